@@ -1,0 +1,1 @@
+"""The words: frozen types, pure functions and errors. Imports nothing else of Kiwi."""

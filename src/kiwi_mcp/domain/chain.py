@@ -1,0 +1,55 @@
+"""A chain: a tool and all it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The links from a tool down to a primitive, and what shadowed what on the way.
+
+    `driver` is the word of the tool's type sheet that says how it is run; empty when it cannot be run.
+    """
+
+    links: tuple[Tool, ...]
+    driver: str
+    shadowed: tuple[str, ...] = ()
+
+    @property
+    def tool(self) -> Tool:
+        """The item that was asked for."""
+        return self.links[0]
+
+    @property
+    def executor(self) -> Tool:
+        """The link directly below the tool, or the tool itself where nothing stands below."""
+        return self.links[1] if len(self.links) > 1 else self.links[0]
+
+    @property
+    def primitive(self) -> Tool:
+        """The bottom of the chain."""
+        return self.links[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The short names, top to bottom."""
+        return tuple(link.id for link in self.links)
+
+    def to_json(self) -> list[JsonObject]:
+        """Return the chain as surfaces show it."""
+        return [
+            {
+                "tool_id": link.id,
+                "identity": link.identity,
+                "tool_type": link.manifest.tool_type,
+                "version": link.manifest.version,
+                "digest": link.digest,
+                "integrity": link.integrity,
+                "path": str(link.origin.path),
+            }
+            for link in self.links
+        ]

@@ -1,0 +1,432 @@
+"""Everything Kiwi may refuse, as one family grouped by what the caller can do about it.
+
+Nothing ran: raise one of these. Something ran: return an `Outcome`.
+
+KiwiError
+├── NotFound            look elsewhere, or create it
+│   ├── ToolNotFound
+│   ├── VersionNotFound
+│   ├── MissingLink
+│   └── TopicNotFound
+├── Invalid             mend what was sent
+│   ├── InvalidManifest
+│   ├── InvalidArguments
+│   ├── InvalidRequest
+│   ├── ProjectPathRequired
+│   ├── ProjectPathInvalid
+│   ├── TooLarge
+│   ├── NotCallable
+│   ├── ChainCycle
+│   ├── ChainTooDeep
+│   └── ChainMistyped
+├── Untrusted           look at what changed, then sign again
+│   ├── IntegrityMismatch
+│   └── LockMismatch
+├── Denied              ask the owner
+│   ├── PolicyDenied
+│   └── AddressDenied
+├── Unavailable         provide what is missing, or try later
+│   ├── CommandMissing
+│   ├── VariableMissing
+│   ├── EnvironmentFailed
+│   ├── BuildFailed
+│   ├── DriverMissing
+│   └── RequestFailed
+├── Conflict            choose another name, or say that you mean it
+│   ├── AlreadyExists
+│   └── ReservedName
+└── Internal            report the incident id
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject
+
+
+class KiwiError(Exception):
+    """What happened, and what to do next."""
+
+    code: ClassVar[str] = "error"
+    error: ClassVar[str] = "Error"
+    http_status: ClassVar[int] = 400
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, suggestion: str, **details: Json) -> None:
+        super().__init__(message)
+        self.message = message
+        self.suggestion = suggestion
+        self.details = details
+
+    def to_response(self, item_type: str = "tool") -> JsonObject:
+        """Return the object every surface answers with."""
+        return {
+            "error": self.error,
+            "code": self.code,
+            "item_type": item_type,
+            "message": self.message,
+            "suggestion": self.suggestion,
+            **self.details,
+        }
+
+
+class NotFound(KiwiError):
+    """What was named is not here."""
+
+    code, error, http_status, exit_code = "not_found", "Not found", 404, 3
+
+
+class ToolNotFound(NotFound):
+    """No source holds an item of that name."""
+
+    code, error = "tool_not_found", "Tool not found"
+
+    def __init__(self, tool_id: str, *, near: Sequence[str] = ()) -> None:
+        hint = f"Did you mean {', '.join(f'`{name}`' for name in near)}? " if near else ""
+        super().__init__(
+            f"No tool named {tool_id!r} in the project, user or built-in catalog.",
+            suggestion=f"{hint}Search for it, or create .ai/tools/{tool_id}.yaml.",
+            tool_id=tool_id,
+        )
+
+
+class VersionNotFound(NotFound):
+    """The item is here, in another version."""
+
+    code, error = "version_not_found", "Version not found"
+
+    def __init__(self, tool_id: str, wanted: str, *, found: Sequence[str]) -> None:
+        super().__init__(
+            f"{tool_id!r} is here as {', '.join(found)}; {wanted!r} was asked for.",
+            suggestion="Ask for a version that is here, or change the version in the item's manifest.",
+            tool_id=tool_id,
+            found=list(found),
+        )
+
+
+class MissingLink(NotFound):
+    """An executor on the way down does not exist."""
+
+    code, error = "executor_not_found", "Executor not found"
+
+    def __init__(self, executor: str, *, chain: Sequence[str], reason: str = "") -> None:
+        super().__init__(
+            f"{chain[-1]!r} runs on {executor!r}, which is not in any catalog{reason}: "
+            f"{draw(chain)} → {executor} (missing).",
+            suggestion=f"Create {executor!r}, or set `executor` of {chain[-1]!r} to one that exists.",
+            chain=[*chain, executor],
+        )
+
+
+class TopicNotFound(NotFound):
+    """Help has no page of that name."""
+
+    code, error = "topic_not_found", "Topic not found"
+
+    def __init__(self, topic: str, *, topics: Sequence[str]) -> None:
+        super().__init__(
+            f"No help on {topic!r}.",
+            suggestion=f"Ask for one of: {', '.join(topics)}.",
+            topics=list(topics),
+        )
+
+
+class Invalid(KiwiError):
+    """What was sent cannot be used as it is."""
+
+    code, error, http_status, exit_code = "invalid", "Invalid", 400, 4
+
+
+class InvalidManifest(Invalid):
+    """An item whose manifest has faults; all of them are listed."""
+
+    code, error = "invalid_manifest", "Invalid metadata"
+
+    def __init__(self, what: str, issues: Iterable[Issue]) -> None:
+        self.issues = tuple(issues)
+        super().__init__(
+            listing(f"{what} has", self.issues),
+            suggestion="Mend each issue as its `fix` says, then validate again.",
+            issues=[issue.to_json() for issue in self.issues],
+        )
+
+
+class InvalidArguments(Invalid):
+    """Parameters that do not fit the tool's schema; all faults are listed."""
+
+    code, error = "invalid_input", "Invalid parameters"
+
+    def __init__(self, tool_id: str, issues: Iterable[Issue]) -> None:
+        self.issues = tuple(issues)
+        super().__init__(
+            listing(f"The parameters for {tool_id!r} have", self.issues),
+            suggestion=f"Load {tool_id!r} to see its parameters, then send them as its schema says.",
+            tool_id=tool_id,
+            issues=[issue.to_json() for issue in self.issues],
+        )
+
+
+class InvalidRequest(Invalid):
+    """A verb was called with words it does not have."""
+
+    code, error = "invalid_request", "Invalid request"
+
+
+class ProjectPathRequired(Invalid):
+    """The request names no project and this server has no default one."""
+
+    code, error = "project_path_required", "project_path is required"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The request does not say which project it is about.",
+            suggestion='Add `project_path: "/absolute/path"`.',
+        )
+
+
+class ProjectPathInvalid(Invalid):
+    """The project path is not a folder that Kiwi may use."""
+
+    code, error = "project_path_invalid", "project_path is not usable"
+
+
+class TooLarge(Invalid):
+    """Something is over a documented limit."""
+
+    code, error, http_status = "too_large", "Too large", 413
+
+    def __init__(self, what: str, *, size: int | None, limit: int, unit: str = "bytes") -> None:
+        measured = f"{size:,} {unit}" if size is not None else "too much"
+        super().__init__(
+            f"{what} is {measured}; the limit is {limit:,} {unit}.",
+            suggestion="Send less, or pass a file's path and let the tool read it.",
+            limit=limit,
+        )
+
+
+class NotCallable(Invalid):
+    """The item exists and is not something that can be run."""
+
+    code, error = "not_callable", "Not callable"
+
+    def __init__(self, tool_id: str, tool_type: str, why: str) -> None:
+        super().__init__(
+            f"{tool_id!r} is a {tool_type}: {why}.",
+            suggestion="Load it to read it, or run an item that stands on it.",
+            tool_id=tool_id,
+        )
+
+
+class ChainCycle(Invalid):
+    """A chain of executors that comes back to itself."""
+
+    code, error = "chain_cycle", "Executor cycle"
+
+    def __init__(self, chain: Sequence[str]) -> None:
+        super().__init__(
+            f"The executors form a cycle: {draw(chain)}.",
+            suggestion=f"Let {chain[-2]!r} run on something that ends in `subprocess` or `http_client`.",
+            chain=list(chain),
+        )
+
+
+class ChainTooDeep(Invalid):
+    """A chain of more links than the limit."""
+
+    code, error = "chain_too_deep", "Executor chain too deep"
+
+    def __init__(self, chain: Sequence[str], *, limit: int) -> None:
+        super().__init__(
+            f"The chain has more than {limit} links: {draw(chain)} → …",
+            suggestion="Remove links: most tools need two below them.",
+            chain=list(chain),
+            limit=limit,
+        )
+
+
+class ChainMistyped(Invalid):
+    """A link of a type that may not stand there."""
+
+    code, error = "chain_mistyped", "Wrong executor type"
+
+    def __init__(self, chain: Sequence[str], *, reason: str, suggestion: str) -> None:
+        super().__init__(f"{reason}: {draw(chain)}.", suggestion=suggestion, chain=list(chain))
+
+
+class Untrusted(KiwiError):
+    """Content is not what was vouched for."""
+
+    code, error, http_status, exit_code = "untrusted", "Untrusted", 403, 5
+
+
+class IntegrityMismatch(Untrusted):
+    """A signed item was changed after it was signed."""
+
+    code, error = "content_hash_mismatch", "Content hash mismatch"
+
+    def __init__(self, tool_id: str, *, expected: str, actual: str, where: str) -> None:
+        super().__init__(
+            f"{tool_id!r} was changed after it was signed ({where}).",
+            suggestion="Look at what changed; if the change is yours, re-sign with `action: sign`.",
+            tool_id=tool_id,
+            expected=expected,
+            actual=actual,
+        )
+
+
+class LockMismatch(Untrusted):
+    """The chain is not the one the lockfile recorded."""
+
+    code, error = "lock_mismatch", "Lockfile mismatch"
+
+    def __init__(self, tool_id: str, changes: Sequence[str]) -> None:
+        super().__init__(
+            f"{tool_id!r} no longer stands on what the lockfile recorded: {'; '.join(changes)}.",
+            suggestion="Look at what changed, then sign the tool again to record it, or run without --frozen.",
+            tool_id=tool_id,
+            changes=list(changes),
+        )
+
+
+class Denied(KiwiError):
+    """The owner's rules do not allow it."""
+
+    code, error, http_status, exit_code = "denied", "Denied", 403, 6
+
+
+class PolicyDenied(Denied):
+    """A rule of the owner's policy refuses the call."""
+
+    code, error = "not_permitted", "Not permitted"
+
+
+class AddressDenied(Denied):
+    """The request would go to an address that is not public and was not granted."""
+
+    code, error = "address_denied", "Address not permitted"
+
+
+class Unavailable(KiwiError):
+    """Something that the call needs is not there now."""
+
+    code, error, http_status, exit_code = "unavailable", "Unavailable", 503, 7
+
+
+class CommandMissing(Unavailable):
+    """A program that a runtime starts is not installed."""
+
+    code, error = "command_not_found", "Command not found"
+
+    def __init__(self, command: str, *, needed_by: str, install: str = "") -> None:
+        super().__init__(
+            f"{needed_by!r} starts `{command}`, which is not on this machine's PATH.",
+            suggestion=install or f"Install `{command}`, or change `config.command` of {needed_by!r}.",
+            command=command,
+        )
+
+
+class VariableMissing(Unavailable):
+    """A declared variable has no value anywhere."""
+
+    code, error = "variable_missing", "Variable not set"
+
+    def __init__(self, names: Sequence[str], *, needed_by: str) -> None:
+        listed = ", ".join(f"${{{name}}}" for name in names)
+        super().__init__(
+            f"{needed_by!r} needs {listed}, which is set nowhere.",
+            suggestion=f"Set it in the environment, or add `{names[0]}=…` to the project's .env or to ~/.ai/.env.",
+            variables=list(names),
+        )
+
+
+class EnvironmentFailed(Unavailable):
+    """The dependencies of a tool could not be installed."""
+
+    code, error = "environment_failed", "Dependencies not installed"
+
+
+class BuildFailed(Unavailable):
+    """A compiled tool did not compile."""
+
+    code, error = "build_failed", "Build failed"
+
+
+class DriverMissing(Unavailable):
+    """This version of Kiwi has no driver for that type of item."""
+
+    code, error = "driver_missing", "No driver"
+
+    def __init__(self, tool_id: str, driver: str) -> None:
+        super().__init__(
+            f"{tool_id!r} needs the driver `{driver}`, which this version of Kiwi does not have.",
+            suggestion="The item can be validated, searched, loaded and signed; running it needs a newer Kiwi.",
+            tool_id=tool_id,
+            driver=driver,
+        )
+
+
+class RequestFailed(Unavailable):
+    """A request could not be made at all."""
+
+    code, error = "request_failed", "Request failed"
+
+
+class Conflict(KiwiError):
+    """The name is taken."""
+
+    code, error, http_status, exit_code = "conflict", "Conflict", 409, 8
+
+
+class AlreadyExists(Conflict):
+    """Create found an item of that name."""
+
+    code, error = "already_exists", "Already exists"
+
+    def __init__(self, tool_id: str, *, path: str) -> None:
+        super().__init__(
+            f"{tool_id!r} exists already ({path}).",
+            suggestion="Use `action: update` to change it, or choose another tool_id.",
+            tool_id=tool_id,
+            path=path,
+        )
+
+
+class ReservedName(Conflict):
+    """The name belongs to a built-in, which always wins."""
+
+    code, error = "reserved_name", "Reserved name"
+
+    def __init__(self, tool_id: str) -> None:
+        super().__init__(
+            f"{tool_id!r} is built in, and a built-in link is never replaced.",
+            suggestion=f"Choose another name, such as `my_{tool_id}`, and name that as the executor.",
+            tool_id=tool_id,
+        )
+
+
+class Internal(KiwiError):
+    """A fault of Kiwi's own."""
+
+    code, error, http_status, exit_code = "internal", "Internal error", 500, 70
+
+    def __init__(self, incident: str) -> None:
+        super().__init__(
+            f"Something went wrong inside Kiwi (incident {incident}).",
+            suggestion="The log holds the details under this incident id; please report it.",
+            incident=incident,
+        )
+
+
+def draw(chain: Sequence[str]) -> str:
+    """Return a chain on one line."""
+    return " → ".join(chain)
+
+
+def listing(subject: str, issues: Sequence[Issue]) -> str:
+    """Return one sentence that counts and quotes the issues."""
+    quoted = "; ".join(f"{issue.place}: {issue.reason}" if issue.place else issue.reason for issue in issues[:10])
+    more = f"; and {len(issues) - 10} more" if len(issues) > 10 else ""  # noqa: PLR2004 - ten fit in a sentence
+    return f"{subject} {len(issues)} issue{'s' if len(issues) != 1 else ''}: {quoted}{more}."

@@ -1,0 +1,119 @@
+"""Items: what an author writes, and the same with a home."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject
+
+Source = Literal["project", "user", "registry", "builtin"]
+"""Where an item was found, in the order in which short names resolve."""
+
+EMPTY: Mapping[str, Json] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an author wrote, in the one shape every placement and spelling is read into.
+
+    `tool_type`, `executor`, `config` and `parameters` are canonical (old spellings resolved, parameters always a
+    JSON Schema object); `written` holds the mapping exactly as it was authored.
+    """
+
+    tool_id: str
+    tool_type: str
+    version: str
+    executor: str | None = None
+    name: str = ""
+    description: str = ""
+    category: str = ""
+    tags: tuple[str, ...] = ()
+    config: JsonObject = field(default_factory=dict)
+    parameters: JsonObject = field(default_factory=dict)
+    outputs: JsonObject = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+    mutates_state: bool = False
+    effect: str = ""
+    validation: JsonObject = field(default_factory=dict)
+    env_config: JsonObject = field(default_factory=dict)
+    extra: JsonObject = field(default_factory=dict)
+    written: JsonObject = field(default_factory=dict)
+    issues: tuple[Issue, ...] = ()
+
+    @property
+    def executor_id(self) -> str | None:
+        """The executor's short name, without the version it may be pinned to."""
+        return self.executor.partition("@")[0] if self.executor else None
+
+    @property
+    def written_type(self) -> str:
+        """The type as the author spelled it."""
+        word = self.written.get("tool_type")
+        return word if isinstance(word, str) else self.tool_type
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFile:
+    """One file of an item: its path below the item's root, and the hash of its bytes."""
+
+    path: str
+    sha256: str
+    size: int
+    is_executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The first line of a signed item: when, which hash, and by which scheme it was written."""
+
+    timestamp: str
+    hash: str
+    scheme: Literal["kiwi", "rye"] = "kiwi"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an item lives: its source, the file its manifest is in, and the folder its files are below."""
+
+    source: Source
+    path: Path
+    root: Path
+    namespace: str = "local"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the item is a folder with a manifest in it, not a single file."""
+        return self.path.name in {"tool.yaml", "tool.yml", "tool.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A manifest that has a home: its files, its origin, its digest and its signature line."""
+
+    manifest: Manifest
+    origin: Origin
+    files: tuple[ToolFile, ...] = ()
+    digest: str = ""
+    signature: Signature | None = None
+    integrity: str = "unsigned"
+    """`unsigned`, `signed`, `valid:<gen>` for an old hash, `modified`, `legacy-unverifiable`."""
+
+    @property
+    def id(self) -> str:
+        """The short name."""
+        return self.manifest.tool_id
+
+    @property
+    def identity(self) -> str:
+        """The full name: `source/namespace/name@version`."""
+        return f"{self.origin.source}/{self.origin.namespace}/{self.id}@{self.manifest.version}"
+
+    @property
+    def entrypoint(self) -> str:
+        """The path of the file to run, below the root; empty for an item without one."""
+        named = self.manifest.config.get("entrypoint")
+        return named if isinstance(named, str) else ""

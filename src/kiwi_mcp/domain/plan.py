@@ -1,0 +1,128 @@
+"""A plan: exactly what will happen, with names where secrets go, so that it can be shown, hashed and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from kiwi_mcp.domain.json import Json, JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process to start. `argv` never holds a secret; `env` values may hold `${NAME}`."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+    timeout: float = 300.0
+    output_limit: int = 1_000_000
+    """The most that is kept of each of stdout and stderr, in bytes."""
+    result_limit: int = 16_000_000
+    """The most that may come through the result channel, in bytes."""
+
+    def to_json(self) -> JsonObject:
+        """Return the process as a plan shows it: its input as a hash, since it may be large."""
+        return {
+            "primitive": "subprocess",
+            "argv": list(self.argv),
+            "cwd": self.cwd,
+            "env": dict(self.env),
+            "stdin_sha256": sha256(self.stdin).hexdigest(),
+            "timeout": self.timeout,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When a request is tried again: how often, on which statuses, and how long between."""
+
+    attempts: int = 1
+    statuses: tuple[int, ...] = (429, 502, 503, 504)
+    delay: float = 0.5
+    max_delay: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSpec:
+    """One request. `url`, `headers` and `body` may hold `${NAME}`."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Json = None
+    """A JSON value, sent as JSON (a string is sent as it is)."""
+    has_body: bool = False
+    timeout: float = 30.0
+    max_bytes: int = 16_000_000
+    max_redirects: int = 5
+    retry: Retry = Retry()
+    stream: Literal["", "sse", "lines", "websocket"] = ""
+    max_events: int = 1_000
+    granted: tuple[str, ...] = ()
+    """Hosts (`name`, `name:port`, `*.name`, an address) the owner granted although they are not public."""
+
+    def to_json(self) -> JsonObject:
+        """Return the request as a plan shows it."""
+        return {
+            "primitive": "http_client",
+            "method": self.method,
+            "url": self.url,
+            "headers": dict(self.headers),
+            "body": self.body,
+            "timeout": self.timeout,
+            "retry": self.retry.attempts,
+            "stream": self.stream,
+            "granted": list(self.granted),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """One file of an item to read; nothing runs."""
+
+    path: str
+    sha256: str
+
+    def to_json(self) -> JsonObject:
+        """Return the read as a plan shows it."""
+        return {"primitive": None, "path": self.path, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a call will do: which identity, through which driver, by which single act of a primitive.
+
+    `inputs` are the caller's parameters after defaults; `facts` are the driver's own notes on how to prepare
+    (an environment to have, a build to make), as JSON so that they are part of the digest.
+    """
+
+    identity: str
+    tool_digest: str
+    driver: str
+    chain: tuple[tuple[str, str], ...]
+    """Identity and digest of every link, top to bottom."""
+    spec: ProcessSpec | HttpSpec | ReadSpec
+    inputs: JsonObject
+    variables: tuple[str, ...] = ()
+    """Every `${NAME}` the plan needs."""
+    facts: JsonObject = field(default_factory=dict)
+    effect: str = "at_most_once"
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return the plan as it is shown, hashed and stored."""
+        return {
+            "identity": self.identity,
+            "digest": self.tool_digest,
+            "driver": self.driver,
+            "chain": [{"identity": identity, "digest": digest} for identity, digest in self.chain],
+            "spec": self.spec.to_json(),
+            "inputs": self.inputs,
+            "variables": list(self.variables),
+            "facts": self.facts,
+            "effect": self.effect,
+        }

@@ -1,0 +1,124 @@
+"""Semantic versions, their order, and ranges of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+
+_SEMVER = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?"
+)
+_CLAUSE = re.compile(r"(\^|~|>=|<=|>|<|=|)\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?(-[0-9A-Za-z.-]+)?")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A semantic version; build metadata does not count."""
+
+    major: int
+    minor: int
+    patch: int
+    pre: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Version | None:
+        """Return the version, or None where the text is not one."""
+        found = _SEMVER.fullmatch(text)
+        if found is None:
+            return None
+        major, minor, patch, pre, _build = found.groups()
+        return cls(int(major), int(minor), int(patch), tuple(pre.split(".")) if pre else ())
+
+    def __lt__(self, other: Version) -> bool:
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
+        # A pre-release stands before its release; numbers stand before words and compare as numbers.
+        parts = tuple((False, int(p), "") if p.isdigit() else (True, 0, p) for p in self.pre)
+        return (self.major, self.minor, self.patch, not self.pre, parts)
+
+    def __str__(self) -> str:
+        core = f"{self.major}.{self.minor}.{self.patch}"
+        return f"{core}-{'.'.join(self.pre)}" if self.pre else core
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range of versions: `^1.2`, `~1.2.3`, `>=1,<2`, `1.x`, `1.2.3`, `*`; several clauses all hold."""
+
+    text: str
+    clauses: tuple[tuple[Version, Version | None, bool, bool], ...]
+    """Lower bound, upper bound (None is open), whether each end is included."""
+
+    @classmethod
+    def parse(cls, text: str) -> Range | None:
+        """Return the range, or None where the text is not one."""
+        clauses = []
+        for part in filter(None, re.split(r"[,\s]+", re.sub(r"([\^~<>=])\s+", r"\1", text.strip()))):
+            found = _CLAUSE.fullmatch(part)
+            if found is None:
+                return None
+            clauses.append(_clause(found))
+        return cls(text, tuple(clauses)) if clauses else None
+
+    def covers(self, version: Version) -> bool:
+        """Whether the version lies in the range; a pre-release only where a clause names its release."""
+        if version.pre and not any(
+            low.pre and (low.major, low.minor, low.patch) == (version.major, version.minor, version.patch)
+            for low, *_ in self.clauses
+        ):
+            return False
+        return all(_within(version, clause) for clause in self.clauses)
+
+
+def _within(version: Version, clause: tuple[Version, Version | None, bool, bool]) -> bool:
+    low, high, with_low, with_high = clause
+    above = version > low or (with_low and version == low)
+    below = high is None or version < high or (with_high and version == high)
+    return above and below
+
+
+def _clause(found: re.Match[str]) -> tuple[Version, Version | None, bool, bool]:
+    operator, *numbers, pre = found.groups()
+    given = [int(n) for n in numbers if n is not None and n.isdigit()]
+    major, minor, patch = (*given, 0, 0, 0)[:3]
+    low = Version(major, minor, patch, tuple(pre[1:].split(".")) if pre else ())
+    match operator:
+        case "^":
+            return low, _caret(low, given), True, False
+        case "~":
+            return low, _next(low, given[:2]), True, False
+        case ">=":
+            return low, None, True, True
+        case ">":
+            return low, None, False, True
+        case "<":
+            return Version(0, 0, 0), low, True, False
+        case "<=":
+            return Version(0, 0, 0), low, True, True
+        case _:
+            if len(given) == 3:  # noqa: PLR2004 - major, minor and patch
+                return low, low, True, True
+            return low, _next(low, given), True, False
+
+
+def _caret(low: Version, given: list[int]) -> Version:
+    # Up to the next change of the leftmost number that is not zero.
+    if low.major or len(given) == 1:
+        return Version(low.major + 1, 0, 0)
+    if low.minor or len(given) == 2:  # noqa: PLR2004 - major and minor
+        return Version(0, low.minor + 1, 0)
+    return Version(0, 0, low.patch + 1)
+
+
+def _next(low: Version, given: list[int]) -> Version | None:
+    match len(given):
+        case 0:
+            return None
+        case 1:
+            return Version(low.major + 1, 0, 0)
+        case _:
+            return Version(low.major, low.minor + 1, 0)
