@@ -54,7 +54,7 @@ class HttpSpec:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Json = None
-    """A JSON value, sent as JSON (a string is sent as it is)."""
+    """A JSON value, sent as JSON, or as a form where the content type says so; a string is sent as it is."""
     has_body: bool = False
     timeout: float = 30.0
     max_bytes: int = 16_000_000
@@ -62,8 +62,12 @@ class HttpSpec:
     retry: Retry = Retry()
     stream: Literal["", "sse", "lines", "websocket"] = ""
     max_events: int = 1_000
+    basic: tuple[str, str] | None = None
+    """User name and password for basic authentication, as templates like the headers."""
     granted: tuple[str, ...] = ()
     """Hosts (`name`, `name:port`, `*.name`, an address) the owner granted although they are not public."""
+    denied: tuple[str, ...] = ()
+    """Hosts the owner denies, checked again at every hop."""
 
     def to_json(self) -> JsonObject:
         """Return the request as a plan shows it."""
@@ -76,6 +80,7 @@ class HttpSpec:
             "timeout": self.timeout,
             "retry": self.retry.attempts,
             "stream": self.stream,
+            "basic": list(self.basic) if self.basic else None,
             "granted": list(self.granted),
         }
 

@@ -1,0 +1,62 @@
+"""The read driver: directives and knowledge, whose execution is being read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import NotCallable
+from kiwi_mcp.domain.items import Tool, ToolFile
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.outcome import Outcome, Report
+from kiwi_mcp.domain.plan import Plan, ReadSpec
+from kiwi_mcp.manifest.directive import program
+from kiwi_mcp.manifest.knowledge import body, links
+
+_CONTENT_NAMES = ("directive.md", "content.md", "README.md")
+"""What the text of an item is called where a manifest stands beside it."""
+
+
+class Read:
+    """Gives an item's text back: a directive as a program for the caller's own model, knowledge as it stands."""
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan to read the one file that holds the item's text."""
+        tool = chain.tool
+        file = _text_file(tool)
+        return Plan(
+            identity=tool.identity,
+            tool_digest=tool.digest,
+            driver="read",
+            chain=tuple((link.identity, link.digest) for link in chain.links),
+            spec=ReadSpec(path=file.path, sha256=file.sha256),
+            inputs=inputs,
+            effect="pure",
+        )
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+    ) -> Outcome:
+        """Read the file and give it in the form its reader needs."""
+        text = load_bytes(chain.tool, _text_file(chain.tool)).decode("utf-8", errors="replace")
+        if chain.tool.manifest.executor:  # a program stands on something that could run it; knowledge on nothing
+            ready = {**program(text), "provided_inputs": plan.inputs, "integrity": chain.tool.integrity}
+            ready["input_schema"] = chain.tool.manifest.parameters
+            return Outcome(status="ready", result=ready)
+        return Outcome(status="success", result={"content": body(text), "links": list(links(text))})
+
+
+def _text_file(tool: Tool) -> ToolFile:
+    by_name = {file.path: file for file in tool.files}
+    for name in (tool.entrypoint, *_CONTENT_NAMES, tool.origin.path.name):
+        if name in by_name and name.endswith(".md"):
+            return by_name[name]
+    markdown = [file for file in tool.files if file.path.endswith(".md")]
+    if not markdown:
+        raise NotCallable(tool.id, tool.manifest.tool_type, "it has no Markdown file beside its manifest to read")
+    return markdown[0]
+
+
+driver = Read()

@@ -1,0 +1,94 @@
+"""From one request to an outcome."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.outcome import Outcome, Progress, Report
+from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.request.bind import bind_request
+from kiwi_mcp.drivers.request.transform import transform
+from kiwi_mcp.primitives import http_client
+
+_FIRST_FAILURE = 400
+_HINTS = {
+    401: "The service does not accept the credentials: look at the variables the tool uses (`why`).",
+    403: "The service refuses these credentials for this request.",
+    404: "The service has nothing at this address: look at the tool's url and the parameters.",
+    429: "The service asks for fewer requests: wait, or give the tool a `retry`.",
+}
+
+
+class Request:
+    """Makes the one request of an api tool."""
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan the request."""
+        return bind_request(chain, inputs)
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+    ) -> Outcome:
+        """Send the request and give its reply as a result."""
+        assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
+        try:
+            if plan.spec.stream:
+                return Outcome("success", result=await _collect(plan.spec, secrets, report))
+            reply = await http_client.send(plan.spec, secrets=secrets, report=report)
+        except KiwiError as error:
+            if error.details.get("cause") == "timeout":
+                return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=error.details)
+            raise
+        return _outcome(reply, as_text(plan.facts.get("response_transform")))
+
+
+async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report) -> Json:
+    """Return everything a stream sends, up to the limits of the plan."""
+    received: list[Json] = []
+    async for item in http_client.stream(spec, secrets=secrets, report=report):
+        received.append(item)
+        report(Progress(f"{len(received)} received", done=len(received)))
+    return received
+
+
+def _outcome(reply: http_client.HttpReply, path: str) -> Outcome:
+    details: dict[str, Json] = {"http_status": reply.status}
+    if reply.attempts > 1:
+        details["attempts"] = reply.attempts
+    body = _decoded(reply)
+    if reply.status >= _FIRST_FAILURE:
+        return Outcome(
+            "error",
+            result=body,
+            message=f"The service answered {reply.status}.",
+            suggestion=_HINTS.get(reply.status, "The reply's body says more; check the parameters, then try again."),
+            details=details,
+        )
+    return Outcome("success", result=transform(path, body) if path else body, details=details)
+
+
+def _decoded(reply: http_client.HttpReply) -> Json:
+    media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not reply.body:
+        return None
+    try:
+        text = reply.body.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"media_type": media_type, "base64": b64encode(reply.body).decode("ascii")}
+    if not media_type or media_type.endswith("json"):
+        try:
+            value: Json = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return text
+        return value
+    return text
+
+
+def _refuse(word: str) -> Json:
+    raise ValueError(word)

@@ -1,0 +1,284 @@
+"""The actions that change items: create, update, delete, validate and sign."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
+from kiwi_mcp.catalog.lock import record
+from kiwi_mcp.catalog.read import read_tool
+from kiwi_mcp.domain.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    KiwiError,
+    NotFound,
+    ReservedName,
+)
+from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.kernel.answers import Answer
+from kiwi_mcp.kernel.authoring.checking import Verdict, examine
+from kiwi_mcp.kernel.authoring.compose import changed_item, new_item
+from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write
+from kiwi_mcp.kernel.requests import ExecuteRequest
+from kiwi_mcp.manifest.openapi import tools_from_openapi
+from kiwi_mcp.manifest.signature import DETACHED, line, sidecar, sign
+
+_EXIT_INVALID = 4
+
+
+class Author:
+    """Changes the items of a project or of the user, each change whole or not at all."""
+
+    def __init__(self, catalog: Catalog, report: Report) -> None:
+        self._catalog = catalog
+        self._space = catalog.space
+        self._report = report
+
+    async def act(self, request: ExecuteRequest) -> Answer:
+        """Do what the request's action says."""
+        words = as_object(request.parameters)  # type: ignore[arg-type]  # JSON came in, so JSON it is
+        match request.action:
+            case "create":
+                return Answer(await self._create(request, words))
+            case "update":
+                return Answer(await self._update(request, words))
+            case "delete":
+                return Answer(self._delete(request, words))
+            case "sign":
+                return Answer(await self._sign(request, words))
+            case _:
+                return await self._validate(request, words)
+
+    async def _create(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
+        source, base = self._location(words)
+        if "openapi" in words:
+            return await self._create_from_openapi(request, words, source, base)
+        tool_id, draft = new_item(request.item_id, words, request.item_type)
+        self._refuse_taken(tool_id, source)
+        verdict = await self._try(draft, source, tool_id)
+        if not request.dry_run:
+            write(draft, base)
+        return self._told(request, tool_id, "created", draft, base, verdict)
+
+    async def _create_from_openapi(
+        self, request: ExecuteRequest, words: JsonObject, source: Source, base: Path
+    ) -> JsonObject:
+        """Create an api tool for each operation of a document: all of them, or none."""
+        self._report(Progress("reading the OpenAPI document"))
+        made = tools_from_openapi(
+            as_text(words.get("openapi")),
+            what="The OpenAPI document",
+            prefix=as_text(words.get("prefix")),
+            base_url=as_text(words.get("base_url")) or None,
+            only=tuple(map(text_of, as_list(words.get("only")))),
+        )
+        category = as_text(words.get("category"))
+        drafts = dict(
+            new_item(None, {"manifest": manifest, "category": category}, "tool") for manifest in made.manifests
+        )
+        for number, (tool_id, draft) in enumerate(drafts.items()):
+            self._report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
+            self._refuse_taken(tool_id, source)
+            (await self._faults(draft, source)).demand(tool_id)
+        if not request.dry_run:
+            for draft in drafts.values():
+                write(draft, base)
+        done = "would be created" if request.dry_run else "created"
+        return {
+            "action": "create",
+            "status": "planned" if request.dry_run else "created",
+            "message": f"{len(drafts)} tools {done} from the document",
+            "created": list(drafts),
+            "skipped": [issue.to_json() for issue in made.skipped],
+            "next": "Look at one with `load`, set the variables it names, then run it.",
+        }
+
+    async def _update(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
+        tool, base = self._owned(request, words)
+        root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
+        draft = changed_item(tool, words, root.relative_to(base).as_posix())
+        verdict = await self._try(draft, tool.origin.source, tool.id)
+        if not request.dry_run:
+            old = discard(root, base)
+            try:
+                write(draft, base)
+            except BaseException:
+                old.rename(root)
+                raise
+        return self._told(request, tool.id, "updated", draft, base, verdict)
+
+    def _delete(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
+        tool, base = self._owned(request, words)
+        root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
+        told: dict[str, Json] = {"tool_id": tool.id, "action": "delete", "path": str(root)}
+        if request.dry_run:
+            return {**told, "status": "planned", "message": f"{tool.id} would be moved to the trash"}
+        kept = discard(root, base)
+        return {**told, "status": "deleted", "message": f"{tool.id} was moved to the trash", "trash_path": str(kept)}
+
+    async def _sign(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
+        tool, base = self._owned(request, words)
+        self._check_category(tool, words)
+        self._report(Progress(f"checking {tool.id}"))
+        (await examine(tool, self._catalog)).demand(tool.id)
+        chain = self._catalog.resolve(tool.identity)
+        timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if not request.dry_run:
+            sign_item(tool, timestamp)
+            record(base / LOCK_NAME, chain)
+        return {
+            "tool_id": tool.id,
+            "action": "sign",
+            "status": "planned" if request.dry_run else "signed",
+            "message": "Tool signed successfully",
+            "signature": line(timestamp, tool.digest),
+            "hash": tool.digest,
+            "path": str(tool.origin.path),
+        }
+
+    async def _validate(self, request: ExecuteRequest, words: JsonObject) -> Answer:
+        tool_id, verdict = await self._examined(request, words)
+        is_valid = not verdict.errors
+        told: JsonObject = {
+            "tool_id": tool_id,
+            "action": "validate",
+            "status": "valid" if is_valid else "invalid",
+            "valid": is_valid,
+            "issues": [issue.to_json() for issue in verdict.errors],
+            "warnings": [issue.to_json() for issue in verdict.warnings],
+        }
+        return Answer(told, exit_code=0 if is_valid else _EXIT_INVALID)
+
+    async def _examined(self, request: ExecuteRequest, words: JsonObject) -> tuple[str, Verdict]:
+        """Return the name and the faults of what is to be validated: an item, a file, or a manifest in the request."""
+        if path := as_text(words.get("path")):
+            tool = self._read(self._own_path(Path(path)))
+            return tool.id, await examine(tool, self._catalog)
+        if request.item_id and not (words.keys() & {"manifest", "content", "files", "tool_type"}):
+            tool = self._catalog.find(request.item_id)
+            return tool.id, await examine(tool, self._catalog)
+        tool_id, draft = new_item(request.item_id, words, request.item_type)
+        return tool_id, await self._faults(draft, "project")
+
+    def _read(self, path: Path) -> Tool:
+        for source, base in (("project", self._space.project_ai), ("user", self._space.user)):
+            if path.is_relative_to(base):
+                return read_tool(path, source=_source(source), base=base)
+        return read_tool(path, source="project", base=path.parent.parent if path.name == "tool.yaml" else path.parent)
+
+    def _own_path(self, path: Path) -> Path:
+        """Return the manifest a path names, which must lie in the project or the user's space."""
+        real = Path(os.path.realpath(path if path.is_absolute() else self._space.project / path))
+        if not (real.is_relative_to(self._space.project) or real.is_relative_to(os.path.realpath(self._space.user))):
+            raise InvalidRequest(
+                f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
+            )
+        if real.is_dir():
+            found = [real / name for name in ("tool.yaml", "tool.yml", "tool.json") if (real / name).is_file()]
+            if not found:
+                raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
+            return found[0]
+        if not real.exists():
+            raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
+        return real
+
+    async def _try(self, draft: Draft, source: Source, tool_id: str) -> Verdict:
+        """Check a draft as if it were in place, and refuse it with every fault it has."""
+        self._report(Progress(f"checking {tool_id}"))
+        verdict = await self._faults(draft, source)
+        verdict.demand(tool_id)
+        return verdict
+
+    async def _faults(self, draft: Draft, source: Source) -> Verdict:
+        self._space.cache.mkdir(parents=True, exist_ok=True)
+        trial = Path(tempfile.mkdtemp(prefix="draft-", dir=self._space.cache))
+        try:
+            tool = read_tool(write(draft, trial), source=source, base=trial)
+            return await examine(tool, self._catalog)
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
+
+    def _location(self, words: JsonObject) -> tuple[Source, Path]:
+        match words.get("location", "project"):
+            case "project":
+                return "project", self._space.project_ai
+            case "user":
+                return "user", self._space.user
+            case other:
+                raise InvalidRequest(f"{other!r} is not a location.", suggestion="Use `project` or `user`.")
+
+    def _refuse_taken(self, tool_id: str, source: Source) -> None:
+        if self._catalog.is_reserved(tool_id):
+            raise ReservedName(tool_id)
+        try:
+            found = self._catalog.find(tool_id, source=source)
+        except KiwiError:
+            return
+        raise AlreadyExists(tool_id, path=str(found.origin.path))
+
+    def _owned(self, request: ExecuteRequest, words: JsonObject) -> tuple[Tool, Path]:
+        """Return an item that may be changed, and the space it lies in."""
+        if not request.item_id:
+            raise InvalidRequest("The request names no item.", suggestion="Send `item_id`.")
+        source = self._location(words)[0] if "location" in words else None
+        tool = self._catalog.find(request.item_id, source=source)
+        match tool.origin.source:
+            case "project":
+                return tool, self._space.project_ai
+            case "user":
+                return tool, self._space.user
+            case _:
+                raise ReservedName(tool.id)
+
+    def _check_category(self, tool: Tool, words: JsonObject) -> None:
+        wanted = as_text(words.get("category"))
+        if wanted and tool.manifest.category and wanted != tool.manifest.category:
+            raise InvalidRequest(
+                f"{tool.id!r} is in the category {tool.manifest.category!r}, not {wanted!r}.",
+                suggestion="Move the item's file to that folder, or leave `category` out.",
+            )
+
+    def _told(
+        self, request: ExecuteRequest, tool_id: str, done: str, draft: Draft, base: Path, verdict: Verdict
+    ) -> JsonObject:
+        told: dict[str, Json] = {
+            "tool_id": tool_id,
+            "action": request.action,
+            "status": "planned" if request.dry_run else done,
+            "message": f"{tool_id} {'would be' if request.dry_run else 'was'} {done}",
+            "path": str(draft.manifest_path(base)),
+            "files": sorted(draft.files),
+            "next": f"Sign it with `action: sign`, then run it with `action: run` and item_id {tool_id!r}.",
+        }
+        if verdict.warnings:
+            told["warnings"] = [issue.to_json() for issue in verdict.warnings]
+        return told
+
+
+def sign_item(tool: Tool, timestamp: str) -> None:
+    """Write the signature line into the file that holds the item's manifest, the rest of it untouched."""
+    path = tool.origin.path
+    if path.suffix in DETACHED:
+        _replace(path.with_name(sidecar(path.name)), f"{line(timestamp, tool.digest)}\n", like=path)
+    else:
+        text = path.read_bytes().decode("utf-8")
+        _replace(path, sign(text, path.suffix, timestamp=timestamp, digest=tool.digest), like=path)
+
+
+def _replace(path: Path, text: str, *, like: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.write_bytes(text.encode("utf-8"))
+    shutil.copymode(like, temporary)
+    temporary.replace(path)
+
+
+def _source(word: str) -> Source:
+    return "project" if word == "project" else "user"

@@ -1,0 +1,64 @@
+"""Checking an item as its author would want it: every issue at once, syntax by the runtime's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.drivers.process.syntax import check_syntax
+from kiwi_mcp.manifest.check import check
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What checking found: errors keep the item from being used, warnings do not."""
+
+    issues: tuple[Issue, ...]
+
+    @property
+    def errors(self) -> tuple[Issue, ...]:
+        """The issues that keep the item from being used."""
+        return tuple(issue for issue in self.issues if issue.is_error)
+
+    @property
+    def warnings(self) -> tuple[Issue, ...]:
+        """The issues that an author should know of."""
+        return tuple(issue for issue in self.issues if not issue.is_error)
+
+    def demand(self, what: str) -> None:
+        """Refuse the item if it has errors."""
+        if self.errors:
+            raise InvalidManifest(what, self.errors)
+
+
+async def examine(tool: Tool, catalog: Catalog) -> Verdict:
+    """Return all that is wrong with an item: its manifest, its files, its chain and its syntax."""
+    below, missing = _executor(tool, catalog)
+    issues = list(
+        check(
+            tool.manifest,
+            sheets=catalog.sheets,
+            file_names=[file.path for file in tool.files],
+            is_folder=tool.origin.is_folder,
+            executor=below.tool.manifest if below else None,
+            executor_missing=missing is not None,
+        )
+    )
+    if missing is not None and not any(issue.place == "executor" for issue in issues):
+        issues.append(Issue("executor", missing.message, missing.suggestion))
+    if below and not any(issue.is_error for issue in issues):
+        issues += await check_syntax(Chain((tool, *below.links), driver="process"), catalog.space)
+    return Verdict(tuple(issues))
+
+
+def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | None]:
+    if not tool.manifest.executor:
+        return None, None
+    try:
+        return catalog.resolve(tool.manifest.executor), None
+    except KiwiError as error:
+        return None, error

@@ -1,0 +1,172 @@
+"""Drafts: an item as it will be on disk, complete in memory before anything is written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, TooLarge
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.manifest.names import is_safe_path, is_tool_id
+
+MANIFEST_NAME = "tool.yaml"
+MAX_FILES = 500
+MAX_BYTES = 16_000_000
+STAGING = ".staging-"
+TRASH = ".trash"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Where an item goes below its space, and the files it consists of.
+
+    A folder item has a manifest called `tool.yaml`; any other draft is one single file.
+    """
+
+    place: str
+    """The folder of a folder item, or the one file, relative to the space (`tools/mail/enricher`)."""
+    manifest_name: str
+    files: Mapping[str, bytes]
+    executables: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the item is a folder."""
+        return self.manifest_name == MANIFEST_NAME
+
+    def manifest_path(self, base: Path) -> Path:
+        """Return where the file with the manifest is below a base."""
+        return base / self.place / self.manifest_name if self.is_folder else base / self.place
+
+
+def dump_manifest(manifest: JsonObject) -> bytes:
+    """Return a manifest as YAML a person would write."""
+    text: str = yaml.dump(
+        _plain(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+    )
+    return text.encode()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists indented below their key, and texts of several lines as blocks."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's
+        super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def _plain(value: Json) -> object:
+    match value:
+        case Mapping():
+            return {name: _plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case _:
+            return value
+
+
+def contents(written: Mapping[str, Json]) -> dict[str, bytes]:
+    """Return the bytes of files sent in a request: text, or `{"base64": …}`; every fault is listed."""
+    issues: list[Issue] = []
+    files: dict[str, bytes] = {}
+    for path, value in written.items():
+        if not is_safe_path(path):
+            issues.append(
+                Issue(f"files[{path!r}]", "is not a path inside the item", "Use a relative path such as `lib/a.py`.")
+            )
+            continue
+        data = _bytes(value)
+        if data is None:
+            issues.append(Issue(f"files[{path!r}]", "is neither text nor base64", 'Send text, or {"base64": "…"}.'))
+            continue
+        files[path] = data
+    issues += _collisions(files)
+    if issues:
+        raise InvalidManifest("The request", issues)
+    total = sum(map(len, files.values()))
+    if len(files) > MAX_FILES:
+        raise TooLarge("The item", size=len(files), limit=MAX_FILES, unit="files")
+    if total > MAX_BYTES:
+        raise TooLarge("The item", size=total, limit=MAX_BYTES)
+    return files
+
+
+def _bytes(value: Json) -> bytes | None:
+    match value:
+        case str():
+            return value.encode("utf-8", errors="surrogatepass") if value.isascii() or _is_unicode(value) else None
+        case {"base64": str(encoded)}:
+            try:
+                return b64decode(encoded, validate=True)
+            except NotBase64:
+                return None
+        case _:
+            return None
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _collisions(files: Mapping[str, bytes]) -> list[Issue]:
+    # Two names that differ in case alone are one file on some machines.
+    seen: dict[str, str] = {}
+    issues = []
+    for path in files:
+        other = seen.setdefault(path.casefold(), path)
+        if other != path:
+            issues.append(Issue(f"files[{path!r}]", f"differs from {other!r} in case alone", "Rename one of them."))
+    return issues
+
+
+def place_for(tool_id: str, *, kind: str, category: str, name: str) -> str:
+    """Return where an item goes: `tools/<category>/<name>`, with every part a safe name."""
+    parts = [part for part in category.split("/") if part]
+    if not all(map(is_tool_id, parts)):
+        raise InvalidRequest(
+            f"{category!r} is not a category.", suggestion="Use words such as `mail` or `mail/enrich`.", tool_id=tool_id
+        )
+    return "/".join([kind, *parts, name])
+
+
+def write(draft: Draft, base: Path) -> Path:
+    """Write a draft below a base and return its manifest's path; it appears whole or not at all."""
+    final = base / draft.place
+    if os.path.lexists(final):
+        raise AlreadyExists(final.stem, path=str(final))
+    staging = base / f"{STAGING}{secrets.token_hex(8)}"
+    staging.mkdir(parents=True, mode=0o755)
+    try:
+        for path, data in draft.files.items():
+            target = staging / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+            target.chmod(0o755 if path in draft.executables else 0o644)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        (staging if draft.is_folder else staging / draft.manifest_name).rename(final)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return draft.manifest_path(base)
+
+
+def discard(path: Path, base: Path) -> Path:
+    """Move an item out of sight, to a place of its own in the space's trash, and return that place."""
+    target = base / TRASH / f"{path.stem}-{secrets.token_hex(4)}" / path.name
+    target.parent.mkdir(parents=True)
+    path.rename(target)
+    return target

@@ -1,0 +1,101 @@
+"""Doctor: what works on this machine, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from kiwi_mcp import __version__
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.drivers.process.surroundings import search_path
+from kiwi_mcp.drivers.process.words import read_words
+from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
+
+_WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
+
+
+def examine(catalog: Catalog) -> JsonObject:
+    """Return every check with its state, and the worst of them."""
+    space = catalog.space
+    checks = [
+        *_machine(),
+        *_folders(space),
+        *_policy(space.user),
+        *_runtimes(catalog),
+        *_items(catalog),
+    ]
+    worst = max((str(check["status"]) for check in checks), key=_WEIGHT.__getitem__)
+    return {"status": worst, "version": __version__, "checks": list(checks)}
+
+
+def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> JsonObject:
+    told: dict[str, Json] = {"check": name, "status": status, "detail": detail}
+    return {**told, "fix": fix} if fix else told
+
+
+def _machine() -> Iterator[JsonObject]:
+    yield _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}")
+    yield _check("python", f"{platform.python_version()} ({sys.executable})")
+    yield _check(
+        "isolation",
+        "tools run as you: own process group, clean environment, time and output limits; no sandbox",
+        status="warning",
+        fix="Run only tools you would run by hand; look at them with `kiwi load` first.",
+    )
+
+
+def _folders(space: Space) -> Iterator[JsonObject]:
+    for name, path in (("user space", space.user), ("cache", space.cache), ("project", space.project_ai)):
+        nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+        if os.access(nearest, os.W_OK):
+            yield _check(name, str(path) if path.exists() else f"{path} (made when needed)")
+        else:
+            yield _check(
+                name, f"{path} cannot be written", status="problem", fix=f"Give yourself write access to {nearest}."
+            )
+
+
+def _policy(user: Path) -> Iterator[JsonObject]:
+    try:
+        grant = owner_policy(user).grant
+    except KiwiError as error:
+        yield _check("policy", error.message, status="problem", fix=error.suggestion)
+        return
+    granted = ", ".join(grant.hosts.allow) or "public addresses only"
+    yield _check(
+        "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
+    )
+
+
+def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
+    # Whatever can stand below another item may start a program, and lack it.
+    links = {kind for sheet in catalog.sheets.by_type.values() for kind in sheet.executor_types}
+    for entry in (entry for entry in catalog.all() if entry.tool_type in links):
+        tool = catalog.find(entry.identity)
+        if not tool.manifest.config.get("command"):
+            continue
+        words = read_words(tool)
+        if found := shutil.which(words.command[0], path=search_path()):
+            yield _check(entry.tool_id, found)
+        else:
+            missing = f"`{words.command[0]}` is not on the PATH"
+            yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {words.command[0]}.")
+
+
+def _items(catalog: Catalog) -> Iterator[JsonObject]:
+    entries = catalog.all()
+    own = [entry for entry in entries if entry.source != "builtin"]
+    yield _check("items", f"{len(own)} of your own, {len(entries) - len(own)} built in")
+    for broken in catalog.broken():
+        yield _check(broken.path, broken.error.message, status="problem", fix=broken.error.suggestion)
+    for name in sorted({entry.tool_id for entry in own}):
+        for hidden in catalog.shadows(catalog.find(name)):
+            yield _check(name, hidden, status="warning", fix="Rename one of them, or ask for the full identity.")

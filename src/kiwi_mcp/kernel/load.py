@@ -1,0 +1,122 @@
+"""The load verb: one item's definition and text, and its copy to another space."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.domain.errors import AlreadyExists, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
+from kiwi_mcp.kernel.authoring.drafts import Draft, write
+from kiwi_mcp.kernel.requests import LoadRequest, Where
+from kiwi_mcp.store.outputs import read_page
+
+_TEXT_LIMIT = 200_000
+
+
+def load(request: LoadRequest, catalog: Catalog) -> JsonObject:
+    """Return one item, or a page of a stored result; copy it first where a destination is given."""
+    if request.item_type == "output":
+        return read_page(catalog.space.project_ai, request.item_id, offset=request.offset, length=request.length)
+    tool = catalog.find(request.item_id, source=request.source)
+    if request.destination is None or request.destination == tool.origin.source:
+        return definition(tool, catalog, request.file)
+    return _copied(tool, catalog, request.destination)
+
+
+def definition(tool: Tool, catalog: Catalog, file: str | None = None) -> JsonObject:
+    """Return all that a model or a person needs to know of an item before using it."""
+    manifest = tool.manifest
+    return {
+        "name": tool.id,
+        "path": str(tool.origin.path),
+        "content": _text(tool, file),
+        "source": tool.origin.source,
+        "metadata": {
+            "name": manifest.name or tool.id,
+            "description": manifest.description,
+            "version": manifest.version,
+            "tool_type": manifest.written_type,
+            "executor_id": manifest.executor_id,
+            "category": manifest.category,
+            "tags": list(manifest.tags),
+        },
+        "parameters": manifest.parameters,
+        "identity": tool.identity,
+        "digest": tool.digest,
+        "integrity": tool.integrity,
+        "files": [{"path": one.path, "size": one.size} for one in tool.files],
+        **_chain(tool, catalog),
+    }
+
+
+def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
+    try:
+        return {"chain": list(catalog.resolve(tool.identity).names)}
+    except KiwiError as error:
+        return {"chain": None, "problem": error.message}
+
+
+def _text(tool: Tool, name: str | None) -> str:
+    wanted = name or tool.origin.path.name
+    for file in tool.files:
+        if file.path == wanted:
+            return load_bytes(tool, file).decode("utf-8", errors="replace")[:_TEXT_LIMIT]
+    listed = ", ".join(file.path for file in tool.files)
+    raise NotFound(f"{tool.id!r} has no file {wanted!r}.", suggestion=f"Its files are: {listed}.", tool_id=tool.id)
+
+
+def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
+    """Copy an item and the executors below it that the destination does not see, then return it as copied."""
+    base = catalog.space.project_ai if destination == "project" else catalog.space.user
+    if tool.origin.source == "builtin":
+        raise InvalidRequest(
+            f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
+        )
+    below = [link for link in catalog.resolve(tool.identity).links[1:] if link.origin.source == tool.origin.source]
+    copies = [link for link in below if not _is_there(link, catalog, destination)]
+    if _is_there(tool, catalog, destination):
+        path = catalog.find(tool.id, source=destination).origin.path
+        message = f"Tool is in {destination} already, with the same content"
+    else:
+        path = _copy(tool, base, catalog)
+        message = f"Tool copied from {tool.origin.source} to {destination}"
+    for link in copies:
+        _copy(link, base, catalog)
+    told: dict[str, Json] = {
+        **definition(tool, catalog),
+        "path": str(path),
+        "destination": destination,
+        "message": message,
+    }
+    if copies:
+        told["also_copied"] = [link.id for link in copies]
+    return told
+
+
+def _is_there(tool: Tool, catalog: Catalog, destination: Where) -> bool:
+    try:
+        found = catalog.find(tool.id, source=destination)
+    except NotFound:
+        return False
+    if found.digest != tool.digest:
+        raise AlreadyExists(tool.id, path=str(found.origin.path))
+    return True
+
+
+def _copy(tool: Tool, base: Path, catalog: Catalog) -> Path:
+    home = catalog.space.project_ai if tool.origin.source == "project" else catalog.space.user
+    root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
+    shared = {f"lib/{text_of(name)}.py" for name in as_list(tool.manifest.config.get("lib_imports"))}
+    files = {file.path: load_bytes(tool, file) for file in tool.files}
+    executables = frozenset(file.path for file in tool.files if file.is_executable)
+    own = {path: data for path, data in files.items() if path not in shared}
+    path = write(Draft(root.relative_to(home).as_posix(), tool.origin.path.name, own, executables), base)
+    for name in shared & files.keys():
+        target = base / "tools" / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(files[name])
+    return path

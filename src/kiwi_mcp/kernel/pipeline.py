@@ -1,0 +1,170 @@
+"""The pipeline: one call, from a name to a record, through every gate in one order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib import import_module
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
+from kiwi_mcp.catalog.lock import lock_at
+from kiwi_mcp.domain.call import Call
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
+from kiwi_mcp.domain.grants import Deny, Grant
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.outcome import Outcome, Report, silent
+from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.manifest.digest import canonical, sha256_hex
+from kiwi_mcp.manifest.parameters import accept
+from kiwi_mcp.policy.authorize import authorize, permit, verify
+from kiwi_mcp.primitives.secrets import Revealed, Variables, redact
+from kiwi_mcp.store.outputs import Kept, Retention, keep
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call that passed every gate: what it stands on, what it will do, and what the owner should know."""
+
+    chain: Chain
+    plan: Plan
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The record of a call that was made."""
+
+    bound: Bound
+    outcome: Outcome
+    duration_ms: int
+    kept: Kept | None
+
+
+async def execute(call: Call, catalog: Catalog, grant: Grant, report: Report = silent) -> Run:
+    """Resolve, verify, bind, authorize, drive, record: in this order, once per call."""
+    bound = prepare(call, catalog, grant)
+    secrets = Revealed(
+        Variables().resolve(
+            bound.plan.variables, project=call.space.project, user=call.space.user, needed_by=bound.chain.tool.id
+        )
+    )
+    started = time.monotonic()
+    outcome = await driver_of(bound.chain).drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
+    duration_ms = round((time.monotonic() - started) * 1_000)
+    return record(call, bound, redacted(outcome, secrets), duration_ms)
+
+
+def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
+    """Take a call through every gate before the world is touched; `dry_run` stops here."""
+    chain = catalog.resolve(call.tool_id)
+    driver = driver_of(chain)
+    inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
+    warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
+    plan = permit(driver.bind(chain, inputs, call.space), grant)
+    match authorize(plan, grant):
+        case Deny(reason=reason, rule=rule):
+            raise PolicyDenied(
+                f"{chain.tool.id!r} may not run: {reason}.",
+                suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
+                tool_id=chain.tool.id,
+                rule=rule,
+            )
+    return Bound(chain, plan, (*warnings, *plan.warnings))
+
+
+def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:
+    """Return how the chain differs from what was recorded when its tool was signed."""
+    match chain.tool.origin.source:
+        case "project":
+            return lock_at(call.space.project_ai / LOCK_NAME).changes(chain)
+        case "user":
+            return lock_at(call.space.user / LOCK_NAME).changes(chain)
+        case _:
+            return ()
+
+
+def driver_of(chain: Chain) -> Driver:
+    """Return the driver that the type of the chain's tool names."""
+    tool = chain.tool
+    if not chain.driver:
+        raise NotCallable(tool.id, tool.manifest.tool_type, "other items run on it")
+    driver = _driver(chain.driver)
+    if driver is None:
+        raise DriverMissing(tool.id, chain.driver)
+    return driver
+
+
+@lru_cache
+def _driver(word: str) -> Driver | None:
+    # A word in data is a file name in code: `driver: process` is the package drivers/process.
+    name = f"kiwi_mcp.drivers.{word}"
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+    driver: Driver = module.driver
+    return driver
+
+
+def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
+    """Return the outcome without the value of any secret in it: the one place where results leave the metal."""
+    if not secrets:
+        return outcome
+
+    def clean(value: Json) -> Json:
+        match value:
+            case str():
+                return redact(value, secrets)
+            case Mapping():
+                return {redact(name, secrets): clean(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [clean(inner) for inner in value]
+            case _:
+                return value
+
+    logs = outcome.logs
+    return replace(
+        outcome,
+        result=clean(outcome.result),
+        message=redact(outcome.message, secrets),
+        logs=replace(logs, stdout=redact(logs.stdout, secrets), stderr=redact(logs.stderr, secrets)),
+        details={name: clean(value) for name, value in outcome.details.items()},
+    )
+
+
+def record(call: Call, bound: Bound, outcome: Outcome, duration_ms: int) -> Run:
+    """Keep what happened as a file of the project; a project that cannot be written loses the file, not the result."""
+    now = datetime.now(UTC)
+    entry: JsonObject = {
+        "tool_id": bound.chain.tool.id,
+        "identity": bound.plan.identity,
+        "digest": bound.plan.tool_digest,
+        "plan_digest": plan_digest(bound.plan),
+        "status": outcome.status,
+        "result": outcome.result,
+        "message": outcome.message,
+        "exit_code": outcome.exit_code,
+        "details": outcome.details,
+        "logs": outcome.logs.to_json(),
+        "finished_at": now.isoformat(timespec="milliseconds"),
+        "execution_time_ms": duration_ms,
+    }
+    try:
+        kept = keep(call.space.project_ai, bound.chain.tool.id, entry, now=now, retention=Retention())
+    except OSError as error:
+        told = f"The output could not be kept in the project: {error.strerror or error}."
+        return Run(replace(bound, warnings=(*bound.warnings, told)), outcome, duration_ms, None)
+    return Run(bound, outcome, duration_ms, kept)
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return the hash that names exactly this plan."""
+    return sha256_hex(canonical(plan.to_json()))

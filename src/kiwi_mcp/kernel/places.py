@@ -1,0 +1,65 @@
+"""Where things are: the project a request is about, the user's space, and the cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
+from kiwi_mcp.policy.owner import owner_policy
+
+
+def user_space() -> Path:
+    """Return the user's own `.ai` folder: `$USER_SPACE`, else `~/.ai`."""
+    named = os.environ.get("USER_SPACE")
+    return Path(named).expanduser() if named else Path.home() / ".ai"
+
+
+def cache_folder() -> Path:
+    """Return where derived things are kept, all of which can be deleted."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "kiwi"
+
+
+def nearest_project(start: Path) -> Path:
+    """Return the closest folder upwards that has a `.ai` folder, else the start itself."""
+    user = user_space().resolve()
+    for folder in (start, *start.parents):
+        if (folder / ".ai").is_dir() and (folder / ".ai").resolve() != user:
+            return folder
+    return start
+
+
+def project_space(asked: str | None, default: Path | None, *, user: Path, cache: Path) -> Space:
+    """Return the folders a request sees, with its project path canonical and permitted."""
+    if asked is None and default is None:
+        raise ProjectPathRequired
+    path = Path(asked) if asked is not None else default
+    assert path is not None  # noqa: S101 - one of the two is there, as checked above
+    return Space(project=_permitted(path, user), user=user, cache=cache)
+
+
+def _permitted(path: Path, user: Path) -> Path:
+    if "\0" in str(path) or not path.is_absolute():
+        raise ProjectPathInvalid(
+            f"{str(path)!r} is not an absolute path.", suggestion='Send `project_path: "/absolute/path/to/project"`.'
+        )
+    real = Path(os.path.realpath(path))
+    if not real.is_dir():
+        raise ProjectPathInvalid(f"{path} is not a folder.", suggestion="Create the folder, or name one that exists.")
+    if real.parent == real:
+        raise ProjectPathInvalid(
+            "The root of the file system is not a project.", suggestion="Name the project's own folder."
+        )
+    # A folder of another user may hold tools that act with this user's rights, so it takes the owner's word.
+    if real.stat().st_uid != os.geteuid() and not _is_granted(real, user):
+        raise ProjectPathInvalid(
+            f"{real} belongs to another user.",
+            suggestion=f"If you trust it, add it to `roots:` in {user / 'policy.yaml'}.",
+        )
+    return real
+
+
+def _is_granted(real: Path, user: Path) -> bool:
+    return any(real.is_relative_to(os.path.realpath(root)) for root in owner_policy(user).roots)

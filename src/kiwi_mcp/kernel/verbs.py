@@ -1,0 +1,75 @@
+"""The one table of verbs that every surface is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiwi_mcp.kernel.requests import (
+    DoctorRequest,
+    ExecuteRequest,
+    HelpRequest,
+    InitRequest,
+    LoadRequest,
+    Request,
+    SearchRequest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One thing Kiwi can be asked: its name, what it takes, and how it is told to a model and to a person."""
+
+    name: str
+    request: type[Request]
+    summary: str
+    description: str
+    is_meta_tool: bool = False
+    """Whether a model sees it; the others can be called as well, and are not advertised."""
+    is_read_only: bool = True
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb(
+        "search",
+        SearchRequest,
+        "Find tools by what they do",
+        "Find tools, directives and knowledge by what they do. Returns names, one line each and a score; no schemas. "
+        "Then `load` the one you want to see its parameters.",
+        is_meta_tool=True,
+    ),
+    Verb(
+        "load",
+        LoadRequest,
+        "Read one tool: its definition, parameters and files",
+        "Read one item: definition, parameters (JSON Schema), content, executor chain. With `destination`, copy it "
+        "between project and user space. With item_type `output`, read on in a large result by its handle.",
+        is_meta_tool=True,
+        is_read_only=False,
+    ),
+    Verb(
+        "execute",
+        ExecuteRequest,
+        "Run a tool, or create, update, validate, sign, explain or delete one",
+        "Run a tool with `parameters`, or manage tools: action create (parameters: tool_id, tool_type, executor, "
+        "manifest, files), update, validate, sign, delete, why. Ask `help` for worked examples.",
+        is_meta_tool=True,
+        is_read_only=False,
+    ),
+    Verb(
+        "help",
+        HelpRequest,
+        "Read how Kiwi is used",
+        "How to use Kiwi, by topic, with examples that work as they stand and what this installation holds.",
+        is_meta_tool=True,
+    ),
+    Verb(
+        "init",
+        InitRequest,
+        "Give a project its .ai folder",
+        "Create the `.ai` folder of a project.",
+        is_read_only=False,
+    ),
+    Verb("doctor", DoctorRequest, "Check this installation", "What works here, what is missing, and how to get it."),
+)
+
+BY_NAME = {verb.name: verb for verb in VERBS}

@@ -1,0 +1,50 @@
+"""The gates between a plan and the world: integrity, then permission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import IntegrityMismatch, LockMismatch
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Verdict
+from kiwi_mcp.domain.plan import HttpSpec, Plan
+
+
+def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[str, ...]:
+    """Refuse a chain with a link that was changed after signing; return what the owner should be told.
+
+    `changes` are the differences from the lockfile: warnings by default, a refusal where the caller froze it.
+    """
+    for link in chain.links:
+        if link.integrity == "modified":
+            expected = link.signature.hash if link.signature else ""
+            raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
+    if changes and is_frozen:
+        raise LockMismatch(chain.tool.id, changes)
+    return (*(f"lockfile: {change}" for change in changes), *chain.shadowed)
+
+
+def permit(plan: Plan, grant: Grant) -> Plan:
+    """Return the plan with the hosts that the owner grants and denies written into it."""
+    if isinstance(plan.spec, HttpSpec):
+        return replace(plan, spec=replace(plan.spec, granted=grant.hosts.allow, denied=grant.hosts.deny))
+    return plan
+
+
+def authorize(plan: Plan, grant: Grant) -> Verdict:
+    """Return whether the grant covers the plan, and by which rule not."""
+    rule = grant.items.match(plan.identity)
+    if rule is not None:
+        return Deny(_why("item", plan.identity, rule), rule)
+    if isinstance(plan.spec, HttpSpec):
+        host = urlsplit(plan.spec.url).hostname or ""
+        # Public hosts need no rule, so only a rule that denies counts here; the rest is the primitive's address check.
+        if refused := grant.hosts.match(host):
+            return Deny(_why("host", host, refused), refused)
+    return Allow()
+
+
+def _why(kind: str, name: str, rule: str) -> str:
+    return f"the {kind} {name!r} is denied by the rule {rule!r}" if rule else f"no rule allows the {kind} {name!r}"

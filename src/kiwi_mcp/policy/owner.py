@@ -1,0 +1,94 @@
+"""The owner's policy: one readable file in the user's space, which nothing but the owner writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.manifest.yaml import read_yaml
+
+FILE_NAME = "policy.yaml"
+_RULE_WORDS = {"allow", "deny"}
+_WORDS = {"items": _RULE_WORDS, "hosts": _RULE_WORDS, "roots": None}
+
+_Stat = tuple[int, int, int] | None
+_read: dict[Path, tuple[_Stat, Policy]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the owner allows everybody, and the folders of other users that may be projects."""
+
+    grant: Grant = field(default_factory=Grant)
+    roots: tuple[Path, ...] = ()
+
+
+def owner_policy(user: Path) -> Policy:
+    """Return the policy of a user space; read again only when the file changed."""
+    path = user / FILE_NAME
+    stat = _stat(path)
+    known = _read.get(path)
+    if known is None or known[0] != stat:
+        known = _read[path] = (stat, _parse(path) if stat else Policy())
+    return known[1]
+
+
+def _stat(path: Path) -> _Stat:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _parse(path: Path) -> Policy:
+    written = as_object(read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value)
+    issues = [*_unknown(written)]
+    items, hosts, roots = written.get("items"), written.get("hosts"), written.get("roots")
+    grant = Grant(
+        items=_rules("items", items, issues) if items is not None else Grant().items,
+        hosts=_rules("hosts", hosts, issues),
+    )
+    folders = tuple(Path(text).expanduser() for text in _texts("roots", roots, issues))
+    # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
+    if issues:
+        raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
+    return Policy(grant, folders)
+
+
+def _unknown(written: JsonObject) -> list[Issue]:
+    issues = []
+    for word, value in written.items():
+        if word not in _WORDS:
+            issues.append(Issue(word, "is not a word of the policy", f"Use one of: {', '.join(_WORDS)}."))
+            continue
+        known = _WORDS[word]
+        if known is not None and isinstance(value, Mapping):
+            issues += [
+                Issue(f"{word}.{inner}", "is not a kind of rule", "Use `allow` or `deny`.")
+                for inner in value
+                if inner not in known
+            ]
+    return issues
+
+
+def _rules(word: str, written: Json, issues: list[Issue]) -> Rules:
+    if written is not None and not isinstance(written, Mapping):
+        issues.append(Issue(word, "is not a mapping", "Write `allow:` and `deny:` lists below it."))
+    rules = as_object(written)
+    return Rules(
+        allow=_texts(f"{word}.allow", rules.get("allow"), issues),
+        deny=_texts(f"{word}.deny", rules.get("deny"), issues),
+    )
+
+
+def _texts(place: str, written: Json, issues: list[Issue]) -> tuple[str, ...]:
+    values = as_list(written)
+    if (written is not None and not isinstance(written, list)) or not all(isinstance(v, str) for v in values):
+        issues.append(Issue(place, "is not a list of words", 'Write it as `["first", "second"]`.'))
+    return tuple(value for value in values if isinstance(value, str))

@@ -1,0 +1,1 @@
+"""The command line: data on stdout, talk on stderr."""

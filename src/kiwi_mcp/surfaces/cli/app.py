@@ -1,0 +1,324 @@
+"""The command `kiwi`: every verb as a command, and every request as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kiwi_mcp import __version__
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.places import nearest_project
+from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
+from kiwi_mcp.surfaces.cli.progress import reporting
+from kiwi_mcp.surfaces.cli.show import Screen, payload, show
+
+app = typer.Typer(
+    name="kiwi",
+    help="Kiwi: one place where tools live, and through which every model and program uses them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+IsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Project = Annotated[
+    Path | None, typer.Option("--project", "-p", help="The project's folder; the nearest with an .ai folder otherwise.")
+]
+Location = Annotated[str | None, typer.Option("--location", help="project or user.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, do nothing.")]
+Item = Annotated[str, typer.Argument(help="A name, name@range, or full identity.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """One command at work: which project it is about, and how its answer is shown."""
+
+    project: Path
+    is_json: bool
+
+    def ask(self, verb: str, request: JsonObject) -> Answer:
+        """Send one request to the kernel and return its answer."""
+        return asyncio.run(self._ask(verb, request))
+
+    async def _ask(self, verb: str, request: JsonObject) -> Answer:
+        kernel = Kernel(self.project)
+        try:
+            with reporting(is_quiet=self.is_json) as report:
+                return await kernel.call(verb, request, report)
+        finally:
+            await kernel.aclose()
+
+    def tell(self, verb: str, request: JsonObject, *, view: str | None = None, is_raw: bool = False) -> None:
+        """Send one request, show its answer, and end with its exit code."""
+        answer = self.ask(verb, request)
+        show(answer, verb=view or verb, is_json=self.is_json, is_raw=is_raw)
+        if answer.exit_code:
+            raise typer.Exit(answer.exit_code)
+
+
+def _shell(project: Path | None, *, is_json: bool) -> Shell:
+    folder = project.absolute() if project else nearest_project(Path.cwd())
+    return Shell(folder, is_json)
+
+
+@app.command()
+def search(
+    query: Annotated[list[str], typer.Argument(help="What you need, in words.")],
+    source: Annotated[str, typer.Option(help="local, all, project, user or builtin.")] = "local",
+    limit: Annotated[int, typer.Option(help="At most this many.")] = 10,
+    sort_by: Annotated[str, typer.Option(help="score, date or name.")] = "score",
+    item_type: Annotated[str, typer.Option("--type", help="tool, directive or knowledge.")] = "tool",
+    tool_type: Annotated[str | None, typer.Option(help="Only this type of tool.")] = None,
+    category: Annotated[str | None, typer.Option(help="Only this category.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Find tools by what they do."""
+    request = payload(
+        query=" ".join(query), source=source, limit=limit, sort_by=sort_by, item_type=item_type,
+        tool_type=tool_type, category=category, tag=tag,
+    )  # fmt: skip
+    _shell(project, is_json=is_json).tell("search", request)
+
+
+@app.command()
+def load(
+    item: Item,
+    source: Annotated[str | None, typer.Option(help="project, user or builtin.")] = None,
+    to: Annotated[str | None, typer.Option(help="Copy it to project or user.")] = None,
+    destination: Annotated[str | None, typer.Option(help="The same as --to.")] = None,
+    file: Annotated[str | None, typer.Option(help="One file of an item with several.")] = None,
+    item_type: Annotated[str, typer.Option("--type", help="tool, directive, knowledge; output for a result.")] = "tool",
+    offset: Annotated[int, typer.Option(help="Where to go on in an output.")] = 0,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Read one item, or copy it between project and user space."""
+    request = payload(
+        item_id=item, source=source, destination=to or destination, file=file, item_type=item_type, offset=offset
+    )
+    _shell(project, is_json=is_json).tell("load", request)
+
+
+@app.command(context_settings=_UNKNOWN_ALLOWED)
+def run(
+    context: typer.Context,
+    item: Item,
+    params: Annotated[str | None, typer.Option("--params", help="Parameters as JSON, @file, or - for stdin.")] = None,
+    is_dry: DryRun = False,
+    is_frozen: Annotated[bool, typer.Option("--frozen", help="Refuse what differs from the lockfile.")] = False,
+    is_raw: Annotated[bool, typer.Option("--raw", help="Write the result to a terminal as it is.")] = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Run a tool: name=value, --name value, name:=json, or --params JSON."""
+    shell = _shell(project, is_json=is_json)
+    parameters: dict[str, Json] = dict(read_object(params)) if params else {}
+    if context.args:
+        schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
+        parameters |= from_words(context.args, schema)
+    request = payload(action="run", item_id=item, parameters=parameters, dry_run=is_dry, frozen=is_frozen)
+    shell.tell("execute", request, view="run", is_raw=is_raw)
+
+
+@app.command()
+def create(
+    item: Annotated[str | None, typer.Argument(help="The new item's name.")] = None,
+    tool_type: Annotated[str | None, typer.Option("--type", help="script, api, runtime, …")] = None,
+    executor: Annotated[str | None, typer.Option(help="What it runs on, such as python_runtime.")] = None,
+    description: Annotated[str | None, typer.Option(help="One line on what it does.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="A manifest file (YAML).")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="A file of the tool; the first is its entrypoint.")
+    ] = None,
+    content: Annotated[Path | None, typer.Option(help="A single file that is the whole item.")] = None,
+    params: Annotated[
+        str | None, typer.Option("--params", help="The request's parameters as JSON, @file or -.")
+    ] = None,
+    from_openapi: Annotated[Path | None, typer.Option(help="Make api tools from an OpenAPI 3 document.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="With --from-openapi: what every name begins with.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="With --from-openapi: where the service is.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="With --from-openapi: only these operations.")] = None,
+    category: Annotated[str | None, typer.Option(help="The folder it goes to.")] = None,
+    location: Location = None,
+    is_dry: DryRun = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Create a tool from a manifest, from files, or many from an OpenAPI document."""
+    words: dict[str, Json] = dict(read_object(params)) if params else {}
+    words |= payload(
+        tool_type=tool_type, executor=executor, description=description, category=category, location=location
+    )
+    if from_openapi:
+        words |= payload(openapi=_text(from_openapi), prefix=prefix, base_url=base_url, only=only)
+    whole = content or (manifest if not files else None)
+    if whole:
+        words |= {"content": _text(whole), "filename": whole.name}
+    elif files:
+        sent = {path.name: _text(path) for path in files}
+        words["files"] = {**sent, "tool.yaml": _text(manifest)} if manifest else sent
+        if not manifest:
+            words = {"version": "1.0.0", "config": {"entrypoint": files[0].name}, **words}
+    request = payload(action="create", item_id=item, parameters=words, dry_run=is_dry)
+    _shell(project, is_json=is_json).tell("execute", request, view="create")
+
+
+@app.command()
+def update(
+    item: Item,
+    params: Annotated[str | None, typer.Option("--params", help="Words to change, as JSON, @file or -.")] = None,
+    files: Annotated[list[Path] | None, typer.Option("--file", help="A file to add or replace.")] = None,
+    content: Annotated[Path | None, typer.Option(help="The whole new text.")] = None,
+    location: Location = None,
+    is_dry: DryRun = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Change a tool; the old one goes to the trash."""
+    words: dict[str, Json] = dict(read_object(params)) if params else {}
+    if files:
+        words["files"] = {path.name: _text(path) for path in files}
+    if content:
+        words["content"] = _text(content)
+    request = payload(action="update", item_id=item, parameters={**words, **payload(location=location)}, dry_run=is_dry)
+    _shell(project, is_json=is_json).tell("execute", request, view="update")
+
+
+@app.command()
+def delete(
+    item: Item, location: Location = None, is_dry: DryRun = False, project: Project = None, is_json: IsJson = False
+) -> None:
+    """Move a tool to the trash."""
+    request = payload(action="delete", item_id=item, parameters=payload(location=location), dry_run=is_dry)
+    _shell(project, is_json=is_json).tell("execute", request, view="delete")
+
+
+@app.command()
+def validate(
+    what: Annotated[str, typer.Argument(help="A file, a tool's folder, or an item's name.")],
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """List every issue of an item, with its place, reason and fix."""
+    path = Path(what)
+    if path.exists():
+        folder = project or nearest_project(path.absolute().parent)
+        request = payload(action="validate", parameters={"path": str(path.absolute())})
+        _shell(folder, is_json=is_json).tell("execute", request, view="validate")
+    elif "/" in what or path.suffix:
+        raise NotFound(f"{what} does not exist.", suggestion="Check the path, or give an item's name.")
+    else:
+        _shell(project, is_json=is_json).tell("execute", {"action": "validate", "item_id": what}, view="validate")
+
+
+@app.command()
+def sign(
+    item: Item,
+    location: Location = None,
+    category: Annotated[str | None, typer.Option(help="The category it must be in.")] = None,
+    is_dry: DryRun = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Validate a tool, then write its signature line and the lockfile."""
+    words = payload(location=location, category=category)
+    request = payload(action="sign", item_id=item, parameters=words, dry_run=is_dry)
+    _shell(project, is_json=is_json).tell("execute", request, view="sign")
+
+
+@app.command(context_settings=_UNKNOWN_ALLOWED)
+def why(context: typer.Context, item: Item, project: Project = None, is_json: IsJson = False) -> None:
+    """Show what a tool stands on, where its variables come from, and whether it would run."""
+    shell = _shell(project, is_json=is_json)
+    parameters: JsonObject = {}
+    if context.args:
+        schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
+        parameters = from_words(context.args, schema)
+    shell.tell("execute", {"action": "why", "item_id": item, "parameters": parameters}, view="why")
+
+
+@app.command()
+def doctor(project: Project = None, is_json: IsJson = False) -> None:
+    """Check this installation: what works, what is missing, and how to get it."""
+    _shell(project, is_json=is_json).tell("doctor", {})
+
+
+@app.command()
+def init(
+    folder: Annotated[Path | None, typer.Argument(help="The project's folder; this one otherwise.")] = None,
+    is_json: IsJson = False,
+) -> None:
+    """Give a project its .ai folder."""
+    Shell((folder or Path.cwd()).absolute(), is_json).tell("init", {})
+
+
+@app.command("help")
+def help_(
+    topic: Annotated[
+        str | None, typer.Argument(help="tool, create, execute, search, load, runtimes, api, errors.")
+    ] = None,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Read how Kiwi is used."""
+    _shell(project, is_json=is_json).tell("help", payload(topic=topic))
+
+
+@app.command()
+def call(
+    verb: Annotated[str, typer.Argument(help="search, load, execute, help, init or doctor.")],
+    request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",
+    project: Project = None,
+) -> None:
+    """Send any verb exactly the JSON that an MCP client would send; the answer is JSON."""
+    _shell(project, is_json=True).tell(verb, read_object(request))
+
+
+@app.command()
+def serve(
+    project: Annotated[Path | None, typer.Option("--project", help="The project of requests that name none.")] = None,
+) -> None:
+    """Serve MCP over standard input and output."""
+    raise InvalidRequest(f"serve {project or ''} is started directly.", suggestion="Run `kiwi serve`.")
+
+
+@app.command()
+def version(is_json: IsJson = False) -> None:
+    """Print the version."""
+    screen = Screen()
+    if is_json:
+        screen.json({"version": __version__})
+    else:
+        screen.data(__version__)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}.", suggestion="Name a readable text file.") from error
+
+
+def main() -> None:
+    """Run the command line; a refusal is shown like any other answer."""
+    is_json = "--json" in sys.argv
+    try:
+        app()
+    except KiwiError as error:
+        show(Answer(error.to_response(), is_error=True), verb="", is_json=is_json)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

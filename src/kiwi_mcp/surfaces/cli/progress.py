@@ -1,0 +1,47 @@
+"""Progress of a call on standard error: nothing for what is quick, a line that changes for what is not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.surfaces.cli.terminal import shown
+
+_QUIET_SECONDS = 1.0
+_WIDTH = 100
+
+
+@contextmanager
+def reporting(*, is_quiet: bool) -> Iterator[Report]:
+    """Give a place to report to while a call runs."""
+    if is_quiet:
+        yield silent
+    elif sys.stderr.isatty():
+        with Console(stderr=True).status("…", spinner="dots") as status:
+            yield lambda step: status.update(escape(_line(step)))
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """Reports as plain lines, at most one a second, and none in the first second."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _QUIET_SECONDS
+
+    def __call__(self, step: Progress) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _QUIET_SECONDS
+            print(f"… {_line(step)}", file=sys.stderr)  # noqa: T201 - talking to a person is the job
+
+
+def _line(step: Progress) -> str:
+    count = f" ({step.done:g}/{step.total:g})" if step.total else ""
+    return shown(step.message).replace("\n", " ")[:_WIDTH] + count

@@ -1,0 +1,215 @@
+"""How answers look to a person. Data goes to stdout, talk to stderr; `--json` shows the answer itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.cli.terminal import shown
+
+_MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
+_SHORT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where data goes: as it is into a pipe or where raw text is wanted, safe on a terminal."""
+
+    is_raw: bool = False
+
+    def data(self, text: str) -> None:
+        """Write data."""
+        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
+        sys.stdout.flush()
+
+    def json(self, value: Json) -> None:
+        """Write a value as JSON for people."""
+        self.data(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def show(answer: Answer, *, verb: str, is_json: bool, is_raw: bool = False) -> None:
+    """Show one answer."""
+    screen = Screen(is_raw)
+    if is_json:
+        screen.json(answer.content)
+    elif answer.is_error:
+        _error(answer.content)
+    else:
+        _VIEWS.get(verb, _message)(answer.content, screen)
+
+
+def talk(text: str) -> None:
+    """Write something a person should read and a program should not."""
+    sys.stderr.write(shown(text) + "\n")
+
+
+def _error(content: JsonObject) -> None:
+    logs = as_object(content.get("logs"))
+    for name in ("stdout", "stderr"):
+        if printed := as_text(logs.get(name)).rstrip():
+            talk(printed)
+    talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
+    for issue in as_list(content.get("issues")):
+        talk(_issue(as_object(issue)))
+    if (result := content.get("result")) is not None:
+        talk(f"reply: {text_of(result)[:2000]}")
+    if hint := as_text(content.get("suggestion")):
+        talk(f"hint: {hint}")
+
+
+def _issue(issue: JsonObject) -> str:
+    line = f" (line {issue['line']})" if issue.get("line") else ""
+    place = as_text(issue.get("place"))
+    mark = "!" if issue.get("severity") == "warning" else "✗"
+    fault = f"  {mark} {place + ': ' if place else ''}{as_text(issue.get('reason'))}{line}"
+    return f"{fault}\n      fix: {as_text(issue.get('fix'))}"
+
+
+def _warnings(content: JsonObject) -> None:
+    for warning in as_list(content.get("warnings")):
+        talk(_issue(warning) if isinstance(warning, Mapping) else f"warning: {text_of(warning)}")
+
+
+def _run(content: JsonObject, screen: Screen) -> None:
+    _warnings(content)
+    logs = as_object(content.get("logs"))
+    for name in ("stdout", "stderr"):
+        if printed := as_text(logs.get(name)).rstrip():
+            talk(printed)
+    if content.get("status") == "planned":
+        screen.json(content.get("plan"))
+        return
+    result = content.get("result")
+    if isinstance(result, str):
+        screen.data(result)
+    else:
+        screen.json(result)
+    if handle := as_text(content.get("result_handle")):
+        talk(f"That is the beginning of {content.get('result_characters')} characters.")
+        talk(f"hint: kiwi load --type output {handle} --offset {len(as_text(result))}")
+    kept = as_text(content.get("output_path"))
+    talk(
+        f"{content.get('tool_id')}: {content.get('status')} in {content.get('execution_time_ms')} ms{' · ' + kept if kept else ''}"
+    )
+
+
+def _search(content: JsonObject, screen: Screen) -> None:
+    results = [as_object(one) for one in as_list(content.get("results"))]
+    width = max((len(as_text(one.get("name"))) for one in results), default=0)
+    for one in results:
+        name, kind = (
+            as_text(one.get("name")).ljust(width),
+            f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}",
+        )
+        screen.data(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {as_text(one.get('description'))}")
+    total = content.get("total")
+    talk(f"{len(results)} of {total} found" if results else f"Nothing found. {as_text(content.get('suggestion'))}")
+    for broken in map(as_object, as_list(content.get("broken"))):
+        talk(f"warning: {as_text(broken.get('message'))}")
+
+
+def _load(content: JsonObject, screen: Screen) -> None:
+    if "identity" not in content:
+        screen.data(as_text(content.get("content")))
+        if (following := content.get("next_offset")) is not None:
+            talk(f"hint: go on with --offset {following}")
+        return
+    talk(f"{as_text(content.get('identity'))} ({as_text(content.get('integrity'))}) {as_text(content.get('path'))}")
+    if chain := as_list(content.get("chain")):
+        talk("chain: " + " → ".join(map(text_of, chain)))
+    for name, schema in as_object(as_object(content.get("parameters")).get("properties")).items():
+        talk(f"  {name}: {_parameter(name, as_object(schema), content)}")
+    screen.data(as_text(content.get("content")))
+    if message := as_text(content.get("message")):
+        talk(message)
+
+
+def _parameter(name: str, schema: JsonObject, content: JsonObject) -> str:
+    words = [text_of(schema.get("type", "any"))]
+    if name in as_list(as_object(content.get("parameters")).get("required")):
+        words.append("required")
+    if "default" in schema:
+        words.append(f"default {text_of(schema['default'])}")
+    if "enum" in schema:
+        words.append("one of " + ", ".join(map(text_of, as_list(schema["enum"]))))
+    described = as_text(schema.get("description"))
+    return ", ".join(words) + (f": {described}" if described else "")
+
+
+def _validate(content: JsonObject, screen: Screen) -> None:
+    issues = [as_object(issue) for issue in as_list(content.get("issues"))]
+    for issue in issues:
+        screen.data(_issue(issue))
+    _warnings(content)
+    count = len(issues)
+    talk(
+        f"{content.get('tool_id')}: valid"
+        if not issues
+        else f"{content.get('tool_id')}: {count} issue{'s' * (count != 1)}"
+    )
+
+
+def _why(content: JsonObject, screen: Screen) -> None:
+    for depth, link in enumerate(map(as_object, as_list(content.get("chain")))):
+        branch = "   " * (depth - 1) + "└─ " if depth else ""
+        digest = as_text(link.get("digest"))[:_SHORT]
+        screen.data(
+            f"{branch}{link['tool_id']} {link['version']}  {link['tool_type']}  {link['integrity']}  {digest}  {link['path']}"
+        )
+    for name, place in as_object(content.get("variables")).items():
+        screen.data(f"${{{name}}}  {place or 'not set'}")
+    for change in as_list(content.get("lockfile")):
+        screen.data(f"changed since signing: {text_of(change)}")
+    for note in as_list(content.get("shadowed")):
+        screen.data(f"note: {text_of(note)}")
+    screen.data("would run: " + ("yes" if content.get("would_run") else "no"))
+    for reason in map(as_object, as_list(content.get("reasons"))):
+        screen.data(f"  ✗ {as_text(reason.get('message'))}\n      fix: {as_text(reason.get('suggestion'))}")
+
+
+def _doctor(content: JsonObject, screen: Screen) -> None:
+    for check in map(as_object, as_list(content.get("checks"))):
+        screen.data(
+            f"{_MARKS[as_text(check.get('status'))]} {as_text(check.get('check'))}: {as_text(check.get('detail'))}"
+        )
+        if fix := as_text(check.get("fix")):
+            screen.data(f"    fix: {fix}")
+
+
+def _help(content: JsonObject, screen: Screen) -> None:
+    screen.data(as_text(content.get("help")).rstrip())
+    talk(f"topics: {', '.join(map(text_of, as_list(content.get('topics'))))}")
+
+
+def _message(content: JsonObject, screen: Screen) -> None:
+    _warnings(content)
+    screen.data(as_text(content.get("message")) or json.dumps(content, ensure_ascii=False))
+    for word in ("path", "trash_path", "signature"):
+        if value := as_text(content.get(word)):
+            talk(f"  {word}: {value}")
+    for name in as_list(content.get("created")):
+        talk(f"  + {text_of(name)}")
+    for issue in as_list(content.get("skipped")):
+        talk(_issue(as_object(issue)))
+    if following := as_text(content.get("next")):
+        talk(f"hint: {following}")
+
+
+_VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
+    "run": _run,
+    "search": _search,
+    "load": _load,
+    "validate": _validate,
+    "why": _why,
+    "doctor": _doctor,
+    "help": _help,
+}
+
+
+def payload(**words: Json) -> JsonObject:
+    """Return a request without the words that were not given."""
+    return {name: value for name, value in words.items() if value is not None}
