@@ -1,0 +1,1 @@
+"""What ships as data: type sheets, built-in tools, help pages."""

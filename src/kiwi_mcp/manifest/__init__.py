@@ -1,0 +1,1 @@
+"""Text to trust: parse, type sheets, check, parameters, digest, sign, render."""

@@ -1,0 +1,251 @@
+"""The check of a manifest before anything runs: what every item needs, then what its type needs, all faults at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.version import Range, Version
+from kiwi_mcp.manifest.children import child_faults
+from kiwi_mcp.manifest.formats import formats_for
+from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
+from kiwi_mcp.manifest.render import placeholders
+from kiwi_mcp.manifest.schema import faults, schema_faults
+from kiwi_mcp.manifest.sheets import Sheet, Sheets
+
+EFFECTS = ("pure", "idempotent", "at_most_once", "transactional")
+
+_MANIFEST_FILES = {"tool.yaml", "tool.yml", "tool.json", "tool.toml"}
+_DATA_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+# Zero-width and joining marks, soft hyphens, direction overrides, and the invisible tag characters.
+_INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The item under check and everything its rules look at."""
+
+    manifest: Manifest
+    sheets: Sheets
+    file_names: Collection[str]
+    is_folder: bool
+    executor: Manifest | None
+    executor_missing: bool
+    with_files: bool
+
+
+def check(
+    manifest: Manifest,
+    *,
+    sheets: Sheets,
+    file_names: Collection[str] = (),
+    is_folder: bool = False,
+    executor: Manifest | None = None,
+    executor_missing: bool = False,
+    with_files: bool = True,
+    lines: Mapping[str, int] | None = None,
+) -> tuple[Issue, ...]:
+    """Return everything that is wrong with an item, each fault with its place, its reason and a fix.
+
+    `executor` is the manifest of the link below where it is known; `executor_missing` says that there is none of
+    that name. Without files (`with_files=False`) only what is written is checked.
+    """
+    subject = _Subject(manifest, sheets, file_names, is_folder, executor, executor_missing, with_files)
+    found = [*manifest.issues, *_universal(subject), *_of_type(subject), *_hidden_characters(manifest)]
+    return tuple(_with_line(issue, lines or {}) for issue in dict.fromkeys(found))
+
+
+def _with_line(issue: Issue, lines: Mapping[str, int]) -> Issue:
+    place = issue.place
+    while place and place not in lines and issue.line is None:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return replace(issue, line=lines[place]) if issue.line is None and place in lines else issue
+
+
+def _universal(subject: _Subject) -> Iterator[Issue]:
+    manifest = subject.manifest
+    if not is_tool_id(manifest.tool_id):
+        fix = "Use lower-case ASCII letters, digits, `_` and `-`, beginning with a letter or digit, at most 128."
+        yield Issue("tool_id", f"{manifest.tool_id!r:.140} cannot name an item", fix)
+    yield from _version_faults(manifest.version)
+    if not manifest.description:
+        yield Issue("description", "is empty", "Say in one sentence what it does: search reads it.", "warning")
+    if manifest.effect and manifest.effect not in EFFECTS:
+        fix = f"{did_you_mean(manifest.effect, EFFECTS)}Choose one of {', '.join(EFFECTS)}."
+        yield Issue("effect", f"{manifest.effect!r} is not an effect", fix)
+    yield from schema_faults(manifest.parameters, "parameters")
+    yield from _type_faults(subject)
+
+
+def _version_faults(version: str) -> Iterator[Issue]:
+    parsed = Version.parse(version)
+    if not version:
+        yield Issue("version", "is required", 'Add `version: "1.0.0"`.')
+    elif parsed is None:
+        yield Issue("version", f"{version!r:.60} is not a semantic version", 'Write three numbers, such as "1.2.0".')
+    elif parsed == Version(0, 0, 0):
+        yield Issue("version", "0.0.0 is no version", 'Begin with "0.1.0" or "1.0.0".')
+
+
+def _type_faults(subject: _Subject) -> Iterator[Issue]:
+    tool_type, types = subject.manifest.tool_type, subject.sheets.types()
+    if not tool_type:
+        yield Issue("tool_type", "is required", f"Add `tool_type`, one of {', '.join(types)}.")
+    elif subject.sheets.get(tool_type) is None:
+        fix = f"{did_you_mean(tool_type, types)}Choose one of {', '.join(types)}."
+        yield Issue("tool_type", f"{tool_type!r:.80} is not a type", fix)
+
+
+def _of_type(subject: _Subject) -> Iterator[Issue]:
+    sheet = subject.sheets.get(subject.manifest.tool_type)
+    if sheet is None:
+        return
+    if sheet.ids and subject.manifest.tool_id not in sheet.ids:
+        fix = f"Choose a type that stands on {' or '.join(f'`{name}`' for name in sheet.ids)}."
+        yield Issue("tool_type", f"only {' and '.join(sheet.ids)} are of the type {sheet.type}, and they are code", fix)
+    yield from _executor_faults(subject, sheet)
+    yield from _config_faults(subject, sheet)
+    yield from _template_faults(subject.manifest, sheet)
+    if subject.with_files:
+        yield from _file_faults(subject, sheet)
+
+
+def _a(word: str) -> str:
+    return f"an {word}" if word[:1] in "aeiou" else f"a {word}"
+
+
+def _executor_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+    named = subject.manifest.executor
+    if named is None:
+        if sheet.needs_executor == "required":
+            example = sheet.default_executor or f"<name of a {' or '.join(sheet.executor_types)}>"
+            yield Issue("executor", f"{_a(sheet.type)} needs an executor", f"Add `executor: {example}`.")
+        return
+    if sheet.needs_executor == "none":
+        yield Issue("executor", f"{_a(sheet.type)} has no executor", "Remove `executor`, or write `executor: null`.")
+        return
+    name, at, wanted = named.partition("@")
+    if not is_tool_id(name):
+        yield Issue("executor", f"{name!r:.140} cannot name an item", "Write the tool_id of the executor.")
+    if at and Range.parse(wanted) is None:
+        yield Issue("executor", f"{wanted!r:.60} is not a range of versions", f"Write a range, such as `{name}@^1.2`.")
+    yield from _link_faults(subject, sheet, name)
+
+
+def _link_faults(subject: _Subject, sheet: Sheet, name: str) -> Iterator[Issue]:
+    if subject.executor_missing:
+        yield Issue("executor", f"{name!r:.140} is not in any catalog", f"Create `{name}`, or name one that exists.")
+    below = subject.executor
+    if sheet.executor_ids and name not in sheet.executor_ids:
+        listed = " or ".join(f"`{each}`" for each in sheet.executor_ids)
+        yield Issue("executor", f"{_a(sheet.type)} stands on {listed}, not on {name!r:.140}", f"Write {listed}.")
+    elif below is not None and sheet.executor_types and below.tool_type not in sheet.executor_types:
+        wanted = " or ".join(sheet.executor_types)
+        reason = f"{name!r} is {_a(below.tool_type)}, and {_a(sheet.type)} stands on {_a(wanted)}"
+        yield Issue("executor", reason, f"Name an item of the type {wanted}.")
+    elif below is not None:
+        yield from child_faults(below, subject.manifest)
+
+
+def _config_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+    below = {
+        word: name
+        for name in sheet.executor_types
+        if (link := subject.sheets.get(name)) is not None
+        for word in link.words
+        if word not in sheet.words
+    }
+    formats = formats_for(_environment(subject))
+    found = faults(sheet.config, subject.manifest.config, place="config", formats=formats)
+    rule = sheet.by_executor.get(subject.manifest.executor_id or "")
+    if rule is not None and not found:
+        found = faults(rule, subject.manifest.config, place="config")
+    for issue in found:
+        word = issue.place.removeprefix("config.")
+        if word in below and word in subject.manifest.config:
+            reason = f"`{word}` is a word of the {below[word]} below; {_a(sheet.type)} cannot set it"
+            yield replace(issue, reason=reason, fix=f"Remove it, or write a {below[word]} of your own with it.")
+        else:
+            yield issue
+
+
+def _environment(subject: _Subject) -> Literal["python", "node", ""]:
+    """Return whose packages an item names: those of the runtime it is, or stands on."""
+    for manifest in (subject.manifest, subject.executor):
+        config = manifest.config if manifest is not None else {}
+        if config.get("environment") == "node" or config.get("npm_install") is True:
+            return "node"
+        if config.get("environment") == "python" or as_object(config.get("venv")).get("enabled") is True:
+            return "python"
+    return ""
+
+
+def _template_faults(manifest: Manifest, sheet: Sheet) -> Iterator[Issue]:
+    if not sheet.templates:
+        return
+    declared = as_object(manifest.parameters.get("properties"))
+    used: set[str] = set()
+    for word in sheet.templates:
+        for name in placeholders(manifest.config.get(word)):
+            used.add(name)
+            if name not in declared:
+                hint = did_you_mean(name, declared)
+                fix = f"{hint}Declare a parameter `{name}`, or write `{{{{{name}}}}}` for the text."
+                yield Issue(f"config.{word}", f"`{{{name}}}` is not a parameter", fix)
+    for name in declared:
+        if name not in used:
+            fix = f"Write `{{{name}}}` where it belongs, or remove the parameter."
+            yield Issue(f"parameters.{name}", "is declared and never used", fix, "warning")
+
+
+def _file_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+    files = [name for name in subject.file_names if not _is_manifest_file(name, is_folder=subject.is_folder)]
+    for name in files:
+        if not is_safe_path(name):
+            yield Issue(name, "is not a safe path", "Use relative paths, without `..`, backslashes or a drive.")
+    entrypoint = subject.manifest.config.get("entrypoint")
+    if "entrypoint" in sheet.words:
+        if isinstance(entrypoint, str) and is_safe_path(entrypoint) and entrypoint not in files:
+            fix = f"{did_you_mean(entrypoint, files)}Add the file, or name one that is there."
+            yield Issue("config.entrypoint", f"{entrypoint!r} is not among the item's files", fix)
+    elif sheet.files == "required" and not files:
+        yield Issue("", f"{_a(sheet.type)} needs a file with its text", "Put a Markdown file beside the manifest.")
+    elif sheet.files == "none" and files and subject.is_folder:
+        listed = ", ".join(files[:5])
+        yield Issue("", f"{_a(sheet.type)} has no files; {listed} will never be used", "Remove them.", "warning")
+
+
+def _is_manifest_file(name: str, *, is_folder: bool) -> bool:
+    return name in _MANIFEST_FILES if is_folder else name.endswith(_DATA_SUFFIXES)
+
+
+def _hidden_characters(manifest: Manifest) -> Iterator[Issue]:
+    shown: JsonObject = {
+        "name": manifest.name,
+        "description": manifest.description,
+        "tags": list(manifest.tags),
+        "parameters": manifest.parameters,
+    }
+    for place, text in _texts(shown, ""):
+        if (found := _INVISIBLE.search(text)) is not None:
+            reason = f"holds the invisible character U+{ord(found.group()):04X}"
+            yield Issue(place, reason, "Remove it: a reader cannot see what a model reads.", "warning")
+
+
+def _texts(value: Json, place: str) -> Iterator[tuple[str, str]]:
+    match value:
+        case str():
+            yield place, value
+        case Mapping():
+            for key, inner in value.items():
+                here = f"{place}.{key}" if place else key
+                yield here, key
+                yield from _texts(inner, here)
+        case _:
+            for index, inner in enumerate(as_list(value)):
+                yield from _texts(inner, f"{place}[{index}]")

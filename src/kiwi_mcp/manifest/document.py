@@ -1,0 +1,141 @@
+"""A document: a JSON value read from text, within limits, with the lines its parts stand on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from typing import Self, TypeAlias
+
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json
+
+MAX_BYTES = 256_000
+MAX_NODES = 20_000
+MAX_DEPTH = 64
+MAX_DIGITS = 18
+BAD_TEXT = "text with a NUL character or half of a surrogate pair"
+
+Raw: TypeAlias = "None | bool | int | float | str | datetime | date | time | Sequence[Raw] | Mapping[str, Raw]"
+"""What the parsers of JSON and TOML give: JSON values and TOML's times."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BAD_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A value, and the line of each place in it where the format tells (`config.url`, `parameters[0].type`)."""
+
+    value: Json
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+
+class WrittenFloat(float):
+    """A fraction that remembers how it was written, so that `version = 1.10` does not become 1.1."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        """Return the number a text stands for."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a document is read: nodes and depth."""
+
+    what: str
+    nodes: int
+    depth: int
+
+    def too_many(self) -> InvalidManifest:
+        """Return the refusal of a document with too many nodes."""
+        return refuse(self.what, f"more than {self.nodes:,} values, counting what aliases repeat", "Make it smaller.")
+
+    def too_deep(self, line: int | None = None) -> InvalidManifest:
+        """Return the refusal of a document that is nested too deeply."""
+        return refuse(self.what, f"nested more than {self.depth} levels deep", "Flatten it.", line=line)
+
+
+def join(place: str, key: str | int) -> str:
+    """Return the place of a key or an index below another place."""
+    if isinstance(key, int):
+        return f"{place}[{key}]"
+    return f"{place}.{key}" if place else key
+
+
+def place_of(path: Iterable[str | int], start: str = "") -> str:
+    """Return the place that a path of keys and indexes leads to."""
+    for key in path:
+        start = join(start, key)
+    return start
+
+
+def refuse(what: str, reason: str, fix: str, *, place: str = "", line: int | None = None) -> InvalidManifest:
+    """Return the refusal of a document for one reason."""
+    return InvalidManifest(what, [Issue(place, reason, fix, line=line)])
+
+
+def readable(text: str, *, what: str, max_bytes: int) -> str:
+    """Return text that a parser may see: within the size limit, Unicode, without NUL or a byte order mark."""
+    if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
+        raise refuse(what, f"larger than {max_bytes:,} bytes", "Make it smaller, or move data into files of its own.")
+    if (at := text.find("\0")) >= 0:
+        raise refuse(what, "holds a NUL character", "Remove it.", line=text.count("\n", 0, at) + 1)
+    if (lone := _SURROGATE.search(text)) is not None:
+        line = text.count("\n", 0, lone.start()) + 1
+        raise refuse(what, "holds half of a surrogate pair, which is not Unicode", "Remove it.", line=line)
+    return text.removeprefix("\ufeff")
+
+
+def is_bad_text(text: str) -> bool:
+    """Whether the text holds a NUL character or half of a surrogate pair, which no system passes on intact."""
+    return _BAD_TEXT.search(text) is not None
+
+
+def settle(value: Raw, limits: Limits) -> Json:
+    """Return a parsed value as JSON within the limits, versions as they were written."""
+    seen = 0
+
+    def visit(part: Raw, place: str, key: str, depth: int) -> Json:
+        nonlocal seen
+        seen += 1
+        if seen > limits.nodes:
+            raise limits.too_many()
+        if depth > limits.depth and isinstance(part, Mapping | list):
+            raise limits.too_deep()
+        match part:
+            case Mapping():
+                if any(is_bad_text(name) for name in part):
+                    raise refuse(limits.what, BAD_TEXT, "Remove it.", place=place)
+                return {name: visit(inner, join(place, name), name, depth + 1) for name, inner in part.items()}
+            case str() | bool() | None | int() | float():
+                return _scalar(part, key, place, limits.what)
+            case datetime() | date() | time():
+                return part.isoformat()
+            case _:
+                return [visit(inner, join(place, index), "", depth + 1) for index, inner in enumerate(part)]
+
+    return visit(value, "", "", 1)
+
+
+def _scalar(value: None | bool | int | float | str, key: str, place: str, what: str) -> Json:  # noqa: PYI041 - both are matched
+    match value:
+        case WrittenFloat() if key == "version":
+            return value.text
+        case float() if not math.isfinite(value):
+            raise refuse(what, "a number that is not finite", "Write a finite number, or text.", place=place)
+        case WrittenFloat():
+            return float(value)
+        case str() if is_bad_text(value):
+            raise refuse(what, BAD_TEXT, "Remove it.", place=place)
+        case int() if abs(value) >= 10**MAX_DIGITS:
+            raise refuse(what, f"a number of more than {MAX_DIGITS} digits", "Write it as text.", place=place)
+        case _:
+            return value

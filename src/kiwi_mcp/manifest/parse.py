@@ -1,0 +1,268 @@
+"""A mapping as an author wrote it, in any spelling Kiwi has ever had, to the one manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.manifest.document import join
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.parameters import to_schema
+from kiwi_mcp.manifest.sheets import Sheet, Sheets, load_sheets
+
+PARAMETER_WORDS = ("parameters", "input_schema", "inputs", "config_schema")
+"""Where parameters may be declared; the first one present counts."""
+WORDS = {
+    "tool_id", "tool_type", "version", "executor", "executor_id", "name", "description", "category", "tags", "config",
+    "outputs", "output_schema", "requires", "dependencies", "mutates_state", "effect", "validation",
+    "child_constraints", "env_config", "entrypoint", *PARAMETER_WORDS,
+}  # fmt: skip
+METADATA = {
+    "author", "authors", "created_at", "updated_at", "capabilities", "license", "homepage", "repository", "subcategory",
+    "namespace", "visibility", "changelog", "isolation", "examples", "deprecated", "annotations", "title", "extensions",
+    "system_only", "scope_required", "signature", "documentation", "icon", "is_official", "is_builtin",
+}  # fmt: skip
+"""Words that say something about an item and change nothing about how it runs."""
+
+_PERMISSION = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_SECRET_WORD = {"bearer": "token", "basic": "password"}
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The manifest while it is being read."""
+
+    written: JsonObject
+    sheets: Sheets
+    lines: Mapping[str, int]
+    issues: list[Issue] = field(default_factory=list)
+
+    def fault(self, place: str, reason: str, fix: str) -> None:
+        self.issues.append(Issue(place, reason, fix, line=self.lines.get(place)))
+
+    def warn(self, place: str, reason: str, fix: str) -> None:
+        self.issues.append(Issue(place, reason, fix, "warning", self.lines.get(place)))
+
+    def text(self, word: str) -> str:
+        """Return the text of a word; a number is the text it was written as."""
+        match self.written.get(word):
+            case None:
+                return ""
+            case str() as text:
+                return text
+            case bool() | Mapping() | list():
+                self.fault(word, "is not text", "Write text.")
+                return ""
+            case other:
+                return text_of(other)
+
+    def object(self, word: str) -> JsonObject:
+        """Return the mapping of a word; nothing written is an empty one."""
+        value = self.written.get(word)
+        if value is not None and not isinstance(value, Mapping):
+            self.fault(word, "is not a mapping", "Write `key: value` pairs.")
+        return as_object(value)
+
+
+def parse(
+    written: JsonObject,
+    *,
+    stem: str,
+    category: str = "",
+    lines: Mapping[str, int] | None = None,
+    sheets: Sheets | None = None,
+) -> Manifest:
+    """Return the manifest of a mapping; what is wrong with it stands in its `issues`."""
+    reading = _Reading(written, sheets or load_sheets(), lines or {})
+    tool_type, executor, config = _kind(reading)
+    sheet = reading.sheets.get(tool_type)
+    packages, permissions = _needs(reading, config)
+    config = _config(_with_entrypoint(reading, config, sheet), sheet, packages)
+    parameters, outputs = _parameters(reading), _outputs(reading)
+    _report_unknown(reading, sheet)
+    return Manifest(
+        tool_id=reading.text("tool_id") or reading.text("name") or stem,
+        tool_type=tool_type,
+        version=reading.text("version"),
+        executor=executor,
+        name=reading.text("name"),
+        description=reading.text("description").strip(),
+        category=_category(reading, category),
+        tags=_tags(reading),
+        config=config,
+        parameters=parameters,
+        outputs=outputs,
+        requires=permissions,
+        mutates_state=_mutates_state(reading),
+        effect=reading.text("effect") or (sheet.effect if sheet else ""),
+        validation=_validation(reading),
+        env_config=reading.object("env_config"),
+        extra={word: value for word, value in written.items() if word not in WORDS},
+        written=written,
+        issues=tuple(reading.issues),
+    )
+
+
+def _kind(reading: _Reading) -> tuple[str, str | None, JsonObject]:
+    """Return the type, the executor and the config, whatever each was called."""
+    config = reading.object("config")
+    executor = reading.written.get("executor_id", reading.written.get("executor"))
+    tool_type, implied = reading.sheets.canonical(reading.text("tool_type"))
+    match executor:
+        case Mapping():
+            # The first form of manifests: the executor's own words stand below it, with its type.
+            word = as_text(executor.get("type")) or tool_type
+            meant, own = reading.sheets.canonical(word)
+            sheet = reading.sheets.get(meant)
+            implied = own or implied or (sheet.default_executor if sheet else "")
+            inner = {key: value for key, value in executor.items() if key != "type"}
+            return tool_type or meant, implied or None, {**inner, **config}
+        case str():
+            return tool_type, executor or None, config
+        case None:
+            return tool_type, implied or None, config
+        case _:
+            reading.fault("executor", "is not the name of an item", "Write the executor's tool_id.")
+            return tool_type, implied or None, config
+
+
+def _needs(reading: _Reading, config: JsonObject) -> tuple[list[Json], tuple[str, ...]]:
+    """Return the packages and the permissions an item asks for; both were called `requires` at some time."""
+    packages: list[Json] = []
+    permissions: list[str] = []
+    for item in as_list(reading.written.get("requires")):
+        if isinstance(item, str) and _PERMISSION.fullmatch(item):
+            permissions.append(item)
+        else:
+            packages.append(item)
+    for source in (reading.written.get("dependencies"), config.get("dependencies")):
+        packages += [_package(item) for item in as_list(source)]
+    return packages, tuple(permissions)
+
+
+def _package(item: Json) -> Json:
+    match item:
+        case {"name": str() as name, "version": str() as version}:
+            return f"{name}{version}" if version[:1] in "<>=!~^@" else f"{name}=={version}"
+        case {"name": str() as name}:
+            return name
+        case _:
+            return item
+
+
+def _config(config: JsonObject, sheet: Sheet | None, packages: Sequence[Json]) -> JsonObject:
+    settled = {word: value for word, value in config.items() if word != "dependencies"}
+    match settled.get("requires"):
+        case Mapping() as needs:
+            # The first form named commands, variables and packages below one word.
+            settled.pop("requires")
+            packages = [*as_list(needs.get("packages")), *packages]
+            for word, target in (("commands", "commands"), ("environment", "variables")):
+                if word in needs:
+                    settled.setdefault(target, needs[word])
+        case str() | bool() | int() | float():
+            return settled
+        case listed:
+            packages = [*(_package(item) for item in as_list(listed)), *packages]
+    if packages or "requires" in settled:
+        settled.pop("requires", None)
+        settled[_packages_word(sheet)] = list({text_of(item): item for item in packages}.values())
+    if "endpoint" in settled and "url" not in settled:
+        settled["url"] = settled.pop("endpoint")
+    if isinstance(auth := settled.get("auth"), Mapping):
+        settled["auth"] = _auth(auth)
+    return settled
+
+
+def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: Sheet | None) -> JsonObject:
+    """Return the config with an `entrypoint` that was written beside it, in a type that has one."""
+    entrypoint = reading.text("entrypoint")
+    if not entrypoint or "entrypoint" in config or (sheet is not None and "entrypoint" not in sheet.words):
+        return config
+    return {**config, "entrypoint": entrypoint}
+
+
+def _packages_word(sheet: Sheet | None) -> str:
+    words = sheet.words if sheet else ()
+    return "default_packages" if "requires" not in words and "default_packages" in words else "requires"
+
+
+def _auth(auth: JsonObject) -> JsonObject:
+    variable = auth.get("env_var")
+    if not isinstance(variable, str):
+        return auth
+    word = _SECRET_WORD.get(as_text(auth.get("type")), "key")
+    return {word: f"${{{variable}}}", **{key: value for key, value in auth.items() if key != "env_var"}}
+
+
+def _parameters(reading: _Reading) -> JsonObject:
+    word = next((word for word in PARAMETER_WORDS if reading.written.get(word) is not None), "parameters")
+    schema, issues = to_schema(reading.written.get(word), word)
+    reading.issues += [replace(issue, line=_line(reading.lines, issue.place)) for issue in issues]
+    return schema
+
+
+def _line(lines: Mapping[str, int], place: str) -> int | None:
+    while place and place not in lines:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return lines.get(place)
+
+
+def _outputs(reading: _Reading) -> JsonObject:
+    value = reading.written.get("outputs", reading.written.get("output_schema"))
+    if isinstance(value, str | bool | int | float):
+        reading.fault("outputs", "is not a schema", "Write a JSON Schema, or `format` and `schema`.")
+    listed = as_list(value)
+    return {"type": "object", "properties": _named(listed)} if listed else as_object(value)
+
+
+def _named(listed: Sequence[Json]) -> JsonObject:
+    items = [as_object(item) for item in listed]
+    return {
+        as_text(item.get("name")): {word: inner for word, inner in item.items() if word != "name"} for item in items
+    }
+
+
+def _category(reading: _Reading, folder: str) -> str:
+    written = reading.text("category")
+    if written and folder and written != folder:
+        reason = f"says {written!r}, and the file is in the folder {folder!r}"
+        reading.warn("category", reason, f"Write `category: {folder}`, or move the file.")
+    return folder or written
+
+
+def _tags(reading: _Reading) -> tuple[str, ...]:
+    value = reading.written.get("tags")
+    listed: Sequence[Json] = [part.strip() for part in value.split(",")] if isinstance(value, str) else as_list(value)
+    if value is not None and (not all(isinstance(tag, str) for tag in listed) or (not listed and value != [])):
+        reading.fault("tags", "is not a list of texts", "Write `tags: [one, two]`.")
+    return tuple(tag for tag in listed if isinstance(tag, str) and tag)
+
+
+def _mutates_state(reading: _Reading) -> bool:
+    value = reading.written.get("mutates_state", False)
+    if not isinstance(value, bool):
+        reading.fault("mutates_state", f"{value!r} is not true or false", "Write `true` or `false`.")
+    return value is True
+
+
+def _validation(reading: _Reading) -> JsonObject:
+    validation = reading.object("validation")
+    constraints = reading.object("child_constraints")
+    return {"child_constraints": constraints, **validation} if constraints else validation
+
+
+def _report_unknown(reading: _Reading, sheet: Sheet | None) -> None:
+    below = sheet.words if sheet else ()
+    for word in reading.written:
+        if word in WORDS or word in METADATA:
+            continue
+        if word in below:
+            reading.fault(word, f"`{word}` belongs under `config`", f"Write it as `{join('config', word)}`.")
+        else:
+            hint = did_you_mean(word, WORDS)
+            reading.warn(word, f"{word!r} is not a word Kiwi knows; it is kept and does nothing", f"{hint}Remove it.")

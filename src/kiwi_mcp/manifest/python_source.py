@@ -1,0 +1,211 @@
+"""Metadata inside a Python file: read from its syntax tree, never by running it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, Limits, settle
+from kiwi_mcp.manifest.json_text import read_toml
+from kiwi_mcp.manifest.python_parameters import parameters_of
+from kiwi_mcp.manifest.yaml import read_yaml
+
+MAX_SOURCE = 2_000_000
+
+DUNDERS: Mapping[str, str] = {
+    "__tool_id__": "tool_id",
+    "__version__": "version",
+    "__tool_type__": "tool_type",
+    "__executor_id__": "executor",
+    "__executor__": "executor",
+    "__category__": "category",
+    "__description__": "description",
+    "__tool_description__": "description",
+    "__tags__": "tags",
+    "__author__": "author",
+    "__parameters__": "parameters",
+    "__config__": "config",
+    "__mutates_state__": "mutates_state",
+    "__effect__": "effect",
+}
+"""Names that hold metadata and nothing else; any one of them makes a file an item."""
+CONSTANTS: Mapping[str, str] = {
+    "CONFIG": "config",
+    "CONFIG_SCHEMA": "config_schema",
+    "ENV_CONFIG": "env_config",
+    "INPUT_SCHEMA": "input_schema",
+    "PARAMETERS": "parameters",
+    "OUTPUTS": "outputs",
+    "VALIDATION": "validation",
+    "DEPENDENCIES": "dependencies",
+    "REQUIRES": "requires",
+    "MUTATES_STATE": "mutates_state",
+    "CAPABILITIES": "capabilities",
+    "SYSTEM_ONLY": "system_only",
+    "SCOPE_REQUIRED": "scope_required",
+}
+"""Names that hold metadata in an item, and may be anything in another file."""
+
+_YAML_KEY = re.compile(r"^\s*(?:tool_id|tool_type)\s*:", re.MULTILINE)
+_SCRIPT_BLOCK = re.compile(r"^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)*?)^# ///\s*$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class PythonSource:
+    """What a Python file says about itself: its words, their lines, what is wrong, and whether it is an item."""
+
+    value: dict[str, Json] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    issues: list[Issue] = field(default_factory=list)
+    is_item: bool = False
+
+
+def may_be_item(text: str) -> bool:
+    """Whether a Python file mentions any word of metadata, so that it is worth reading."""
+    return any(name in text for name in DUNDERS) or _YAML_KEY.search(text) is not None
+
+
+def read_python(text: str, *, what: str) -> PythonSource:
+    """Return the metadata of a Python file; a file that does not parse has an issue with its line."""
+    source = PythonSource(is_item=may_be_item(text))
+    try:
+        tree = _tree(text)
+    except SyntaxError as error:
+        reason = f"Python cannot read it: {error.msg}"
+        source.issues.append(Issue(what, reason, "Mend the syntax (Python 3).", line=error.lineno))
+        return source
+    except (ValueError, MemoryError, RecursionError):
+        reason = "too large or too deeply nested to be read"
+        source.issues.append(Issue(what, reason, "Make the file simpler, or put its metadata into a tool.yaml."))
+        return source
+    _read_docstring(tree, source, what)
+    source.is_item = "tool_id" in source.value or "tool_type" in source.value
+    _read_assignments(tree, source)
+    _read_script_block(text, source, what)
+    if not {"parameters", "inputs", "input_schema", "config_schema"} & source.value.keys():
+        source.value["parameters"] = parameters_of(tree, text)
+    return source
+
+
+def _tree(text: str) -> ast.Module:
+    if len(text) > MAX_SOURCE:
+        raise ValueError
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the author's source is warned about is not this reader's to print
+        return ast.parse(text)
+
+
+def _read_docstring(tree: ast.Module, source: PythonSource, what: str) -> None:
+    match tree.body[:1]:
+        case [ast.Expr(value=ast.Constant(value=str() as raw, lineno=line))]:
+            text = inspect.cleandoc(raw)
+        case _:
+            return
+    if _YAML_KEY.search(text) is None:
+        if paragraph := " ".join(part.strip() for part in text.partition("\n\n")[0].splitlines()):
+            source.value["description"] = paragraph
+        return
+    offset = line - 1 + len(raw) - len(raw.lstrip("\n")) if raw.startswith("\n") else line - 1
+    try:
+        document = read_yaml(text, what=what)
+    except InvalidManifest as error:
+        raise InvalidManifest(what, [shifted(issue, offset) for issue in error.issues]) from None
+    if isinstance(document.value, Mapping):
+        source.value.update(document.value)
+        source.lines.update({place: number + offset for place, number in document.lines.items()})
+
+
+def shifted(issue: Issue, offset: int) -> Issue:
+    """Return an issue of an embedded text with the line it has in the whole file."""
+    line = issue.line + offset if issue.line is not None else None
+    return Issue(issue.place, issue.reason, issue.fix, issue.severity, line)
+
+
+def _read_assignments(tree: ast.Module, source: PythonSource) -> None:
+    seen: set[str] = set()
+    for name, value, line in _assignments(tree):
+        word = DUNDERS.get(name) or CONSTANTS.get(name)
+        if word is None:
+            continue
+        source.is_item = source.is_item or name in DUNDERS
+        if name in seen:
+            reason = f"`{name}` is assigned twice; the last one counts"
+            source.issues.append(Issue(word, reason, "Keep one of them.", "warning", line))
+        seen.add(name)
+        try:
+            source.value[word] = _literal(value, name)
+            source.lines[word] = line
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, InvalidManifest):
+            source.issues.append(_not_literal(name, word, line))
+
+
+def _not_literal(name: str, word: str, line: int) -> Issue:
+    reason = f"`{name}` is not a plain literal, and metadata is read without running the file"
+    fix = "Write a literal: text, a number, true or false, a list or a dict of these."
+    return Issue(word, reason, fix, "error" if name in DUNDERS else "warning", line)
+
+
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        yield target.id, value, statement.lineno
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value, statement.lineno
+
+
+def _literal(node: ast.expr, name: str) -> Json:
+    return settle(_as_json(ast.literal_eval(node)), Limits(name, MAX_NODES, MAX_DEPTH))
+
+
+def _as_json(value: object) -> Json:
+    match value:
+        case None | bool() | str() | int() | float():
+            return value
+        case list() | tuple():
+            return [_as_json(inner) for inner in value]
+        case dict():
+            return {_key(key): _as_json(inner) for key, inner in value.items()}
+        case _:
+            raise TypeError
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError
+    return key
+
+
+def _read_script_block(text: str, source: PythonSource, what: str) -> None:
+    """Add the dependencies that an inline script block declares (PEP 723)."""
+    found = _SCRIPT_BLOCK.search(text)
+    if found is None:
+        return
+    block = "".join(
+        line[2:] if line.startswith("# ") else line[1:] for line in found["content"].splitlines(keepends=True)
+    )
+    try:
+        table = read_toml(block, what=what).value
+    except InvalidManifest as error:
+        offset = text.count("\n", 0, found.start("content"))
+        source.issues += [shifted(issue, offset) for issue in error.issues]
+        return
+    declared = table.get("dependencies") if isinstance(table, Mapping) else None
+    if isinstance(declared, list):
+        present = source.value.get("dependencies")
+        source.value["dependencies"] = [*(present if isinstance(present, list) else []), *declared]
+
+
+def legacy_words(source: PythonSource) -> JsonObject:
+    """Return what an old script is when it says nothing: Python, run by its runtime, in a first version."""
+    defaults: JsonObject = {"tool_type": "script", "executor": "python_runtime", "version": "1.0.0"}
+    return {**defaults, **source.value}

@@ -1,0 +1,211 @@
+"""YAML, read as the strict part of it that holds JSON: no tags, no merges, no guesses about types, within limits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+from yaml.cyaml import CSafeLoader
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.manifest.document import (
+    BAD_TEXT,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_NODES,
+    Document,
+    Limits,
+    is_bad_text,
+    join,
+    readable,
+    refuse,
+)
+
+_CORE = "tag:yaml.org,2002:"
+_WORDS: dict[str, bool | None] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_KINDS: dict[str, tuple[type, ...]] = {
+    f"{_CORE}null": (type(None),), f"{_CORE}bool": (bool,), f"{_CORE}int": (int,), f"{_CORE}float": (int, float),
+}  # fmt: skip
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+
+
+def read_yaml(
+    text: str, *, what: str, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH
+) -> Document:
+    """Return the one document a YAML text holds, and the lines of its parts; nothing but JSON values comes out.
+
+    Only `true`, `false`, `null`, `~` and JSON numbers have a type; `no`, `1:30`, `0x10` and dates are text, keys are
+    text, and a `version` is the text that was written.
+    """
+    reader = _Reader(Limits(what, max_nodes, max_depth))
+    try:
+        events = yaml.parse(readable(text, what=what, max_bytes=max_bytes), Loader=CSafeLoader)
+        return Document(reader.read(events), reader.lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark is not None else None
+        reason = " ".join(filter(None, (error.context, error.problem)))
+        raise refuse(what, f"not YAML: {reason}", "Mend the YAML at this line.", line=line) from None
+    except yaml.YAMLError as error:
+        raise refuse(what, f"not YAML: {error}", "Remove the character.") from None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Builds one value from the parser's events, counting as it goes."""
+
+    limits: Limits
+    lines: dict[str, int] = field(default_factory=dict)
+    anchors: dict[str, tuple[Json, int, int]] = field(default_factory=dict)
+    """Each anchor's value, how many nodes it is, and how many levels it has below it."""
+    seen: int = 0
+    deepest: int = 0
+
+    def read(self, events: Iterator[Event]) -> Json:
+        value: Json = None
+        documents = 0
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                first = next(events)
+                if documents == 0:
+                    value = self.node(first, events, "", "", 1)
+                elif not (isinstance(first, ScalarEvent) and first.value == "" and first.tag is None):
+                    raise self.fault(event, "", "holds a second document", "Keep one document in a file.")
+                documents += 1
+            elif isinstance(event, StreamEndEvent):
+                break
+        return value
+
+    def node(self, event: Event, events: Iterator[Event], place: str, key: str, depth: int) -> Json:
+        if isinstance(event, AliasEvent):
+            return self.alias(event, place, depth)
+        before, outer = self.seen, self.deepest
+        self.deepest = depth
+        self.count(1)
+        value: Json
+        match event:
+            case ScalarEvent():
+                value = self.scalar(event, place, key)
+            case SequenceStartEvent():
+                self.enter(event, place, "seq", depth)
+                value = self.sequence(events, place, depth)
+            case MappingStartEvent():
+                self.enter(event, place, "map", depth)
+                value = self.mapping(events, place, depth)
+            case _:
+                raise self.fault(event, place, "cannot be read", "Write a mapping, a list or a value.")
+        if event.anchor:
+            # Registered when complete, so a node can never contain itself.
+            self.anchors[event.anchor] = (value, self.seen - before, self.deepest - depth)
+        self.deepest = max(self.deepest, outer)
+        return value
+
+    def sequence(self, events: Iterator[Event], place: str, depth: int) -> list[Json]:
+        found: list[Json] = []
+        for event in events:
+            if isinstance(event, SequenceEndEvent):
+                break
+            inner = join(place, len(found))
+            self.lines[inner] = _line(event)
+            found.append(self.node(event, events, inner, "", depth + 1))
+        return found
+
+    def mapping(self, events: Iterator[Event], place: str, depth: int) -> dict[str, Json]:
+        found: dict[str, Json] = {}
+        for event in events:
+            if isinstance(event, MappingEndEvent):
+                break
+            key = self.key(event, place)
+            inner = join(place, key)
+            if key in found:
+                raise self.fault(event, inner, f"the key {key!r} stands twice", "Keep one of them.")
+            self.lines[inner] = _line(event)
+            found[key] = self.node(next(events), events, inner, key, depth + 1)
+        return found
+
+    def key(self, event: Event, place: str) -> str:
+        self.count(1)
+        if not isinstance(event, ScalarEvent):
+            raise self.fault(event, place, "a key that is not text", "Write keys as plain text.")
+        if event.value == "<<" and event.implicit[0]:
+            raise self.fault(event, place, "merge keys (`<<`) are not read", "Write the keys out.")
+        if event.tag not in {None, "!", f"{_CORE}str"}:
+            raise self.fault(event, place, f"the tag {event.tag!r} is not read", "Remove the tag.")
+        return self.text(event, place)
+
+    def text(self, event: ScalarEvent, place: str) -> str:
+        if is_bad_text(event.value):  # an escape such as "\0" makes what the source did not hold
+            raise self.fault(event, place, BAD_TEXT, "Remove it.")
+        return str(event.value)
+
+    def scalar(self, event: ScalarEvent, place: str, key: str) -> Json:
+        if event.tag is None and event.implicit[0]:
+            return _plain(event.value, is_version=key == "version")
+        if event.tag in {None, "!", f"{_CORE}str"}:
+            return self.text(event, place)
+        value = _plain(event.value, is_version=False)
+        kind = _KINDS.get(event.tag)
+        if kind is None:
+            raise self.fault(event, place, f"the tag {event.tag!r} is not read", "Remove the tag.")
+        if not isinstance(value, kind):
+            raise self.fault(event, place, f"{event.value!r} is not what its tag says", "Remove the tag.")
+        return value
+
+    def alias(self, event: AliasEvent, place: str, depth: int) -> Json:
+        if event.anchor not in self.anchors:
+            raise self.fault(event, place, f"the alias `*{event.anchor}` names nothing above it", "Write it out.")
+        value, size, height = self.anchors[event.anchor]
+        self.count(size)
+        self.deepest = max(self.deepest, depth + height)
+        if depth + height > self.limits.depth:
+            raise self.limits.too_deep(_line(event))
+        return value
+
+    def enter(self, event: SequenceStartEvent | MappingStartEvent, place: str, kind: str, depth: int) -> None:
+        if depth > self.limits.depth:
+            raise self.limits.too_deep(_line(event))
+        if event.tag not in {None, "!", _CORE + kind}:
+            raise self.fault(event, place, f"the tag {event.tag!r} is not read", "Remove the tag.")
+
+    def count(self, size: int) -> None:
+        self.seen += size
+        if self.seen > self.limits.nodes:
+            raise self.limits.too_many()
+
+    def fault(self, event: Event, place: str, reason: str, fix: str) -> InvalidManifest:
+        return refuse(self.limits.what, reason, fix, place=place, line=_line(event))
+
+
+def _line(event: Event) -> int:
+    return event.start_mark.line + 1 if event.start_mark is not None else 1
+
+
+def _plain(text: str, *, is_version: bool) -> Json:
+    if text in _WORDS:
+        return _WORDS[text]
+    found = _NUMBER.fullmatch(text)
+    if found is None or is_version:
+        return text
+    if found.group(1) is None and found.group(2) is None:
+        return int(text) if len(text.lstrip("-")) <= MAX_DIGITS else text
+    number = float(text)
+    return number if math.isfinite(number) else text

@@ -1,0 +1,58 @@
+"""One rule for names and paths."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
+
+
+@pytest.mark.case("PATH-01")
+@pytest.mark.parametrize(
+    "text",
+    ["../x", "a/b", "", ".", "..", "con", "nul", "aux", "com1", "lpt9", "a" * 300, "a\0", "Upper", "_a", "a b", "a\n"],
+)
+def test_what_cannot_name_an_item(text: str) -> None:
+    assert not is_tool_id(text)
+
+
+@pytest.mark.case("UNI-01")
+@pytest.mark.parametrize("text", ["\uff52eader", "\ufb01le", "a\u0301b", "\u0440\u0430ypal", "a\u200bb", "\u0661"])
+def test_names_are_ascii(text: str) -> None:
+    assert not is_tool_id(text)
+
+
+@pytest.mark.parametrize("text", ["a", "email_enricher", "my-tool", "0a", "a" * 128, "console", "com10"])
+def test_what_may_name_an_item(text: str) -> None:
+    assert is_tool_id(text)
+
+
+@pytest.mark.case("PATH-02")
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "C:/x", "C:x", "\\\\server\\x", "a\\b", "~/x", "~root", "../x", "a/../b", "a/./b", ".", "", "a/",
+     "a//b", "x.", "x ", "a./b", "a\nb", "a\0", "a\x7f", "lib/con", "nul.txt", "/".join("a" * 17), "a" * 256],
+)  # fmt: skip
+def test_paths_that_could_leave_or_confuse_are_refused(path: str) -> None:
+    assert not is_safe_path(path)
+
+
+@pytest.mark.parametrize("path", ["main.py", "lib/clearbit.py", ".env.example", "a b/c.txt", "données/é.md", "[id].js"])
+def test_plain_relative_paths_are_fine(path: str) -> None:
+    assert is_safe_path(path)
+
+
+@given(path=st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_safe_path_never_climbs(path: str) -> None:
+    if is_safe_path(path):
+        assert ".." not in path.split("/")
+        assert not path.startswith(("/", "~"))
+        assert "\\" not in path
+
+
+def test_the_nearest_word_is_offered_whatever_its_case() -> None:
+    assert did_you_mean("get", ["GET", "POST"]) == "Did you mean `GET`? "
+    assert did_you_mean("zzz", ["GET", "POST"]) == ""
