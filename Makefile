@@ -1,0 +1,37 @@
+# `make setup` prepares this folder, `make check` answers in about a minute, `make test` runs everything.
+
+# The interpreters and packages of this folder come first, for the tools that the tests and the demo start.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: setup demo check test bench reference lock clean
+.NOTPARALLEL:
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@python scripts/demo.py
+
+check: setup
+	@ruff check .
+	@ruff format --check --quiet .
+	@mypy
+	@lint-imports --no-logo
+	@pytest -q -n 2 -m "not full"
+
+test: check
+	@scripts/setup.sh --test
+	@pytest -q -n 2 -m full
+
+bench: setup
+	@python benchmarks/run.py
+
+reference: setup
+	@python scripts/reference.py
+
+lock: setup
+	@scripts/lock.sh
+
+clean:
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache dist build
+	@find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
