@@ -157,6 +157,21 @@ def test_a_hostile_pattern_is_harmless_or_gone() -> None:
     assert monotonic() - started < 1
 
 
+def test_a_path_without_end_is_skipped() -> None:
+    made = tools_from_openapi(document({"/" + "x" * 1_000_000: {"get": {}}}), what="The document")
+    assert made.manifests == ()
+    assert len(compact(made.skipped[0].to_json())) < 1_000
+
+
+def test_a_bound_of_nineteen_digits_is_left_out() -> None:
+    text = (
+        "openapi: 3.0.0\ninfo: {title: Small}\nservers: [{url: https://small.example}]\npaths: {/x: {get: {parameters: "
+    )
+    text += "[{name: n, in: query, schema: {type: integer, maximum: 9223372036854775807}}]}}}"
+    (tool,) = tools_from_openapi(text, what="The document").manifests
+    assert as_object(as_object(tool["parameters"])["properties"]) == {"n": {"type": "integer"}}
+
+
 @pytest.mark.case("BOMB-02")
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "a: " + "[" * 5_000, "- " * 5_000])
 def test_a_document_nested_without_end_is_refused(text: str) -> None:

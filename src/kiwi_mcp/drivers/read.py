@@ -8,6 +8,7 @@ from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import NotCallable
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Report
@@ -21,6 +22,10 @@ _CONTENT_NAMES = ("directive.md", "content.md", "README.md")
 
 class Read:
     """Gives an item's text back: a directive as a program for the caller's own model, knowledge as it stands."""
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Find nothing: what is read was read when its manifest was."""
+        return ()
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""

@@ -94,16 +94,19 @@ def driver_of(chain: Chain) -> Driver:
     tool = chain.tool
     if not chain.driver:
         raise NotCallable(tool.id, tool.manifest.tool_type, "other items run on it")
-    driver = _driver(chain.driver)
+    driver = load_driver(chain.driver)
     if driver is None:
         raise DriverMissing(tool.id, chain.driver)
     return driver
 
 
 @lru_cache
-def _driver(word: str) -> Driver | None:
+def load_driver(word: str) -> Driver | None:
+    """Return the driver of that name, or None where this version has none."""
     # A word in data is a file name in code: `driver: process` is the package drivers/process.
     name = f"kiwi_mcp.drivers.{word}"
+    if not word.isidentifier():
+        return None
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:

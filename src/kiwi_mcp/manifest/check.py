@@ -96,6 +96,9 @@ def _type_faults(subject: _Subject) -> Iterator[Issue]:
     tool_type, types = subject.manifest.tool_type, subject.sheets.types()
     if not tool_type:
         yield Issue("tool_type", "is required", f"Add `tool_type`, one of {', '.join(types)}.")
+    elif "|" in tool_type and all(part.strip() in types for part in tool_type.split("|")):
+        # A template of a manifest names the types it could have; it is fine as a template, and cannot be run.
+        yield Issue("tool_type", "is a choice of types", "Choose one of them before the item is used.", "warning")
     elif subject.sheets.get(tool_type) is None:
         fix = f"{did_you_mean(tool_type, types)}Choose one of {', '.join(types)}."
         yield Issue("tool_type", f"{tool_type!r:.80} is not a type", fix)

@@ -1,4 +1,4 @@
-"""The formats that type sheets may ask of a word: addresses, paths, packages, variables, JSONPath, ranges."""
+"""The formats that type sheets may ask of a word: addresses, paths, packages, variables, ranges."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
-import jsonpath
-
 from kiwi_mcp.domain.version import Range
 from kiwi_mcp.manifest.names import is_safe_path
 from kiwi_mcp.manifest.render import pieces
 from kiwi_mcp.manifest.requirements import is_node_requirement, is_python_requirement
 from kiwi_mcp.manifest.schema import Formats
-
-MAX_JSONPATH = 1_000
 
 _SCHEMES = {"http", "https", "ws", "wss"}
 _SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f]")
@@ -58,15 +54,6 @@ def is_url(text: str) -> bool:
         return False
 
 
-def is_jsonpath(text: str) -> bool:
-    """Whether the text is a JSONPath query."""
-    try:
-        jsonpath.compile(text)
-    except (jsonpath.JSONPathError, RecursionError, ValueError):
-        return False
-    return len(text) <= MAX_JSONPATH
-
-
 def is_variable(name: str) -> bool:
     """Whether an item may name this environment variable: no loader, interpreter or shell obeys it."""
     upper = name.upper()
@@ -94,7 +81,6 @@ _REQUIREMENTS: Mapping[str, Callable[[str], bool]] = {
 def formats_for(environment: Literal["python", "node", ""]) -> Formats:
     """Return the formats of sheets, with packages as the environment writes them."""
     return (
-        ("jsonpath", is_jsonpath),
         ("path", is_safe_path),
         ("range", is_range),
         ("requirement", _REQUIREMENTS[environment]),

@@ -32,7 +32,7 @@ def read_json(
             object_pairs_hook=lambda pairs: _unique(pairs, what),
             parse_constant=lambda word: _refuse_constant(word, what),
             parse_float=WrittenFloat,
-            parse_int=lambda digits: _integer(digits, what),
+            parse_int=_integer,
         )
     except json.JSONDecodeError as error:
         raise refuse(what, f"not JSON: {error.msg}", "Mend the JSON at this line.", line=error.lineno) from None
@@ -71,7 +71,6 @@ def _refuse_constant(word: str, what: str) -> NoReturn:
     raise refuse(what, f"{word} is not JSON", "Write a finite number, or text.")
 
 
-def _integer(digits: str, what: str) -> int:
-    if len(digits.lstrip("-")) > MAX_DIGITS:
-        raise refuse(what, f"a number of more than {MAX_DIGITS} digits", "Write it as text.")
-    return int(digits)
+def _integer(digits: str) -> Raw:
+    # As in YAML: a number that not every reader keeps exactly stays text.
+    return digits if len(digits.lstrip("-")) > MAX_DIGITS else int(digits)

@@ -239,7 +239,6 @@ FORMAT_WORDS: Mapping[str, tuple[str, str]] = {
         "is not an address Kiwi can use",
         "Write http, https, ws or wss with a fixed host, or begin with one `${VARIABLE}`.",
     ),
-    "jsonpath": ("is not JSONPath", "Write a path such as `$.items[0:5]` (RFC 9535)."),
     "requirement": (
         "is not a package name with versions",
         "Write `name>=1.0` (or `name@^1.0` for Node): no addresses, paths or options.",

@@ -43,14 +43,15 @@ def _request(config: JsonObject, values: Values) -> HttpSpec:
     auth = as_object(config.get("auth"))
     template = as_text(config.get("url_template")) or as_text(config.get("url"))
     url = render_url(_with_query(template, {**as_object(config.get("query")), **_auth_query(auth)}), values)
+    body = render(config.get("body_template"), values)
     is_socket = urlsplit(url).scheme in _SOCKET_SCHEMES
     defaults = HttpSpec(method="GET", url="")
     return HttpSpec(
         method=as_text(config.get("method")).upper() or "GET",
         url=url,
         headers=_headers({**as_object(config.get("headers")), **_auth_headers(auth)}, values),
-        body=render(config["body_template"], values) if "body_template" in config else None,
-        has_body="body_template" in config,
+        body=body,
+        has_body=body is not None,
         timeout=_number(config.get("timeout"), defaults.timeout),
         max_bytes=int(_number(config.get("max_bytes"), defaults.max_bytes)),
         max_redirects=int(_number(config.get("max_redirects"), defaults.max_redirects)),

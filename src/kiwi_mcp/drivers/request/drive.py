@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.request.bind import bind_request
-from kiwi_mcp.drivers.request.transform import transform
+from kiwi_mcp.drivers.request.transform import compile_path, transform
 from kiwi_mcp.primitives import http_client
 
 _FIRST_FAILURE = 400
@@ -27,6 +29,14 @@ _HINTS = {
 
 class Request:
     """Makes the one request of an api tool."""
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Judge the path that picks the result out of a reply."""
+        try:
+            compile_path(as_text(chain.tool.manifest.config.get("response_transform")) or "$")
+        except InvalidManifest as invalid:
+            return invalid.issues
+        return ()
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the request."""
@@ -51,10 +61,24 @@ class Request:
 async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report) -> Json:
     """Return everything a stream sends, up to the limits of the plan."""
     received: list[Json] = []
-    async for item in http_client.stream(spec, secrets=secrets, report=report):
-        received.append(item)
-        report(Progress(f"{len(received)} received", done=len(received)))
+    async with aclosing(_stream(spec, secrets, report)) as stream:
+        async for item in stream:
+            received.append(item)
+            report(Progress(f"{len(received)} received", done=len(received)))
     return received
+
+
+async def _stream(spec: HttpSpec, secrets: Mapping[str, str], report: Report) -> AsyncGenerator[Json, None]:
+    match spec.stream:
+        case "sse":
+            async for event in http_client.events(spec, secrets=secrets, report=report):
+                yield {"event": event.event, "data": event.data, "id": event.id}
+        case "lines":
+            async for line in http_client.lines(spec, secrets=secrets, report=report):
+                yield line
+        case _:
+            async for message in http_client.websocket(spec, secrets=secrets):
+                yield message if isinstance(message, str) else {"base64": b64encode(message).decode("ascii")}
 
 
 def _outcome(reply: http_client.HttpReply, path: str) -> Outcome:

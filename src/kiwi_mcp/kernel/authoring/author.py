@@ -79,6 +79,7 @@ class Author:
             prefix=as_text(words.get("prefix")),
             base_url=as_text(words.get("base_url")) or None,
             only=tuple(map(text_of, as_list(words.get("only")))),
+            auth=as_object(words.get("auth")),
         )
         category = as_text(words.get("category"))
         drafts = dict(

@@ -9,7 +9,7 @@ from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.drivers.process.syntax import check_syntax
+from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.manifest.check import check
 
 
@@ -48,10 +48,13 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
             executor_missing=missing is not None,
         )
     )
-    if missing is not None and not any(issue.place == "executor" for issue in issues):
+    sheet = catalog.sheets.get(tool.manifest.tool_type)
+    if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
         issues.append(Issue("executor", missing.message, missing.suggestion))
-    if below and not any(issue.is_error for issue in issues):
-        issues += await check_syntax(Chain((tool, *below.links), driver="process"), catalog.space)
+    driver = load_driver(sheet.driver) if sheet else None
+    if driver and sheet and not any(issue.is_error for issue in issues):
+        links = (tool, *below.links) if below else (tool,)
+        issues += await driver.check(Chain(links, sheet.driver), catalog.space)
     return Verdict(tuple(issues))
 
 

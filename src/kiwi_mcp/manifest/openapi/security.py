@@ -25,11 +25,11 @@ class Credentials:
         return is_auth or slot.wire.lower() in {name.lower() for name in taken}
 
 
-def credentials_of(api: Api, operation: Operation, prefix: str) -> Credentials:
-    """Return the first way to authenticate that the words of an api tool can say."""
+def credentials_of(api: Api, operation: Operation, prefix: str, auth: JsonObject) -> Credentials:
+    """Return the first way to authenticate that the words of an api tool can say; `auth` where none is asked for."""
     ways = as_list(operation.words.get("security", api.root.get("security")))
     if not ways:
-        return Credentials()
+        return Credentials(auth)
     for way in ways:
         if (found := _expressed(api, list(as_object(way)), variable_name(prefix))) is not None:
             return found

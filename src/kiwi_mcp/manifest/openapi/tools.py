@@ -20,9 +20,11 @@ from kiwi_mcp.manifest.schema import schema_faults
 
 MAX_DESCRIPTION = 400
 MAX_SCHEMA_BYTES = 48_000
+MAX_MANIFEST_BYTES = 128_000
 
 _MAX_PREFIX = 40
 _MAX_TAGS = 5
+_MAX_PLACE = 300
 _DEPTHS = (12, 5, 3, 2, 1, 0, -1)
 """How deep schemas are spelled out: as deep as fits. A body goes one level deeper, so the last makes it bare too."""
 
@@ -42,6 +44,7 @@ class _Wish:
     prefix: str
     base_url: str | None
     only: frozenset[str]
+    auth: JsonObject
 
     def names(self, tool_id: str, operation: Operation) -> bool:
         return not self.only.isdisjoint({tool_id, operation.name, operation.place})
@@ -57,15 +60,23 @@ class _Shape:
 
 
 def tools_from_openapi(
-    text: str, *, what: str, prefix: str = "", base_url: str | None = None, only: Collection[str] = ()
+    text: str,
+    *,
+    what: str,
+    prefix: str = "",
+    base_url: str | None = None,
+    only: Collection[str] = (),
+    auth: JsonObject | None = None,
 ) -> OpenApiImport:
     """Return an api tool for each operation of an OpenAPI 3 document, in JSON or YAML.
 
     `base_url` takes the place of the document's servers; a relative server is added to it. `only` chooses operations
-    by operationId, by tool id or as `GET /path`, deprecated ones too.
+    by operationId, by tool id or as `GET /path`, deprecated ones too. `auth` is how to authenticate where the
+    document asks for nothing.
     """
     api = read_api(text, what=what)
-    wish = _Wish(snake(prefix)[:_MAX_PREFIX].strip("_") or short_name(api.title), base_url, frozenset(only))
+    name = snake(prefix)[:_MAX_PREFIX].strip("_") or short_name(api.title)
+    wish = _Wish(name, base_url, frozenset(only), auth or {})
     operations = tuple(api.operations())
     # Names are given before operations are chosen, so that they never depend on the choice.
     by_id = dict(zip(tool_ids(wish.prefix, (each.name for each in operations)), operations, strict=True))
@@ -76,9 +87,9 @@ def tools_from_openapi(
         if wish.only and not wish.names(tool_id, operation):
             continue
         try:
-            manifests.append(_manifest(api, operation, tool_id, wish))
+            manifests.append(_bounded(_manifest(api, operation, tool_id, wish)))
         except Inexpressible as fault:
-            skipped.append(Issue(operation.place, fault.reason, fault.fix, "warning"))
+            skipped.append(Issue(operation.place[:_MAX_PLACE], fault.reason, fault.fix, "warning"))
     return OpenApiImport(tuple(manifests), tuple(skipped))
 
 
@@ -98,7 +109,7 @@ def _manifest(api: Api, operation: Operation, tool_id: str, wish: _Wish) -> Json
         raise Inexpressible("it is deprecated", "Name it in `only` to import it all the same.")
     if operation.method == "trace":
         raise Inexpressible("TRACE is not a method of api tools", "Leave it out.")
-    credentials = credentials_of(api, operation, wish.prefix)
+    credentials = credentials_of(api, operation, wish.prefix, wish.auth)
     shape = _shape(api, operation, credentials)
     tags = [name for tag in as_list(words.get("tags")) if isinstance(tag, str) and (name := snake(tag)[:40])]
     return {
@@ -113,6 +124,12 @@ def _manifest(api: Api, operation: Operation, tool_id: str, wish: _Wish) -> Json
         "config": _config(api, operation, credentials, shape, wish),
         "parameters": shape.parameters,
     }
+
+
+def _bounded(manifest: JsonObject) -> JsonObject:
+    if len(compact(manifest)) > MAX_MANIFEST_BYTES:
+        raise Inexpressible("its address and names are longer than a manifest may be", "Write this tool by hand.")
+    return manifest
 
 
 def _shape(api: Api, operation: Operation, credentials: Credentials) -> _Shape:

@@ -150,6 +150,7 @@ def create(
     from_openapi: Annotated[Path | None, typer.Option(help="Make api tools from an OpenAPI 3 document.")] = None,
     prefix: Annotated[str | None, typer.Option(help="With --from-openapi: what every name begins with.")] = None,
     base_url: Annotated[str | None, typer.Option(help="With --from-openapi: where the service is.")] = None,
+    bearer: Annotated[str | None, typer.Option(help="With --from-openapi: the variable that holds a token.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="With --from-openapi: only these operations.")] = None,
     category: Annotated[str | None, typer.Option(help="The folder it goes to.")] = None,
     location: Location = None,
@@ -163,7 +164,8 @@ def create(
         tool_type=tool_type, executor=executor, description=description, category=category, location=location
     )
     if from_openapi:
-        words |= payload(openapi=_text(from_openapi), prefix=prefix, base_url=base_url, only=only)
+        auth: JsonObject | None = {"type": "bearer", "token": f"${{{bearer}}}"} if bearer else None
+        words |= payload(openapi=_text(from_openapi), prefix=prefix, base_url=base_url, only=only, auth=auth)
     whole = content or (manifest if not files else None)
     if whole:
         words |= {"content": _text(whole), "filename": whole.name}

@@ -92,9 +92,8 @@ def _run(content: JsonObject, screen: Screen) -> None:
         talk(f"That is the beginning of {content.get('result_characters')} characters.")
         talk(f"hint: kiwi load --type output {handle} --offset {len(as_text(result))}")
     kept = as_text(content.get("output_path"))
-    talk(
-        f"{content.get('tool_id')}: {content.get('status')} in {content.get('execution_time_ms')} ms{' · ' + kept if kept else ''}"
-    )
+    took = f"{content.get('execution_time_ms')} ms"
+    talk(f"{content.get('tool_id')}: {content.get('status')} in {took}{f' · {kept}' if kept else ''}")
 
 
 def _search(content: JsonObject, screen: Screen) -> None:
@@ -157,9 +156,8 @@ def _why(content: JsonObject, screen: Screen) -> None:
     for depth, link in enumerate(map(as_object, as_list(content.get("chain")))):
         branch = "   " * (depth - 1) + "└─ " if depth else ""
         digest = as_text(link.get("digest"))[:_SHORT]
-        screen.data(
-            f"{branch}{link['tool_id']} {link['version']}  {link['tool_type']}  {link['integrity']}  {digest}  {link['path']}"
-        )
+        state = f"{link['tool_type']}  {link['integrity']}  {digest}"
+        screen.data(f"{branch}{link['tool_id']} {link['version']}  {state}  {link['path']}")
     for name, place in as_object(content.get("variables")).items():
         screen.data(f"${{{name}}}  {place or 'not set'}")
     for change in as_list(content.get("lockfile")):

@@ -1,0 +1,76 @@
+"""What running a tool costs, against starting the same program by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel import Kernel
+from measure import Case, Measured, interleaved
+
+_BASH = "printf '%s' \"$KIWI_PARAM_text\"\n"
+_PYTHON = "import json, sys\n\n\ndef main(text):\n    return {'text': text}\n"
+_PLAIN_PYTHON = "import json, sys\n\nprint(json.dumps({'text': json.load(sys.stdin)['text']}))\n"
+
+
+def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
+    """Return the cost of a bash tool and of a Python tool, each after the plain program."""
+    with tempfile.TemporaryDirectory() as name, asyncio.Runner() as loop:
+        folder = Path(name)
+        (folder / "project").mkdir()
+        kernel = Kernel(folder / "project", user=folder / "user", cache=folder / "cache")
+        _create(loop, kernel, "bash_echo", "bash_runtime", "main.sh", _BASH)
+        _create(loop, kernel, "python_echo", "python_runtime", "main.py", _PYTHON)
+        (folder / "main.sh").write_text(_BASH, encoding="utf-8")
+        (folder / "main.py").write_text(_PLAIN_PYTHON, encoding="utf-8")
+        python = getattr(sys, "_base_executable", sys.executable)
+        by_hand = [
+            Case("bash main.sh", _spawn(["bash", str(folder / "main.sh")])),
+            Case("python main.py", _spawn([python, str(folder / "main.py")])),
+        ]
+        through = [
+            Case("bash tool through Kiwi", _run(loop, kernel, "bash_echo")),
+            Case("Python tool through Kiwi", _run(loop, kernel, "python_echo")),
+        ]
+        bash, plain = (
+            interleaved([hand, tool], turns=turns, warm=3) for hand, tool in zip(by_hand, through, strict=True)
+        )
+    return bash, plain
+
+
+def _create(loop: asyncio.Runner, kernel: Kernel, tool_id: str, runtime: str, entrypoint: str, text: str) -> None:
+    parameters: JsonObject = {
+        "tool_type": "script",
+        "executor": runtime,
+        "manifest": {
+            "version": "1.0.0",
+            "description": "Echo",
+            "config": {"entrypoint": entrypoint},
+            "parameters": [{"name": "text", "type": "string", "required": True}],
+        },
+        "files": {entrypoint: text},
+    }
+    answer = loop.run(kernel.call("execute", {"action": "create", "item_id": tool_id, "parameters": parameters}))
+    if answer.is_error:
+        raise RuntimeError(answer.content)
+
+
+def _spawn(argv: list[str]) -> Callable[[], None]:
+    def turn() -> None:
+        subprocess.run(argv, input=b'{"text": "hello"}', capture_output=True, check=True, timeout=60)
+
+    return turn
+
+
+def _run(loop: asyncio.Runner, kernel: Kernel, tool_id: str) -> Callable[[], None]:
+    def turn() -> None:
+        answer = loop.run(kernel.call("execute", {"item_id": tool_id, "parameters": {"text": "hello"}}))
+        if answer.is_error:
+            raise RuntimeError(answer.content)
+
+    return turn

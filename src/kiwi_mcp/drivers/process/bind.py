@@ -1,0 +1,127 @@
+"""From a chain's words and a caller's parameters to one process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact, text_of
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.drivers.process.build import bind_build
+from kiwi_mcp.drivers.process.environments import Environment, EnvironmentKind
+from kiwi_mcp.drivers.process.environments.node import Node
+from kiwi_mcp.drivers.process.environments.python import Python
+from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.process.words import Words, declared_env, read_words, seconds, texts
+from kiwi_mcp.manifest.render import Values, escape, render, variables
+
+KINDS: Mapping[str, EnvironmentKind] = {"python": Python(), "node": Node()}
+_SPELLED_OUT_LIMIT = 100_000
+"""The most that parameters may take as arguments or variables; the system's own limit is a little higher."""
+_NOT_IN_NAMES = re.compile(r"[\s=\0]")
+_NOT_IN_VARIABLES = re.compile(r"[^A-Za-z0-9_]")
+
+
+def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+    """Return the plan of a tool that stands on a runtime: the one process that its words and these inputs make."""
+    tool, words = chain.tool, read_words(chain.executor)
+    environment = _environment_of(tool, words, space)
+    facts = facts_of(chain, space, environment)
+    values = values_of(chain, inputs, facts)
+    base = {name: escape(value) for name, value in base_env(chain, space, environment).items()}
+    declared = {**declared_env(tool), **words.env}
+    _require_commands(tool, environment)
+    prepared: dict[str, Json] = {"result_from": words.result_from}
+    if environment.packages:
+        prepared["environment"] = environment.to_json()
+    if words.is_compiled:
+        prepared["build"] = bind_build(words, facts, environment, base).to_json()
+    spec = ProcessSpec(
+        argv=(*_command(chain, words, environment, values), *_flags(tool.id, words, inputs)),
+        cwd=str(space.project),
+        env={**_rendered(declared, values), **base, **_parameter_variables(tool.id, words, inputs)},
+        stdin=compact(dict(inputs)).encode(),
+        timeout=seconds(tool.manifest.config.get("timeout"), words.timeout),
+    )
+    return Plan(
+        identity=tool.identity,
+        tool_digest=tool.digest,
+        driver="process",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=spec,
+        inputs=inputs,
+        variables=variables(declared),
+        facts=prepared,
+        effect=tool.manifest.effect or "at_most_once",
+    )
+
+
+def _environment_of(tool: Tool, words: Words, space: Space) -> Environment:
+    kind = KINDS.get(words.environment)
+    return kind.plan(tool, words.packages, space.cache) if kind else Environment()
+
+
+def _require_commands(tool: Tool, environment: Environment) -> None:
+    for command in texts(tool.manifest.config.get("commands")):
+        find_program(command, Words(tool.id, command=()), environment)
+
+
+def _command(chain: Chain, words: Words, environment: Environment, values: Values) -> tuple[str, ...]:
+    template = words.command
+    if not template:
+        fix = "Give it `command`, or `compile_command` and `run_command`."
+        raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])
+    if chain.tool.entrypoint and not words.is_compiled and not names_entrypoint(template):
+        template = (*template, ENTRYPOINT)
+    check_words(chain, (*template, *words.compile))
+    program, *arguments = fill(template, values)
+    if words.is_compiled and program.startswith("./"):
+        return (f"{values['build']}/{program[2:]}", *arguments)
+    return (find_program(program, words, environment), *arguments)
+
+
+def _rendered(declared: Mapping[str, str], values: Values) -> dict[str, str]:
+    # A variable that is a parameter and nothing else is left out where the parameter is absent.
+    return {name: text_of(value) for name, value in as_object(render(declared, values)).items()}
+
+
+def _flags(tool_id: str, words: Words, inputs: JsonObject) -> Sequence[str]:
+    if words.params_as != "flags":
+        return ()
+    unusable = [name for name in inputs if _NOT_IN_NAMES.search(name)]
+    if unusable:
+        fix = "Use letters, digits, `_` and `-`."
+        raise InvalidArguments(tool_id, [Issue(name, "cannot be the name of an argument", fix) for name in unusable])
+    return [f"--{name}={value}" for name, value in _spelled_out(tool_id, inputs).items()]
+
+
+def _parameter_variables(tool_id: str, words: Words, inputs: JsonObject) -> Mapping[str, str]:
+    if words.params_as != "environment":
+        return {}
+    named = {name: f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}" for name in inputs}
+    if len(set(named.values())) < len(named):
+        fix = "Rename one of them: as variables they would have the same name."
+        raise InvalidArguments(tool_id, [Issue("", "two parameters differ in punctuation only", fix)])
+    return {named[name]: escape(value) for name, value in _spelled_out(tool_id, inputs).items()}
+
+
+def _spelled_out(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
+    """Return parameters as texts that fit on a command line or in variables."""
+    spelled = {name: text_of(value) for name, value in inputs.items()}
+    issues = [
+        Issue(name, "holds a NUL character", "Send it without.") for name, value in spelled.items() if "\0" in value
+    ]
+    size = sum(len(name) + len(value.encode()) for name, value in spelled.items())
+    if size > _SPELLED_OUT_LIMIT:
+        reason = f"the parameters take {size:,} bytes, and this runtime hands over at most {_SPELLED_OUT_LIMIT:,}"
+        fix = "Send less, or let the runtime say `params_as: json_stdin` and read them from standard input."
+        issues.append(Issue("", reason, fix))
+    if issues:
+        raise InvalidArguments(tool_id, issues)
+    return spelled

@@ -1,0 +1,63 @@
+"""From one process to an outcome: prepare what it needs, run it, hear what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.domain.outcome import Outcome, Report
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.drivers.process.bind import KINDS, bind_process
+from kiwi_mcp.drivers.process.build import Build, make_build
+from kiwi_mcp.drivers.process.environments import Environment
+from kiwi_mcp.drivers.process.result import Hearing
+from kiwi_mcp.drivers.process.snapshot import take_snapshot
+from kiwi_mcp.drivers.process.syntax import check_syntax
+from kiwi_mcp.primitives import subprocess
+
+
+class Process:
+    """Runs a tool's files by its runtime's words, as one process."""
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Judge the entrypoint's syntax by the runtime's own words."""
+        return await check_syntax(chain, space)
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan the process."""
+        return bind_process(chain, inputs, space)
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+    ) -> Outcome:
+        """Have the files, the dependencies and the build the plan names; then run it."""
+        assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
+        try:
+            homes = await _prepare(plan, chain, space, report)
+        except OSError as fault:
+            raise _unwritable(space, fault) from fault
+        result = await subprocess.run(plan.spec, secrets=secrets, report=report)
+        return Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
+
+
+async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Mapping[str, str]:
+    """Make what the plan needs, and return where each folder the process sees has its author's files."""
+    environment = Environment.from_json(as_object(plan.facts.get("environment")))
+    if environment.kind:
+        await KINDS[environment.kind].make(environment, report)
+    tool_files = take_snapshot(chain.tool, space.cache, linked=environment.linked)
+    runtime_files = take_snapshot(chain.executor, space.cache)
+    if build := as_object(plan.facts.get("build")):
+        await make_build(Build.from_json(build), report)
+    return {str(tool_files): str(chain.tool.origin.root), str(runtime_files): str(chain.executor.origin.root)}
+
+
+def _unwritable(space: Space, fault: OSError) -> Unavailable:
+    return Unavailable(
+        f"Kiwi cannot keep what the tool needs in {str(space.cache)!r}: {fault.strerror or fault}.",
+        suggestion="Make the folder writable, free space on its disk, or choose another cache folder.",
+    )

@@ -1,0 +1,84 @@
+"""Environments: a tool's dependencies, installed once for all tools that want the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.drivers.process.words import texts
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A folder of installed packages, named by what is in it; without packages it is only an interpreter."""
+
+    kind: str = ""
+    folder: str = ""
+    packages: tuple[str, ...] = ()
+    bin: str = ""
+    """Stands first on the PATH of the process."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Commands that mean a program of this environment, whatever the PATH says."""
+    linked: str = ""
+    """The folder of modules that must be found beside the tool's files."""
+
+    def to_json(self) -> JsonObject:
+        """Return what a plan says about it."""
+        return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked}
+
+    @classmethod
+    def from_json(cls, fact: JsonObject) -> Environment:
+        """Return the environment that a plan names, as far as making it needs."""
+        return cls(
+            kind=as_text(fact.get("kind")),
+            folder=as_text(fact.get("folder")),
+            packages=texts(fact.get("packages")),
+            linked=as_text(fact.get("linked")),
+        )
+
+
+class EnvironmentKind(Protocol):
+    """One language's way to have dependencies."""
+
+    def plan(self, tool: Tool, default_packages: Sequence[str], cache: Path) -> Environment:
+        """Name the environment that a tool needs; nothing is installed."""
+
+    def bare(self) -> Environment:
+        """Name the environment without any package."""
+
+    async def make(self, environment: Environment, report: Report) -> None:
+        """Install it, unless it is there."""
+
+
+def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:
+    """Refuse requirements that are not a name and versions: addresses, paths, options."""
+    fix = "Write a name and versions, such as `httpx>=0.27`."
+    issues = [
+        Issue("config.requires", f"{package!r} is not a package of an index", fix)
+        for package in packages
+        if not is_one(package)
+    ]
+    if issues:
+        raise InvalidManifest(f"{tool.id!r}", issues)
+
+
+def text_in(tool: Tool, path: str) -> str:
+    """Return the text of one file of a tool, empty where it has no such file."""
+    for file in tool.files:
+        if file.path == path:
+            return load_bytes(tool, file).decode("utf-8", errors="replace")
+    return ""
+
+
+def address(*parts: str) -> str:
+    """Return the name of a folder that is told apart by these parts alone."""
+    return sha256("\0".join(parts).encode()).hexdigest()

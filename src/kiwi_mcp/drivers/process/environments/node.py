@@ -1,0 +1,84 @@
+"""Node environments: one `node_modules` for each set of dependencies, made by npm, linked beside each tool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from sysconfig import get_platform
+
+from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import as_object, compact, text_of
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
+from kiwi_mcp.drivers.process.environments.install import failure, install, is_done
+from kiwi_mcp.drivers.process.once import make_once
+from kiwi_mcp.drivers.process.surroundings import search_path
+from kiwi_mcp.drivers.process.words import texts
+from kiwi_mcp.manifest.requirements import is_node_requirement
+
+_MANIFEST = "package.json"
+_MODULES = "node_modules"
+# Scripts of packages are not run: they would act at install time, before anybody allowed anything.
+_ARGUMENTS = ("install", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
+
+
+class Node:
+    """Nothing where a tool depends on nothing, else a folder of modules."""
+
+    def plan(self, tool: Tool, default_packages: Sequence[str], cache: Path) -> Environment:
+        """Name the environment by platform and dependencies."""
+        required = texts(tool.manifest.config.get("requires"))
+        wanted = {**_by_name(default_packages), **_dependencies(tool), **_by_name(required)}
+        packages = tuple(f"{name}@{versions}" for name, versions in sorted(wanted.items()))
+        refuse_others(tool, packages, is_node_requirement)
+        if not packages:
+            return self.bare()
+        folder = cache / "envs" / "node" / address(get_platform(), *packages)
+        modules = folder / _MODULES
+        return Environment("node", str(folder), packages, bin=str(modules / ".bin"), linked=str(modules))
+
+    def bare(self) -> Environment:
+        """Name no folder at all: node itself is on the PATH."""
+        return Environment(kind="node")
+
+    async def make(self, environment: Environment, report: Report) -> None:
+        """Install the dependencies, unless they are there."""
+        if environment.packages:
+            build = partial(_build, packages=environment.packages, report=report)
+            await make_once(Path(environment.folder), build, proof=_MODULES)
+
+
+def _dependencies(tool: Tool) -> Mapping[str, str]:
+    text = text_in(tool, _MANIFEST)
+    try:
+        written = as_object(json.loads(text)) if text else {}
+    except (ValueError, RecursionError) as error:
+        issue = Issue(_MANIFEST, f"is not JSON: {error}", "Write it as npm does.")
+        raise InvalidManifest(f"{tool.id!r}", [issue]) from error
+    return {name: text_of(version) for name, version in as_object(written.get("dependencies")).items()}
+
+
+def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
+    """Return `name@range` texts as a mapping; the `@` of a scope stands first and does not count."""
+    found = {}
+    for package in packages:
+        at = package.find("@", 1)
+        found[package if at < 0 else package[:at]] = "*" if at < 0 else package[at + 1 :]
+    return found
+
+
+async def _build(folder: Path, *, packages: Sequence[str], report: Report) -> None:
+    program = shutil.which("npm", path=search_path())
+    if program is None:
+        raise CommandMissing("npm", needed_by="node_runtime", install="Install Node.js with npm: https://nodejs.org.")
+    report(Progress(f"Installing {', '.join(packages)}"))
+    (folder / _MANIFEST).write_text(compact({"private": True, "dependencies": _by_name(packages)}), encoding="utf-8")
+    result = await install((program, *_ARGUMENTS), folder, report)
+    if not is_done(result):
+        raise failure(packages, result)
+    (folder / _MODULES).mkdir(exist_ok=True)

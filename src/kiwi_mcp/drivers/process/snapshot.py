@@ -1,0 +1,86 @@
+"""Snapshots: the exact bytes that were verified, in a folder of their own, from which they run.
+
+An edit of the author's files between verifying and running cannot slip in, because nobody runs the author's files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import OrderedDict
+from hashlib import sha256
+from pathlib import Path
+from stat import S_ISREG
+from uuid import uuid4
+
+from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.domain.items import Tool
+
+_LINK = "node_modules"
+_REMEMBERED = 10_000
+_verified: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
+"""The hash of each snapshot file read so far, for as long as its inode, size and times stay as they were."""
+
+
+def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+    """Return where a link's snapshot is, or will be: a folder named by all that is in it."""
+    # Not by the tool's digest alone: that one does not change when a file is signed, and the file does.
+    listed = "\n".join(f"{file.sha256} {file.is_executable} {file.path}" for file in tool.files)
+    return cache / "tools" / sha256(f"{linked}\n{listed}".encode()).hexdigest()
+
+
+def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
+    """Have a link's files as they were verified, and return their folder."""
+    folder = snapshot_folder(tool, cache, linked=linked)
+    if folder.is_dir() and _is_exact(tool, folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    try:
+        _write(tool, fresh, linked)
+        _publish(fresh, folder, tool)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _write(tool: Tool, folder: Path, linked: str) -> None:
+    folder.mkdir()
+    for file in tool.files:
+        target = folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(load_bytes(tool, file))
+        target.chmod(0o555 if file.is_executable else 0o444)
+    if linked and not (folder / _LINK).exists():
+        (folder / _LINK).symlink_to(linked)
+
+
+def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
+    try:
+        fresh.rename(folder)
+    except OSError:
+        # Another kernel was faster, which is as good; or what stands there was tampered with.
+        if _is_exact(tool, folder):
+            return
+        spoiled = fresh.with_name(f"{fresh.name}.spoiled")
+        folder.rename(spoiled)
+        fresh.rename(folder)
+        shutil.rmtree(spoiled, ignore_errors=True)
+
+
+def _is_exact(tool: Tool, folder: Path) -> bool:
+    return all(_hash(folder / file.path) == file.sha256 for file in tool.files)
+
+
+def _hash(path: Path) -> str:
+    try:
+        state = path.lstat()
+        if not S_ISREG(state.st_mode):
+            return ""
+        key = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        if key not in _verified:
+            _verified[key] = sha256(path.read_bytes()).hexdigest()
+            if len(_verified) > _REMEMBERED:
+                _verified.popitem(last=False)
+        return _verified[key]
+    except OSError:
+        return ""

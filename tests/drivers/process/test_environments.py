@@ -1,0 +1,165 @@
+"""Dependencies: which environment a tool needs, and that it is made once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import EnvironmentFailed, InvalidManifest
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.drivers.process.environments.install import installer_env
+from kiwi_mcp.drivers.process.environments.python import base_interpreter
+
+
+class Bench(Protocol):
+    reports: list[str]
+
+    def chain(
+        self, files: Mapping[str, str], runtime: str, *, tool_id: str = ..., config: JsonObject | None = None
+    ) -> Chain: ...
+    def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan: ...
+    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
+    async def drive(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
+
+
+VERSION = "import iniconfig\ndef main():\n    return iniconfig.__name__"
+
+
+def wanted(bench: Bench, files: Mapping[str, str], runtime: str = "python_runtime", **config: list[str]) -> JsonObject:
+    plan = bench.bind(bench.chain(files, runtime, config=config))
+    return as_object(plan.facts.get("environment"))
+
+
+def test_without_requirements_a_tool_runs_on_the_interpreter_below_kiwi(bench: Bench) -> None:
+    plan = bench.bind(bench.chain({"main.py": ""}, "python_runtime"))
+    assert isinstance(plan.spec, ProcessSpec)
+    assert plan.spec.argv[0] == base_interpreter()
+    assert "environment" not in plan.facts
+
+
+def test_requirements_are_gathered_from_everywhere_in_one_spelling(bench: Bench) -> None:
+    files = {"main.py": "", "requirements.txt": "# what it needs\nHTTPX >= 0.27  # fast\n\nrich\n"}
+    found = wanted(bench, files, requires=["My_Package[b] ; python_version > '3'", "rich"])
+    assert found["packages"] == ["httpx>=0.27", "my-package[b];python_version > '3'", "rich"]
+
+
+def test_tools_with_the_same_set_share_an_environment_and_others_do_not(bench: Bench) -> None:
+    one = wanted(bench, {"main.py": "1"}, requires=["b", "A-x==1"])["folder"]
+    same = wanted(bench, {"main.py": "2"}, requires=["a_X == 1", "b"])["folder"]
+    other = wanted(bench, {"main.py": "1"}, requires=["b", "a-x==2"])["folder"]
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    "line", ["-r other.txt", "--index-url=http://x", "a @ https://x/a.whl", "./local", "git+https://x"]
+)
+def test_requirements_that_are_addresses_paths_or_options_are_refused(bench: Bench, line: str) -> None:
+    with pytest.raises(InvalidManifest, match="is not a package"):
+        wanted(bench, {"main.py": "", "requirements.txt": line})
+
+
+def test_dependencies_of_node_come_from_package_json(bench: Bench) -> None:
+    manifest = json.dumps({"dependencies": {"is-odd": "^3.0.0"}, "devDependencies": {"mocha": "*"}})
+    found = wanted(bench, {"main.mjs": "", "package.json": manifest}, "node_runtime", requires=["@scope/a@1.x", "b"])
+    assert found["packages"] == ["@scope/a@1.x", "b@*", "is-odd@^3.0.0"]
+    for broken in ("{", json.dumps({"dependencies": {"a": "git+https://x"}})):
+        with pytest.raises(InvalidManifest):
+            wanted(bench, {"main.mjs": "", "package.json": broken}, "node_runtime")
+
+
+def test_an_installer_sees_where_to_fetch_from_and_no_secret() -> None:
+    passed = {"UV_INDEX_URL": "u", "HTTPS_PROXY": "p", "no_proxy": "n", "SSL_CERT_FILE": "c"}
+    seen = installer_env({**passed, "OPENAI_API_KEY": "k", "PYTHONPATH": "p", "PATH": "/bin"})
+    assert seen.keys() == {*passed, "PATH", "NO_COLOR"}
+    assert installer_env({"PIP_INDEX_URL": "x"})["UV_DEFAULT_INDEX"] == "x"
+
+
+@pytest.mark.full
+@pytest.mark.req("K-RT-03")
+@pytest.mark.case("RACE-03")
+def test_requirements_are_installed_once_even_by_calls_at_the_same_time(bench: Bench, tmp_path: Path) -> None:
+    bench.reports.append("started")
+    chain = bench.chain({"main.py": VERSION}, "python_runtime", config={"requires": ["iniconfig"]})
+
+    async def at_once() -> list[Outcome]:
+        return await asyncio.gather(*(bench.drive(chain) for _ in range(3)))
+
+    assert [outcome.result for outcome in asyncio.run(at_once())] == ["iniconfig"] * 3
+    assert bench.reports.count("Installing iniconfig") == 1
+    folder = next((tmp_path / "cache" / "envs" / "python").glob("*/.complete")).parent
+    before = folder.stat().st_mtime_ns, (folder / ".complete").stat().st_mtime_ns
+    other = bench.chain(
+        {"main.py": VERSION, "b.py": ""}, "python_runtime", tool_id="other", config={"requires": ["Iniconfig"]}
+    )
+    assert bench.run(other).result == "iniconfig"
+    assert (folder.stat().st_mtime_ns, (folder / ".complete").stat().st_mtime_ns) == before
+
+
+SENTIMENT = """
+from textblob import TextBlob
+import json
+import sys
+
+def run(text):
+    blob = TextBlob(text)
+    return {"polarity": blob.sentiment.polarity, "subjectivity": blob.sentiment.subjectivity}
+
+if __name__ == "__main__":
+    result = run(sys.argv[1])
+    print(json.dumps(result))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.req("K-RT-02", "K-RT-03")
+def test_the_sentiment_tool_as_it_is_written_gives_what_run_returns(bench: Bench) -> None:
+    chain = bench.chain({"main.py": SENTIMENT}, "python_runtime", config={"requires": ["textblob"]})
+    outcome = bench.run(chain, {"text": "What a wonderful day"})
+    assert outcome.status == "success"
+    assert as_object(outcome.result) == {"polarity": 1.0, "subjectivity": 1.0}
+
+
+@pytest.mark.full
+@pytest.mark.req("K-RT-03")
+def test_an_environment_whose_interpreter_is_gone_is_made_again(bench: Bench, tmp_path: Path) -> None:
+    chain = bench.chain({"main.py": VERSION}, "python_runtime", config={"requires": ["iniconfig"]})
+    assert bench.run(chain).result == "iniconfig"
+    (next((tmp_path / "cache" / "envs" / "python").glob("*/.complete")).parent / "bin" / "python").unlink()
+    assert bench.run(chain).result == "iniconfig"
+
+
+@pytest.mark.full
+def test_a_package_that_does_not_exist_is_an_error_that_quotes_the_installer(bench: Bench) -> None:
+    chain = bench.chain({"main.py": ""}, "python_runtime", config={"requires": ["iniconfig==0.0.0.1"]})
+    with pytest.raises(EnvironmentFailed, match="iniconfig"):
+        bench.run(chain)
+
+
+@pytest.mark.full
+@pytest.mark.req("K-RT-03")
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("main.mjs", "import isNumber from 'is-number'; export const main = ({ n }) => isNumber(n);"),
+        ("main.cjs", "const isNumber = require('is-number'); exports.main = ({ n }) => isNumber(n);"),
+    ],
+)
+def test_node_modules_are_found_by_both_kinds_of_import(bench: Bench, name: str, source: str) -> None:
+    manifest = json.dumps({"dependencies": {"is-number": "^7.0.0"}})
+    chain = bench.chain({name: source, "package.json": manifest}, "node_runtime")
+    assert bench.run(chain, {"n": "12"}).result is True
+    assert bench.run(chain, {"n": "x"}).result is False
+
+
+def test_no_installer_runs_where_nothing_is_required(bench: Bench, tmp_path: Path) -> None:
+    assert bench.run(bench.chain({"main.py": "def main():\n    return 1"}, "python_runtime")).result == 1
+    assert [folder.name for folder in (tmp_path / "cache").iterdir()] == ["tools"]

@@ -1,0 +1,108 @@
+"""Folders that several kernels want at the same time are made once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+
+from kiwi_mcp.drivers.process.once import is_made, make_once
+
+KERNEL = """
+import asyncio, sys
+from pathlib import Path
+from kiwi_mcp.drivers.process.once import make_once
+
+async def make(folder):
+    with open(sys.argv[2], "a") as notes:
+        notes.write("made\\n")
+    (folder / "first").touch()
+    await asyncio.sleep(0.05)
+    (folder / "second").touch()
+    if len(sys.argv) > 3:
+        print("half-way", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(make_once(Path(sys.argv[1]), make))
+"""
+
+
+def kernel(*arguments: str) -> Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return Popen([sys.executable, "-c", KERNEL, *arguments], env=env, stdout=PIPE)
+
+
+@pytest.mark.case("RACE-03")
+def test_kernels_that_make_the_same_folder_make_it_once(tmp_path: Path) -> None:
+    folder, notes = tmp_path / "envs" / "a", tmp_path / "notes"
+    kernels = [kernel(str(folder), str(notes)) for _ in range(4)]
+    assert [each.wait(30) for each in kernels] == [0, 0, 0, 0]
+    assert notes.read_text() == "made\n"
+    assert is_made(folder, "second")
+    for each in kernels:
+        assert each.stdout is not None
+        each.stdout.close()
+
+
+@pytest.mark.case("RACE-03")
+def test_a_folder_whose_kernel_was_killed_half_way_is_made_again(tmp_path: Path) -> None:
+    folder, notes = tmp_path / "a", tmp_path / "notes"
+    killed = kernel(str(folder), str(notes), "stay")
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == b"half-way\n"
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(10)
+    killed.stdout.close()
+    assert (folder / "second").exists()
+    assert not is_made(folder)
+
+    async def make(fresh: Path) -> None:
+        assert not (fresh / "second").exists()
+        (fresh / "mine").touch()
+
+    asyncio.run(make_once(folder, make))
+    assert is_made(folder, "mine")
+
+
+def test_a_folder_that_is_made_is_not_made_again_and_one_that_lost_its_proof_is(tmp_path: Path) -> None:
+    times: list[int] = []
+
+    async def make(folder: Path) -> None:
+        times.append(1)
+        (folder / "proof").touch()
+
+    for _ in range(3):
+        asyncio.run(make_once(tmp_path / "a", make, proof="proof"))
+    assert len(times) == 1
+    (tmp_path / "a" / "proof").unlink()
+    asyncio.run(make_once(tmp_path / "a", make, proof="proof"))
+    assert len(times) == 2
+
+
+def test_what_failed_or_was_cancelled_leaves_no_folder(tmp_path: Path) -> None:
+    async def fail(_: Path) -> None:
+        raise RuntimeError
+
+    async def cancelled() -> None:
+        started = asyncio.Event()
+
+        async def wait(_: Path) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(make_once(tmp_path / "b", wait))
+        await started.wait()
+        task.cancel()
+        await task
+
+    with pytest.raises(RuntimeError):
+        asyncio.run(make_once(tmp_path / "a", fail))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,90 @@
+"""Syntax is judged by each runtime's own words."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.drivers.process.syntax import check_syntax
+
+
+class Bench(Protocol):
+    space: Space
+
+    def runtime(self, text: str) -> Tool: ...
+    def chain(self, files: dict[str, str], runtime: str | Tool) -> Chain: ...
+
+
+RUBY = """
+tool_id: ruby_runtime
+tool_type: runtime
+version: "1.0.0"
+config: {command: ruby, check: [ruby, -c, "{tool.files}/{tool.entrypoint}"]}
+"""
+BROKEN = {
+    "main.py": ("python_runtime", "x = 1\ny = 2\ndef main(:\n    pass\n", "x = 1\n"),
+    "main.sh": ("bash_runtime", "echo 1\necho 2\nif )\n", "echo 1\n"),
+    "main.mjs": ("node_runtime", "let a = 1;\nlet b = 2;\nlet = = 3;\n", "let a = 1;\n"),
+    "main.ts": ("deno_runtime", "const a = 1;\nconst b = 2;\nconst = ;\n", "const a: number = 1;\n"),
+}
+
+
+def check(bench: Bench, name: str, source: str, runtime: str | Tool) -> tuple[Issue, ...]:
+    return asyncio.run(check_syntax(bench.chain({name: source}, runtime), bench.space))
+
+
+@pytest.mark.req("K-VA-03")
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_an_issue_with_its_line(bench: Bench, name: str) -> None:
+    runtime, broken, _ = BROKEN[name]
+    (issue,) = check(bench, name, broken, runtime)
+    assert (issue.place, issue.line, issue.severity) == (f"{name}:3", 3, "error")
+    assert "error" in issue.reason.lower()
+    assert "cache" not in issue.reason
+
+
+@pytest.mark.req("K-VA-03")
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_good_file_has_no_issue(bench: Bench, name: str) -> None:
+    runtime, _, good = BROKEN[name]
+    assert check(bench, name, good, runtime) == ()
+
+
+@pytest.mark.full
+@pytest.mark.req("K-VA-03")
+def test_ruby_is_checked_by_the_words_of_its_runtime(bench: Bench) -> None:
+    (issue,) = check(bench, "main.rb", "x = 1\ny = 2\ndef ) \n", bench.runtime(RUBY))
+    assert issue.line == 3
+
+
+def test_a_check_runs_nothing_of_the_file(bench: Bench, project: Path) -> None:
+    source = f"open({str(project / 'x')!r}, 'w')"
+    assert check(bench, "main.py", source, "python_runtime") == ()
+    assert not (project / "x").exists()
+
+
+def test_a_check_whose_program_is_missing_is_a_warning(bench: Bench) -> None:
+    (issue,) = check(bench, "main.rb", "x", bench.runtime(RUBY.replace("[ruby,", "[no_such_ruby,")))
+    assert issue.severity == "warning"
+    assert "no_such_ruby" in issue.reason
+
+
+def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
+    chain = bench.chain({"main.py": ""}, "python_runtime")
+    (issue,) = asyncio.run(
+        check_syntax(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
+    )
+    assert issue.place == "config.entrypoint"
+
+
+def test_a_runtime_without_words_for_it_has_no_opinion(bench: Bench) -> None:
+    silent = bench.runtime('tool_id: any_runtime\ntool_type: runtime\nversion: "1.0.0"\nconfig: {command: cat}')
+    assert check(bench, "main.x", ")(", silent) == ()
