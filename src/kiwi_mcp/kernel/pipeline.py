@@ -23,7 +23,7 @@ from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
-from kiwi_mcp.primitives.secrets import Revealed, Variables, redact
+from kiwi_mcp.primitives.secrets import Redactor, Revealed, Variables
 from kiwi_mcp.store.outputs import Kept, Retention, keep
 
 
@@ -122,12 +122,14 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     if not secrets:
         return outcome
 
+    cleaner = Redactor(secrets)
+
     def clean(value: Json) -> Json:
         match value:
             case str():
-                return redact(value, secrets)
+                return cleaner.text(value)
             case Mapping():
-                return {redact(name, secrets): clean(inner) for name, inner in value.items()}
+                return {cleaner.text(name): clean(inner) for name, inner in value.items()}
             case list() | tuple():
                 return [clean(inner) for inner in value]
             case _:
@@ -137,8 +139,8 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     return replace(
         outcome,
         result=clean(outcome.result),
-        message=redact(outcome.message, secrets),
-        logs=replace(logs, stdout=redact(logs.stdout, secrets), stderr=redact(logs.stderr, secrets)),
+        message=cleaner.text(outcome.message),
+        logs=replace(logs, stdout=cleaner.text(logs.stdout), stderr=cleaner.text(logs.stderr)),
         details={name: clean(value) for name, value in outcome.details.items()},
     )
 

@@ -72,17 +72,19 @@ async def _stream(spec: HttpSpec, secrets: Mapping[str, str], report: Report) ->
     match spec.stream:
         case "sse":
             async for event in http_client.events(spec, secrets=secrets, report=report):
-                yield {"event": event.event, "data": event.data, "id": event.id}
+                yield {"event": event.event, "data": _parsed(event.data), "id": event.id}
         case "lines":
             async for line in http_client.lines(spec, secrets=secrets, report=report):
-                yield line
+                yield _parsed(line)
         case _:
             async for message in http_client.websocket(spec, secrets=secrets):
-                yield message if isinstance(message, str) else {"base64": b64encode(message).decode("ascii")}
+                yield _parsed(message) if isinstance(message, str) else {"base64": b64encode(message).decode("ascii")}
 
 
 def _outcome(reply: http_client.HttpReply, path: str) -> Outcome:
     details: dict[str, Json] = {"http_status": reply.status}
+    if reply.is_truncated:
+        details["truncated"] = True
     if reply.attempts > 1:
         details["attempts"] = reply.attempts
     body = _decoded(reply)
@@ -105,13 +107,16 @@ def _decoded(reply: http_client.HttpReply) -> Json:
         text = reply.body.decode("utf-8")
     except UnicodeDecodeError:
         return {"media_type": media_type, "base64": b64encode(reply.body).decode("ascii")}
-    if not media_type or media_type.endswith("json"):
-        try:
-            value: Json = json.loads(text, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return text
-        return value
-    return text
+    return _parsed(text) if not media_type or media_type.endswith("json") else text
+
+
+def _parsed(text: str) -> Json:
+    """Return the JSON value a text is, or the text itself."""
+    try:
+        value: Json = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return value
 
 
 def _refuse(word: str) -> Json:

@@ -1,0 +1,1 @@
+"""Where items are found, and the chain each stands on."""

@@ -1,0 +1,126 @@
+"""Walking a source folder: which files may be items, and which folders may hold more of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from kiwi_mcp.catalog.files import Stamp, settled, stamp_of
+
+KINDS = ("tools", "directives", "knowledge", "scripts")
+"""The folders below a source's base that hold items; `scripts` is where tools were kept in the past."""
+
+MANIFESTS = ("tool.yaml", "tool.yml", "tool.json")
+"""A folder with one of these is one item; the first that is there counts."""
+
+MAX_DEPTH = 16
+MAX_NAMES = 100_000
+
+_PASSED_OVER = frozenset({"node_modules", "extractors", "parsers"})
+_SUFFIXES = {"directives": (".md",), "knowledge": (".md",), "scripts": (".py",)}
+_NEVER_TOOLS = (".md", ".sig")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one folder held: files that may be items, folders to look into, and names that cannot be used."""
+
+    kind: str
+    depth: int
+    stamp: Stamp
+    places: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    oddities: tuple[tuple[str, str], ...] = ()
+    """Path and reason of what looks like an item and is not read."""
+
+
+def list_base(path: str) -> Listing:
+    """Return which folders of items a source has."""
+    stamp = stamp_of(path)
+    folders = (f"{path}/{kind}" for kind in KINDS)
+    return Listing("", 0, settled(stamp), folders=tuple(folder for folder in folders if os.path.lexists(folder)))
+
+
+def list_folder(path: str, *, kind: str, depth: int = 0) -> Listing:
+    """Return what a folder of items holds; only names and file types are looked at, and links are not followed."""
+    stamp = stamp_of(path)
+    try:
+        names = _names(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return Listing(kind, depth, settled(stamp))
+    except OSError as error:
+        return Listing(kind, depth, settled(stamp), oddities=((path, f"it cannot be listed: {error.strerror}"),))
+    found = [_classify(name, kind=kind, depth=depth) for name in names[:MAX_NAMES]]
+    oddities = [(where, reason) for what, where, reason in found if what == "odd"]
+    if len(names) > MAX_NAMES:
+        oddities.append((path, f"it holds more than {MAX_NAMES:,} names, and the rest is not looked at"))
+    return Listing(
+        kind,
+        depth,
+        settled(stamp),
+        tuple(where for what, where, _ in found if what == "item"),
+        tuple(where for what, where, _ in found if what == "folder"),
+        tuple(oddities),
+    )
+
+
+def kind_of(path: Path, base: Path) -> str:
+    """Return which of the kinds a file below a source's base belongs to."""
+    return path.relative_to(base).parts[0]
+
+
+def stem_of(path: Path) -> str:
+    """Return the name an item has from its place: its folder's, or its file's without the suffix."""
+    return path.parent.name if path.name in MANIFESTS else path.stem
+
+
+def category_of(path: Path, base: Path) -> str:
+    """Return the folders between the kind's own folder and the item, joined by `/`."""
+    home = path.parent.parent if path.name in MANIFESTS else path.parent
+    return "/".join(home.relative_to(base).parts[1:])
+
+
+def _names(path: str) -> Sequence[os.DirEntry[str]]:
+    if os.path.islink(path):  # noqa: PTH114 - text paths, on the hot path
+        raise NotADirectoryError
+    with os.scandir(path) as names:
+        return sorted(islice(names, MAX_NAMES + 1), key=lambda name: name.name)
+
+
+def _classify(
+    name: os.DirEntry[str], *, kind: str, depth: int
+) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
+    if name.name.startswith((".", "_")):
+        return "", name.path, ""
+    if name.is_symlink():
+        return "odd", name.path, "it is a symbolic link, and links are not followed"
+    if name.is_dir(follow_symlinks=False):
+        return _classify_folder(name, kind=kind, depth=depth)
+    if not name.is_file(follow_symlinks=False) or not _may_be_item(name.name, kind):
+        return "", name.path, ""
+    if name.name in MANIFESTS:
+        return "odd", name.path, "it needs a folder of its own, named for the tool"
+    return "item", name.path, ""
+
+
+def _classify_folder(
+    name: os.DirEntry[str], *, kind: str, depth: int
+) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
+    is_shared_code = kind == "tools" and depth == 0 and name.name == "lib"
+    if is_shared_code or name.name in _PASSED_OVER:
+        return "", name.path, ""
+    for manifest in MANIFESTS:
+        if os.path.lexists(where := f"{name.path}/{manifest}"):
+            return "item", where, ""
+    if depth == MAX_DEPTH:
+        return "odd", name.path, f"it is nested more than {MAX_DEPTH} folders deep"
+    return "folder", name.path, ""
+
+
+def _may_be_item(name: str, kind: str) -> bool:
+    suffixes = _SUFFIXES.get(kind)
+    return name.endswith(suffixes) if suffixes else not name.endswith(_NEVER_TOOLS)

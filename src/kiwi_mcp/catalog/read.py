@@ -1,0 +1,183 @@
+"""Reading one item: its manifest, its files, its digest, and whether it is what was signed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from kiwi_mcp.catalog.files import MISSING, Content, Stamps, read_file, stamp_of, unreadable
+from kiwi_mcp.catalog.folder import category_of, kind_of, stem_of
+from kiwi_mcp.catalog.tree import MAX_BYTES, Tree
+from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, KiwiError
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest, Origin, Signature, Source, Tool, ToolFile
+from kiwi_mcp.domain.json import as_list
+from kiwi_mcp.manifest.digest import digest_of
+from kiwi_mcp.manifest.legacy import verdict
+from kiwi_mcp.manifest.legacy_tools import Extractor, read_extractor
+from kiwi_mcp.manifest.names import is_tool_id
+from kiwi_mcp.manifest.parse import parse
+from kiwi_mcp.manifest.placement import read_written
+from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.manifest.signature import DETACHED, MAX_LINE, read_detached, sidecar, split
+
+ITEM_LIMIT = 1_000_000
+"""The most that a file with a manifest in it may hold, in bytes."""
+
+_MAX_EXTRACTORS = 64
+
+Kind = Literal["directive", "tool", "knowledge"]
+_KINDS: Mapping[str, Kind] = MappingProxyType({"directives": "directive", "knowledge": "knowledge"})
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The manifest of an item and the file it was read from; its other files are not touched."""
+
+    manifest: Manifest
+    content: Content
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An item read in full, and the stamps that tell whether it is still so."""
+
+    tool: Tool
+    stamps: Stamps
+
+
+def read_head(path: Path, *, base: Path, sheets: Sheets | None = None) -> Head | None:
+    """Return the manifest in a file below a source's base, or None where the file is not an item."""
+    content = read_file(path, limit=ITEM_LIMIT)
+    if b"\0" in content.data:  # a picture, an archive, a program: no author wrote a manifest in it
+        return None
+    try:
+        text = content.data.decode()
+    except UnicodeDecodeError as error:
+        raise unreadable(path, f"it is not UTF-8 text (byte {error.start})") from error
+    written = read_written(path, text, is_legacy_script=kind_of(path, base) == "scripts")
+    if written is None:
+        return None
+    category = category_of(path, base)
+    manifest = parse(written.value, stem=stem_of(path), category=category, lines=written.lines, sheets=sheets)
+    if not is_tool_id(manifest.tool_id):
+        raise InvalidManifest(str(path), [bad_name(manifest.tool_id)])
+    return Head(replace(manifest, issues=(*written.issues, *manifest.issues)), content, text)
+
+
+def read_tool(
+    path: Path, *, source: Source, base: Path, namespace: str = "local", sheets: Sheets | None = None
+) -> Tool:
+    """Return the item whose manifest is in a file below a source's base; nothing in it is executed."""
+    return open_tool(path, source=source, base=base, namespace=namespace, sheets=sheets).tool
+
+
+def open_tool(
+    path: Path, *, source: Source, base: Path, namespace: str = "local", sheets: Sheets | None = None
+) -> Opened:
+    """Return the item whose manifest is in a file, with the stamps of all that was read for it."""
+    head = read_head(path, base=base, sheets=sheets)
+    if head is None:
+        raise InvalidManifest(
+            str(path), [Issue("", f"{path.name} holds no manifest", "Add `tool_id` and `tool_type`.")]
+        )
+    origin = Origin(source, path, path.parent, namespace)
+    tree = _files(head, origin, base)
+    signature, body = split(head.text, path.suffix)
+    if path.suffix.lower() in DETACHED:
+        signature = _detached(path, tree)
+    manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
+    digest = digest_of(
+        tool_id=manifest.tool_id,
+        version=manifest.version,
+        executor=manifest.executor,
+        manifest_body=body.encode(),
+        # The file with the manifest counts by its body: its bytes change when it is signed.
+        files=[file for file in tree.ordered() if file.path != path.name],
+    )
+    integrity = _integrity(signature, digest, head.text, manifest, path=path, base=base)
+    return Opened(Tool(manifest, origin, tree.ordered(), digest, signature, integrity), tree.stamped())
+
+
+def load_bytes(tool: Tool, file: ToolFile) -> bytes:
+    """Return a file's bytes, exactly those that the item was read with."""
+    for path in _homes(tool, file):
+        try:
+            data = read_file(path, limit=MAX_BYTES).data
+        except KiwiError:
+            continue
+        if sha256(data).hexdigest() == file.sha256:
+            return data
+    raise IntegrityMismatch(tool.id, expected=file.sha256, actual="", where=f"{file.path} is not what it was when read")
+
+
+def bad_name(tool_id: str) -> Issue:
+    """Return the issue of a name that no item may have."""
+    rule = "a name is lower-case ASCII letters, digits, `_` and `-`, at most 128 of them, and no device name"
+    return Issue("tool_id", f"{tool_id[:140]!r} cannot name an item: {rule}", "Choose a name such as `email_enricher`.")
+
+
+def _files(head: Head, origin: Origin, base: Path) -> Tree:
+    tree = Tree(str(origin.path))
+    if origin.is_folder:
+        tree.take_folder(origin.root)
+    # The manifest's bytes are those that were parsed, whatever the file holds by now.
+    tree.add(origin.path.name, head.content)
+    tree.stamps[str(origin.path)] = head.content.stamp
+    tree.take_shared(as_list(head.manifest.config.get("lib_imports")), base / "tools" / "lib")
+    return tree
+
+
+def _detached(path: Path, tree: Tree) -> Signature | None:
+    where = path.with_name(sidecar(path.name))
+    if stamp_of(str(where)) == MISSING:
+        tree.stamps[str(where)] = MISSING
+        return None
+    content = read_file(where, limit=MAX_LINE)
+    tree.stamps[str(where)] = content.stamp
+    return read_detached(content.data.decode(errors="replace"))
+
+
+def _integrity(
+    signature: Signature | None, digest: str, text: str, manifest: Manifest, *, path: Path, base: Path
+) -> str:
+    if signature is None:
+        return "unsigned"
+    if signature.hash == digest:
+        return "signed"
+    if path.suffix.lower() in DETACHED:
+        return "modified"
+    return verdict(
+        text,
+        suffix=path.suffix,
+        item_id=manifest.tool_id,
+        kind=_KINDS.get(kind_of(path, base), "tool"),
+        category=category_of(path, base),
+        file_name=path.name,
+        extractors=_extractors(base),
+    )
+
+
+def _extractors(base: Path) -> Iterator[Extractor]:
+    # Old projects kept rules for languages of their own; they are read as literals, and only to check old hashes.
+    folders = (base / "extractors" / "tool", base / "tools" / "extractors")
+    paths = (path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.py")))
+    for path in islice(paths, _MAX_EXTRACTORS):
+        with suppress(KiwiError):
+            source = read_file(path, limit=ITEM_LIMIT).data.decode(errors="replace")
+            if (extractor := read_extractor(source)) is not None:
+                yield extractor
+
+
+def _homes(tool: Tool, file: ToolFile) -> Iterator[Path]:
+    # The hash decides, so it is enough to look wherever the file can be: below the item, or in the shared code.
+    yield tool.origin.root / file.path
+    if file.path.startswith("lib/"):
+        yield from (folder / "tools" / file.path for folder in tool.origin.root.parents)

@@ -1,0 +1,54 @@
+"""References: how an item is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from kiwi_mcp.catalog.read import bad_name
+from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.domain.version import Range, Version
+from kiwi_mcp.manifest.names import is_tool_id
+
+_SOURCES: tuple[Source, ...] = get_args(Source)
+_MAX_LENGTH = 400
+_EXAMPLES = "Write `name`, `name@^1.2`, or a full identity such as `project/local/name@1.0.0`."
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An item by short name, by full identity, or by name and range of versions."""
+
+    name: str
+    source: Source | None = None
+    namespace: str | None = None
+    version: str | None = None
+    """An exact version or a range; None lets every version through."""
+
+    @classmethod
+    def parse(cls, text: str) -> Ref:
+        """Return what a reference asks for; what can name nothing is refused."""
+        place, at, wanted = text[:_MAX_LENGTH].partition("@")
+        *home, name = place.split("/")
+        issue = bad_name(name if not home else place)
+        version = wanted if at else None
+        if len(text) > _MAX_LENGTH or not is_tool_id(name):
+            raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
+        if not home:
+            return cls(name, version=version)
+        source = next((word for word in _SOURCES if [word] == home[:1]), None)
+        if source is None or len(home) != 2:  # noqa: PLR2004 - a source and a namespace
+            raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
+        return cls(name, source, home[1], version)
+
+    def is_from(self, source: Source, namespace: str | None) -> bool:
+        """Whether an item of that source and namespace may be meant."""
+        return self.source in {None, source} and self.namespace in {None, namespace}
+
+    def covers(self, version: str) -> bool:
+        """Whether an item of that version is what was asked for."""
+        if self.version in {None, version}:
+            return True
+        wanted, given = Range.parse(self.version or ""), Version.parse(version)
+        return wanted is not None and given is not None and wanted.covers(given)

@@ -1,0 +1,245 @@
+"""Sources: places that hold items. A folder is one; it is walked once and afterwards only looked at for changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kiwi_mcp.catalog.entry import Broken, Entry, broken_of, entry_of
+from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, settled, stamp_of, unreadable
+from kiwi_mcp.catalog.folder import MANIFESTS, Listing, list_base, list_folder
+from kiwi_mcp.catalog.read import Opened, open_tool, read_head
+from kiwi_mcp.catalog.saved import Saved, load, place_for, save
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.manifest.sheets import Sheets
+
+_KEPT_OPEN = 4_096
+_SAVE_SHARE = 200
+
+
+class ItemSource(Protocol):
+    """A place that holds items, asked for them by name."""
+
+    @property
+    def name(self) -> Source:
+        """Which of the sources it is."""
+
+    def sync(self, sheets: Sheets) -> int:
+        """Notice what was added or removed, and return a number that changes when an entry does."""
+
+    def refresh(self, sheets: Sheets) -> int:
+        """Notice every change, and return the same number."""
+
+    def entries(self) -> Sequence[Entry]:
+        """Return every item, as of the last refresh."""
+
+    def broken(self) -> Sequence[Broken]:
+        """Return what could not be read, as of the last refresh."""
+
+    def named(self, tool_id: str) -> Sequence[Entry]:
+        """Return the items of that name as they are now."""
+
+    def stamp(self, entry: Entry) -> Stamp:
+        """Return the stamp under which an entry was read."""
+
+    def open(self, entry: Entry) -> Opened | None:
+        """Return an item in full, or None where its file no longer holds that item."""
+
+
+class FolderSource:
+    """The items in one `.ai` folder.
+
+    A call looks at the stamps of the folders that hold items, and of the files of the item that is asked for; a miss
+    or a search looks at every file. Only what changed is read again.
+    """
+
+    def __init__(
+        self,
+        name: Source,
+        base: Path,
+        *,
+        namespace: str = "local",
+        cache: Path | None = None,
+    ) -> None:
+        self._name: Source = name
+        self._base = base
+        self._namespace = namespace
+        self._cache = cache
+        self._sheets: Sheets | None = None
+        self._place: Path | None = None
+        self._listings: dict[str, Listing] = {}
+        self._records: dict[str, tuple[Stamp, Entry | None]] = {}
+        self._names: dict[str, dict[str, Entry]] = {}
+        self._broken: dict[str, Broken] = {}
+        self._opened: dict[str, Opened] = {}
+        self._generation = 0
+        self._unsaved = 0
+
+    @property
+    def name(self) -> Source:
+        """Which of the sources it is."""
+        return self._name
+
+    def sync(self, sheets: Sheets) -> int:
+        """Notice files and folders that came or went."""
+        if sheets is not self._sheets:
+            self._start(sheets)
+        stale = [path for path, listing in self._listings.items() if stamp_of(path) != listing.stamp]
+        for path in stale:
+            if path in self._listings:  # it may have gone with the folder above it
+                self._list(path)
+        if self._unsaved:
+            self._save()
+        return self._generation
+
+    def refresh(self, sheets: Sheets) -> int:
+        """Notice every change: the stamp of every file is looked at."""
+        self.sync(sheets)
+        for path in [path for path, (stamp, _) in self._records.items() if stamp_of(path) != stamp]:
+            self._look(path)
+        self._save()
+        return self._generation
+
+    def entries(self) -> Sequence[Entry]:
+        """Return every item, as of the last refresh."""
+        return [entry for _, entry in self._records.values() if entry is not None]
+
+    def broken(self) -> Sequence[Broken]:
+        """Return what could not be read, as of the last refresh."""
+        return tuple(self._broken.values())
+
+    def named(self, tool_id: str) -> Sequence[Entry]:
+        """Return the items of that name as they are now."""
+        for path in tuple(self._names.get(tool_id, ())):
+            self._look(path)
+        return tuple(self._names.get(tool_id, {}).values())
+
+    def stamp(self, entry: Entry) -> Stamp:
+        """Return the stamp under which an entry was read."""
+        return self._records[entry.path][0]
+
+    def open(self, entry: Entry) -> Opened | None:
+        """Return an item in full, or None where its file no longer holds that item."""
+        known = self._opened.get(entry.path)
+        if known is None or not are_fresh(known.stamps):
+            if len(self._opened) >= _KEPT_OPEN:
+                self._opened.clear()
+            known = self._open(Path(entry.path))
+            self._opened[entry.path] = known
+        if known.tool.identity == entry.identity:
+            return known
+        self._read(entry.path)
+        return None
+
+    def _open(self, path: Path) -> Opened:
+        return open_tool(path, source=self._name, base=self._base, namespace=self._namespace, sheets=self._sheets)
+
+    def _start(self, sheets: Sheets) -> None:
+        # Another set of types reads every manifest anew.
+        self._sheets = sheets
+        self._place = place_for(self._cache, self._base, sheets) if self._cache else None
+        for known in (self._listings, self._records, self._names, self._broken, self._opened):
+            known.clear()
+        self._generation += 1
+        saved = load(self._place) if self._place else None
+        if saved is None:
+            self._list(str(self._base))
+            return
+        self._listings.update(saved.listings)
+        for path, (stamp, entry) in saved.records.items():
+            self._records[path] = (stamp, entry)
+            if entry is not None:
+                self._names.setdefault(entry.tool_id, {})[path] = entry
+        # What is broken is not kept: it is read again, so that the error is there to be shown.
+        for listing in saved.listings.values():
+            self._report(listing)
+            for path in listing.places:
+                if path not in self._records:
+                    self._read(path)
+
+    def _list(self, path: str, kind: str = "", depth: int = 0) -> None:
+        old = self._listings.get(path) or Listing(kind, depth, MISSING)
+        new = list_folder(path, kind=old.kind, depth=old.depth) if old.kind else list_base(path)
+        self._unsaved += new != old
+        self._listings[path] = new
+        for gone in {*old.places, *(where for where, _ in old.oddities)} - {*new.places}:
+            self._forget(gone)
+        for gone in {*old.folders} - {*new.folders}:
+            self._drop(gone)
+        self._report(new)
+        for place in new.places:
+            self._look(place)
+        for folder in new.folders:
+            if folder not in self._listings:
+                self._list(folder, new.kind or folder.rpartition("/")[2], new.depth + 1 if new.kind else 0)
+
+    def _drop(self, folder: str) -> None:
+        listing = self._listings.pop(folder, None)
+        if listing is not None:
+            for path in (*listing.places, *(where for where, _ in listing.oddities)):
+                self._forget(path)
+            for inner in listing.folders:
+                self._drop(inner)
+
+    def _report(self, listing: Listing) -> None:
+        for path, reason in listing.oddities:
+            self._broken[path] = self._broken_of(path, unreadable(Path(path), reason))
+
+    def _look(self, path: str) -> None:
+        record = self._records.get(path)
+        stamp = stamp_of(path)
+        if record is not None and record[0] == stamp:
+            return
+        above = path.rsplit("/", 2)[0]
+        if stamp == MISSING and path.endswith(MANIFESTS) and above in self._listings:
+            self._list(above)  # a folder that lost its manifest may hold items of its own
+        else:
+            self._read(path)
+
+    def _read(self, path: str) -> None:
+        stamp = settled(stamp_of(path))  # before reading: a write in between leaves another stamp
+        entry = None
+        broken = None
+        try:
+            head = read_head(Path(path), base=self._base, sheets=self._sheets)
+        except KiwiError as error:
+            broken = self._broken_of(path, error)
+        else:
+            if head is not None:
+                entry = entry_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
+        self._keep(path, stamp, entry, broken)
+
+    def _broken_of(self, path: str, error: KiwiError) -> Broken:
+        return broken_of(path, error, source=self._name, namespace=self._namespace)
+
+    def _keep(self, path: str, stamp: Stamp, entry: Entry | None, broken: Broken | None) -> None:
+        old = self._records.get(path, (MISSING, None))
+        self._unsaved += old[0] != stamp
+        if old[1] == entry and broken is None and path not in self._broken:
+            self._records[path] = (stamp, entry)
+            return
+        self._forget(path)
+        self._records[path] = (stamp, entry)
+        if broken is not None:
+            self._broken[path] = broken
+        if entry is not None:
+            self._names.setdefault(entry.tool_id, {})[path] = entry
+
+    def _forget(self, path: str) -> None:
+        _, entry = self._records.pop(path, (MISSING, None))
+        self._broken.pop(path, None)
+        self._opened.pop(path, None)
+        if entry is not None:
+            self._names[entry.tool_id].pop(path, None)
+            if not self._names[entry.tool_id]:
+                del self._names[entry.tool_id]
+        self._generation += 1
+
+    def _save(self) -> None:
+        # Writing costs as much as there are items, so a change or two among thousands is read again instead.
+        if self._place and self._unsaved * _SAVE_SHARE > len(self._records):
+            kept = {path: record for path, record in self._records.items() if path not in self._broken}
+            save(self._place, Saved(self._listings, kept))
+            self._unsaved = 0

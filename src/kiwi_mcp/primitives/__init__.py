@@ -1,0 +1,1 @@
+"""The metal: processes, requests and secret values. No other package touches them."""

@@ -1,0 +1,141 @@
+"""Which addresses a request may be sent to: public ones, and those the owner granted by name.
+
+The ranges are written out here because `ipaddress.is_global` calls several of them global: addresses that carry
+a private IPv4 address inside (6to4, NAT64, IPv4-compatible), site-local ones and multicast.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+_V4 = {
+    IPv4Network(range_): name
+    for range_, name in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by carriers"),
+        ("127.0.0.0/8", "loopback"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved for protocols"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.88.99.0/24", "6to4 relay"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "benchmarking"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+}
+_V6 = {
+    IPv6Network(range_): name
+    for range_, name in (
+        ("::1/128", "loopback"),
+        ("::/128", "unspecified"),
+        ("::/96", "IPv4-compatible"),
+        ("64:ff9b:1::/48", "local-use translation"),
+        ("100::/64", "discard-only"),
+        ("2001::/23", "reserved for protocols"),
+        ("2001:db8::/32", "documentation"),
+        ("3fff::/20", "documentation"),
+        ("5f00::/16", "segment routing"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "site-local"),
+        ("ff00::/8", "multicast"),
+    )
+}
+_UNICAST = IPv6Network("2000::/3")
+"""The only IPv6 space from which public addresses are given out."""
+_MAPPED, _NAT64, _SIX_TO_FOUR = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"), IPv6Network("2002::/16")
+_NUMBER = re.compile(r"(?:[0-9]+|0[xX][0-9a-fA-F]*)\Z")
+_UNFIT = re.compile(r"[\x00-\x20\x7f/\\@?#<>^|]")
+
+
+def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> str | None:
+    """Return why a request for `host` may not go to `address`, or None where it may.
+
+    A grant is about the host as the request writes it: a name that merely resolves to a granted address is not granted.
+    """
+    if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+        return reason
+    if is_granted(host, port, granted):
+        return None
+    parsed = _parse(address)
+    if parsed is None:
+        return f"{address!r} is not an address"
+    kind = _not_public(parsed)
+    return None if kind is None else f"{address} is not a public address ({kind})"
+
+
+def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | None:
+    """Return why a host is refused before it is looked up, or None: it is no name, or an address in an odd spelling."""
+    name = _plain(host)
+    if not name or (_UNFIT.search(name) and _parse(name) is None):
+        return f"{host!r} is not a host name"
+    if _parse(name) is None and _NUMBER.match(name.rpartition(".")[2]) and not is_granted(host, port, granted):
+        return f"{host!r} is an address in an unusual spelling"
+    return None
+
+
+def is_granted(host: str, port: int, granted: Sequence[str]) -> bool:
+    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, an address, `[v6]:port`."""
+    name = _plain(host)
+    return any(_matches(pattern, name, port) for pattern in granted)
+
+
+def _matches(pattern: str, name: str, port: int) -> bool:
+    wanted, wanted_port = _split(pattern)
+    if wanted_port is not None and wanted_port != str(port):
+        return False
+    if wanted.startswith("*."):
+        return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and _parse(name) is None
+    address = _parse(wanted)
+    return address == _parse(name) if address is not None else bool(wanted) and wanted == name
+
+
+def _split(pattern: str) -> tuple[str, str | None]:
+    if pattern.startswith("["):
+        host, _, rest = pattern[1:].partition("]")
+        return _plain(host), rest[1:] if rest.startswith(":") else None
+    if pattern.count(":") == 1:
+        host, _, port = pattern.partition(":")
+        return _plain(host), port
+    return _plain(pattern), None
+
+
+def _plain(host: str) -> str:
+    name = host.lower()
+    if name.startswith("[") and name.endswith("]"):
+        return name[1:-1]
+    return name.removesuffix(".")
+
+
+def _parse(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _not_public(address: IPv4Address | IPv6Address) -> str | None:
+    if isinstance(address, IPv4Address):
+        return next((name for network, name in _V4.items() if address in network), None)
+    bare = IPv6Address(int(address))  # without a scope such as %eth0
+    if (inner := _embedded(bare)) is not None:
+        kind = _not_public(inner)
+        return kind and f"{kind}, {inner} inside"
+    kind = next((name for network, name in _V6.items() if bare in network), None)
+    return kind or (None if bare in _UNICAST else "reserved")
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that packets to this address would be handed on to, if there is one."""
+    if address in _MAPPED or address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    if address in _SIX_TO_FOUR:
+        return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
+    return None

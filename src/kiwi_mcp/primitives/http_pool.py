@@ -1,0 +1,174 @@
+"""Connections: names looked up once, answers checked, and only a checked address connected to.
+
+There is one TLS context in the process, with the trust store of the system and nothing from the environment, and
+for each event loop its own pools: for public addresses and, apart from them, for hosts that the owner granted. A
+connection that was made because of a grant is thus never used by a request without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cache
+from ipaddress import ip_address
+from time import monotonic
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+import httpcore2
+import httpx2
+
+from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
+from kiwi_mcp.primitives.addresses import is_granted, refusal, refusal_of_host
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A name and a port to addresses, the preferred one first."""
+
+_CONNECTIONS, _IDLE, _KEPT = 100, 20, 30.0
+
+
+async def look_up(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a name, as the system knows them."""
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return the one TLS context; it is made when it is first needed, since that takes tens of milliseconds."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+class Network:
+    """The way out: pools of connections, and plain sockets for protocols of their own."""
+
+    def __init__(self, resolver: Resolver = look_up, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
+        self._resolver = resolver
+        self.tls = tls
+        self._pools: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[tuple[bool, bool], httpcore2.AsyncConnectionPool]
+        ]
+        self._pools = WeakKeyDictionary()
+
+    def pool(self, host: str, port: int, granted: Sequence[str], *, is_secure: bool) -> httpcore2.AsyncConnectionPool:
+        """Return the pool whose connections may carry a request for this host."""
+        if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+            raise denied(host, port, reason)
+        has_grant = is_granted(host, port, granted)
+        pools = self._pools.setdefault(asyncio.get_running_loop(), {})
+        if (pool := pools.get((has_grant, is_secure))) is None:
+            pool = pools[has_grant, is_secure] = self._new_pool(has_grant=has_grant, is_secure=is_secure)
+        return pool
+
+    def _new_pool(self, *, has_grant: bool, is_secure: bool) -> httpcore2.AsyncConnectionPool:
+        return httpcore2.AsyncConnectionPool(
+            ssl_context=self.tls() if is_secure else None,
+            max_connections=_CONNECTIONS,
+            max_keepalive_connections=_IDLE,
+            keepalive_expiry=_KEPT,
+            network_backend=_Checked(self, has_grant=has_grant),
+        )
+
+    async def addresses(self, host: str, port: int, granted: Sequence[str]) -> Sequence[str]:
+        """Return the addresses of a host; one that is refused among them refuses the host."""
+        if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+            raise denied(host, port, reason)
+        found = [host] if _is_address(host) else await self._looked_up(host, port)
+        for address in found:
+            if (reason := refusal(address, host=host, port=port, granted=granted)) is not None:
+                raise denied(host, port, reason)
+        return found
+
+    async def _looked_up(self, host: str, port: int) -> Sequence[str]:
+        try:
+            found = await self._resolver(host, port)
+        except (OSError, UnicodeError) as fault:
+            raise unknown_host(host) from fault
+        if not found:
+            raise unknown_host(host)
+        return found
+
+    async def connect(self, host: str, port: int, granted: Sequence[str]) -> socket.socket:
+        """Return a connected socket for a host."""
+        fault: OSError | None = None
+        for address in await self.addresses(host, port, granted):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            opened = socket.socket(family, socket.SOCK_STREAM)
+            opened.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(opened, (address, port))
+            except OSError as refused:
+                opened.close()
+                fault = refused
+            except BaseException:
+                opened.close()
+                raise
+            else:
+                return opened
+        raise fault or OSError("no address")
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        for pool in self._pools.pop(asyncio.get_running_loop(), {}).values():
+            await pool.aclose()
+
+
+class _Checked(httpcore2.AsyncNetworkBackend):
+    """A network backend that connects to addresses which were checked, and to no name."""
+
+    def __init__(self, network: Network, *, has_grant: bool) -> None:
+        self._network = network
+        self._has_grant = has_grant
+        self._backend = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        granted = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",) if self._has_grant else ()
+        addresses = await self._network.addresses(host, port, granted)
+        end = monotonic() + (timeout or 60.0)
+        for left in range(len(addresses), 0, -1):
+            # Each address has its share of the time, so that a dead one does not use up the others'.
+            share = max(0.1, (end - monotonic()) / left)
+            try:
+                return await self._backend.connect_tcp(addresses[-left], port, share, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                if left == 1:
+                    raise
+        raise AssertionError("a host has at least one address")
+
+
+def denied(host: str, port: int, reason: str) -> AddressDenied:
+    """Return the refusal of a host, with the words that would grant it."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return AddressDenied(
+        f"A request to {shown} is not permitted: {reason}.",
+        suggestion=f"If the owner means it, grant the host `{shown}` in the policy.",
+        host=host,
+        port=port,
+    )
+
+
+def unknown_host(host: str) -> RequestFailed:
+    """Return the failure to find a host's address."""
+    return RequestFailed(
+        f"The host {host!r} has no address.",
+        suggestion="Check the spelling of the host, and that this machine can look up names.",
+        cause="dns",
+        host=host,
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""Variables and secret values: where each comes from, and the moment its value is put in place of its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+from kiwi_mcp.domain.errors import VariableMissing
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.primitives import dotenv
+from kiwi_mcp.primitives.redaction import Redactor, exempt, redact
+
+__all__ = [
+    "Found",
+    "Redactor",
+    "Revealed",
+    "Secret",
+    "Variables",
+    "exempt",
+    "names_in",
+    "redact",
+    "reveal",
+    "reveal_json",
+    "reveal_url",
+]
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+class Secret:
+    """A value that shows itself only when asked: not by printing, formatting, comparing or pickling."""
+
+    __slots__ = ("__value",)
+
+    def __init__(self, value: str) -> None:
+        self.__value = value
+
+    def reveal(self) -> str:
+        """Return the value itself."""
+        return self.__value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A secret is not written anywhere.")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A variable's value and the place it was found in."""
+
+    source: str
+    value: Secret
+
+
+class Revealed(Mapping[str, str]):
+    """Values by name, for the primitives; its own text shows the names alone."""
+
+    def __init__(self, found: Mapping[str, Found]) -> None:
+        self._values = {name: one.value.reveal() for name, one in found.items()}
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Revealed({', '.join(self._values)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Secrets are not written anywhere.")
+
+
+class Variables:
+    """The places variables come from: the process, then the project's files, then the user's.
+
+    A name with an empty value counts as not set there: the next place is asked, and no request ever carries an
+    empty secret.
+    """
+
+    def resolve(
+        self,
+        names: Iterable[str],
+        *,
+        project: Path,
+        user: Path,
+        environ: Mapping[str, str] | None = None,
+        optional: Iterable[str] = (),
+        needed_by: str = "the call",
+    ) -> Mapping[str, Found]:
+        """Return each name's value; where one of `names` is set nowhere, nothing runs.
+
+        Names in `optional` (those written with a default) are returned if they are found.
+        """
+        needed = tuple(dict.fromkeys(names))
+        found = _find((*needed, *optional), _places(project, user, environ))
+        if missing := [name for name in needed if name not in found]:
+            raise VariableMissing(missing, needed_by=needed_by)
+        return found
+
+    def locate(
+        self, names: Iterable[str], *, project: Path, user: Path, environ: Mapping[str, str] | None = None
+    ) -> Mapping[str, str | None]:
+        """Return where each name would come from, without its value; None where it is set nowhere."""
+        wanted = tuple(names)
+        found = _find(wanted, _places(project, user, environ))
+        return {name: found[name].source if name in found else None for name in wanted}
+
+
+def reveal(text: str, secrets: Mapping[str, str], *, needed_by: str = "the call") -> str:
+    """Return the text with values in place of names, in one pass from left to right.
+
+    `${NAME}` is a value, `${NAME:-default}` a value or the default, and `$${` is the text `${`: a caller's own words
+    were written with it, so they are never taken for names. What was put in is not looked at again.
+    """
+    return _REFERENCE.sub(lambda found: _value(found, secrets, needed_by), text) if "${" in text else text
+
+
+def reveal_url(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a URL with values in place of names; within its path and query they are quoted, so they stay one part."""
+    done, at = "", 0
+    for found in _REFERENCE.finditer(text):
+        done += text[at : found.start()]
+        done += _quoted(_value(found, secrets, "the request"), done) if found[1] else "${"
+        at = found.end()
+    return done + text[at:]
+
+
+def reveal_json(value: Json, secrets: Mapping[str, str]) -> Json:
+    """Return a JSON value with each of its strings revealed, so that no value can break out of its string."""
+    match value:
+        case str():
+            return reveal(value, secrets)
+        case Mapping():
+            return {reveal(key, secrets): reveal_json(inner, secrets) for key, inner in value.items()}
+        case list() | tuple():
+            return [reveal_json(inner, secrets) for inner in value]
+        case _:
+            return value
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of variables that a text refers to."""
+    return tuple(dict.fromkeys(found[1] for found in _REFERENCE.finditer(text) if found[1]))
+
+
+def _value(found: re.Match[str], secrets: Mapping[str, str], needed_by: str) -> str:
+    name, default = found.groups()
+    if name is None:
+        return "${"
+    if known := secrets.get(name):
+        return known
+    if default is None:
+        raise VariableMissing([name], needed_by=needed_by)
+    return str(default)
+
+
+def _quoted(value: str, before: str) -> str:
+    """Return a value as it is written at this place of a URL; one that is its beginning stays as it is."""
+    rest = before.partition("://")[2]
+    if "?" in rest:
+        return quote(value, safe="")
+    return quote(value, safe="/:@!$&'()*+,;=~") if "/" in rest else value
+
+
+def _find(names: Iterable[str], places: Iterator[tuple[str, Mapping[str, str]]]) -> dict[str, Found]:
+    """Return the first value of each name; places are read only as long as a name is left."""
+    found: dict[str, Found] = {}
+    left = dict.fromkeys(names)
+    while left and (place := next(places, None)) is not None:
+        source, values = place
+        for name in [name for name in left if values.get(name)]:
+            found[name] = Found(source, Secret(values[name]))
+            del left[name]
+    return found
+
+
+def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, str]]]:
+    yield "process", os.environ if environ is None else environ
+    for path in (project / ".env.local", project / ".env", project / ".ai" / ".env", user / ".env"):
+        yield str(path), dotenv.read(path)

@@ -1,0 +1,85 @@
+"""WebSockets: a connection to a checked address, one message sent if there is one, and messages received."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from time import monotonic
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, WebSocketException
+
+from kiwi_mcp.domain.errors import TooLarge
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.http_faults import connection_failed, failed
+from kiwi_mcp.primitives.http_pool import Network
+from kiwi_mcp.primitives.http_request import AGENT, Request, refuse_denied
+
+IDLE = 60.0
+"""How long a server may be silent, in seconds, where the request's own limit is not shorter."""
+_CLOSE = 0.5
+"""How long a server may take to say goodbye, in seconds."""
+_LONGEST = 4_000_000
+"""The most one message may have, in bytes."""
+_TOO_BIG = 1009
+_ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
+
+
+async def messages(spec: HttpSpec, request: Request, through: Network) -> AsyncGenerator[str | bytes, None]:
+    """Yield the messages of a WebSocket, up to `max_events`, within the limits of time and size."""
+    end, size = monotonic() + spec.timeout, 0
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(spec.timeout):
+            connection = await _opened(spec, request, through)
+            stack.push_async_callback(connection.close)
+            if spec.has_body:
+                await connection.send(request.body.decode())
+        for _ in range(spec.max_events):
+            async with asyncio.timeout(min(IDLE, end - monotonic())):
+                message = await _received(connection, request)
+            if message is None:
+                return
+            if (size := size + len(message)) > spec.max_bytes:
+                raise TooLarge(f"The stream of {request.authority}", size=None, limit=spec.max_bytes)
+            yield message
+
+
+async def _opened(spec: HttpSpec, request: Request, through: Network) -> ClientConnection:
+    is_secure = request.url.scheme == "wss"
+    refuse_denied(request, spec.denied)
+    try:
+        return await connect(
+            str(request.url.copy_with(fragment=None)),
+            sock=await through.connect(request.host, request.port, spec.granted),
+            ssl=through.tls() if is_secure else None,
+            server_hostname=request.host if is_secure else None,
+            additional_headers=[pair for pair in request.headers if pair[0].lower() not in _ALSO_OURS],
+            user_agent_header=AGENT,
+            proxy=None,
+            compression=None,  # so that a small message cannot become a large one
+            max_size=min(_LONGEST, spec.max_bytes),
+            open_timeout=None,
+            close_timeout=_CLOSE,
+        )
+    except InvalidHandshake as fault:
+        raise failed(request, "protocol", f"the server did not open a WebSocket ({type(fault).__name__})") from None
+    except TimeoutError:
+        raise
+    except OSError as fault:
+        raise connection_failed(request, fault) from None
+    except ValueError:  # a redirect, which a socket that is connected already cannot follow
+        raise failed(request, "protocol", "the server did not open a WebSocket (redirect)") from None
+
+
+async def _received(connection: ClientConnection, request: Request) -> str | bytes | None:
+    try:
+        return await connection.recv()
+    except ConnectionClosedOK:
+        return None
+    except ConnectionClosed as fault:
+        if fault.sent is not None and fault.sent.code == _TOO_BIG:
+            raise TooLarge(f"A message of {request.authority}", size=None, limit=_LONGEST) from None
+        raise failed(request, "protocol", "the connection was lost") from None
+    except WebSocketException:
+        raise failed(request, "protocol", "the server did not speak the WebSocket protocol") from None

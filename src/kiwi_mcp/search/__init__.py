@@ -1,0 +1,1 @@
+"""A need in, ranked cards out."""

@@ -1,0 +1,43 @@
+"""The one entry of every command, which imports next to nothing: an MCP client waits for its first answer.
+
+`kiwi serve` is answered by stage one alone until the client has its list of tools; only then are the official SDK
+and the kernel imported, while the client thinks. Everything else goes to the CLI.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    words = sys.argv[1:]
+    if words[:1] == ["serve"] and (project := named_project(words[1:])) is not None:
+        serve(project)
+    else:
+        import_module("kiwi_mcp.surfaces.cli.app").main()
+
+
+def named_project(words: Sequence[str]) -> str | None:
+    """Return the project `serve` was given, empty without one; None for words that the CLI has to explain."""
+    match words:
+        case []:
+            return ""
+        case ["--project", path] if path and not path.startswith("-"):
+            return path
+        case [word] if word.startswith("--project="):
+            return word.removeprefix("--project=") or None
+        case _:
+            return None
+
+
+def serve(project: str) -> None:
+    """Serve MCP on standard input and output, in two stages, until the client leaves."""
+    stdio = import_module("kiwi_mcp.surfaces.mcp.stdio")
+    greeting = import_module("kiwi_mcp.surfaces.mcp.greeting")
+    wire = stdio.claim()
+    opening = greeting.greet(wire, greeting.Greeting(greeting.load_prepared(), has_project=bool(project)))
+    if not opening.lines.is_ended:
+        import_module("kiwi_mcp.surfaces.mcp.server").run(wire, opening, project)
