@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,7 +40,8 @@ TOUR = Path(__file__).resolve().parent / "demo" / "tour.yaml"
 COMMAND_LIMIT = 300.0
 """Seconds for one command: the first one may have to fetch a package."""
 CALL_LIMIT = 60.0
-LINES_SHOWN = 12
+LINES_SHOWN = 20
+REPLY_SHOWN = 300
 NEEDED = {
     "kiwi": "Run `make setup`, then `make demo`.",
     "bash": "Install bash with your system's package manager.",
@@ -70,7 +72,11 @@ class Stage:
     @property
     def env(self) -> Mapping[str, str]:
         """The variables of every command: the stage's own home, and the caller's package caches."""
-        own = {"HOME": str(self.home), "USER_SPACE": str(self.home / ".ai"), "XDG_CACHE_HOME": str(self.home / ".cache")}
+        own = {
+            "HOME": str(self.home),
+            "USER_SPACE": str(self.home / ".ai"),
+            "XDG_CACHE_HOME": str(self.home / ".cache"),
+        }
         return {**os.environ, **caches(), **own, "PATH": search_path(), "NO_COLOR": "1"}
 
     def filled(self, text: str) -> str:
@@ -79,7 +85,7 @@ class Stage:
 
     def shown(self, text: str) -> str:
         """A text as a person at home would see it: their home is `~`, and long output ends early."""
-        lines = text.replace(str(self.home), "~").strip().splitlines()
+        lines = text.replace(str(self.home), "~").strip("\n").splitlines()
         more = [f"… {len(lines) - LINES_SHOWN} more lines"] if len(lines) > LINES_SHOWN + 1 else lines[LINES_SHOWN:]
         return "\n".join([*lines[:LINES_SHOWN], *more])
 
@@ -89,7 +95,7 @@ def search_path() -> str:
     return os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)])
 
 
-def caches() -> Iterator[tuple[str, str]]:
+def caches() -> Mapping[str, str]:
     """The caller's own package caches and settings, which the stage's new home would hide."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -99,13 +105,13 @@ def caches() -> Iterator[tuple[str, str]]:
         "npm_config_cache": Path.home() / ".npm",
         "npm_config_userconfig": Path.home() / ".npmrc",
     }
-    return ((name, str(place)) for name, place in places.items() if name not in os.environ and place.exists())
+    return {name: str(place) for name, place in places.items() if name not in os.environ and place.exists()}
 
 
 class Service(BaseHTTPRequestHandler):
     """The service that the API tools of the tour speak to: cities, and a forecast that is always fine."""
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         """Answer one request."""
         address = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(address.query).items()}
@@ -163,9 +169,8 @@ def write(stage: Stage, name: str, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     stage.console.print(Text(name, style="bold"))
-    lexer = LEXERS.get(path.suffix, "text")
-    stage.console.print(Syntax(text.rstrip(), lexer, theme="ansi_dark", background_color="default", padding=(0, 2)))
-    stage.console.print()
+    code = Syntax("", LEXERS[path.suffix], theme="ansi_dark", background_color="default")
+    stage.console.print(code.highlight(textwrap.indent(text, "  ")), soft_wrap=True)
 
 
 def type_in(stage: Stage, command: JsonObject) -> None:
@@ -188,11 +193,13 @@ def shell(line: str, stage: Stage) -> tuple[int, str]:
     ) as process:  # fmt: skip
         try:
             said, _ = process.communicate(timeout=COMMAND_LIMIT)
-        except subprocess.TimeoutExpired as error:
-            raise Surprise(f"$ {line}\nstill ran after {COMMAND_LIMIT:.0f} seconds") from error
-        finally:
-            if process.poll() is None:
+        except BaseException as error:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                heard = (error.stdout or b"").decode(errors="replace")
+                raise Surprise(f"$ {line}\n{heard}\n✗ still ran after {COMMAND_LIMIT:.0f} seconds") from None
+            raise
     return process.returncode, said
 
 
@@ -210,7 +217,9 @@ async def call_all(stage: Stage, calls: Sequence[JsonObject]) -> None:
             stage.console.print(Text(asked, style="bold cyan"), soft_wrap=True)
             result = await client.call_tool(as_text(call["tool"]), arguments)
             said = "\n".join(part.text for part in result.content if isinstance(part, TextContent))
-            stage.console.print(Text(f"← {stage.shown(said)[:300]}"), soft_wrap=True)
+            reply = Text(f"← {stage.shown(said)}")
+            reply.truncate(REPLY_SHOWN, overflow="ellipsis")
+            stage.console.print(reply, soft_wrap=True)
             fault = "" if bool(result.is_error) == bool(call.get("fails")) else f"is_error is {result.is_error}"
             compare(asked, said, call, fault=fault)
     stage.console.print()
@@ -231,9 +240,10 @@ def take(steps: Sequence[JsonObject], stage: Stage) -> int:
     for number, step in enumerate(steps, 1):
         try:
             walk(step, number, stage)
-        except (Surprise, OSError, ExceptionGroup, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the tour says in which step, and shows it
             stage.console.print(Text(f"✗ Step {number} did not do what it says: {step['title']}", style="bold red"))
-            stage.console.print(Text(f"{type(error).__name__}: {error}"), soft_wrap=True)
+            shown = str(error) if isinstance(error, Surprise) else traceback.format_exc()
+            stage.console.print(Text(shown), soft_wrap=True)
             return 1
     took = time.monotonic() - started
     stage.console.print(Text(f"✓ {len(steps)} steps did what they say, in {took:.0f} s.", style="bold green"))

@@ -113,7 +113,9 @@ class Plan:
     spec: ProcessSpec | HttpSpec | ReadSpec
     inputs: JsonObject
     variables: tuple[str, ...] = ()
-    """Every `${NAME}` the plan needs."""
+    """Every `${NAME}` the plan uses."""
+    defaulted: tuple[str, ...] = ()
+    """Those of them that it can do without."""
     facts: JsonObject = field(default_factory=dict)
     effect: str = "at_most_once"
     warnings: tuple[str, ...] = ()

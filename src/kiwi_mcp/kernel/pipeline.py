@@ -49,15 +49,23 @@ class Run:
 async def execute(call: Call, catalog: Catalog, grant: Grant, report: Report = silent) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call."""
     bound = prepare(call, catalog, grant)
-    secrets = Revealed(
-        Variables().resolve(
-            bound.plan.variables, project=call.space.project, user=call.space.user, needed_by=bound.chain.tool.id
-        )
-    )
+    secrets = reveal(call, bound)
     started = time.monotonic()
     outcome = await driver_of(bound.chain).drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
     duration_ms = round((time.monotonic() - started) * 1_000)
     return record(call, bound, redacted(outcome, secrets), duration_ms)
+
+
+def reveal(call: Call, bound: Bound) -> Mapping[str, str]:
+    """Return the values of the plan's variables; one that is set nowhere is an error before anything runs."""
+    found = Variables().resolve(
+        [name for name in bound.plan.variables if name not in bound.plan.defaulted],
+        optional=bound.plan.defaulted,
+        project=call.space.project,
+        user=call.space.user,
+        needed_by=bound.chain.tool.id,
+    )
+    return Revealed(found)
 
 
 def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:

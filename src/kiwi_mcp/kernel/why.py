@@ -10,7 +10,7 @@ from kiwi_mcp.domain.errors import InvalidArguments, KiwiError
 from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
-from kiwi_mcp.manifest.render import variables
+from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.primitives.secrets import Variables
 
 
@@ -21,7 +21,10 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         chain = catalog.resolve(call.tool_id)
     except KiwiError as error:
         return {**told, "would_run": False, "reasons": [_reason(error)], **error.details}
-    names = variables([link.manifest.config for link in chain.links])
+    # What a tool says itself, and what the links below it put into a process.
+    below = [link.manifest.config.get("env") for link in chain.links[1:]]
+    templates: Json = [chain.tool.manifest.config, *below]
+    names, spare = variables(templates), defaulted(templates)
     found = Variables().locate(names, project=call.space.project, user=call.space.user)
     reasons = [*_refusals(lambda: prepare(call, catalog, grant)), *_refusals(lambda: driver_of(chain))]
     reasons += [
@@ -31,7 +34,7 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
             "suggestion": f"Set {name}, or add it to .env.",
         }
         for name, place in found.items()
-        if place is None
+        if place is None and name not in spare
     ]
     # Without parameters the question is about the tool, and missing ones are no reason.
     if not call.parameters:

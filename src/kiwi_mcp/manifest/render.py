@@ -127,6 +127,13 @@ def variables(template: Json) -> tuple[str, ...]:
     return _named(template, "variable", _variable_name)
 
 
+def defaulted(template: Json) -> tuple[str, ...]:
+    """Return the names of the variables that a template can do without: each is written with a default."""
+    written = _named(template, "variable", lambda text: text)
+    needed = {_variable_name(text) for text in written if ":-" not in text}
+    return tuple(name for name in dict.fromkeys(map(_variable_name, written)) if name not in needed)
+
+
 def value_of(name: str, values: Values) -> Json | Absent:
     """Return the value a placeholder stands for."""
     if name in values:

@@ -19,7 +19,7 @@ from kiwi_mcp.drivers.process.environments.python import Python
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program
 from kiwi_mcp.drivers.process.words import Words, declared_env, read_words, seconds, texts
-from kiwi_mcp.manifest.render import Values, escape, render, variables
+from kiwi_mcp.manifest.render import Values, defaulted, escape, render, variables
 
 KINDS: Mapping[str, EnvironmentKind] = {"python": Python(), "node": Node()}
 _SPELLED_OUT_LIMIT = 100_000
@@ -57,6 +57,7 @@ def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         spec=spec,
         inputs=inputs,
         variables=variables(declared),
+        defaulted=defaulted(declared),
         facts=prepared,
         effect=tool.manifest.effect or "at_most_once",
     )

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, Retry
-from kiwi_mcp.manifest.render import ABSENT, Piece, Values, pieces, render, variables
+from kiwi_mcp.manifest.render import ABSENT, Piece, Values, defaulted, pieces, render, variables
 from kiwi_mcp.manifest.urls import render_header, render_url
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
@@ -20,6 +20,7 @@ def bind_request(chain: Chain, inputs: JsonObject) -> Plan:
     tool = chain.tool
     config = tool.manifest.config
     spec = _request(config, _values(tool.manifest.parameters, inputs))
+    sent: Json = [spec.url, dict(spec.headers), spec.body, list(spec.basic or ())]
     return Plan(
         identity=tool.identity,
         tool_digest=tool.digest,
@@ -27,7 +28,8 @@ def bind_request(chain: Chain, inputs: JsonObject) -> Plan:
         chain=tuple((link.identity, link.digest) for link in chain.links),
         spec=spec,
         inputs=inputs,
-        variables=variables([spec.url, dict(spec.headers), spec.body, list(spec.basic or ())]),
+        variables=variables(sent),
+        defaulted=defaulted(sent),
         facts={"response_transform": config.get("response_transform")},
         effect=tool.manifest.effect or ("idempotent" if spec.method in _SAFE_METHODS else "at_most_once"),
     )
