@@ -28,6 +28,7 @@ bench: setup
 
 reference: setup
 	@python scripts/reference.py
+	@python -m kiwi_mcp.surfaces.mcp.prepare
 
 lock: setup
 	@scripts/lock.sh

@@ -103,6 +103,10 @@ def open_tool(
         files=[file for file in tree.ordered() if file.path != path.name],
     )
     integrity = _integrity(signature, digest, head.text, manifest, path=path, base=base)
+    if integrity.startswith("valid:") and len(tree.ordered()) > 1:
+        integrity = "modified"  # an old hash speaks of one file, and nothing would vouch for the others
+    if source == "builtin" and signature is None:
+        integrity = "builtin"
     return Opened(Tool(manifest, origin, tree.ordered(), digest, signature, integrity), tree.stamped())
 
 

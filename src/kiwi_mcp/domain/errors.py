@@ -7,7 +7,8 @@ KiwiError
 │   ├── ToolNotFound
 │   ├── VersionNotFound
 │   ├── MissingLink
-│   └── TopicNotFound
+│   ├── TopicNotFound
+│   └── VerbNotFound
 ├── Invalid             mend what was sent
 │   ├── InvalidManifest
 │   ├── InvalidArguments
@@ -132,6 +133,16 @@ class TopicNotFound(NotFound):
             suggestion=f"Ask for one of: {', '.join(topics)}.",
             topics=list(topics),
         )
+
+
+class VerbNotFound(NotFound):
+    """Kiwi has no verb of that name."""
+
+    code, error = "verb_not_found", "Verb not found"
+
+    def __init__(self, verb: str, *, verbs: Sequence[str]) -> None:
+        suggestion = f"Use one of: {', '.join(verbs)}."
+        super().__init__(f"Kiwi has no verb {verb!r}.", suggestion=suggestion, verbs=list(verbs))
 
 
 class Invalid(KiwiError):

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.requests import SearchRequest
+from kiwi_mcp.search.choose import Filter, arrange
 from kiwi_mcp.search.keywords import Keywords
-from kiwi_mcp.search.port import Card, Hit
+from kiwi_mcp.search.port import Card, Hit, Search
 
 _LOCAL = ("project", "user")
-_KINDS = {"directive": "directives", "knowledge": "knowledge"}
-_search = Keywords()
+_MARKDOWN = ("directive", "knowledge")
+"""What an `item_type` narrows a search to; every other word means everything."""
+
+
+class Desk:
+    """The cards of one catalog, with the search that has indexed them."""
+
+    def __init__(self) -> None:
+        self._entries: Sequence[Entry] = ()
+        self.cards: tuple[Card, ...] = ()
+        self.search: Search = Keywords()
+
+    def follow(self, entries: Sequence[Entry]) -> None:
+        """Make the cards anew where the catalog has changed; it gives the same entries as long as it has not."""
+        if entries is not self._entries:
+            self._entries = entries
+            self.cards = tuple(map(_card, entries))
+
+
+_desks: WeakKeyDictionary[Catalog, Desk] = WeakKeyDictionary()
 
 
 def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
@@ -23,11 +43,13 @@ def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
         raise InvalidRequest(
             "No registry is connected to this installation.", suggestion="Search with `source: local` or `source: all`."
         )
-    entries = [entry for entry in catalog.all() if _is_wanted(entry, request)]
-    hits = _search.rank(request.query, [_card(entry) for entry in entries], limit=max(len(entries), 1))
-    shown = _ordered(hits, request.sort_by)[: request.limit]
+    desk = _desks.setdefault(catalog, Desk())
+    desk.follow(catalog.all())
+    wanted = _filter(request)
+    ranked = desk.search.rank(request.query, desk.cards, limit=len(desk.cards))
+    hits = [hit for hit in ranked if wanted.keeps(hit.card)]
     told: dict[str, Json] = {
-        "results": [_result(hit) for hit in shown],
+        "results": [_result(hit) for hit in arrange(hits, request.sort_by)[: request.limit]],
         "total": len(hits),
         "query": request.query,
         "source": request.source,
@@ -35,19 +57,17 @@ def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
     if not hits:
-        told["suggestion"] = _hint(request, entries)
+        told["suggestion"] = _hint(request, [card for card in desk.cards if wanted.keeps(card)])
     return told
 
 
-def _is_wanted(entry: Entry, request: SearchRequest) -> bool:
-    sources = {"local": _LOCAL, "all": (entry.source,)}.get(request.source, (request.source,))
-    kind = _KINDS.get(request.item_type)
-    return (
-        entry.source in sources
-        and (kind is None or kind == entry.kind or request.item_type == entry.tool_type)
-        and (request.tool_type is None or request.tool_type == entry.tool_type)
-        and (request.category is None or request.category == entry.category)
-        and (request.tag is None or request.tag in entry.tags)
+def _filter(request: SearchRequest) -> Filter:
+    narrowed = (request.item_type,) if request.item_type in _MARKDOWN else ()
+    return Filter(
+        types=(request.tool_type,) if request.tool_type else narrowed,
+        sources={"local": _LOCAL, "all": ()}.get(request.source, (request.source,)),
+        tags=(request.tag,) if request.tag else (),
+        categories=(request.category,) if request.category else (),
     )
 
 
@@ -67,16 +87,6 @@ def _card(entry: Entry) -> Card:
     )
 
 
-def _ordered(hits: Sequence[Hit], sort_by: str) -> Sequence[Hit]:
-    match sort_by:
-        case "date":
-            return sorted(hits, key=lambda hit: -hit.card.modified)
-        case "name":
-            return sorted(hits, key=lambda hit: hit.card.tool_id)
-        case _:
-            return hits
-
-
 def _result(hit: Hit) -> JsonObject:
     card = hit.card
     return {
@@ -91,9 +101,9 @@ def _result(hit: Hit) -> JsonObject:
     }
 
 
-def _hint(request: SearchRequest, entries: Sequence[Entry]) -> str:
-    if not entries:
+def _hint(request: SearchRequest, cards: Sequence[Card]) -> str:
+    if not cards:
         return "Nothing is here yet: search with `source: all` for what is built in, or create a tool."
-    names = ", ".join(f"`{entry.tool_id}`" for entry in entries[:8])
+    names = ", ".join(f"`{card.tool_id}`" for card in cards[:8])
     wider = "" if request.source == "all" else " `source: all` searches what is built in too."
-    return f"Try other words; here are {len(entries)} items, such as {names}.{wider}"
+    return f"Try other words; here are {len(cards)} items, such as {names}.{wider}"

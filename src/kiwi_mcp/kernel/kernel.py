@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
-from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, VerbNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Report, silent
@@ -124,9 +124,7 @@ def read_request(verb: str, payload: JsonObject) -> Request:
     """Return the request of a verb, or refuse it with every fault that its words have."""
     known = BY_NAME.get(verb)
     if known is None:
-        raise NotFound(
-            f"Kiwi has no verb {verb!r}.", suggestion=f"Use one of: {', '.join(BY_NAME)}.", verbs=list(BY_NAME)
-        )
+        raise VerbNotFound(verb, verbs=list(BY_NAME))
     try:
         return known.request.model_validate(payload)
     except ValidationError as error:

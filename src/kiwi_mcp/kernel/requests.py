@@ -21,9 +21,7 @@ class Request(BaseModel):
 class ProjectRequest(Request):
     """A request about the items a project sees."""
 
-    item_type: Annotated[Name, Field(description="`tool`, or `directive`, `knowledge`; `output` to load a result")] = (
-        "tool"
-    )
+    item_type: Annotated[Name, Field(description="tool, directive or knowledge")] = "tool"
     project_path: Annotated[Text | None, Field(description="Absolute path of the project")] = None
 
 
@@ -56,7 +54,7 @@ class LoadRequest(ProjectRequest):
 class ExecuteRequest(ProjectRequest):
     """Run an item, or change it."""
 
-    action: Annotated[Action, Field(description="What to do; run by default")] = "run"
+    action: Action = "run"
     item_id: Annotated[Name | None, Field(description="The item; create takes it from parameters.tool_id too")] = None
     parameters: Annotated[dict[str, object], Field(description="The tool's own parameters, or the action's")] = {}
     dry_run: Annotated[bool, Field(description="Show the plan, do nothing")] = False

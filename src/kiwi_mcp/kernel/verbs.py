@@ -26,6 +26,8 @@ class Verb:
     is_meta_tool: bool = False
     """Whether a model sees it; the others can be called as well, and are not advertised."""
     is_read_only: bool = True
+    runs_items: bool = False
+    """Whether it does what items do, which may be anything."""
 
 
 VERBS: tuple[Verb, ...] = (
@@ -54,6 +56,7 @@ VERBS: tuple[Verb, ...] = (
         "manifest, files), update, validate, sign, delete, why. Ask `help` for worked examples.",
         is_meta_tool=True,
         is_read_only=False,
+        runs_items=True,
     ),
     Verb(
         "help",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_WORD = re.compile(r"[a-z0-9]+|[^\W_a-z0-9]+")
+_WIDE = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+# Scripts without spaces are cut into characters.
+_WORD = re.compile(rf"[{_WIDE}]|[^\W_{_WIDE}]+")
 _CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _MAX_WORD = 40
 
 COMMON = frozenset({
@@ -32,11 +33,7 @@ _ENDINGS = (
 
 def words(text: str) -> list[str]:
     """Return the words of a text as they are written, in order, lower case, identifiers split."""
-    found = []
-    for word in _WORD.findall(_CASE.sub(" ", text).lower()):
-        # Scripts without spaces are cut into characters.
-        found += list(word) if _WIDE.match(word) else [word[:_MAX_WORD]]
-    return found
+    return [word[:_MAX_WORD] for word in _WORD.findall(_CASE.sub(" ", text).lower())]
 
 
 @lru_cache(maxsize=65_536)

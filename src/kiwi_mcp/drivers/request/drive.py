@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.process.result import NotJson, parse
 from kiwi_mcp.drivers.request.bind import bind_request
 from kiwi_mcp.drivers.request.transform import compile_path, transform
 from kiwi_mcp.primitives import http_client
@@ -113,11 +113,6 @@ def _decoded(reply: http_client.HttpReply) -> Json:
 def _parsed(text: str) -> Json:
     """Return the JSON value a text is, or the text itself."""
     try:
-        value: Json = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return parse(text.encode()).value
+    except NotJson:
         return text
-    return value
-
-
-def _refuse(word: str) -> Json:
-    raise ValueError(word)

@@ -9,6 +9,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from errno import EEXIST, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 
 import yaml
@@ -136,7 +137,7 @@ def _collisions(files: Mapping[str, bytes]) -> list[Issue]:
 
 def place_for(tool_id: str, *, kind: str, category: str, name: str) -> str:
     """Return where an item goes: `tools/<category>/<name>`, with every part a safe name."""
-    parts = [part for part in category.split("/") if part]
+    parts = category.split("/") if category else []
     if not all(map(is_tool_id, parts)):
         raise InvalidRequest(
             f"{category!r} is not a category.", suggestion="Use words such as `mail` or `mail/enrich`.", tool_id=tool_id
@@ -158,10 +159,23 @@ def write(draft: Draft, base: Path) -> Path:
             target.write_bytes(data)
             target.chmod(0o755 if path in draft.executables else 0o644)
         final.parent.mkdir(parents=True, exist_ok=True)
-        (staging if draft.is_folder else staging / draft.manifest_name).rename(final)
+        _appear(staging if draft.is_folder else staging / draft.manifest_name, final)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return draft.manifest_path(base)
+
+
+def _appear(staged: Path, final: Path) -> None:
+    """Give what is staged its name, unless somebody else took the name meanwhile."""
+    try:
+        if staged.is_dir():
+            staged.rename(final)  # fails where a folder with files is
+        else:
+            final.hardlink_to(staged)  # renaming would write over a file
+    except OSError as error:
+        if error.errno in {EEXIST, ENOTEMPTY, ENOTDIR}:
+            raise AlreadyExists(final.stem, path=str(final)) from error
+        raise
 
 
 def discard(path: Path, base: Path) -> Path:

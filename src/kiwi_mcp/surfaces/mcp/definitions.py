@@ -18,9 +18,6 @@ INSTRUCTIONS = (
 _SILENT = {"title", "$defs", "additionalProperties", "maxLength", "minimum", "maximum"}
 """What a schema says to programs only: the kernel checks it and tells what is wrong, so a model need not pay for it."""
 
-_RUNS_ITEMS = {"execute"}
-"""The verbs that do whatever an item does, so they may change anything and reach anywhere."""
-
 
 def definitions(*, has_project: bool) -> list[Tool]:
     """Return the advertised tools; a server without a project of its own requires each call to name one."""
@@ -35,8 +32,8 @@ def _definition(verb: Verb, *, has_project: bool) -> Tool:
         input_schema=dict(input_schema(verb.request, needs_project=not has_project)),
         annotations=ToolAnnotations(
             read_only_hint=verb.is_read_only or None,
-            destructive_hint=None if verb.is_read_only else verb.name in _RUNS_ITEMS,
-            open_world_hint=verb.name in _RUNS_ITEMS,
+            destructive_hint=None if verb.is_read_only else verb.runs_items,
+            open_world_hint=verb.runs_items,
         ),
     )
 

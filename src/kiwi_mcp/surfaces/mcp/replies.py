@@ -1,9 +1,8 @@
 """Answers as MCP results, each told once.
 
-The whole answer goes out as JSON text: every client, old and new, shows `content` to its model, and many show nothing
-else. `structuredContent` would say the same again, and some clients pass both on, so the model would pay twice. It is
-sent only to a caller that asks for it with `"kiwi/structured": true` in the request's `_meta`, as a program does; that
-caller gets one line of text beside it.
+A client whose revision has `structuredContent` gets the whole answer there, and in `content` its gist in words: some
+clients give their model the one, some the other, and neither is the other written again. An older client gets the whole
+answer as JSON text.
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ from collections.abc import Mapping, Sequence
 
 from mcp_types import CallToolResult, TextContent
 
-from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.mcp.gist import gist
 
-STRUCTURED_KEY = "kiwi/structured"
+STRUCTURED_SINCE = "2025-06-18"
+"""The first revision of the protocol, by its date, in which results have structured content."""
 
 _DEEPEST = 100
 """How deep an answer may be nested: parsers of other languages refuse more than a few hundred levels."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def as_result(answer: Answer, *, is_structured: bool) -> CallToolResult:
-    """Return an answer in the one form that its caller reads."""
+def as_result(answer: Answer, *, revision: str) -> CallToolResult:
+    """Return an answer in the form that a client of that revision reads."""
     text = safe_text(answer.content)
-    if not is_structured:
+    if revision < STRUCTURED_SINCE:
         return CallToolResult(content=[TextContent(text=text)], is_error=answer.is_error)
     content: JsonObject = json.loads(text)
     return CallToolResult(
-        content=[TextContent(text=_summary(content))], structured_content=dict(content), is_error=answer.is_error
+        content=[TextContent(text=gist(content))], structured_content=dict(content), is_error=answer.is_error
     )
 
 
@@ -46,11 +47,6 @@ def safe_text(content: JsonObject) -> str:
     if is_deep:
         text = compact(_plain(content, _DEEPEST))
     return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
-
-
-def _summary(content: JsonObject) -> str:
-    message = as_text(content.get("message")) or as_text(content.get("status")) or "done"
-    return f"{message} (the answer is in structuredContent)"
 
 
 def _depth(value: Json) -> int:

@@ -21,7 +21,7 @@ from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS, definitions
 from kiwi_mcp.surfaces.mcp.greeting import Opening
 from kiwi_mcp.surfaces.mcp.progress import Relay
-from kiwi_mcp.surfaces.mcp.replies import STRUCTURED_KEY, as_result
+from kiwi_mcp.surfaces.mcp.replies import as_result
 from kiwi_mcp.surfaces.mcp.stdio import Wire
 from kiwi_mcp.surfaces.mcp.streams import Inbound, Outbound
 
@@ -76,9 +76,7 @@ def build_server(kernel: KernelApi, *, has_project: bool) -> Server[dict[str, ob
     async def call_tool(
         context: ServerRequestContext[dict[str, object]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        meta = context.meta or {}
-        answer = await _call(kernel, context, params)
-        return as_result(answer, is_structured=meta.get(STRUCTURED_KEY) is True)
+        return as_result(await _call(kernel, context, params), revision=context.protocol_version)
 
     return Server(
         "kiwi",
