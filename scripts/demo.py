@@ -27,7 +27,7 @@ from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from mcp import Client, StdioServerParameters
-from mcp.types import TextContent
+from mcp.types import CallToolResult, TextContent
 from rich.console import Console
 from rich.rule import Rule
 from rich.syntax import Syntax
@@ -41,7 +41,7 @@ COMMAND_LIMIT = 300.0
 """Seconds for one command: the first one may have to fetch a package."""
 CALL_LIMIT = 60.0
 LINES_SHOWN = 20
-REPLY_SHOWN = 300
+WIDTH_SHOWN = 300
 NEEDED = {
     "kiwi": "Run `make setup`, then `make demo`.",
     "bash": "Install bash with your system's package manager.",
@@ -84,8 +84,9 @@ class Stage:
         return text.replace("PORT", str(self.port))
 
     def shown(self, text: str) -> str:
-        """A text as a person at home would see it: their home is `~`, and long output ends early."""
-        lines = text.replace(str(self.home), "~").strip("\n").splitlines()
+        """A text as a person at home would see it: their home is `~`, and what is long ends early."""
+        home = text.replace(str(self.home), "~").strip("\n")
+        lines = [line if len(line) <= WIDTH_SHOWN else f"{line[:WIDTH_SHOWN]}…" for line in home.splitlines()]
         more = [f"… {len(lines) - LINES_SHOWN} more lines"] if len(lines) > LINES_SHOWN + 1 else lines[LINES_SHOWN:]
         return "\n".join([*lines[:LINES_SHOWN], *more])
 
@@ -160,7 +161,9 @@ def walk(step: JsonObject, number: int, stage: Stage) -> None:
     for command in map(as_object, as_list(step.get("runs"))):
         type_in(stage, command)
     if calls := [as_object(call) for call in as_list(step.get("calls"))]:
-        asyncio.run(asyncio.wait_for(call_all(stage, calls), CALL_LIMIT * (len(calls) + 1)))
+        results = asyncio.run(asyncio.wait_for(call_all(stage, calls), CALL_LIMIT * (len(calls) + 1)))
+        for call, result in zip(calls, results, strict=True):
+            judge(call, result)
 
 
 def write(stage: Stage, name: str, text: str) -> None:
@@ -203,26 +206,38 @@ def shell(line: str, stage: Stage) -> tuple[int, str]:
     return process.returncode, said
 
 
-async def call_all(stage: Stage, calls: Sequence[JsonObject]) -> None:
-    """Make calls with the official MCP client, over the standard input and output of `kiwi serve`."""
+async def call_all(stage: Stage, calls: Sequence[JsonObject]) -> list[CallToolResult]:
+    """Make calls with the official MCP client, over the standard input and output of `kiwi serve`, and show them."""
     entry = StdioServerParameters(
         command="kiwi", args=["serve", "--project", str(stage.project)], env=dict(stage.env), cwd=stage.project
     )
     async with Client(entry, read_timeout_seconds=CALL_LIMIT) as client:
         names = [tool.name for tool in (await client.list_tools()).tools]
-        stage.console.print(Text(f"← tools: {', '.join(names)} (protocol {client.protocol_version})"))
+        stage.console.print(Text(f"← tools: {', '.join(names)} (protocol {client.protocol_version})\n"))
+        results = []
         for call in calls:
-            arguments = dict(as_object(call["arguments"]))
-            asked = f"→ {as_text(call['tool'])} {json.dumps(arguments, ensure_ascii=False)}"
-            stage.console.print(Text(asked, style="bold cyan"), soft_wrap=True)
-            result = await client.call_tool(as_text(call["tool"]), arguments)
-            said = "\n".join(part.text for part in result.content if isinstance(part, TextContent))
-            reply = Text(f"← {stage.shown(said)}")
-            reply.truncate(REPLY_SHOWN, overflow="ellipsis")
-            stage.console.print(reply, soft_wrap=True)
-            fault = "" if bool(result.is_error) == bool(call.get("fails")) else f"is_error is {result.is_error}"
-            compare(asked, said, call, fault=fault)
-    stage.console.print()
+            stage.console.print(Text(asked(call), style="bold cyan"), soft_wrap=True)
+            result = await client.call_tool(as_text(call["tool"]), dict(as_object(call["arguments"])))
+            stage.console.print(Text(f"← {stage.shown(told(result))}\n"), soft_wrap=True)
+            results.append(result)
+        return results
+
+
+def asked(call: JsonObject) -> str:
+    """A call as the tour shows it."""
+    return f"→ {as_text(call['tool'])} {json.dumps(call['arguments'], ensure_ascii=False)}"
+
+
+def told(result: CallToolResult) -> str:
+    """What the model reads of a result."""
+    return "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+def judge(call: JsonObject, result: CallToolResult) -> None:
+    """Hold a result, in words and as data, against what it must show."""
+    is_refused = bool(result.is_error)
+    fault = "" if is_refused == bool(call.get("fails")) else f"is_error is {is_refused}"
+    compare(asked(call), f"{told(result)}\n{compact(result.structured_content)}", call, fault=fault)
 
 
 def compare(done: str, said: str, wanted: JsonObject, *, fault: str) -> None:

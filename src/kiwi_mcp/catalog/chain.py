@@ -39,9 +39,10 @@ def _sheet(links: Sequence[Tool], sheets: Sheets) -> Sheet:
     manifest = links[-1].manifest
     sheet = sheets.get(manifest.tool_type)
     if sheet is None:
+        kind = f"is of the type {manifest.written_type!r}, which no sheet describes"
         raise ChainMistyped(
             [link.id for link in links],
-            reason=f"{manifest.tool_id!r} is of the type {manifest.written_type!r}, which no sheet describes",
+            reason=f"{manifest.tool_id!r} {kind if manifest.tool_type else 'does not say its `tool_type`'}",
             suggestion=f"Use one of: {', '.join(sheets.types())}; or describe the type in .ai/types/.",
         )
     return sheet

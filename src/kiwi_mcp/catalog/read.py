@@ -53,8 +53,11 @@ class Opened:
     stamps: Stamps
 
 
-def read_head(path: Path, *, base: Path, sheets: Sheets | None = None) -> Head | None:
-    """Return the manifest in a file below a source's base, or None where the file is not an item."""
+def read_head(path: Path, *, base: Path, sheets: Sheets | None = None, is_draft: bool = False) -> Head | None:
+    """Return the manifest in a file below a source's base, or None where the file is not an item.
+
+    A draft is read to be checked, so its name may be one that no item can have.
+    """
     content = read_file(path, limit=ITEM_LIMIT)
     if b"\0" in content.data:  # a picture, an archive, a program: no author wrote a manifest in it
         return None
@@ -67,23 +70,27 @@ def read_head(path: Path, *, base: Path, sheets: Sheets | None = None) -> Head |
         return None
     category = category_of(path, base)
     manifest = parse(written.value, stem=stem_of(path), category=category, lines=written.lines, sheets=sheets)
-    if not is_tool_id(manifest.tool_id):
+    if not is_draft and not is_tool_id(manifest.tool_id):
         raise InvalidManifest(str(path), [bad_name(manifest.tool_id)])
     return Head(replace(manifest, issues=(*written.issues, *manifest.issues)), content, text)
 
 
-def read_tool(
-    path: Path, *, source: Source, base: Path, namespace: str = "local", sheets: Sheets | None = None
-) -> Tool:
+def read_tool(path: Path, *, source: Source, base: Path, sheets: Sheets | None = None, is_draft: bool = False) -> Tool:
     """Return the item whose manifest is in a file below a source's base; nothing in it is executed."""
-    return open_tool(path, source=source, base=base, namespace=namespace, sheets=sheets).tool
+    return open_tool(path, source=source, base=base, sheets=sheets, is_draft=is_draft).tool
 
 
 def open_tool(
-    path: Path, *, source: Source, base: Path, namespace: str = "local", sheets: Sheets | None = None
+    path: Path,
+    *,
+    source: Source,
+    base: Path,
+    namespace: str = "local",
+    sheets: Sheets | None = None,
+    is_draft: bool = False,
 ) -> Opened:
     """Return the item whose manifest is in a file, with the stamps of all that was read for it."""
-    head = read_head(path, base=base, sheets=sheets)
+    head = read_head(path, base=base, sheets=sheets, is_draft=is_draft)
     if head is None:
         raise InvalidManifest(
             str(path), [Issue("", f"{path.name} holds no manifest", "Add `tool_id` and `tool_type`.")]

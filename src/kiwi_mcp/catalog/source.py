@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from kiwi_mcp.domain.items import Source
 from kiwi_mcp.manifest.sheets import Sheets
 
 _KEPT_OPEN = 4_096
+_WATCHED = 200
+"""How many files that hold no item are looked at again by every call."""
 _SAVE_SHARE = 200
 
 
@@ -71,6 +74,7 @@ class FolderSource:
         self._place: Path | None = None
         self._listings: dict[str, Listing] = {}
         self._records: dict[str, tuple[Stamp, Entry | None]] = {}
+        self._itemless: dict[str, None] = {}
         self._names: dict[str, dict[str, Entry]] = {}
         self._broken: dict[str, Broken] = {}
         self._opened: dict[str, Opened] = {}
@@ -86,6 +90,8 @@ class FolderSource:
         """Notice files and folders that came or went."""
         if sheets is not self._sheets:
             self._start(sheets)
+        for path in tuple(islice(self._itemless, _WATCHED)):
+            self._look(path)  # a file that holds no item, or a broken one, may hold one by now
         stale = [path for path, listing in self._listings.items() if stamp_of(path) != listing.stamp]
         for path in stale:
             if path in self._listings:  # it may have gone with the folder above it
@@ -140,7 +146,7 @@ class FolderSource:
         # Another set of types reads every manifest anew.
         self._sheets = sheets
         self._place = place_for(self._cache, self._base, sheets) if self._cache else None
-        for known in (self._listings, self._records, self._names, self._broken, self._opened):
+        for known in (self._listings, self._records, self._itemless, self._names, self._broken, self._opened):
             known.clear()
         self._generation += 1
         saved = load(self._place) if self._place else None
@@ -150,8 +156,7 @@ class FolderSource:
         self._listings.update(saved.listings)
         for path, (stamp, entry) in saved.records.items():
             self._records[path] = (stamp, entry)
-            if entry is not None:
-                self._names.setdefault(entry.tool_id, {})[path] = entry
+            self._enter(path, entry)
         # What is broken is not kept: it is read again, so that the error is there to be shown.
         for listing in saved.listings.values():
             self._report(listing)
@@ -224,12 +229,18 @@ class FolderSource:
         self._records[path] = (stamp, entry)
         if broken is not None:
             self._broken[path] = broken
-        if entry is not None:
+        self._enter(path, entry)
+
+    def _enter(self, path: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._itemless[path] = None
+        else:
             self._names.setdefault(entry.tool_id, {})[path] = entry
 
     def _forget(self, path: str) -> None:
         _, entry = self._records.pop(path, (MISSING, None))
         self._broken.pop(path, None)
+        self._itemless.pop(path, None)
         self._opened.pop(path, None)
         if entry is not None:
             self._names[entry.tool_id].pop(path, None)

@@ -281,7 +281,7 @@ class IntegrityMismatch(Untrusted):
     def __init__(self, tool_id: str, *, expected: str, actual: str, where: str) -> None:
         super().__init__(
             f"{tool_id!r} was changed after it was signed ({where}).",
-            suggestion="Look at what changed; if the change is yours, re-sign with `action: sign`.",
+            suggestion=f"Look at what changed; if it is yours, re-sign with `action: sign` (`kiwi sign {tool_id}`).",
             tool_id=tool_id,
             expected=expected,
             actual=actual,
@@ -399,7 +399,7 @@ class AlreadyExists(Conflict):
     def __init__(self, tool_id: str, *, path: str) -> None:
         super().__init__(
             f"{tool_id!r} exists already ({path}).",
-            suggestion="Use `action: update` to change it, or choose another tool_id.",
+            suggestion=f"Use `action: update` to change it (`kiwi update {tool_id}`), or choose another tool_id.",
             tool_id=tool_id,
             path=path,
         )

@@ -100,7 +100,7 @@ class Tool:
     digest: str = ""
     signature: Signature | None = None
     integrity: str = "unsigned"
-    """`unsigned`, `signed`, `builtin` for what ships with Kiwi, `valid:<gen>` for an old hash, `modified`, `legacy-unverifiable`."""
+    """`unsigned`, `signed`, `builtin`, `valid:<gen>` for an old hash, `modified`, `legacy-unverifiable`."""
 
     @property
     def id(self) -> str:

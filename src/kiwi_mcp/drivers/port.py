@@ -25,6 +25,9 @@ class Driver(Protocol):
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Say exactly what will happen. Starts no process, opens no connection, writes nothing."""
 
+    async def aclose(self) -> None:
+        """Let go of what the driver keeps open between calls."""
+
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
     ) -> Outcome:

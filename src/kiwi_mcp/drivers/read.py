@@ -27,6 +27,9 @@ class Read:
         """Find nothing: what is read was read when its manifest was."""
         return ()
 
+    async def aclose(self) -> None:
+        """Let go of nothing: nothing is kept between calls."""
+
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""
         tool = chain.tool

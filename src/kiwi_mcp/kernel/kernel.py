@@ -21,7 +21,7 @@ from kiwi_mcp.kernel.find import find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
 from kiwi_mcp.kernel.load import load
-from kiwi_mcp.kernel.pipeline import execute, prepare
+from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, project_space, user_space
 from kiwi_mcp.kernel.requests import (
     DoctorRequest,
@@ -68,6 +68,7 @@ class Kernel:
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
         self._catalogs.clear()
+        await close_drivers()
 
     async def _answer(self, request: Request, report: Report) -> Answer:
         match request:

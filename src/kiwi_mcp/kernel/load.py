@@ -86,8 +86,9 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
     for link in copies:
         _copy(link, base, catalog)
     told: dict[str, Json] = {
-        **definition(tool, catalog),
+        **definition(catalog.find(tool.id, source=destination), catalog),
         "path": str(path),
+        "source": tool.origin.source,
         "destination": destination,
         "message": message,
     }

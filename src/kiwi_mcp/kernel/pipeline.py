@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from importlib import import_module
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -25,6 +24,8 @@ from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
 from kiwi_mcp.primitives.secrets import Redactor, Revealed, Variables
 from kiwi_mcp.store.outputs import Kept, Retention, keep
+
+_drivers: dict[str, Driver | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,14 @@ def driver_of(chain: Chain) -> Driver:
     return driver
 
 
-@lru_cache
 def load_driver(word: str) -> Driver | None:
     """Return the driver of that name, or None where this version has none."""
+    if word not in _drivers:
+        _drivers[word] = _import_driver(word)
+    return _drivers[word]
+
+
+def _import_driver(word: str) -> Driver | None:
     # A word in data is a file name in code: `driver: process` is the package drivers/process.
     name = f"kiwi_mcp.drivers.{word}"
     if not word.isidentifier():
@@ -123,6 +129,12 @@ def load_driver(word: str) -> Driver | None:
         return None
     driver: Driver = module.driver
     return driver
+
+
+async def close_drivers() -> None:
+    """Let every driver that was used let go of what it keeps open."""
+    for driver in filter(None, _drivers.values()):
+        await driver.aclose()
 
 
 def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:

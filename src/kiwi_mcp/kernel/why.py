@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call
-from kiwi_mcp.domain.errors import InvalidArguments, KiwiError
+from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, KiwiError
 from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.manifest.render import defaulted, variables
+from kiwi_mcp.policy.authorize import verify
+from kiwi_mcp.primitives.addresses import is_address, refusal
 from kiwi_mcp.primitives.secrets import Variables
+
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
@@ -26,7 +32,13 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     templates: Json = [chain.tool.manifest.config, *below]
     names, spare = variables(templates), defaulted(templates)
     found = Variables().locate(names, project=call.space.project, user=call.space.user)
-    reasons = [*_refusals(lambda: prepare(call, catalog, grant)), *_refusals(lambda: driver_of(chain))]
+    changes = lock_changes(chain, call)
+    gates: list[Callable[[], object]] = [
+        lambda: verify(chain, changes, is_frozen=call.is_frozen),
+        lambda: driver_of(chain),
+        lambda: check_target(prepare(call, catalog, grant).plan),
+    ]
+    reasons = [reason for gate in gates for reason in _refusals(gate)]
     reasons += [
         {
             "code": "variable_missing",
@@ -46,11 +58,25 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         "driver": chain.driver,
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
-        "lockfile": list(lock_changes(chain, call)),
+        "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
         "would_run": not reasons,
         "reasons": _distinct(reasons),
     }
+
+
+def check_target(plan: Plan) -> None:
+    """Refuse a plan whose address can be seen, without asking anybody, to be one that may not be called."""
+    if not isinstance(plan.spec, HttpSpec):
+        return
+    target = urlsplit(plan.spec.url)
+    host, port = target.hostname or "", target.port or _PORTS.get(target.scheme, 0)
+    reason = refusal(host, host=host, port=port, granted=plan.spec.granted) if is_address(host) else None
+    if reason:
+        raise AddressDenied(
+            f"{host} cannot be called: {reason}.",
+            suggestion=f"If the owner means it, add {target.netloc!r} to `hosts.allow` in ~/.ai/policy.yaml.",
+        )
 
 
 def _refusals(gate: Callable[[], object]) -> list[JsonObject]:

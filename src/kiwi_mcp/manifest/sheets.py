@@ -18,8 +18,8 @@ from kiwi_mcp.manifest.yaml import read_yaml
 Need = Literal["required", "none", "optional"]
 
 BUILT_IN = Path(kiwi_mcp.data.__file__).parent / "types"
-WORLDLY = ("process", "request", "mcp", "thread")
-"""Drivers that reach the world, so what they drive must stand on a primitive."""
+AT_HOME = ("", "read", "composite")
+"""Drivers that do not reach the world themselves; what any other one drives must stand on a primitive."""
 
 _NAMES: JsonObject = {"type": "array", "items": {"type": "string"}}
 _NEED: JsonObject = {"enum": ["required", "none", "optional"]}
@@ -30,7 +30,7 @@ _SHEET: JsonObject = {
     "properties": {
         "type": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,63}$"},
         "description": {"type": "string"},
-        "driver": {"enum": ["", *WORLDLY, "composite", "read"]},
+        "driver": {"type": "string", "pattern": "^[a-z_]{0,63}$"},
         "executor_types": _NAMES,
         "executor_ids": _NAMES,
         "needs_executor": _NEED,
@@ -152,7 +152,7 @@ def _faults(value: JsonObject, name: str) -> Sequence[Issue]:
         found.append(
             Issue(f"{name}.config", "is open", "Add `additionalProperties: false`: each link has its own words.")
         )
-    if value["driver"] in WORLDLY and (value["needs_executor"] != "required" or not value.get("executor_types")):
+    if value["driver"] not in AT_HOME and (value["needs_executor"] != "required" or not value.get("executor_types")):
         fix = "Write `needs_executor: required` and name its `executor_types`."
         found.append(Issue(f"{name}.driver", f"`{value['driver']}` drives only what stands on a primitive", fix))
     for executor, rule in as_object(value.get("by_executor")).items():

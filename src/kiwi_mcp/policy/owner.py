@@ -43,12 +43,20 @@ def _stat(path: Path) -> _Stat:
         found = path.stat()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise _unreadable(error) from error
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _parse(path: Path) -> Policy:
-    written = as_object(read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value)
+    try:
+        value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from error
+    written = as_object(value)
     issues = [*_unknown(written)]
+    if value is not None and not isinstance(value, Mapping):
+        issues.append(Issue("", "is not a mapping", f"Write words at its top: {', '.join(_WORDS)}."))
     items, hosts, roots = written.get("items"), written.get("hosts"), written.get("roots")
     grant = Grant(
         items=_rules("items", items, issues) if items is not None else Grant().items,
@@ -59,6 +67,11 @@ def _parse(path: Path) -> Policy:
     if issues:
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
     return Policy(grant, folders)
+
+
+def _unreadable(error: Exception) -> InvalidManifest:
+    issue = Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")
+    return InvalidManifest(f"The owner's {FILE_NAME}", [issue])
 
 
 def _unknown(written: JsonObject) -> list[Issue]:

@@ -81,6 +81,11 @@ def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | No
     return None
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an address as it stands, with no name to look up."""
+    return _parse(_plain(host)) is not None
+
+
 def is_granted(host: str, port: int, granted: Sequence[str]) -> bool:
     """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, an address, `[v6]:port`."""
     name = _plain(host)

@@ -150,7 +150,7 @@ def denied(host: str, port: int, reason: str) -> AddressDenied:
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return AddressDenied(
         f"A request to {shown} is not permitted: {reason}.",
-        suggestion=f"If the owner means it, grant the host `{shown}` in the policy.",
+        suggestion=f"If the owner means it, add `{shown}` to `hosts.allow` in ~/.ai/policy.yaml.",
         host=host,
         port=port,
     )

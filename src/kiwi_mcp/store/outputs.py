@@ -49,7 +49,9 @@ def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, r
 
 def _write_new(folder: Path, stem: str, text: str) -> Path:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
-    for number in range(1, 1_000_000):
+    # Numbers only rise: one that was freed would make the newest output look like the oldest.
+    taken = [_age(entry.name)[1] for entry in os.scandir(folder) if entry.name.startswith(stem)]
+    for number in range(max(taken, default=0) + 1, 1_000_000):
         path = folder / (f"{stem}.json" if number == 1 else f"{stem}_{number}.json")
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -111,13 +113,17 @@ def read_page(project_ai: Path, handle: str, *, offset: int, length: int) -> Jso
 def _record(path: Path) -> JsonObject:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise NotFound(
-            f"The output {path.stem!r} is not there any more.",
-            suggestion="Run the tool again: old outputs are removed when new ones come.",
-        ) from error
-    with os.fdopen(descriptor, encoding="utf-8") as file:
-        if not S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotFound(f"The output {path.stem!r} is not a file.", suggestion="Run the tool again.")
-        record: JsonObject = json.load(file)
+        with os.fdopen(descriptor, "rb") as file:
+            record: Json = json.loads(file.read()) if S_ISREG(os.fstat(descriptor).st_mode) else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _gone(path) from error
+    if not isinstance(record, dict):
+        raise _gone(path)
     return record
+
+
+def _gone(path: Path) -> NotFound:
+    return NotFound(
+        f"The output {path.stem!r} is not there any more.",
+        suggestion="Run the tool again: old outputs are removed when new ones come.",
+    )

@@ -27,6 +27,9 @@ class Process:
         """Judge the entrypoint's syntax by the runtime's own words."""
         return await check_syntax(chain, space)
 
+    async def aclose(self) -> None:
+        """Let go of nothing: nothing is kept between calls."""
+
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the process."""
         return bind_process(chain, inputs, space)

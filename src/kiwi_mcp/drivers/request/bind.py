@@ -45,7 +45,7 @@ def _request(config: JsonObject, values: Values) -> HttpSpec:
     auth = as_object(config.get("auth"))
     template = as_text(config.get("url_template")) or as_text(config.get("url"))
     url = render_url(_with_query(template, {**as_object(config.get("query")), **_auth_query(auth)}), values)
-    body = render(config.get("body_template"), values)
+    body = render(config.get("send", config.get("body_template")), values)
     is_socket = urlsplit(url).scheme in _SOCKET_SCHEMES
     defaults = HttpSpec(method="GET", url="")
     return HttpSpec(

@@ -38,6 +38,10 @@ class Request:
             return invalid.issues
         return ()
 
+    async def aclose(self) -> None:
+        """Close the connections that are kept between calls."""
+        await http_client.aclose()
+
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the request."""
         return bind_request(chain, inputs)

@@ -23,10 +23,11 @@ for _name in ("match", "search"):
 def transform(path: str, reply: Json) -> Json:
     """Return what the path names: one value where it can name only one, else the list of all it names."""
     compiled = compile_path(path)
-    depth = max(1, path.count(".."))
+    # A filter that begins at the root again looks at the whole reply for each of its nodes.
+    depth = max(1, path.count("..")) + path.count("$") - 1
     size = _count(reply)
     if size**depth > _COST_LIMIT:
-        raise TooLarge(f"The reply, for {path!r},", size=size**depth, limit=_COST_LIMIT, unit="steps")
+        raise TooLarge(f"The reply, for {path!r},", size=None, limit=_COST_LIMIT, unit="steps")
     found = cast("list[Json]", compiled.findall(reply))
     if compiled.singular_query():
         return found[0] if found else None

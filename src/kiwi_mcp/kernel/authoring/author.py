@@ -20,6 +20,7 @@ from kiwi_mcp.domain.errors import (
     NotFound,
     ReservedName,
 )
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.outcome import Progress, Report
@@ -81,14 +82,14 @@ class Author:
             only=tuple(map(text_of, as_list(words.get("only")))),
             auth=as_object(words.get("auth")),
         )
-        category = as_text(words.get("category"))
         drafts = dict(
-            new_item(None, {"manifest": manifest, "category": category}, "tool") for manifest in made.manifests
+            new_item(None, {"manifest": one, "category": words.get("category") or one.get("category")}, "tool")
+            for one in made.manifests
         )
         for number, (tool_id, draft) in enumerate(drafts.items()):
             self._report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
             self._refuse_taken(tool_id, source)
-            (await self._faults(draft, source)).demand(tool_id)
+            (await self._faults(draft, source, tool_id)).demand(tool_id)
         if not request.dry_run:
             for draft in drafts.values():
                 write(draft, base)
@@ -96,7 +97,7 @@ class Author:
         return {
             "action": "create",
             "status": "planned" if request.dry_run else "created",
-            "message": f"{len(drafts)} tools {done} from the document",
+            "message": f"{len(drafts)} tool{'s' * (len(drafts) != 1)} {done} from the document",
             "created": list(drafts),
             "skipped": [issue.to_json() for issue in made.skipped],
             "next": "Look at one with `load`, set the variables it names, then run it.",
@@ -167,13 +168,16 @@ class Author:
             tool = self._catalog.find(request.item_id)
             return tool.id, await examine(tool, self._catalog)
         tool_id, draft = new_item(request.item_id, words, request.item_type)
-        return tool_id, await self._faults(draft, "project")
+        return tool_id, await self._faults(draft, "project", tool_id)
 
     def _read(self, path: Path) -> Tool:
         for source, base in (("project", self._space.project_ai), ("user", self._space.user)):
             if path.is_relative_to(base):
-                return read_tool(path, source=_source(source), base=base)
-        return read_tool(path, source="project", base=path.parent.parent if path.name == "tool.yaml" else path.parent)
+                return self._draft(path, _source(source), base)
+        return self._draft(path, "project", path.parent.parent if path.name == "tool.yaml" else path.parent)
+
+    def _draft(self, path: Path, source: Source, base: Path) -> Tool:
+        return read_tool(path, source=source, base=base, sheets=self._catalog.sheets, is_draft=True)
 
     def _own_path(self, path: Path) -> Path:
         """Return the manifest a path names, which must lie in the project or the user's space."""
@@ -194,16 +198,17 @@ class Author:
     async def _try(self, draft: Draft, source: Source, tool_id: str) -> Verdict:
         """Check a draft as if it were in place, and refuse it with every fault it has."""
         self._report(Progress(f"checking {tool_id}"))
-        verdict = await self._faults(draft, source)
-        verdict.demand(tool_id)
+        verdict = await self._faults(draft, source, tool_id)
+        verdict.demand(tool_id or "The item")
         return verdict
 
-    async def _faults(self, draft: Draft, source: Source) -> Verdict:
+    async def _faults(self, draft: Draft, source: Source, tool_id: str) -> Verdict:
         self._space.cache.mkdir(parents=True, exist_ok=True)
         trial = Path(tempfile.mkdtemp(prefix="draft-", dir=self._space.cache))
         try:
-            tool = read_tool(write(draft, trial), source=source, base=trial)
-            return await examine(tool, self._catalog)
+            tool = self._draft(write(draft, trial), source, trial)
+            verdict = await examine(tool, self._catalog)
+            return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
         finally:
             shutil.rmtree(trial, ignore_errors=True)
 
@@ -217,13 +222,15 @@ class Author:
                 raise InvalidRequest(f"{other!r} is not a location.", suggestion="Use `project` or `user`.")
 
     def _refuse_taken(self, tool_id: str, source: Source) -> None:
-        if self._catalog.is_reserved(tool_id):
-            raise ReservedName(tool_id)
         try:
             found = self._catalog.find(tool_id, source=source)
         except KiwiError:
-            return
-        raise AlreadyExists(tool_id, path=str(found.origin.path))
+            found = None
+        # Asked after the search, which is what makes a new catalog look at its sources.
+        if self._catalog.is_reserved(tool_id):
+            raise ReservedName(tool_id)
+        if found is not None:
+            raise AlreadyExists(tool_id, path=str(found.origin.path))
 
     def _owned(self, request: ExecuteRequest, words: JsonObject) -> tuple[Tool, Path]:
         """Return an item that may be changed, and the space it lies in."""
@@ -279,6 +286,10 @@ def _replace(path: Path, text: str, *, like: Path) -> None:
     temporary.write_bytes(text.encode("utf-8"))
     shutil.copymode(like, temporary)
     temporary.replace(path)
+
+
+def _other_name(asked: str, found: str) -> Issue:
+    return Issue("tool_id", f"the item was asked for as {asked!r} and calls itself {found!r}", "Use one name.")
 
 
 def _source(word: str) -> Source:

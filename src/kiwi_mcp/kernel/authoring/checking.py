@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.placement import read_written
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Verdict:
         """The issues that an author should know of."""
         return tuple(issue for issue in self.issues if not issue.is_error)
 
+    def with_issue(self, issue: Issue) -> Verdict:
+        """Return the verdict with one issue more."""
+        return Verdict((*self.issues, issue))
+
     def demand(self, what: str) -> None:
         """Refuse the item if it has errors."""
         if self.errors:
@@ -46,6 +53,7 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
             is_folder=tool.origin.is_folder,
             executor=below.tool.manifest if below else None,
             executor_missing=missing is not None,
+            lines=_lines(tool),
         )
     )
     sheet = catalog.sheets.get(tool.manifest.tool_type)
@@ -56,6 +64,14 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         links = (tool, *below.links) if below else (tool,)
         issues += await driver.check(Chain(links, sheet.driver), catalog.space)
     return Verdict(tuple(issues))
+
+
+def _lines(tool: Tool) -> Mapping[str, int]:
+    """Return the line of each place in the manifest, where its format tells."""
+    by_name = {file.path: file for file in tool.files}
+    text = load_bytes(tool, by_name[tool.origin.path.name]).decode("utf-8", errors="replace")
+    written = read_written(tool.origin.path, text)
+    return written.lines if written else {}
 
 
 def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | None]:

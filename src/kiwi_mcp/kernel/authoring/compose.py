@@ -21,6 +21,7 @@ from kiwi_mcp.manifest.signature import split
 
 CONTROL_WORDS = {"manifest", "files", "content", "filename", "location", "category", "path"}
 """Words of the request itself; every other word is a word of the manifest."""
+_UNNAMED = "unnamed"
 _MARKDOWN_FOLDERS = {"directive": "directives", "knowledge": "knowledge"}
 
 
@@ -29,21 +30,21 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str) -> tuple[st
     manifest = _manifest_of(words)
     files = contents(_mapping("files", words.get("files")))
     tool_id = as_text(manifest.get("tool_id")) or as_text(manifest.get("name")) or item_id or _name_inside(words, files)
-    _check_name(tool_id, item_id)
+    _refuse_two_names(tool_id, item_id)
     category = as_text(words.get("category"))
+    # A name that no item can have is reported with all other issues; until then its draft needs a place.
+    stem = tool_id if is_tool_id(tool_id) else _UNNAMED
     if "content" in words:
-        return tool_id, _single_file(tool_id, words, item_type, category)
-    if MANIFEST_NAME in files:
-        return tool_id, Draft(place_for(tool_id, kind="tools", category=category, name=tool_id), MANIFEST_NAME, files)
-    manifest = {"tool_id": tool_id, **manifest}
-    if category:
-        manifest["category"] = category
-    if not files:
-        name = f"{tool_id}.yaml"
-        place = place_for(tool_id, kind="tools", category=category, name=name)
-        return tool_id, Draft(place, name, {name: dump_manifest(manifest)})
-    place = place_for(tool_id, kind="tools", category=category, name=tool_id)
-    return tool_id, Draft(place, MANIFEST_NAME, {MANIFEST_NAME: dump_manifest(manifest), **files})
+        return tool_id, _single_file(stem, words, item_type, category)
+    if MANIFEST_NAME not in files:
+        named = {"tool_id": tool_id, **manifest, **({"category": category} if category else {})}
+        if not files:
+            name = f"{stem}.yaml"
+            return tool_id, Draft(
+                place_for(kind="tools", category=category, name=name), name, {name: dump_manifest(named)}
+            )
+        files = {MANIFEST_NAME: dump_manifest(named), **files}
+    return tool_id, Draft(place_for(kind="tools", category=category, name=stem), MANIFEST_NAME, files)
 
 
 def _manifest_of(words: JsonObject) -> dict[str, Json]:
@@ -51,16 +52,11 @@ def _manifest_of(words: JsonObject) -> dict[str, Json]:
     return {**beside, **_mapping("manifest", words.get("manifest"))}
 
 
-def _check_name(tool_id: str, item_id: str | None) -> None:
+def _refuse_two_names(tool_id: str, item_id: str | None) -> None:
     if item_id and tool_id != item_id:
         raise InvalidRequest(
             f"item_id is {item_id!r} and tool_id is {tool_id!r}.", suggestion="Send one name, or the same name twice."
         )
-    if not is_tool_id(tool_id):
-        issue = Issue(
-            "tool_id", f"{tool_id!r} is not a name", "Use a-z, 0-9, `_` and `-`, starting with a letter or digit."
-        )
-        raise InvalidManifest("The item", [issue])
 
 
 def _name_inside(words: JsonObject, files: Mapping[str, bytes]) -> str:
@@ -87,7 +83,7 @@ def _single_file(tool_id: str, words: JsonObject, item_type: str, category: str)
         issue = Issue("filename", f"{name!r} is a path", "Send a bare file name; `category` says the folder.")
         raise InvalidManifest("The request", [issue])
     kind = folder or ("directives" if PurePosixPath(name).suffix == ".md" else "tools")
-    return Draft(place_for(tool_id, kind=kind, category=category, name=name), name, contents({name: text}))
+    return Draft(place_for(kind=kind, category=category, name=name), name, contents({name: text}))
 
 
 def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> Draft:

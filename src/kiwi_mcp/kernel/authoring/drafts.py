@@ -135,12 +135,12 @@ def _collisions(files: Mapping[str, bytes]) -> list[Issue]:
     return issues
 
 
-def place_for(tool_id: str, *, kind: str, category: str, name: str) -> str:
+def place_for(*, kind: str, category: str, name: str) -> str:
     """Return where an item goes: `tools/<category>/<name>`, with every part a safe name."""
     parts = category.split("/") if category else []
     if not all(map(is_tool_id, parts)):
         raise InvalidRequest(
-            f"{category!r} is not a category.", suggestion="Use words such as `mail` or `mail/enrich`.", tool_id=tool_id
+            f"{category!r} is not a category.", suggestion="Use words such as `mail` or `mail/enrich`."
         )
     return "/".join([kind, *parts, name])
 

@@ -15,6 +15,7 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.places import nearest_project
+from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.progress import reporting
 from kiwi_mcp.surfaces.cli.show import Screen, payload, show
@@ -70,6 +71,16 @@ class Shell:
 def _shell(project: Path | None, *, is_json: bool) -> Shell:
     folder = project.absolute() if project else nearest_project(Path.cwd())
     return Shell(folder, is_json)
+
+
+@app.callback(invoke_without_command=True)
+def kiwi(
+    is_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Kiwi: one place where tools live, and through which every model and program uses them."""
+    if is_version:
+        Screen().data(__version__)
+        raise typer.Exit
 
 
 @app.command()
@@ -294,7 +305,7 @@ def serve(
     project: Annotated[Path | None, typer.Option("--project", help="The project of requests that name none.")] = None,
 ) -> None:
     """Serve MCP over standard input and output."""
-    raise InvalidRequest(f"serve {project or ''} is started directly.", suggestion="Run `kiwi serve`.")
+    start.serve(str(project or ""))
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from shutil import get_terminal_size
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
@@ -25,6 +26,10 @@ class Screen:
         """Write data."""
         sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
         sys.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """Write a line of a table, cut where a terminal would break it."""
+        self.data(text[: get_terminal_size().columns] if sys.stdout.isatty() else text)
 
     def json(self, value: Json) -> None:
         """Write a value as JSON for people."""
@@ -100,11 +105,9 @@ def _search(content: JsonObject, screen: Screen) -> None:
     results = [as_object(one) for one in as_list(content.get("results"))]
     width = max((len(as_text(one.get("name"))) for one in results), default=0)
     for one in results:
-        name, kind = (
-            as_text(one.get("name")).ljust(width),
-            f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}",
-        )
-        screen.data(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {as_text(one.get('description'))}")
+        name = as_text(one.get("name")).ljust(width)
+        kind = f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}"
+        screen.line(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {as_text(one.get('description'))}")
     total = content.get("total")
     talk(f"{len(results)} of {total} found" if results else f"Nothing found. {as_text(content.get('suggestion'))}")
     for broken in map(as_object, as_list(content.get("broken"))):
@@ -117,14 +120,16 @@ def _load(content: JsonObject, screen: Screen) -> None:
         if (following := content.get("next_offset")) is not None:
             talk(f"hint: go on with --offset {following}")
         return
+    if message := as_text(content.get("message")):
+        screen.data(message)
+        talk(f"  path: {as_text(content.get('path'))}")
+        return
     talk(f"{as_text(content.get('identity'))} ({as_text(content.get('integrity'))}) {as_text(content.get('path'))}")
     if chain := as_list(content.get("chain")):
         talk("chain: " + " → ".join(map(text_of, chain)))
     for name, schema in as_object(as_object(content.get("parameters")).get("properties")).items():
         talk(f"  {name}: {_parameter(name, as_object(schema), content)}")
     screen.data(as_text(content.get("content")))
-    if message := as_text(content.get("message")):
-        talk(message)
 
 
 def _parameter(name: str, schema: JsonObject, content: JsonObject) -> str:
@@ -153,7 +158,9 @@ def _validate(content: JsonObject, screen: Screen) -> None:
 
 
 def _why(content: JsonObject, screen: Screen) -> None:
-    for depth, link in enumerate(map(as_object, as_list(content.get("chain")))):
+    # A chain that does not resolve comes as names alone; its reason below draws it.
+    links = [link for link in as_list(content.get("chain")) if isinstance(link, Mapping)]
+    for depth, link in enumerate(links):
         branch = "   " * (depth - 1) + "└─ " if depth else ""
         digest = as_text(link.get("digest"))[:_SHORT]
         state = f"{link['tool_type']}  {link['integrity']}  {digest}"

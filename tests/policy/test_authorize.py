@@ -1,0 +1,85 @@
+"""The gates between a plan and the world."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import IntegrityMismatch, LockMismatch
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rules
+from kiwi_mcp.domain.items import Manifest, Origin, Signature, Tool
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ReadSpec
+from kiwi_mcp.policy.authorize import authorize, permit, verify
+
+TOOL = Tool(Manifest("say", "api", "1.0.0"), Origin("project", Path("say.yaml"), Path()), digest="d" * 64)
+PLAN = Plan("project/local/say@1.0.0", "d" * 64, "request", (), HttpSpec("GET", "https://a.example.com:8443/x"), {})
+
+
+def test_a_link_that_was_changed_refuses_the_chain_wherever_it_stands() -> None:
+    changed = replace(TOOL, integrity="modified", signature=Signature("", "e" * 64))
+
+    for links in ((changed, TOOL), (TOOL, changed)):
+        with pytest.raises(IntegrityMismatch) as refused:
+            verify(Chain(links, "request"), (), is_frozen=False)
+        assert (refused.value.details["expected"], refused.value.details["actual"]) == ("e" * 64, "d" * 64)
+
+
+@pytest.mark.parametrize("integrity", ["unsigned", "signed", "valid:B2", "legacy-unverifiable"])
+def test_a_link_that_was_not_changed_passes(integrity: str) -> None:
+    chain = Chain((replace(TOOL, integrity=integrity),), "request", shadowed=("a hides b",))
+
+    assert verify(chain, (), is_frozen=True) == ("a hides b",)
+
+
+def test_a_difference_from_the_lockfile_warns_and_frozen_refuses() -> None:
+    chain = Chain((TOOL,), "request")
+
+    assert verify(chain, ("say changed",), is_frozen=False) == ("lockfile: say changed",)
+    with pytest.raises(LockMismatch, match="say changed"):
+        verify(chain, ("say changed",), is_frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("items", "hosts", "rule"),
+    [
+        (Rules(allow=("*",)), Rules(), None),
+        (Rules(allow=("project/*",)), Rules(), None),
+        (Rules(), Rules(), ""),
+        (Rules(allow=("user/*",)), Rules(), ""),
+        (Rules(allow=("*",), deny=("*/say@*",)), Rules(), "*/say@*"),
+        (Rules(allow=("*",)), Rules(deny=("*.example.com",)), "*.example.com"),
+        (Rules(allow=("*",)), Rules(allow=("a.example.com",), deny=("*",)), "*"),
+        (Rules(allow=("*",)), Rules(allow=("other.example.com",)), None),
+    ],
+)
+def test_deny_wins_and_what_no_rule_allows_is_denied(items: Rules, hosts: Rules, rule: str | None) -> None:
+    verdict = authorize(PLAN, Grant(items, hosts))
+
+    assert verdict == Allow() if rule is None else isinstance(verdict, Deny) and verdict.rule == rule
+
+
+def test_what_the_owner_grants_is_written_into_the_request() -> None:
+    grant = Grant(hosts=Rules(allow=("127.0.0.1:80",), deny=("evil.test",)))
+    spec = permit(PLAN, grant).spec
+    read = replace(PLAN, spec=ReadSpec("a.md", "0" * 64))
+
+    assert isinstance(spec, HttpSpec)
+    assert (spec.granted, spec.denied) == (("127.0.0.1:80",), ("evil.test",))
+    assert permit(read, grant) == read
+
+
+names = st.text("ab/*@.", max_size=6)
+
+
+@given(name=names, allow=st.lists(names), deny=st.lists(names))
+def test_a_denying_rule_more_never_allows_more(name: str, allow: list[str], deny: list[str]) -> None:
+    without = Rules(tuple(allow), ()).match(name)
+    with_denials = Rules(tuple(allow), tuple(deny)).match(name)
+
+    assert with_denials is not None or without is None
+    assert Rules(tuple(allow), (name,)).match(name) is not None or "*" in name

@@ -1,0 +1,207 @@
+"""Manifests made to hurt their reader: refused in good time, with every other item still found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Answer
+
+Ask = Callable[..., Answer]
+
+GOOD = "tool_id: good\ntool_type: api\nversion: 1.0.0\nexecutor: http_client\ndescription: A good tool\nconfig: {method: GET, url: 'https://a.example.com/'}\n"
+HEAD = "tool_id: bad\ntool_type: api\nexecutor: http_client\nconfig: {method: GET, url: 'https://a.example.com/'}\n"
+LEVELS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 10))
+MERGES = "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 10))
+BOMBS: Mapping[str, str] = {
+    "aliases": f"{HEAD}version: 1.0.0\nl0: &l0 [x]\n{LEVELS}",
+    "merge keys": f"{HEAD}version: 1.0.0\nm0: &m0 {{a: 1}}\n{MERGES}",
+    "nesting": f"{HEAD}version: 1.0.0\nextra: {'[' * 5_000}{']' * 5_000}\n",
+    "size": f"{HEAD}version: 1.0.0\ndescription: {'x' * 10_000_000}\n",
+    "a long list": f"{HEAD}version: 1.0.0\ntags: [{'a, ' * 100_000}b]\n",
+    "objects": f"{HEAD}version: !!python/object/apply:os.system ['touch canary']\n",
+    "duplicate keys": f"{HEAD}version: 1.0.0\nversion: 2.0.0\n",
+    "an open quote": f'{HEAD}version: "1.0\n',
+    "control characters": f"{HEAD}version: 1.0.0\ndescription: a\x01b\n",
+}
+MARKS = [
+    pytest.param("aliases", marks=pytest.mark.case("BOMB-01")),
+    pytest.param("merge keys", marks=pytest.mark.case("BOMB-01")),
+    pytest.param("nesting", marks=pytest.mark.case("BOMB-02")),
+    pytest.param("size", marks=pytest.mark.case("BOMB-03")),
+    pytest.param("a long list", marks=pytest.mark.case("BOMB-03")),
+    pytest.param("objects", marks=pytest.mark.case("BOMB-04")),
+    pytest.param("duplicate keys", marks=pytest.mark.case("BOMB-05")),
+    "an open quote",
+    "control characters",
+]
+
+
+def put(project: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = project / ".ai" / "tools" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("bomb", MARKS)
+def test_a_manifest_made_to_hurt_is_refused_in_good_time_by_every_verb(bomb: str, project: Path, ask: Ask) -> None:
+    put(project, {"good.yaml": GOOD, "bad.yaml": BOMBS[bomb]})
+    started = monotonic()
+
+    found = ask("search", query="good tool")
+    loaded = ask("load", item_id="bad")
+    ran = ask("execute", item_id="bad")
+    created = ask("execute", action="create", item_id="worse", parameters={"content": BOMBS[bomb]})
+
+    assert monotonic() - started < 3
+    assert as_object(as_list(found.content["results"])[0])["name"] == "good"
+    assert "bad.yaml" in str(found.content["broken"])
+    for answer in (loaded, ran, created):
+        assert answer.is_error
+        assert answer.content["code"] in {"invalid_manifest", "too_large"}, answer.content
+        assert answer.content["suggestion"]
+        assert len(json.dumps(answer.content)) < 10_000
+    assert not (project / ".ai" / "tools" / "worse.yaml").exists()
+    assert not list(project.rglob("canary"))
+
+
+@pytest.mark.case("BOMB-02")
+def test_json_nested_without_end_is_refused(project: Path, ask: Ask) -> None:
+    put(project, {"bad/tool.json": f'{{"tool_id": "bad", "extra": {"[" * 100_000}{"]" * 100_000}}}'})
+
+    assert ask("load", item_id="bad").content["code"] in {"invalid_manifest", "too_large", "tool_not_found"}
+    assert ask("search", query="bad").content["total"] == 0
+
+
+@pytest.mark.case("BOMB-06")
+@pytest.mark.parametrize(
+    ("written", "version"), [("1.10", None), ("no", None), ("1:30", None), ("2026-01-01", None), ("0x10", None), ("1.10.0", "1.10.0")]
+)  # fmt: skip
+def test_a_version_is_never_silently_something_else(
+    written: str, version: str | None, project: Path, ask: Ask
+) -> None:
+    put(project, {"bad.yaml": f"{HEAD}version: {written}\n"})
+
+    checked = ask("execute", action="validate", item_id="bad").content
+    loaded = ask("load", item_id="bad").content
+
+    if version is None:
+        assert checked["status"] == "invalid"
+        assert as_object(loaded["metadata"])["version"] == written
+    else:
+        assert checked["status"] == "valid"
+        assert as_object(loaded["metadata"])["version"] == version
+
+
+@pytest.mark.case("BOMB-10")
+def test_one_broken_manifest_among_thousands_hides_no_other(project: Path, ask: Ask) -> None:
+    put(project, {f"t{n % 20}/good_{n}.yaml": GOOD.replace("good", f"good_{n}") for n in range(2_000)})
+    put(project, {"t1/broken.yaml": "tool_id: [\n"})
+
+    found = ask("search", query="good tool", limit=100).content
+
+    assert found["total"] == 2_000
+    assert len(as_list(found["broken"])) == 1
+
+
+@pytest.mark.case("INJ-08")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}},
+        {"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(10_000)}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "(" * 500}}},
+    ],
+    ids=["remote", "file", "recursive", "10,000 properties", "bad pattern"],
+)
+def test_a_schema_is_not_fetched_and_not_endless(schema: JsonObject, ask: Ask) -> None:
+    words = {
+        "tool_type": "script",
+        "executor": "bash_runtime",
+        "version": "1.0.0",
+        "description": "x",
+        "config": {"entrypoint": "main.sh"},
+        "parameters": schema,
+        "files": {"main.sh": "echo hello\n"},
+    }
+    started = monotonic()
+
+    created = ask("execute", action="create", item_id="odd", parameters=words)
+    ran = ask("execute", item_id="odd", parameters={"a": "x"})
+
+    assert monotonic() - started < 2
+    assert created.content.get("code", "") != "internal"
+    assert created.is_error or not ran.is_error or ran.content["code"] == "invalid_input"
+
+
+@pytest.mark.case("INJ-08")
+def test_a_pattern_that_backtracks_costs_no_time(ask: Ask) -> None:
+    words = {
+        "tool_type": "script",
+        "executor": "bash_runtime",
+        "version": "1.0.0",
+        "description": "x",
+        "config": {"entrypoint": "main.sh"},
+        "parameters": {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}},
+        "files": {"main.sh": "echo hello\n"},
+    }
+    ask("execute", action="create", item_id="odd", parameters=words)
+    started = monotonic()
+
+    refused = ask("execute", item_id="odd", parameters={"a": "a" * 5_000 + "!"})
+
+    assert refused.content["code"] == "invalid_input"
+    assert monotonic() - started < 1
+
+
+@pytest.mark.case("INJ-12")
+@pytest.mark.parametrize(
+    "package",
+    ["--index-url http://evil.test/simple", "x @ file:///etc", "-r other.txt", "git+ssh://evil.test/x", "x; rm -rf /", "-e ."],
+)  # fmt: skip
+def test_a_package_name_is_a_name_and_no_option(package: str, ask: Ask, project: Path) -> None:
+    words = {
+        "tool_type": "script",
+        "executor": "python_runtime",
+        "version": "1.0.0",
+        "description": "x",
+        "config": {"entrypoint": "main.py", "requires": [package]},
+        "files": {"main.py": "def main():\n    return 1\n"},
+    }
+
+    refused = ask("execute", action="create", item_id="odd", parameters=words)
+
+    assert refused.content["code"] == "invalid_manifest"
+    assert "config.requires[0]" in str(refused.content["message"])
+    assert not (project / ".ai" / "tools").exists()
+
+
+@pytest.mark.case("BOMB-07")
+@pytest.mark.parametrize(
+    "prolog",
+    [
+        '<!DOCTYPE d [<!ENTITY a "x"><!ENTITY b "&a;&a;&a;">]>',
+        '<!DOCTYPE d SYSTEM "http://127.0.0.1:9/d.dtd">',
+        '<!DOCTYPE d [<!ENTITY x SYSTEM "file:///etc/passwd">]>',
+    ],
+    ids=["entities", "outside", "file"],
+)
+def test_a_directive_holds_no_entities_and_no_outside_documents(prolog: str, ask: Ask, project: Path) -> None:
+    text = (
+        f'# X\n\n```xml\n<directive name="odd" version="1.0.0">{prolog}<metadata><description>&x;&b;</description>'
+        '<model tier="fast"/><permissions/></metadata><process><step name="a"><action>x</action></step></process></directive>\n```\n'
+    )
+
+    refused = ask("execute", item_type="directive", action="create", item_id="odd", parameters={"content": text})
+
+    assert refused.content["code"] == "invalid_manifest"
+    assert "root:" not in json.dumps(refused.content)
+    assert not (project / ".ai" / "directives").exists()

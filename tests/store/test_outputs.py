@@ -1,0 +1,133 @@
+"""Outputs: one file per run, never written over, few enough, and read back by handle."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.store.outputs import INLINE_LIMIT, PREVIEW, Kept, Retention, keep, read_page, shorten
+
+NOW = datetime(2026, 1, 28, 12, 0, 0, tzinfo=UTC)
+
+
+def kept(folder: Path, number: int = 0, *, now: datetime = NOW, count: int = 50) -> Kept:
+    return keep(folder, "say", {"result": number}, now=now, retention=Retention(count))
+
+
+@pytest.mark.req("K-RT-05")
+def test_an_output_is_named_by_its_tool_and_time(tmp_path: Path) -> None:
+    one = kept(tmp_path / ".ai", 7)
+
+    assert one == Kept(".ai/outputs/tools/say/output_20260128_120000.json", "say/output_20260128_120000")
+    assert json.loads((tmp_path / one.path).read_text()) == {"result": 7}
+    assert (tmp_path / one.path).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.case("PATH-07")
+def test_runs_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda number: kept(tmp_path / ".ai", number), range(40)))
+
+    assert len({one.path for one in made}) == 40
+    assert sorted(json.loads((tmp_path / one.path).read_text())["result"] for one in made) == list(range(40))
+
+
+@pytest.mark.case("PATH-07")
+def test_a_link_in_the_way_of_an_output_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / ".ai" / "outputs" / "tools" / "say"
+    folder.mkdir(parents=True)
+    (tmp_path / "victim").write_text("mine")
+    (folder / "output_20260128_120000.json").symlink_to(tmp_path / "victim")
+
+    one = kept(tmp_path / ".ai")
+
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert one.path.endswith("_2.json")
+
+
+@pytest.mark.req("K-RT-05")
+def test_the_oldest_outputs_go_when_there_are_too_many(tmp_path: Path) -> None:
+    for number in range(12):
+        kept(tmp_path / ".ai", number, now=NOW + timedelta(seconds=number // 3), count=5)
+
+    left = sorted((tmp_path / ".ai" / "outputs" / "tools" / "say").iterdir())
+    assert sorted(json.loads(path.read_text())["result"] for path in left) == [7, 8, 9, 10, 11]
+
+
+def test_the_tenth_output_of_a_second_is_younger_than_the_second(tmp_path: Path) -> None:
+    for number in range(12):
+        kept(tmp_path / ".ai", number, count=3)
+
+    left = (tmp_path / ".ai" / "outputs" / "tools" / "say").iterdir()
+    assert sorted(json.loads(path.read_text())["result"] for path in left) == [9, 10, 11]
+
+
+@pytest.mark.req("K-RT-05")
+def test_a_small_result_is_told_whole_and_a_large_one_as_a_preview() -> None:
+    handle = Kept("path", "say/output_20260128_120000")
+
+    assert shorten("x" * (INLINE_LIMIT - 2), handle) == {"result": "x" * (INLINE_LIMIT - 2)}
+    large = shorten("x" * INLINE_LIMIT, handle)
+    assert large == {
+        "result": '"' + "x" * (PREVIEW - 1),
+        "result_is_preview": True,
+        "result_handle": handle.handle,
+        "result_characters": INLINE_LIMIT + 2,
+    }
+    assert shorten("x" * INLINE_LIMIT, None) == {"result": "x" * INLINE_LIMIT}
+
+
+json_values: st.SearchStrategy[Json] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=json_values, length=st.integers(1, 50))
+def test_the_pages_of_a_result_are_the_result(
+    value: Json, length: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("pages") / ".ai"
+    one = keep(folder, "say", {"result": value}, now=NOW, retention=Retention())
+    text, offset = "", 0
+    for _ in range(10_000):
+        page = read_page(folder, one.handle, offset=offset, length=length)
+        text += str(page["content"])
+        if page["next_offset"] is None:
+            break
+        offset = int(str(page["next_offset"]))
+
+    assert json.loads(text) == value
+
+
+@pytest.mark.parametrize("handle", ["", "say", "../say/output_20260128_120000", "say/output_20260128_120000.json", "a/b/c"])
+def test_what_is_no_handle_is_refused(handle: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        read_page(tmp_path, handle, offset=0, length=10)
+
+
+def test_an_output_that_is_a_link_or_a_pipe_or_gone_is_not_read(tmp_path: Path) -> None:
+    import_folder = tmp_path / "outputs" / "tools" / "say"
+    import_folder.mkdir(parents=True)
+    (tmp_path / "secret.json").write_text('{"result": "secret"}')
+    (import_folder / "output_20260128_120000.json").symlink_to(tmp_path / "secret.json")
+    (import_folder / "output_20260128_120001.json").mkdir()
+    for second in range(3):
+        with pytest.raises(NotFound):
+            read_page(tmp_path, f"say/output_20260128_12000{second}", offset=0, length=10)
+
+
+def test_an_output_that_somebody_damaged_is_not_found(tmp_path: Path) -> None:
+    one = kept(tmp_path / ".ai")
+    for text in ("{", "[]", "\xff"):
+        (tmp_path / one.path).write_text(text, encoding="latin-1")
+        with pytest.raises(NotFound):
+            read_page(tmp_path / ".ai", one.handle, offset=0, length=10)
