@@ -25,8 +25,8 @@ BOARD = (DATA / "board.json").read_text()
 PRIMITIVE = Manifest(tool_id="http_client", tool_type="primitive", version="1.0.0")
 
 
-def imported(text: str, **wishes: str) -> dict[str, JsonObject]:
-    made = tools_from_openapi(text, what="The document", **wishes)
+def imported(text: str, *, prefix: str = "", base_url: str | None = None) -> dict[str, JsonObject]:
+    made = tools_from_openapi(text, what="The document", prefix=prefix, base_url=base_url)
     return {as_text(manifest["tool_id"]): manifest for manifest in made.manifests}
 
 

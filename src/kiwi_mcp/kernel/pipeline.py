@@ -50,14 +50,14 @@ class Run:
 async def execute(call: Call, catalog: Catalog, grant: Grant, report: Report = silent) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call."""
     bound = prepare(call, catalog, grant)
-    secrets = reveal(call, bound)
+    secrets = secrets_of(call, bound)
     started = time.monotonic()
     outcome = await driver_of(bound.chain).drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
     duration_ms = round((time.monotonic() - started) * 1_000)
     return record(call, bound, redacted(outcome, secrets), duration_ms)
 
 
-def reveal(call: Call, bound: Bound) -> Mapping[str, str]:
+def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
     """Return the values of the plan's variables; one that is set nowhere is an error before anything runs."""
     found = Variables().resolve(
         [name for name in bound.plan.variables if name not in bound.plan.defaulted],
