@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
-from typing import Literal, NoReturn
+from typing import Literal
 
-from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Logs, Outcome
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.drivers.heard import Heard, NotJson, json_or_text, parse
 from kiwi_mcp.primitives.subprocess import ProcessResult
 
-_DEEPEST = 200
-"""The deepest nesting of a result: deeper ones break programs that read it later."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SUGGESTIONS = {
     "error": "The logs hold all that it said; mend the tool or the parameters, then run it again.",
     "timeout": "Give it less to do, or a longer `config.timeout`.",
 }
-
-
-class NotJson(ValueError):
-    """Text that was to be JSON and is not, or cannot be passed on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A result, and whether characters that no text can hold were replaced in it."""
-
-    value: Json
-    is_mended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +61,7 @@ class Hearing:
             case "json_stdout":
                 return parse(process.stdout)
             case _:
-                return _json_or_text(process.stdout)
+                return json_or_text(process.stdout)
 
     def _failed(self, process: ProcessResult, status: Literal["error", "timeout"], what: str) -> Outcome:
         logs = self._logs(process)
@@ -107,72 +90,6 @@ class Hearing:
         for folder, home in self.homes.items():
             text = text.replace(folder, home)
         return text
-
-
-def parse(output: bytes) -> Heard:
-    """Return strict JSON: no NaN or infinity, no deep nesting, no halves of characters."""
-    text, is_mended = _decoded(output)
-    try:
-        value: Json = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except RecursionError:
-        raise NotJson("it is nested too deeply") from None
-    except ValueError as error:
-        raise NotJson(str(error)) from error
-    if text.count("[") + text.count("{") > _DEEPEST and _depth(value) > _DEEPEST:
-        raise NotJson(f"it is nested more than {_DEEPEST} levels deep")
-    return _whole(value, is_mended=is_mended) if _SURROGATE.search(text) else Heard(value, is_mended)
-
-
-def _json_or_text(output: bytes) -> Heard:
-    try:
-        return parse(output)
-    except NotJson:
-        text, is_mended = _decoded(output)
-        # As in a shell, the newline that ends the last line is not part of what was said.
-        return Heard(text.removesuffix("\n"), is_mended)
-
-
-def _decoded(output: bytes) -> tuple[str, bool]:
-    try:
-        return output.decode("utf-8"), False
-    except UnicodeDecodeError:
-        return output.decode("utf-8", errors="replace"), True
-
-
-def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if number in {float("inf"), float("-inf")}:
-        raise ValueError(f"{digits[:40]} is too large for a number")
-    return number
-
-
-def _depth(value: Json) -> int:
-    """Return how deep a value is nested, counted without recursion."""
-    level, depth = [value], 0
-    while level := [child for node in level for child in _children(node)]:
-        depth += 1
-    return depth
-
-
-def _children(node: Json) -> Iterable[Json]:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list) else ()
-
-
-def _whole(value: Json, *, is_mended: bool) -> Heard:
-    """Return the value without lone surrogates, which escapes can write and no file or protocol can carry."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        mended: Json = json.loads(text.encode("utf-8", errors="replace"))
-        return Heard(mended, is_mended=True)
-    return Heard(value, is_mended)
 
 
 def _ending(process: ProcessResult) -> str:

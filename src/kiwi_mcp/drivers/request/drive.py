@@ -13,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import HttpSpec, Plan
-from kiwi_mcp.drivers.process.result import NotJson, parse
+from kiwi_mcp.drivers.heard import NotJson, parse
 from kiwi_mcp.drivers.request.bind import bind_request
 from kiwi_mcp.drivers.request.transform import compile_path, transform
 from kiwi_mcp.primitives import http_client
