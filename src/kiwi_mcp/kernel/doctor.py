@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 from kiwi_mcp import __version__
@@ -19,6 +20,7 @@ from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 
+_COUNTED = 200_000
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
 
 
@@ -28,6 +30,7 @@ def examine(catalog: Catalog) -> JsonObject:
     checks = [
         *_machine(),
         *_folders(space),
+        *_cache(space.cache),
         *_policy(space.user),
         *_runtimes(catalog),
         *_items(catalog),
@@ -63,6 +66,14 @@ def _folders(space: Space) -> Iterator[JsonObject]:
             )
 
 
+def _cache(cache: Path) -> Iterator[JsonObject]:
+    files = (Path(folder) / name for folder, _, names in os.walk(cache) for name in names)
+    counted = list(islice((file.lstat().st_size for file in files), _COUNTED))
+    more = "more than " if len(counted) == _COUNTED else ""
+    size = f"{more}{sum(counted) / 1_000_000:,.0f} MB"
+    yield _check("cache size", f"{size} of copies, environments and builds; {cache} can be deleted at any time")
+
+
 def _policy(user: Path) -> Iterator[JsonObject]:
     try:
         grant = owner_policy(user).grant
@@ -94,6 +105,8 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     entries = catalog.all()
     own = [entry for entry in entries if entry.source != "builtin"]
     yield _check("items", f"{len(own)} of your own, {len(entries) - len(own)} built in")
+    for issue in catalog.sheets.issues:
+        yield _check(f"type sheet {issue.place}", issue.reason, status="problem", fix=issue.fix)
     for broken in catalog.broken():
         yield _check(broken.path, broken.error.message, status="problem", fix=broken.error.suggestion)
     for name in sorted({entry.tool_id for entry in own}):

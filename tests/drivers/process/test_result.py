@@ -16,7 +16,7 @@ from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.process.result import NotJson, parse
+from kiwi_mcp.drivers.heard import NotJson, parse
 
 
 class Bench(Protocol):
