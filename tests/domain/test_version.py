@@ -10,8 +10,8 @@ from kiwi_mcp.domain.version import Range, Version
 
 # The order that semver.org gives.
 ORDER = [
-    "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2", "1.0.0-beta.11", "1.0.0-rc.1", "1.0.0",
-    "1.0.1", "1.2.0", "1.10.0", "2.0.0",
+    "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2", "1.0.0-beta.11", "1.0.0-rc.1",
+    "1.0.0", "1.0.1", "1.2.0", "1.10.0", "2.0.0",
 ]  # fmt: skip
 numbers = st.integers(0, 30)
 versions = st.builds(Version, numbers, numbers, numbers)
@@ -34,7 +34,21 @@ def test_versions_stand_in_the_order_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "1.0", "01.0.0", "1.0.0.0", "v1.0.0", "1.0.0-", "1.0.0-a..b", " 1.0.0", "1.0.0\n", "a.b.c", "١.٠.٠"]
+    "text",
+    [
+        "",
+        "1",
+        "1.0",
+        "01.0.0",
+        "1.0.0.0",
+        "v1.0.0",
+        "1.0.0-",
+        "1.0.0-a..b",
+        " 1.0.0",
+        "1.0.0\n",
+        "a.b.c",
+        "\u0661.\u0660.\u0660",
+    ],
 )
 def test_what_is_no_version_is_none(text: str) -> None:
     assert Version.parse(text) is None

@@ -75,7 +75,9 @@ DIRECTIVE = """# Greet
 </directive>
 ```
 """
-KNOWLEDGE = "---\nid: naming\ntitle: Names\nversion: 1.0.0\nentry_type: decision\n---\nTables are plural. See [[style]].\n"
+KNOWLEDGE = (
+    "---\nid: naming\ntitle: Names\nversion: 1.0.0\nentry_type: decision\n---\nTables are plural. See [[style]].\n"
+)
 
 KINDS: Mapping[str, tuple[str, str, JsonObject]] = {
     "script": ("tool", "say", SCRIPT),
@@ -167,9 +169,7 @@ REFUSED: Mapping[str, tuple[str, JsonObject, str]] = {
 
 @pytest.mark.req("K-ME-02", "K-ME-03")
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_refused_create_leaves_the_disk_as_it_was(
-    why: str, project: Path, home: Path, ask: Ask, tree: Tree
-) -> None:
+def test_a_refused_create_leaves_the_disk_as_it_was(why: str, project: Path, home: Path, ask: Ask, tree: Tree) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     before = tree(project), tree(home / ".ai")
     name, words, code = REFUSED[why]
@@ -226,6 +226,28 @@ def test_an_update_adds_replaces_and_removes_files(project: Path, ask: Ask) -> N
     assert ask("execute", item_id="say", parameters={"word": "kiwi"}).content["result"] == "KIWI"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"files": {"main.py": "def main(word):\n    return word * 2\n"}},
+        {"description": "Say it twice", "files": {"main.py": "def main(word):\n    return word * 2\n"}},
+        {"content": None, "files": {"main.py": "def main(word):\n    return word * 2\n"}},
+    ],
+    ids=["a file", "a word and a file", "the text as it was loaded"],
+)
+def test_a_signed_item_that_is_updated_is_unsigned_and_runs(words: JsonObject, ask: Ask) -> None:
+    ask("execute", action="create", item_id="say", parameters=SCRIPT)
+    ask("execute", action="sign", item_id="say")
+    if "content" in words:
+        words = {**words, "content": ask("load", item_id="say").content["content"]}
+
+    updated = ask("execute", action="update", item_id="say", parameters=words)
+
+    ran = ask("execute", item_id="say", parameters={"word": "kiwi"}).content
+    assert updated.content["status"] == "updated"
+    assert (ran.get("result"), ran.get("integrity")) == ("kiwikiwi", "unsigned")
+
+
 def test_what_is_deleted_can_be_put_back_from_the_trash(project: Path, ask: Ask) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     deleted = ask("execute", action="delete", item_id="say").content
@@ -242,7 +264,7 @@ def test_a_built_in_is_neither_changed_nor_removed(ask: Ask) -> None:
 
 def test_of_many_who_create_one_name_at_once_one_wins(project: Path, ask: Ask, kernel: Kernel) -> None:
     async def race() -> list[Answer]:
-        requests = [
+        requests: list[JsonObject] = [
             {"action": "create", "item_id": "say", "parameters": {**SCRIPT, "description": f"Number {number}"}}
             for number in range(8)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import ItemsView, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, TooLarge
 from kiwi_mcp.kernel.authoring.drafts import MAX_FILES, Draft, contents, discard, dump_manifest, write
 
 
-class Rival(dict[str, bytes]):
+class Rival(UserDict[str, bytes]):
     """Files during whose writing somebody else takes the name."""
 
     def __init__(self, files: Mapping[str, bytes], taken: Path) -> None:

@@ -37,6 +37,21 @@ FILES = {
 }
 
 
+HEAD = """tool_id: say
+tool_type: script
+version: 1.0.0
+executor: {name}_runtime
+parameters:
+  - {{name: word, type: string}}
+"""
+
+
+def commented(mark: str) -> str:
+    """A manifest in the comments that a file begins with."""
+    name = {"#": "bash", "//": "node"}[mark]
+    return "".join(f"{mark} {line}\n" for line in HEAD.format(name=name).splitlines())
+
+
 @pytest.fixture
 def tools(project: Path, ask: Ask) -> Path:
     """A tool on a runtime of one's own, both signed."""
@@ -120,7 +135,7 @@ def test_an_edited_runtime_is_reported_and_with_frozen_refused(tools: Path, ask:
     told, refused = run(ask), run(ask, frozen=True)
 
     assert told["result"] == "kiwi"
-    assert [str(warning) for warning in as_list(told["warnings"])][0].startswith("lockfile: plain_runtime changed: 1.2.0")
+    assert str(as_list(told["warnings"])[0]).startswith("lockfile: plain_runtime changed: 1.2.0")
     assert refused["code"] == "lock_mismatch"
     assert "1.3.0" in str(refused["message"])
     explained = ask("execute", action="why", item_id="say").content
@@ -151,12 +166,12 @@ def test_a_damaged_lockfile_is_refused_and_not_read_as_an_empty_one(tools: Path,
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("say.py", '"""\ntool_id: say\ntool_type: script\nversion: 1.0.0\nexecutor: python_runtime\n"""\n\ndef main(word):\n    return word\n'),
-        ("say.sh", "#!/bin/bash\n# tool_id: say\n# tool_type: script\n# version: 1.0.0\n# executor: bash_runtime\n# parameters:\n#   - {name: word, type: string}\n\necho $KIWI_PARAM_word\n"),
-        ("say.js", "// tool_id: say\n// tool_type: script\n// version: 1.0.0\n// executor: node_runtime\n// parameters:\n//   - {name: word, type: string}\n\nmodule.exports.main = ({ word }) => word;\n"),
+        ("say.py", f'"""\n{HEAD.format(name="python")}"""\n\n\ndef main(word):\n    return word\n'),
+        ("say.sh", f"#!/bin/bash\n{commented('#')}\necho $KIWI_PARAM_word\n"),
+        ("say.js", f"{commented('//')}\nmodule.exports.main = ({{ word }}) => word;\n"),
     ],
     ids=["python", "bash", "javascript"],
-)  # fmt: skip
+)
 def test_a_signature_is_a_comment_of_the_files_own_language(
     name: str, text: str, project: Path, ask: Ask, kernel: Kernel
 ) -> None:

@@ -119,7 +119,9 @@ def test_a_large_result_is_a_preview_and_a_handle_to_read_on(ask: Ask) -> None:
     assert told["result_characters"] == sum(map(len, pages))
 
 
-@pytest.mark.parametrize("handle", ["say", "say/../../x", "/etc/passwd", "../say/output_20260101_000000", "say/output_1"])
+@pytest.mark.parametrize(
+    "handle", ["say", "say/../../x", "/etc/passwd", "../say/output_20260101_000000", "say/output_1"]
+)
 def test_a_handle_is_a_handle_and_no_path(handle: str, ask: Ask) -> None:
     assert ask("load", item_type="output", item_id=handle).content["code"] == "invalid_request"
 

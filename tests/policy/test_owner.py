@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +73,6 @@ def test_a_policy_that_cannot_be_opened_or_is_no_text_refuses(tmp_path: Path) ->
     with pytest.raises(KiwiError):
         owner_policy(tmp_path)
     (tmp_path / "policy.yaml").rmdir()
-    os.symlink(tmp_path / "policy.yaml", tmp_path / "policy.yaml")
+    (tmp_path / "policy.yaml").symlink_to(tmp_path / "policy.yaml")
     with pytest.raises(KiwiError):
         owner_policy(tmp_path)

@@ -19,19 +19,20 @@ TOOL = "tool_id: say\ntool_type: knowledge\nversion: 1.0.0\ndescription: Say\n"
 FAMILY = {"error", "code", "item_type", "message", "suggestion"}
 ACTIONS = ["run", "sign", "create", "update", "delete", "validate", "why", "publish", ""]
 WORDS = [
-    "item_type", "query", "source", "limit", "sort_by", "project_path", "item_id", "destination", "file", "offset", "length",
-    "action", "parameters", "dry_run", "frozen", "topic", "tool_type", "category", "tag", "lost",
+    "item_type", "query", "source", "limit", "sort_by", "project_path", "item_id", "destination", "file",
+    "offset", "length", "action", "parameters", "dry_run", "frozen", "topic", "tool_type", "category", "tag",
+    "lost",
 ]  # fmt: skip
 AUTHORING = [
-    "tool_id", "name", "tool_type", "version", "executor", "description", "config", "parameters", "manifest", "files",
-    "content", "filename", "location", "category", "path", "openapi", "prefix", "base_url", "only", "auth", "tags", "requires",
-    "validation", "env_config", "outputs", "mutates_state", "effect", "x" * 300,
+    "tool_id", "name", "tool_type", "version", "executor", "description", "config", "parameters", "manifest",
+    "files", "content", "filename", "location", "category", "path", "openapi", "prefix", "base_url", "only",
+    "auth", "tags", "requires", "validation", "env_config", "outputs", "mutates_state", "effect", "x" * 300,
 ]  # fmt: skip
 TELLING = [
-    "say", "tool", "project", "user", "api", "script", "runtime", "knowledge", "directive", "output", "1.0.0", "http_client",
-    "python_runtime", "subprocess", "../x", "/", "~", "\0", "\ud800", "${HOME}", "{word}", "a: [", "---\n", "tool.yaml", "a.md",
-    "<directive>", "openapi: 3.1.0", '{"openapi": "3.0.0", "paths": {"/": {"get": {}}}}', "main.py", "say/output_20260101_000000",
-    "https://a.test/{word}", "GET", "0", "1e999", "x" * 5_000,
+    "say", "tool", "project", "user", "api", "script", "runtime", "knowledge", "directive", "output", "1.0.0", "GET",
+    "http_client", "python_runtime", "subprocess", "../x", "/", "~", "\0", "\ud800", "${HOME}", "{word}", "a: [",
+    "---\n", "tool.yaml", "a.md", "main.py", "<directive>", "openapi: 3.1.0", "say/output_20260101_000000", "0",
+    "1e999", '{"openapi": "3.0.0", "paths": {"/": {"get": {}}}}', "https://a.test/{word}", "x" * 5_000,
 ]  # fmt: skip
 
 texts = st.sampled_from(TELLING) | st.text(max_size=20)
@@ -78,7 +79,9 @@ def test_any_json_for_any_verb_is_answered(verb: str, payload: JsonObject, kerne
 @pytest.mark.req("K-ME-03")
 @pytest.mark.parametrize("action", ACTIONS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(words=authored, item_id=st.none() | texts, item_type=st.sampled_from(["tool", "directive", "knowledge", "", "x"]))
+@given(
+    words=authored, item_id=st.none() | texts, item_type=st.sampled_from(["tool", "directive", "knowledge", "", "x"])
+)
 def test_any_words_for_any_action_are_answered(
     action: str, words: Mapping[str, Json], item_id: str | None, item_type: str, kernel: Kernel
 ) -> None:
@@ -97,14 +100,27 @@ def test_a_verb_that_does_not_exist_is_not_found(verb: str, payload: JsonObject,
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(text=st.text(max_size=400) | st.sampled_from(TELLING), name=st.sampled_from(["a.yaml", "a.py", "a.md", "a.json", "a.sh", "a"]))
+@given(
+    text=st.text(max_size=400) | st.sampled_from(TELLING),
+    name=st.sampled_from(["a.yaml", "a.py", "a.md", "a.json", "a.sh", "a"]),
+)
 def test_any_text_put_into_a_project_is_an_item_or_a_fault_or_neither(text: str, name: str, kernel: Kernel) -> None:
     project: Path | None = kernel._project
     assert project is not None
     path = project / ".ai" / "tools" / name
     path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
     try:
-        for verb, request in (("search", {"query": "a"}), ("load", {"item_id": "a"}), ("execute", {"action": "why", "item_id": "a"})):
+        for verb, request in (
+            ("search", {"query": "a"}),
+            ("load", {"item_id": "a"}),
+            ("execute", {"action": "why", "item_id": "a"}),
+        ):
             check(asyncio.run(kernel.call(verb, request)))
     finally:
         path.unlink()
+
+
+@pytest.mark.parametrize("word", ["item_type", "action"])
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": None}, float("nan"), ["x"], "x" * 10_000])
+def test_what_an_answer_says_back_can_be_written_by_every_surface(word: str, value: Json, kernel: Kernel) -> None:
+    check(asyncio.run(kernel.call("execute", {word: value, "item_id": "lost"})))

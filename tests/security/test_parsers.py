@@ -14,8 +14,8 @@ from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
 
-GOOD = "tool_id: good\ntool_type: api\nversion: 1.0.0\nexecutor: http_client\ndescription: A good tool\nconfig: {method: GET, url: 'https://a.example.com/'}\n"
 HEAD = "tool_id: bad\ntool_type: api\nexecutor: http_client\nconfig: {method: GET, url: 'https://a.example.com/'}\n"
+GOOD = f"{HEAD.replace('bad', 'good')}version: 1.0.0\ndescription: A good tool\n"
 LEVELS = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 10))
 MERGES = "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 10))
 BOMBS: Mapping[str, str] = {
@@ -81,11 +81,10 @@ def test_json_nested_without_end_is_refused(project: Path, ask: Ask) -> None:
 
 @pytest.mark.case("BOMB-06")
 @pytest.mark.parametrize(
-    ("written", "version"), [("1.10", None), ("no", None), ("1:30", None), ("2026-01-01", None), ("0x10", None), ("1.10.0", "1.10.0")]
-)  # fmt: skip
-def test_a_version_is_never_silently_something_else(
-    written: str, version: str | None, project: Path, ask: Ask
-) -> None:
+    ("written", "version"),
+    [("1.10.0", "1.10.0"), *((odd, None) for odd in ("1.10", "no", "1:30", "2026-01-01", "0x10"))],
+)
+def test_a_version_is_never_silently_something_else(written: str, version: str | None, project: Path, ask: Ask) -> None:
     put(project, {"bad.yaml": f"{HEAD}version: {written}\n"})
 
     checked = ask("execute", action="validate", item_id="bad").content
@@ -165,8 +164,8 @@ def test_a_pattern_that_backtracks_costs_no_time(ask: Ask) -> None:
 @pytest.mark.case("INJ-12")
 @pytest.mark.parametrize(
     "package",
-    ["--index-url http://evil.test/simple", "x @ file:///etc", "-r other.txt", "git+ssh://evil.test/x", "x; rm -rf /", "-e ."],
-)  # fmt: skip
+    ["--index-url http://e.test/", "x @ file:///etc", "-r other.txt", "git+ssh://e.test/x", "x; rm -rf /", "-e ."],
+)
 def test_a_package_name_is_a_name_and_no_option(package: str, ask: Ask, project: Path) -> None:
     words = {
         "tool_type": "script",
@@ -197,7 +196,8 @@ def test_a_package_name_is_a_name_and_no_option(package: str, ask: Ask, project:
 def test_a_directive_holds_no_entities_and_no_outside_documents(prolog: str, ask: Ask, project: Path) -> None:
     text = (
         f'# X\n\n```xml\n<directive name="odd" version="1.0.0">{prolog}<metadata><description>&x;&b;</description>'
-        '<model tier="fast"/><permissions/></metadata><process><step name="a"><action>x</action></step></process></directive>\n```\n'
+        '<model tier="fast"/><permissions/></metadata>'
+        '<process><step name="a"><action>x</action></step></process></directive>\n```\n'
     )
 
     refused = ask("execute", item_type="directive", action="create", item_id="odd", parameters={"content": text})

@@ -21,8 +21,47 @@ RUNTIMES = {
     "bash": ("bash_runtime", "main.sh", 'printf "%s" "$KIWI_PARAM_word"\n'),
     "node": ("node_runtime", "main.mjs", "export const main = ({ word }) => word;\n"),
 }
-SHELL = ["; touch x", "$(touch x)", "`touch x`", "a\ntouch x", "| touch x", "&& touch x", "' ; touch x; '", '"; touch x; "']
-ODD = ["quote \" ' \\", "  spaces  ", "🥝\u0301", "x" * 10_000, "\nlead and trail\n", "--flag", "-", "*", "~", "%s", "\\n"]
+SHELL = [
+    "; touch x",
+    "$(touch x)",
+    "`touch x`",
+    "a\ntouch x",
+    "| touch x",
+    "&& touch x",
+    "' ; touch x; '",
+    '"; touch x; "',
+]
+ODD = [
+    "quote \" ' \\",
+    "  spaces  ",
+    "🥝\u0301",
+    "x" * 10_000,
+    "\nlead and trail\n",
+    "--flag",
+    "-",
+    "*",
+    "~",
+    "%s",
+    "\\n",
+]
+
+
+LEAKY = """import os, sys
+
+
+def command_line(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline").read()
+    except OSError:  # it has ended meanwhile
+        return ""
+
+
+def main():
+    key = os.environ["SERVICE_KEY"]
+    print(key)
+    print("key", key, file=sys.stderr)
+    print("on a command line:", any(key in command_line(pid) for pid in os.listdir("/proc") if pid.isdigit()))
+"""
 
 
 def make(
@@ -48,19 +87,17 @@ def run(ask: Ask, **parameters: Json) -> JsonObject:
 @pytest.mark.case("INJ-01", "INJ-02", "INJ-03")
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_text_arrives_literally_and_nothing_in_it_acts(runtime: str, ask: Ask, project: Path) -> None:
-    code = RUNTIMES[runtime][2]
-    parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
+    parameters: JsonObject = {"type": "object", "properties": {"words": {"type": "array"}}}
     echo_all = {
         "python": "def main(words):\n    return words\n",
         "node": "export const main = ({ words }) => words;\n",
     }.get(runtime)
     values = [*SHELL, *ODD, "{other}", "{word.__class__}", "%(x)s", "{{7*7}}", "${HOME}", "$${HOME}"]
     if echo_all:
-        parameters = {"type": "object", "properties": {"words": {"type": "array"}}}
         make(ask, runtime, echo_all, parameters=parameters)
         assert run(ask, words=values)["result"] == values
     else:
-        make(ask, runtime, code, parameters=parameters)
+        make(ask, runtime, RUNTIMES[runtime][2])
         for value in ("; touch x", "$(touch x) `touch x`", "a\ntouch x", "{word} ${HOME} %s", " '\" "):
             assert run(ask, word=value)["result"] == value
     assert not list(project.rglob("x"))
@@ -84,12 +121,12 @@ def test_a_text_that_no_program_can_hold_is_refused(value: str, ask: Ask, tree: 
     ("given", "place"),
     [
         ({}, "word"), ({"word": 3}, "word"), ({"word": None}, "word"), ({"word": "a", "wrod": "b"}, "wrod"),
-        ({"word": "a", "count": "3"}, "count"), ({"word": "a", "count": 3.5}, "count"), ({"word": "a", "mood": "sad"}, "mood"),
-        ({"word": "a", "flag": "true"}, "flag"), ({"word": ["a"]}, "word"),
+        ({"word": "a", "count": "3"}, "count"), ({"word": "a", "count": 3.5}, "count"), ({"word": ["a"]}, "word"),
+        ({"word": "a", "mood": "sad"}, "mood"), ({"word": "a", "flag": "true"}, "flag"),
     ],
 )  # fmt: skip
 def test_parameters_that_do_not_fit_start_nothing(given: JsonObject, place: str, ask: Ask, project: Path) -> None:
-    parameters = [
+    parameters: list[Json] = [
         {"name": "word", "type": "string", "required": True},
         {"name": "count", "type": "integer", "default": 1},
         {"name": "mood", "type": "string", "enum": ["good", "bad"]},
@@ -179,18 +216,12 @@ def test_a_secret_that_a_tool_prints_is_seen_by_nobody(
     ending: str, ask: Ask, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
-    code = (
-        "import os, sys\n\n\ndef main():\n    key = os.environ['SERVICE_KEY']\n    print(key)\n"
-        "    print('key', key, file=sys.stderr)\n"
-        "    print([open(f'/proc/{p}/cmdline').read() for p in os.listdir('/proc') if p == str(os.getpid())])\n"
-        f"    {ending}\n"
-    )
-    make(ask, "python", code, parameters=[], config={"env": {"SERVICE_KEY": "${SERVICE_KEY}"}})
+    make(ask, "python", LEAKY + f"    {ending}\n", parameters=[], config={"env": {"SERVICE_KEY": "${SERVICE_KEY}"}})
 
     told = run(ask)
     planned = ask("execute", item_id="probe", dry_run=True).content
 
-    assert "main.py" in str(as_object(told["logs"])["stdout"])
+    assert "on a command line: False" in str(as_object(told["logs"])["stdout"])
     assert CANARY not in json.dumps([told, planned])
     spec = as_object(as_object(planned["plan"])["spec"])
     assert as_object(spec["env"])["SERVICE_KEY"] == "${SERVICE_KEY}"

@@ -86,7 +86,8 @@ def test_a_small_result_is_told_whole_and_a_large_one_as_a_preview() -> None:
 
 
 json_values: st.SearchStrategy[Json] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
 
@@ -108,7 +109,9 @@ def test_the_pages_of_a_result_are_the_result(
     assert json.loads(text) == value
 
 
-@pytest.mark.parametrize("handle", ["", "say", "../say/output_20260128_120000", "say/output_20260128_120000.json", "a/b/c"])
+@pytest.mark.parametrize(
+    "handle", ["", "say", "../say/output_20260128_120000", "say/output_20260128_120000.json", "a/b/c"]
+)
 def test_what_is_no_handle_is_refused(handle: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         read_page(tmp_path, handle, offset=0, length=10)

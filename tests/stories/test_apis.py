@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Event
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -44,9 +45,7 @@ def call(ask: Ask, **parameters: Json) -> JsonObject:
 
 
 @pytest.mark.req("K-AP-01")
-def test_every_word_of_an_api_tool_is_in_its_request(
-    ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_word_of_an_api_tool_is_in_its_request(ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     url, seen = serve(echo)
     make(
@@ -117,9 +116,11 @@ def test_a_declared_status_is_tried_again(ask: Ask, serve: Serve) -> None:
 def test_streams_are_collected(ask: Ask, serve: Serve) -> None:
     events = b"event: tick\ndata: one\n\ndata: two\n\n"
     url, _ = serve(
-        lambda request: (200, {"content-type": "text/event-stream"}, events)
-        if "sse" in str(request["path"])
-        else (200, {"content-type": "application/x-ndjson"}, b'{"a": 1}\n{"a": 2}\n')
+        lambda request: (
+            (200, {"content-type": "text/event-stream"}, events)
+            if "sse" in str(request["path"])
+            else (200, {"content-type": "application/x-ndjson"}, b'{"a": 1}\n{"a": 2}\n')
+        )
     )
     make(ask, {"method": "GET", "url": f"{url}/sse", "stream": "sse"})
     make(ask, {"method": "GET", "url": f"{url}/lines", "stream": "lines"}, name="lines")
@@ -147,13 +148,20 @@ def test_a_status_that_is_an_error_is_a_result_with_the_reply(status: int, hint:
     assert hint in str(told["suggestion"])
 
 
-def test_a_service_that_is_down_and_one_that_is_slow_are_told_apart(ask: Ask, serve: Serve) -> None:
-    url, _ = serve(lambda _: (200, {"content-length": "10"}, b"1"))
+def test_a_service_that_is_down_and_one_that_is_slow_are_told_apart(ask: Ask, serve: Serve, home: Path) -> None:
+    is_over = Event()
+    url, _ = serve(lambda _: (200, {}, b"late" if is_over.wait(5) else b""))
+    granted = json.loads((home / ".ai" / "policy.yaml").read_text())["hosts"]["allow"]
+    (home / ".ai" / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [*granted, "127.0.0.1:9"]}}))
     make(ask, {"method": "GET", "url": url, "timeout": 0.3})
-    (make(ask, {"method": "GET", "url": "http://127.0.0.1:9/"}, name="down"))
+    make(ask, {"method": "GET", "url": "http://127.0.0.1:9/"}, name="down")
 
-    assert call(ask)["code"] in {"timeout", "request_failed"}
-    assert ask("execute", item_id="down").content["code"] in {"request_failed", "address_denied"}
+    slow = call(ask)
+    is_over.set()
+    down = ask("execute", item_id="down").content
+
+    assert (slow["error"], slow["code"]) == ("Timed out", "timeout")
+    assert (down["error"], down["code"]) == ("Request failed", "request_failed")
 
 
 @pytest.mark.req("K-AP-02")
@@ -173,7 +181,7 @@ def test_what_is_missing_is_reported_before_anything_is_sent(ask: Ask, serve: Se
 
 
 HOSTILE = [
-    "a&admin=1#", "../../admin", "..", "%2e%2e", "@evil.test", "//evil.test", "?x=1", "\\..\\", ";id", "a b", "🥝", "%00",
+    "a&admin=1#", "../../admin", "..", "%2e%2e", "@evil.test", "//evil.test", "?x=1", "\\..\\", ";id", "a b", "%00",
 ]  # fmt: skip
 
 
@@ -220,7 +228,7 @@ def test_a_value_in_a_body_stays_one_string(
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     url, seen = serve(echo)
-    config = {"method": "POST", "url": url, "body_template": {"text": "{word}", "more": "say: {word}"}}
+    config: JsonObject = {"method": "POST", "url": url, "body_template": {"text": "{word}", "more": "say: {word}"}}
     make(ask, {**config, "headers": {"X-Key": "${SERVICE_KEY}"}}, {"word": "string"})
 
     told = call(ask, word=value)
@@ -248,7 +256,9 @@ def test_an_address_that_is_not_public_is_refused_before_any_packet(host: str, a
 
 
 @pytest.mark.case("NET-13")
-@pytest.mark.parametrize("target", ["http://127.0.0.1:9/", "http://169.254.169.254/", "file:///etc/passwd", "gopher://x/"])
+@pytest.mark.parametrize(
+    "target", ["http://127.0.0.1:9/", "http://169.254.169.254/", "file:///etc/passwd", "gopher://x/"]
+)
 def test_a_redirect_to_what_is_not_permitted_is_refused_at_that_hop(target: str, ask: Ask, serve: Serve) -> None:
     url, seen = serve(lambda _: (302, {"location": target}, b""))
     make(ask, {"method": "GET", "url": url})
@@ -295,7 +305,9 @@ def test_a_secret_that_a_service_sends_back_is_seen_by_nobody(
     assert CANARY in json.dumps(seen)
     assert CANARY not in json.dumps([told, planned])
     assert not [
-        path for path in (*project.rglob("*"), *home.rglob("*")) if path.is_file() and CANARY.encode() in path.read_bytes()
+        path
+        for path in (*project.rglob("*"), *home.rglob("*"))
+        if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
 
 

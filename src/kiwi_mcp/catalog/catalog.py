@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from heapq import nlargest
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidRequest, MissingLink, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.manifest.sheets import Sheets, load_sheets
 
 BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
 """The folder of what ships with Kiwi."""
@@ -109,10 +110,8 @@ class Catalog:
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
-        # Which types can stand below others is in the sheets.
-        links = {kind for sheet in self.sheets.by_type.values() for kind in sheet.executor_types}
         builtin = (source for source in self._sources if source.name == "builtin")
-        return any(entry.tool_type in links for source in builtin for entry in source.named(name))
+        return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(name))
 
     def near(self, name: str) -> Sequence[str]:
         """Return names that were perhaps meant."""
@@ -197,6 +196,12 @@ class Catalog:
         if self.is_reserved(name):
             ranked.sort(key=lambda pair: pair[0].name != "builtin")
         return ranked
+
+
+@cache
+def _link_types() -> frozenset[str]:
+    # By the built-in sheets alone: a project that changes a sheet must not thereby free a name.
+    return frozenset(kind for sheet in load_sheets().by_type.values() for kind in sheet.executor_types)
 
 
 def sources_of(space: Space) -> Sequence[ItemSource]:

@@ -20,7 +20,12 @@ MANIFESTS = ("tool.yaml", "tool.yml", "tool.json")
 MAX_DEPTH = 16
 MAX_NAMES = 100_000
 
-_PASSED_OVER = frozenset({"node_modules", "extractors", "parsers"})
+PASSED_OVER = frozenset({"node_modules", "extractors", "parsers"})
+"""Folders in which no item is looked for, wherever they are."""
+
+SHARED_CODE = "lib"
+"""The folder below `tools` with code that tools share."""
+
 _SUFFIXES = {"directives": (".md",), "knowledge": (".md",), "scripts": (".py",)}
 _NEVER_TOOLS = (".md", ".sig")
 
@@ -110,8 +115,8 @@ def _classify(
 def _classify_folder(
     name: os.DirEntry[str], *, kind: str, depth: int
 ) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
-    is_shared_code = kind == "tools" and depth == 0 and name.name == "lib"
-    if is_shared_code or name.name in _PASSED_OVER:
+    is_shared_code = kind == "tools" and depth == 0 and name.name == SHARED_CODE
+    if is_shared_code or name.name in PASSED_OVER:
         return "", name.path, ""
     for manifest in MANIFESTS:
         if os.path.lexists(where := f"{name.path}/{manifest}"):

@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 from kiwi_mcp.catalog.files import Stamps, are_fresh, settled, stamp_of
-from kiwi_mcp.manifest.sheets import Sheets, load_sheets
-
-MAX_SHEETS = 1_000
+from kiwi_mcp.manifest.sheets import MAX_SHEETS, Sheets, load_sheets
 
 
 class TypeSheets:

@@ -90,10 +90,14 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
     # Whatever can stand below another item may start a program, and lack it.
     links = {kind for sheet in catalog.sheets.by_type.values() for kind in sheet.executor_types}
     for entry in (entry for entry in catalog.all() if entry.tool_type in links):
-        tool = catalog.find(entry.identity)
-        if not tool.manifest.config.get("command"):
+        try:
+            tool = catalog.find(entry.identity)
+            words = read_words(tool)
+        except KiwiError as error:
+            yield _check(entry.tool_id, error.message, status="problem", fix=error.suggestion)
             continue
-        words = read_words(tool)
+        if not tool.manifest.config.get("command") or not words.command:
+            continue
         if found := shutil.which(words.command[0], path=search_path()):
             yield _check(entry.tool_id, found)
         else:
@@ -110,5 +114,10 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     for broken in catalog.broken():
         yield _check(broken.path, broken.error.message, status="problem", fix=broken.error.suggestion)
     for name in sorted({entry.tool_id for entry in own}):
-        for hidden in catalog.shadows(catalog.find(name)):
-            yield _check(name, hidden, status="warning", fix="Rename one of them, or ask for the full identity.")
+        try:
+            hidden = catalog.shadows(catalog.find(name))
+        except KiwiError as error:
+            yield _check(name, error.message, status="problem", fix=error.suggestion)
+            continue
+        for sentence in hidden:
+            yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")

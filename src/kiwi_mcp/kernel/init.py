@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import ProjectPathInvalid
 from kiwi_mcp.domain.json import JsonObject
 
 _FOLDERS = ("tools", "directives", "knowledge")
@@ -15,10 +19,10 @@ def lay_out(space: Space) -> JsonObject:
     for name in _FOLDERS:
         folder = space.project_ai / name
         if not folder.is_dir():
-            folder.mkdir(parents=True)
+            _make(folder)
             made.append(f".ai/{name}/")
     ignore = space.project_ai / ".gitignore"
-    if not ignore.exists():
+    if not os.path.lexists(ignore):  # a link that leads nowhere would be written through
         ignore.write_text(_IGNORED, encoding="utf-8")
         made.append(".ai/.gitignore")
     return {
@@ -28,3 +32,13 @@ def lay_out(space: Space) -> JsonObject:
         "message": f"The project has its .ai folder ({len(made)} new).",
         "next": "Put a tool into .ai/tools/, or run `kiwi create`; `kiwi help tool` shows how.",
     }
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ProjectPathInvalid(
+            f"{folder} cannot be made: {error.strerror}.",
+            suggestion="Move away what is in its place, and give yourself write access.",
+        ) from error

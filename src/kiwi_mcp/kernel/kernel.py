@@ -24,6 +24,7 @@ from kiwi_mcp.kernel.load import load
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, project_space, user_space
 from kiwi_mcp.kernel.requests import (
+    ACTIONS,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
@@ -38,6 +39,7 @@ from kiwi_mcp.policy.owner import owner_policy
 
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
+_WORD = 100
 
 
 class Kernel:
@@ -54,8 +56,9 @@ class Kernel:
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
-        about = {name: payload[name] for name in ("action",) if verb == "execute" and name in payload}
-        item_type = as_text(payload.get("item_type")) or "tool"
+        # What is said back is text that every surface can write, whatever was sent.
+        about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
+        item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
         try:
             return await self._answer(read_request(verb, payload), report)
         except KiwiError as error:

@@ -127,7 +127,8 @@ def _import_driver(word: str) -> Driver | None:
         if error.name != name:
             raise
         return None
-    driver: Driver = module.driver
+    # Not every module of the package is a driver.
+    driver: Driver | None = getattr(module, "driver", None)
     return driver
 
 

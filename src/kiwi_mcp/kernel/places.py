@@ -46,7 +46,7 @@ def _permitted(path: Path, user: Path) -> Path:
             f"{str(path)!r} is not an absolute path.", suggestion='Send `project_path: "/absolute/path/to/project"`.'
         )
     real = Path(os.path.realpath(path))
-    if not real.is_dir():
+    if not os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long, or not ours to see
         raise ProjectPathInvalid(f"{path} is not a folder.", suggestion="Create the folder, or name one that exists.")
     if real.parent == real:
         raise ProjectPathInvalid(

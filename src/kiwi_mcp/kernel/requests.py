@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Action = Literal["run", "sign", "create", "update", "delete", "validate", "why"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
 Where = Literal["project", "user"]
 Text = Annotated[str, Field(max_length=4_000)]
 Name = Annotated[str, Field(max_length=400)]

@@ -9,7 +9,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call
 from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, KiwiError
 from kiwi_mcp.domain.grants import Grant
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.manifest.render import defaulted, variables
@@ -29,7 +29,8 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         return {**told, "would_run": False, "reasons": [_reason(error)], **error.details}
     # What a tool says itself, and what the links below it put into a process.
     below = [link.manifest.config.get("env") for link in chain.links[1:]]
-    templates: Json = [chain.tool.manifest.config, *below]
+    named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
+    templates: Json = [chain.tool.manifest.config, named, *below]
     names, spare = variables(templates), defaulted(templates)
     found = Variables().locate(names, project=call.space.project, user=call.space.user)
     changes = lock_changes(chain, call)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Literal, cast
 
 import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.document import MAX_BYTES
 from kiwi_mcp.manifest.schema import faults, schema_faults
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -20,6 +24,8 @@ Need = Literal["required", "none", "optional"]
 BUILT_IN = Path(kiwi_mcp.data.__file__).parent / "types"
 AT_HOME = ("", "read", "composite")
 """Drivers that do not reach the world themselves; what any other one drives must stand on a primitive."""
+MAX_SHEETS = 1_000
+"""The most sheets that one folder may hold; more are not read."""
 
 _NAMES: JsonObject = {"type": "array", "items": {"type": "string"}}
 _NEED: JsonObject = {"enum": ["required", "none", "optional"]}
@@ -108,7 +114,7 @@ def _listing(folder: Path) -> tuple[tuple[str, int, int], ...]:
     # What changed is seen by name, time and size, so unchanged sheets are read once.
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"})
-        return tuple((str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in paths)
+        return tuple((str(path), (stat := path.lstat()).st_mtime_ns, stat.st_size) for path in paths[:MAX_SHEETS])
     except OSError:
         return ()
 
@@ -131,7 +137,7 @@ def _load(listings: tuple[tuple[tuple[str, int, int], ...], ...]) -> Sheets:
 
 def _read(path: Path, issues: list[Issue]) -> Sheet | None:
     try:
-        value = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
+        value = as_object(read_yaml(_text(path), what=path.name).value)
     except (OSError, UnicodeDecodeError) as error:
         issues.append(Issue(path.name, f"cannot be read: {error}", "Make it a readable UTF-8 file."))
         return None
@@ -141,6 +147,15 @@ def _read(path: Path, issues: list[Issue]) -> Sheet | None:
     found = _faults(value, path.name)
     issues += found
     return None if found else _sheet(value)
+
+
+def _text(path: Path) -> str:
+    # A project wrote it: a link, a pipe or a device would lead elsewhere, or never end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+        if not S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(EINVAL, "it is not a regular file")
+        return file.read(MAX_BYTES + 1).decode()  # one byte over the limit is enough to be refused for it
 
 
 def _faults(value: JsonObject, name: str) -> Sequence[Issue]:

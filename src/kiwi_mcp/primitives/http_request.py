@@ -6,6 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from urllib.parse import urlencode
 
 import httpx2
@@ -187,7 +188,9 @@ def _form(fields: JsonObject) -> bytes:
 
 def refuse_denied(request: Request, denied: Sequence[str]) -> None:
     """Refuse a target that the owner denies, whatever address it has."""
-    if is_granted(request.host, request.port, denied):
+    host = request.host.lower()
+    # As a pattern of hosts and as a glob, which is how the plan is judged: a redirect or a variable is no way around.
+    if is_granted(host, request.port, denied) or any(fnmatchcase(host, rule.lower()) for rule in denied):
         raise AddressDenied(
             f"The owner's policy denies {request.authority}.",
             suggestion="Ask the owner: the rule stands under `hosts.deny` in the policy.",

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from errno import ELOOP
 from pathlib import Path
 from stat import S_ISREG
 
@@ -39,12 +40,22 @@ class Kept:
 
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> Kept:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
-    folder = project_ai / FOLDER / tool_id
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(project_ai, tool_id)
     text = json.dumps(record, ensure_ascii=False, indent=2)
     path = _write_new(folder, now.strftime("output_%Y%m%d_%H%M%S"), text)
     _prune(folder, retention)
     return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{path.name}", f"{tool_id}/{path.stem}")
+
+
+def _folder(project_ai: Path, tool_id: str) -> Path:
+    # A project may come with links in it: written and pruned is only what really lies in its own folder.
+    folder = project_ai
+    for part in (*FOLDER.split("/"), tool_id):
+        folder /= part
+        if folder.is_symlink():
+            raise OSError(ELOOP, f"{folder} is a symbolic link, and links are not followed")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _write_new(folder: Path, stem: str, text: str) -> Path:
@@ -73,7 +84,7 @@ def _prune(folder: Path, retention: Retention) -> None:
 def _age(name: str) -> tuple[str, int]:
     stem, _, number = name.removesuffix(".json").removeprefix("output_").partition("_")
     time, _, count = number.partition("_")
-    return stem + time, int(count) if count.isdigit() else 1
+    return stem + time, int(count) if count.isdecimal() else 1
 
 
 def shorten(result: Json, kept: Kept | None) -> JsonObject:

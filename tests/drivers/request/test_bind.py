@@ -71,7 +71,13 @@ def test_credentials_are_names_in_the_plan(
 
 
 def test_a_body_keeps_the_types_of_its_values_and_leaves_out_what_was_not_sent() -> None:
-    template: Json = {"n": "{count}", "t": "n={count}", "flag": "{flag}", "list": ["{word}", "{absent}"], "gone": "{absent}"}
+    template: Json = {
+        "n": "{count}",
+        "t": "n={count}",
+        "flag": "{flag}",
+        "list": ["{word}", "{absent}"],
+        "gone": "{absent}",
+    }
 
     spec = request({"method": "POST", "body_template": template}, count=3, flag=None, word="x")
 
@@ -119,7 +125,9 @@ def test_what_a_websocket_sends_may_be_called_send() -> None:
     assert request({"url": "wss://a.test/", "send": {"say": "{word}"}}, word="hi").body == {"say": "hi"}
 
 
-@pytest.mark.parametrize(("method", "effect"), [("GET", "idempotent"), ("POST", "at_most_once"), ("DELETE", "at_most_once")])
+@pytest.mark.parametrize(
+    ("method", "effect"), [("GET", "idempotent"), ("POST", "at_most_once"), ("DELETE", "at_most_once")]
+)
 def test_only_what_reads_may_be_done_again(method: str, effect: str) -> None:
     assert bound({"method": method, "url": "https://a.test/"}).effect == effect
 

@@ -44,9 +44,7 @@ def test_what_is_no_path_is_an_issue_of_the_manifest(path: str) -> None:
 
 
 @pytest.mark.case("BOMB-11")
-@pytest.mark.parametrize(
-    "path", ["$..*..*", "$..*..*..*", "$[?count($..*) > 1]", "$[?count($[*]) > 1]", "$..[?@..a]"]
-)
+@pytest.mark.parametrize("path", ["$..*..*", "$..*..*..*", "$[?count($..*) > 1]", "$[?count($[*]) > 1]", "$..[?@..a]"])
 def test_a_path_that_would_take_for_ever_on_a_long_reply_is_refused_at_once(path: str) -> None:
     started = monotonic()
 

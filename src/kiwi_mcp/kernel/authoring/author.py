@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.folder import SHARED_CODE
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import record
 from kiwi_mcp.catalog.read import read_tool
@@ -164,7 +165,7 @@ class Author:
         if path := as_text(words.get("path")):
             tool = self._read(self._own_path(Path(path)))
             return tool.id, await examine(tool, self._catalog)
-        if request.item_id and not (words.keys() & {"manifest", "content", "files", "tool_type"}):
+        if request.item_id and not words.keys() - {"location", "category"}:
             tool = self._catalog.find(request.item_id)
             return tool.id, await examine(tool, self._catalog)
         tool_id, draft = new_item(request.item_id, words, request.item_type)
@@ -181,17 +182,19 @@ class Author:
 
     def _own_path(self, path: Path) -> Path:
         """Return the manifest a path names, which must lie in the project or the user's space."""
+        if "\0" in str(path):
+            raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
         real = Path(os.path.realpath(path if path.is_absolute() else self._space.project / path))
         if not (real.is_relative_to(self._space.project) or real.is_relative_to(os.path.realpath(self._space.user))):
             raise InvalidRequest(
                 f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
             )
-        if real.is_dir():
+        if os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long
             found = [real / name for name in ("tool.yaml", "tool.yml", "tool.json") if (real / name).is_file()]
             if not found:
                 raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
             return found[0]
-        if not real.exists():
+        if not os.path.exists(real):  # noqa: PTH110 - pathlib raises for names that are too long
             raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
         return real
 
@@ -206,11 +209,20 @@ class Author:
         self._space.cache.mkdir(parents=True, exist_ok=True)
         trial = Path(tempfile.mkdtemp(prefix="draft-", dir=self._space.cache))
         try:
-            tool = self._draft(write(draft, trial), source, trial)
+            path = write(draft, trial)
+            self._share_code(source, trial)
+            tool = self._draft(path, source, trial)
             verdict = await examine(tool, self._catalog)
             return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
         finally:
             shutil.rmtree(trial, ignore_errors=True)
+
+    def _share_code(self, source: Source, trial: Path) -> None:
+        """Let a draft see the code that the tools of its space share."""
+        base = self._space.user if source == "user" else self._space.project_ai
+        tools = trial / "tools"
+        tools.mkdir(exist_ok=True)
+        (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
 
     def _location(self, words: JsonObject) -> tuple[Source, Path]:
         match words.get("location", "project"):

@@ -9,11 +9,13 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.placement import read_written
+from kiwi_mcp.policy.owner import owner_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,22 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         issues.append(Issue("executor", missing.message, missing.suggestion))
     driver = load_driver(sheet.driver) if sheet else None
     if driver and sheet and not any(issue.is_error for issue in issues):
-        links = (tool, *below.links) if below else (tool,)
-        issues += await driver.check(Chain(links, sheet.driver), catalog.space)
+        chain = Chain((tool, *below.links) if below else (tool,), sheet.driver)
+        refused = _refusal(chain, owner_policy(catalog.space.user).grant)
+        issues += [refused] if refused else await driver.check(chain, catalog.space)
     return Verdict(tuple(issues))
+
+
+def _refusal(chain: Chain, grant: Grant) -> Issue | None:
+    """Return why the driver is not asked: its check may start a program, so what keeps a call back keeps it back."""
+    for link in chain.links[1:]:
+        if link.integrity == "modified":
+            fix = f"Look at what changed, then sign {link.id!r} again."
+            return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
+    if grant.items.match(chain.tool.identity) is not None:
+        reason = "the syntax was not checked, since the owner's policy does not let the item run"
+        return Issue("", reason, "Ask the owner.", severity="warning")
+    return None
 
 
 def _lines(tool: Tool) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.kernel.authoring.drafts import MANIFEST_NAME, Draft, contents, dump_manifest, place_for
+from kiwi_mcp.kernel.authoring.drafts import MANIFEST_NAME, Draft, contents, dump_manifest, place_for, too_deep
 from kiwi_mcp.manifest.names import is_tool_id
 from kiwi_mcp.manifest.placement import read_written
 from kiwi_mcp.manifest.signature import split
@@ -94,11 +94,10 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> Draft:
     sent = _mapping("files", words.get("files"))
     removed = {path for path, value in sent.items() if value is None}
     changes = _manifest_of(words)
-    own = tool.origin.path.read_bytes()
-    if "content" in words:
-        own = contents({name: words["content"]})[name]
-    elif changes:
-        own = _edited(own.decode("utf-8"), tool.origin.path.suffix, changes)
+    own = tool.origin.path.read_bytes() if "content" not in words else contents({name: words["content"]})[name]
+    own = _unsigned(own, tool.origin.path.suffix)
+    if changes and "content" not in words:
+        own = _edited(own.decode(), tool.origin.path.suffix, changes)
     if not tool.origin.is_folder:
         if sent:
             issue = Issue(
@@ -106,17 +105,24 @@ def changed_item(tool: Tool, words: JsonObject, base_relative: str) -> Draft:
             )
             raise InvalidManifest(tool.id, [issue])
         return Draft(base_relative, name, {name: own}, executables)
-    kept = {path: data for path, data in files.items() if path not in removed and path != name}
+    # Code that tools share is among the files of those that import it, and stays where it is.
+    own_files = {path: data for path, data in files.items() if (tool.origin.root / path).exists()}
+    kept = {path: data for path, data in own_files.items() if path not in removed and path != name}
     added = contents({path: value for path, value in sent.items() if value is not None})
     return Draft(base_relative, name, {name: own, **kept, **added}, executables)
 
 
-def _edited(text: str, suffix: str, changes: JsonObject) -> bytes:
-    """Return a YAML manifest with words changed, its comments kept, and its signature gone, which no longer holds."""
+def _unsigned(data: bytes, suffix: str) -> bytes:
+    """Return a file without its signature, which holds for nothing that was changed."""
+    _signature, body = split(data.decode(errors="surrogateescape"), suffix)
+    return body.encode(errors="surrogateescape")
+
+
+def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:
+    """Return a YAML manifest with words changed and its comments kept."""
     if suffix not in {".yaml", ".yml"}:
         issue = Issue("manifest", f"is inside a {suffix} file", "Send the whole new text as `content`.")
         raise InvalidManifest("The item", [issue])
-    _signature, body = split(text, suffix)
     editor = YAML()
     editor.preserve_quotes = True
     editor.width = 4_096
@@ -129,5 +135,8 @@ def _edited(text: str, suffix: str, changes: JsonObject) -> bytes:
     for word, value in changes.items():
         document[word] = value
     out = StringIO()
-    editor.dump(document, out)
+    try:
+        editor.dump(document, out)
+    except RecursionError:
+        raise too_deep() from None
     return out.getvalue().encode()

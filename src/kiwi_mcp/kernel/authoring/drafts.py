@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from kiwi_mcp.catalog.folder import MANIFESTS, PASSED_OVER, SHARED_CODE
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
@@ -30,7 +31,7 @@ TRASH = ".trash"
 class Draft:
     """Where an item goes below its space, and the files it consists of.
 
-    A folder item has a manifest called `tool.yaml`; any other draft is one single file.
+    A folder item has a manifest called `tool.yaml`, or `tool.yml` or `tool.json`; any other draft is one single file.
     """
 
     place: str
@@ -42,7 +43,7 @@ class Draft:
     @property
     def is_folder(self) -> bool:
         """Whether the item is a folder."""
-        return self.manifest_name == MANIFEST_NAME
+        return self.manifest_name in MANIFESTS
 
     def manifest_path(self, base: Path) -> Path:
         """Return where the file with the manifest is below a base."""
@@ -51,10 +52,18 @@ class Draft:
 
 def dump_manifest(manifest: JsonObject) -> bytes:
     """Return a manifest as YAML a person would write."""
-    text: str = yaml.dump(
-        _plain(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
-    )
+    try:
+        text: str = yaml.dump(
+            _plain(manifest), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+        )
+    except RecursionError:
+        raise too_deep() from None
     return text.encode()
+
+
+def too_deep() -> InvalidManifest:
+    """Return the refusal of a manifest that no YAML writer follows to its bottom."""
+    return InvalidManifest("The request", [Issue("manifest", "is nested too deeply", "Flatten it.")])
 
 
 class _Dumper(yaml.SafeDumper):
@@ -142,12 +151,18 @@ def place_for(*, kind: str, category: str, name: str) -> str:
         raise InvalidRequest(
             f"{category!r} is not a category.", suggestion="Use words such as `mail` or `mail/enrich`."
         )
-    return "/".join([kind, *parts, name])
+    place = [*parts, name]
+    if not PASSED_OVER.isdisjoint(place) or (kind == "tools" and place[0] == SHARED_CODE):
+        raise InvalidRequest(
+            f"No item is looked for in {kind}/{'/'.join(place)}.", suggestion="Choose another name or category."
+        )
+    return "/".join([kind, *place])
 
 
 def write(draft: Draft, base: Path) -> Path:
     """Write a draft below a base and return its manifest's path; it appears whole or not at all."""
     final = base / draft.place
+    _refuse_links(final.parent, base)
     if os.path.lexists(final):
         raise AlreadyExists(final.stem, path=str(final))
     staging = base / f"{STAGING}{secrets.token_hex(8)}"
@@ -163,6 +178,17 @@ def write(draft: Draft, base: Path) -> Path:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return draft.manifest_path(base)
+
+
+def _refuse_links(folder: Path, base: Path) -> None:
+    """Refuse to write where a link leads out of the space; the catalog would not look there either."""
+    for part in (folder, *folder.parents):
+        if part == base:
+            return
+        if part.is_symlink():
+            raise InvalidRequest(
+                f"{part} is a symbolic link, and links are not followed.", suggestion="Put a real folder in its place."
+            )
 
 
 def _appear(staged: Path, final: Path) -> None:
@@ -181,6 +207,7 @@ def _appear(staged: Path, final: Path) -> None:
 def discard(path: Path, base: Path) -> Path:
     """Move an item out of sight, to a place of its own in the space's trash, and return that place."""
     target = base / TRASH / f"{path.stem}-{secrets.token_hex(4)}" / path.name
+    _refuse_links(target.parent, base)
     target.parent.mkdir(parents=True)
     path.rename(target)
     return target

@@ -69,8 +69,14 @@ class Shell:
 
 
 def _shell(project: Path | None, *, is_json: bool) -> Shell:
-    folder = project.absolute() if project else nearest_project(Path.cwd())
-    return Shell(folder, is_json)
+    return Shell(_here() / project if project else nearest_project(_here()), is_json)
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise NotFound("The current folder no longer exists.", suggestion="Change to one that does.") from error
 
 
 @app.callback(invoke_without_command=True)
@@ -275,7 +281,7 @@ def init(
     is_json: IsJson = False,
 ) -> None:
     """Give a project its .ai folder."""
-    Shell((folder or Path.cwd()).absolute(), is_json).tell("init", {})
+    Shell(_here() / (folder or ""), is_json).tell("init", {})
 
 
 @app.command("help")

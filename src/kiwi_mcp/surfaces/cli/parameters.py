@@ -16,10 +16,9 @@ _SPELLINGS = {"true": True, "yes": True, "1": True, "false": False, "no": False,
 
 def read_object(text: str) -> JsonObject:
     """Return the JSON object that is given as text, as `@file`, or as `-` for standard input."""
-    written = _source(text)
     try:
-        value: Json = json.loads(written)
-    except (ValueError, RecursionError) as error:
+        value: Json = json.loads(_source(text))
+    except (ValueError, RecursionError, OSError) as error:
         raise InvalidRequest(
             f"That is not JSON: {error}.", suggestion="""Send an object such as '{"name": "Ada"}'."""
         ) from error
