@@ -70,6 +70,7 @@ def test_the_grammar_of_env_files() -> None:
         "HASH": "a#b",
         "EMPTY": "",
         "ONLY": "",
+        "SHELL": "1",
         "REF": "${PLAIN}",
         "EQ": "a=b",
         "TWICE": "2",

@@ -19,7 +19,7 @@ from kiwi_mcp.catalog.source import FolderSource, ItemSource
 from kiwi_mcp.catalog.types import TypeSheets
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import InvalidRequest, MissingLink, ToolNotFound, VersionNotFound
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
 
@@ -182,7 +182,9 @@ class Catalog:
             return None
         others = [(home, entry) for home, entry in ranked if isinstance(entry, Entry) and entry is not used]
         stamps = tuple((entry.path, home.stamp(entry)) for home, entry in others)
-        return _Choice(opened, tuple(_sentence(used, entry) for _, entry in others), (*opened.stamps, *stamps))
+        # Whoever asks by identity knows of the others, and an equal copy hides nothing.
+        hidden = () if wanted.source else (entry for home, entry in others if not _is_same(home, entry, opened))
+        return _Choice(opened, tuple(_sentence(used, entry) for entry in hidden), (*opened.stamps, *stamps))
 
     def _ranked(self, name: str) -> list[tuple[ItemSource, Entry | Broken]]:
         """Return all that answers to a name, what is used first; broken files count where a source has nothing else."""
@@ -202,6 +204,14 @@ class Catalog:
 def _link_types() -> frozenset[str]:
     # By the built-in sheets alone: a project that changes a sheet must not thereby free a name.
     return frozenset(kind for sheet in load_sheets().by_type.values() for kind in sheet.executor_types)
+
+
+def _is_same(home: ItemSource, entry: Entry, used: Opened) -> bool:
+    try:
+        other = home.open(entry)
+    except KiwiError:
+        return False
+    return other is not None and other.tool.digest == used.tool.digest
 
 
 def sources_of(space: Space) -> Sequence[ItemSource]:

@@ -17,13 +17,14 @@ from kiwi_mcp.catalog.tree import MAX_BYTES, Tree
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest, Origin, Signature, Source, Tool, ToolFile
-from kiwi_mcp.domain.json import as_list
+from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.manifest.digest import digest_of
 from kiwi_mcp.manifest.legacy import verdict
 from kiwi_mcp.manifest.legacy_tools import Extractor, read_extractor
-from kiwi_mcp.manifest.names import is_tool_id
+from kiwi_mcp.manifest.names import is_safe_path, is_tool_id
 from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.placement import read_written
+from kiwi_mcp.manifest.python_source import DECLARED_IN, inferred_parameters
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.manifest.signature import DETACHED, MAX_LINE, read_detached, sidecar, split
 
@@ -100,7 +101,7 @@ def open_tool(
     signature, body = split(head.text, path.suffix)
     if path.suffix.lower() in DETACHED:
         signature = _detached(path, tree)
-    manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
+    manifest = _with_parameters(replace(head.manifest, issues=(*head.manifest.issues, *tree.issues)), origin)
     digest = digest_of(
         tool_id=manifest.tool_id,
         version=manifest.version,
@@ -115,6 +116,19 @@ def open_tool(
     if source == "builtin" and signature is None:
         integrity = "builtin"
     return Opened(Tool(manifest, origin, tree.ordered(), digest, signature, integrity), tree.stamped())
+
+
+def _with_parameters(manifest: Manifest, origin: Origin) -> Manifest:
+    """Return a folder item's manifest with the parameters of its Python entry function, where it declares none."""
+    entrypoint = as_text(manifest.config.get("entrypoint"))
+    is_declared = bool(DECLARED_IN & manifest.written.keys())
+    if not origin.is_folder or is_declared or not entrypoint.endswith(".py") or not is_safe_path(entrypoint):
+        return manifest
+    try:
+        text = read_file(origin.root / entrypoint, limit=ITEM_LIMIT).data.decode(errors="replace")
+        return replace(manifest, parameters=inferred_parameters(text, what=entrypoint))
+    except KiwiError:
+        return manifest  # the file is missing or does not parse, which the check of the item says
 
 
 def load_bytes(tool: Tool, file: ToolFile) -> bytes:

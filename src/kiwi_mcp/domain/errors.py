@@ -399,7 +399,7 @@ class AlreadyExists(Conflict):
     def __init__(self, tool_id: str, *, path: str) -> None:
         super().__init__(
             f"{tool_id!r} exists already ({path}).",
-            suggestion=f"Use `action: update` to change it (`kiwi update {tool_id}`), or choose another tool_id.",
+            suggestion="Use `action: update` to change it, delete it first, or choose another tool_id.",
             tool_id=tool_id,
             path=path,
         )

@@ -106,4 +106,4 @@ def _hint(request: SearchRequest, cards: Sequence[Card]) -> str:
         return "Nothing is here yet: search with `source: all` for what is built in, or create a tool."
     names = ", ".join(f"`{card.tool_id}`" for card in cards[:8])
     wider = "" if request.source == "all" else " `source: all` searches what is built in too."
-    return f"Try other words; here are {len(cards)} items, such as {names}.{wider}"
+    return f"Try other words. Here: {names}{' and more' if len(cards) > 8 else ''}.{wider}"  # noqa: PLR2004 - as above

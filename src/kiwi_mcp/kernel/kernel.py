@@ -35,6 +35,7 @@ from kiwi_mcp.kernel.requests import (
 )
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
+from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.owner import owner_policy
 
 _log = logging.getLogger("kiwi")
@@ -86,7 +87,8 @@ class Kernel:
             case InitRequest():
                 return Answer(lay_out(self._space(request.project_path)))
             case DoctorRequest():
-                return Answer(examine(self._catalog(request.project_path)))
+                health = examine(self._catalog(request.project_path))
+                return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case _:
                 raise TypeError(type(request))
 
@@ -142,5 +144,9 @@ def read_request(verb: str, payload: JsonObject) -> Request:
 
 def _issue(place: tuple[int | str, ...], reason: str, request: type[Request]) -> Issue:
     name = ".".join(str(part) for part in place)
-    words = ", ".join(request.model_fields)
-    return Issue(name, reason[:1].lower() + reason[1:], f"`{name}` as the verb takes it; its words are: {words}.")
+    words = list(request.model_fields)
+    if name not in words and len(place) == 1:
+        fix = did_you_mean(name, words).strip() or f"The verb's words are: {', '.join(words)}."
+        return Issue(name, "is not a word of this verb", fix)
+    told = reason[:1].lower() + reason[1:]
+    return Issue(name, told, f"Send `{name}` otherwise: its {told}." if "should" in told else f"Send `{name}`.")

@@ -89,13 +89,14 @@ def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
 
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:
     """Return how the chain differs from what was recorded when its tool was signed."""
-    match chain.tool.origin.source:
-        case "project":
-            return lock_at(call.space.project_ai / LOCK_NAME).changes(chain)
-        case "user":
-            return lock_at(call.space.user / LOCK_NAME).changes(chain)
-        case _:
-            return ()
+    bases = {"project": call.space.project_ai, "user": call.space.user}
+    base = bases.get(chain.tool.origin.source)
+    if base is None:
+        return ()
+    lock = lock_at(base / LOCK_NAME)
+    if call.is_frozen and not lock.is_recorded(chain):
+        return ("it was never signed, so the lockfile does not know it",)
+    return lock.changes(chain)
 
 
 def driver_of(chain: Chain) -> Driver:

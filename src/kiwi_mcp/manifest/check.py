@@ -9,7 +9,7 @@ from typing import Literal
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.manifest.children import child_faults
 from kiwi_mcp.manifest.formats import formats_for
@@ -78,8 +78,17 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     if manifest.effect and manifest.effect not in EFFECTS:
         fix = f"{did_you_mean(manifest.effect, EFFECTS)}Choose one of {', '.join(EFFECTS)}."
         yield Issue("effect", f"{manifest.effect!r} is not an effect", fix)
-    yield from schema_faults(manifest.parameters, "parameters")
+    yield from _parameter_faults(manifest.parameters)
     yield from _type_faults(subject)
+
+
+def _parameter_faults(schema: JsonObject) -> Iterator[Issue]:
+    found = schema_faults(schema, "parameters")
+    yield from found
+    for name, inner in as_object(schema.get("properties")).items() if not found else ():
+        declared = as_object(inner)
+        if "default" in declared and "$ref" not in compact(declared):
+            yield from faults(declared, declared["default"], place=f"parameters.{name}.default")
 
 
 def _version_faults(version: str) -> Iterator[Issue]:

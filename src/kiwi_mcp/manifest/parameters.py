@@ -34,6 +34,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
     "array": ("minItems", "maxItems"),
 }
 _OWN_WORDS = {"name", "type", "required", "min", "max", "nullable"}
+_NOT_IN_NAMES = re.compile(r"[\s=]")
 _SCHEMA_WORDS = {
     "title", "description", "default", "enum", "const", "examples", "format", "pattern", "minimum", "maximum",
     "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "items", "prefixItems", "minItems",
@@ -108,6 +109,9 @@ def _from_list(named: Sequence[Json], places: Sequence[str], issues: list[Issue]
         if not isinstance(spec, Mapping) or not isinstance(name, str) or not name or not name.isprintable():
             issues.append(Issue(place, "has no `name`", "Give each parameter a `name` and a `type`."))
             continue
+        if _NOT_IN_NAMES.search(name):
+            issues.append(Issue(place, f"the name {name!r} holds a space or `=`", "Use letters, digits, `_` and `-`."))
+            continue
         if name in properties:
             issues.append(Issue(place, f"the parameter {name!r} is declared twice", "Keep one of them."))
             continue
@@ -129,7 +133,7 @@ def _property(spec: JsonObject, place: str, issues: list[Issue]) -> JsonObject:
             schema[low if word == "min" else high] = value
         elif word not in _OWN_WORDS:
             hint = did_you_mean(word, _SCHEMA_WORDS | _OWN_WORDS)
-            issues.append(Issue(join(place, word), f"{word!r} is not read", f"{hint}Remove it.", "warning"))
+            issues.append(Issue(join(place, word), f"{word!r} is not read", hint.strip() or "Remove it.", "warning"))
     if _flag(spec, "nullable", place, issues) and kind:
         schema["type"] = [kind, "null"]
     return schema

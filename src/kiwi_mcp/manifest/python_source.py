@@ -57,6 +57,10 @@ _YAML_KEY = re.compile(r"^\s*(?:tool_id|tool_type)\s*:", re.MULTILINE)
 _SCRIPT_BLOCK = re.compile(r"^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)*?)^# ///\s*$", re.MULTILINE)
 
 
+DECLARED_IN = {"parameters", "inputs", "input_schema", "config_schema"}
+"""The words in which an author may declare parameters; without any of them the entry function's own are taken."""
+
+
 @dataclass(slots=True)
 class PythonSource:
     """What a Python file says about itself: its words, their lines, what is wrong, and whether it is an item."""
@@ -73,33 +77,41 @@ def may_be_item(text: str) -> bool:
 
 
 def read_python(text: str, *, what: str) -> PythonSource:
-    """Return the metadata of a Python file; a file that does not parse has an issue with its line."""
+    """Return the metadata of a Python file; one that does not parse is refused, with the line of its fault."""
     source = PythonSource(is_item=may_be_item(text))
-    try:
-        tree = _tree(text)
-    except SyntaxError as error:
-        reason = f"Python cannot read it: {error.msg}"
-        source.issues.append(Issue(what, reason, "Mend the syntax (Python 3).", line=error.lineno))
-        return source
-    except (ValueError, MemoryError, RecursionError):
-        reason = "too large or too deeply nested to be read"
-        source.issues.append(Issue(what, reason, "Make the file simpler, or put its metadata into a tool.yaml."))
-        return source
+    tree = _tree(text, what)
     _read_docstring(tree, source, what)
     source.is_item = "tool_id" in source.value or "tool_type" in source.value
     _read_assignments(tree, source)
     _read_script_block(text, source, what)
-    if not {"parameters", "inputs", "input_schema", "config_schema"} & source.value.keys():
+    if not DECLARED_IN & source.value.keys():
         source.value["parameters"] = parameters_of(tree, text)
     return source
 
 
-def _tree(text: str) -> ast.Module:
+def inferred_parameters(text: str, *, what: str) -> JsonObject:
+    """Return the parameters of the function that a Python file is called by."""
+    return parameters_of(_tree(text, what), text)
+
+
+def _tree(text: str, what: str) -> ast.Module:
     if len(text) > MAX_SOURCE:
-        raise ValueError
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the author's source is warned about is not this reader's to print
-        return ast.parse(text)
+        raise _beyond_reading(what)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the author's source is warned about is not this reader's to print
+            return ast.parse(text)
+    except SyntaxError as error:
+        reason = f"Python cannot read it: {error.msg}"
+        issue = Issue(what, reason, "Mend the syntax (Python 3).", line=error.lineno)
+        raise InvalidManifest(what, [issue]) from None
+    except (ValueError, MemoryError, RecursionError):
+        raise _beyond_reading(what) from None
+
+
+def _beyond_reading(what: str) -> InvalidManifest:
+    fix = "Make the file simpler, or put its metadata into a tool.yaml."
+    return InvalidManifest(what, [Issue(what, "too large or too deeply nested to be read", fix)])
 
 
 def _read_docstring(tree: ast.Module, source: PythonSource, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The grammar of `.env` files: `NAME=value`, quotes, comments; no `export`, no interpolation."""
+"""The grammar of `.env` files: `NAME=value`, quotes, comments, `export`; no interpolation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse(text: str) -> Mapping[str, str]:
     """Return the variables of a text; the last line of a name wins, and lines that are no assignment are skipped."""
     found: dict[str, str] = {}
     for line in re.split(r"\r\n|\r|\n", text):
-        name, assigned, value = line.partition("=")
+        name, assigned, value = line.strip().removeprefix("export ").partition("=")
         if assigned and _NAME.fullmatch(name.strip()):
             found[name.strip()] = _value(value.strip())
     return found

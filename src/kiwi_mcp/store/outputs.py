@@ -89,7 +89,7 @@ def _age(name: str) -> tuple[str, int]:
 
 def shorten(result: Json, kept: Kept | None) -> JsonObject:
     """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large."""
-    text = json.dumps(result, ensure_ascii=False)
+    text = _text(result)
     if len(text) <= INLINE_LIMIT or kept is None:
         return {"result": result}
     return {
@@ -100,6 +100,11 @@ def shorten(result: Json, kept: Kept | None) -> JsonObject:
     }
 
 
+def _text(result: Json) -> str:
+    """Return a result as its pages show it: a text as it is, anything else as JSON."""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
 def read_page(project_ai: Path, handle: str, *, offset: int, length: int) -> JsonObject:
     """Return part of a stored result, by its handle."""
     found = _HANDLE.fullmatch(handle)
@@ -108,7 +113,7 @@ def read_page(project_ai: Path, handle: str, *, offset: int, length: int) -> Jso
             f"{handle!r} is not a result handle.", suggestion="Use the `result_handle` of a run as it was given."
         )
     path = project_ai / FOLDER / found[1] / f"{found[2]}.json"
-    text = json.dumps(_record(path).get("result"), ensure_ascii=False)
+    text = _text(_record(path).get("result"))
     page = text[offset : offset + min(length, PAGE)]
     end = offset + len(page)
     return {

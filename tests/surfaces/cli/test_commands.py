@@ -136,7 +136,8 @@ def test_an_item_is_created_validated_signed_explained_copied_changed_and_delete
     assert kiwi("run", "greet").out == "changed\n"
     assert kiwi("delete", "greet", "--location", "project").code == 0
     assert kiwi("run", "greet").out == "hello\n"
-    assert kiwi("delete", "greet").code == 0
+    assert kiwi("delete", "greet").code == 4
+    assert kiwi("delete", "greet", "--location", "user").code == 0
     assert kiwi("run", "greet").code == 3
 
 

@@ -105,7 +105,7 @@ class Author:
         }
 
     async def _update(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
-        tool, base = self._owned(request, words)
+        tool, base = self._meant(request, words)
         root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
         draft = changed_item(tool, words, root.relative_to(base).as_posix())
         verdict = await self._try(draft, tool.origin.source, tool.id)
@@ -119,7 +119,7 @@ class Author:
         return self._told(request, tool.id, "updated", draft, base, verdict)
 
     def _delete(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
-        tool, base = self._owned(request, words)
+        tool, base = self._meant(request, words)
         root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
         told: dict[str, Json] = {"tool_id": tool.id, "action": "delete", "path": str(root)}
         if request.dry_run:
@@ -141,7 +141,7 @@ class Author:
             "tool_id": tool.id,
             "action": "sign",
             "status": "planned" if request.dry_run else "signed",
-            "message": "Tool signed successfully",
+            "message": f"Tool {'would be signed' if request.dry_run else 'signed successfully'}",
             "signature": line(timestamp, tool.digest),
             "hash": tool.digest,
             "path": str(tool.origin.path),
@@ -258,6 +258,17 @@ class Author:
             case _:
                 raise ReservedName(tool.id)
 
+    def _meant(self, request: ExecuteRequest, words: JsonObject) -> tuple[Tool, Path]:
+        """Return an item that is to be changed; one that every project uses must be meant by its location."""
+        tool, base = self._owned(request, words)
+        if tool.origin.source == "user" and "location" not in words and self._space.user != self._space.project_ai:
+            raise InvalidRequest(
+                f"{tool.id!r} is in the user's space, which every project uses, and not in this project.",
+                suggestion="Say `location: user` (`--location user`) if you mean that one.",
+                tool_id=tool.id,
+            )
+        return tool, base
+
     def _check_category(self, tool: Tool, words: JsonObject) -> None:
         wanted = as_text(words.get("category"))
         if wanted and tool.manifest.category and wanted != tool.manifest.category:
@@ -276,7 +287,7 @@ class Author:
             "message": f"{tool_id} {'would be' if request.dry_run else 'was'} {done}",
             "path": str(draft.manifest_path(base)),
             "files": sorted(draft.files),
-            "next": f"Sign it with `action: sign`, then run it with `action: run` and item_id {tool_id!r}.",
+            "next": f"Sign it (action sign, `kiwi sign {tool_id}`), then run it (action run, `kiwi run {tool_id}`).",
         }
         if verdict.warnings:
             told["warnings"] = [issue.to_json() for issue in verdict.warnings]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
@@ -59,6 +59,8 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         )
     )
     sheet = catalog.sheets.get(tool.manifest.tool_type)
+    if missing is not None:
+        issues = [_with_guess(issue, tool, catalog) for issue in issues]
     if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
         issues.append(Issue("executor", missing.message, missing.suggestion))
     driver = load_driver(sheet.driver) if sheet else None
@@ -67,6 +69,14 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         refused = _refusal(chain, owner_policy(catalog.space.user).grant)
         issues += [refused] if refused else await driver.check(chain, catalog.space)
     return Verdict(tuple(issues))
+
+
+def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
+    """Return the issue of a missing executor with the name that was perhaps meant."""
+    near = catalog.near(tool.manifest.executor_id or "")
+    if issue.place != "executor" or not near:
+        return issue
+    return replace(issue, fix=f"Did you mean `{near[0]}`? {issue.fix}")
 
 
 def _refusal(chain: Chain, grant: Grant) -> Issue | None:

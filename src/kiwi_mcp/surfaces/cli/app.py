@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class Shell:
         return asyncio.run(self._ask(verb, request))
 
     async def _ask(self, verb: str, request: JsonObject) -> Answer:
+        # A tool must not outlive the command that runs it, however that is asked to end.
+        task = asyncio.current_task()
+        if task is not None:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         kernel = Kernel(self.project)
         try:
             with reporting(is_quiet=self.is_json) as report:
@@ -333,7 +339,7 @@ def _text(path: Path) -> str:
 
 def main() -> None:
     """Run the command line; a refusal is shown like any other answer."""
-    is_json = "--json" in sys.argv
+    is_json = "--json" in sys.argv or sys.argv[1:2] == ["call"]
     try:
         app()
     except KiwiError as error:
@@ -341,3 +347,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except asyncio.CancelledError:
+        sys.exit(143)

@@ -52,11 +52,21 @@ def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
     properties = as_object(schema.get("properties"))
     given: dict[str, Json] = {}
     for name, text, is_json in _pairs(words):
-        given[name] = _json(name, text) if is_json else typed(text, as_object(properties.get(name)))
+        declared = as_object(properties.get(name))
+        if text is None:
+            given[name] = _flag(name, declared)
+        else:
+            given[name] = _json(name, text) if is_json else typed(name, text, declared)
     return given
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
+def _flag(name: str, schema: JsonObject) -> bool:
+    if schema.get("type", "boolean") != "boolean":
+        raise InvalidRequest(f"--{name} needs a value.", suggestion=f"Write --{name} VALUE, or {name}=VALUE.")
+    return True
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
     waiting = iter(words)
     for word in waiting:
         name, mark, value = word.removeprefix("--").partition("=")
@@ -66,7 +76,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str, bool]]:
         elif mark:
             yield _name(name, is_flag), value, False
         elif is_flag:
-            yield _name(name, is_flag), next(waiting, "true"), False
+            yield _name(name, is_flag), next(waiting, None), False
         else:
             raise InvalidRequest(
                 f"{word!r} is not a parameter.", suggestion="Write name=value, --name value, or name:=json."
@@ -87,7 +97,7 @@ def _json(name: str, text: str) -> Json:
     return value
 
 
-def typed(text: str, schema: JsonObject) -> Json:
+def typed(name: str, text: str, schema: JsonObject) -> Json:
     """Return the value a text stands for where the schema wants something other than text."""
     wanted = schema.get("type")
     types = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else ["string"]
@@ -98,5 +108,10 @@ def typed(text: str, schema: JsonObject) -> Json:
     try:
         value: Json = json.loads(text)
     except ValueError:
+        if {"array", "object"} & {*types}:
+            example = "'[1, 2]'" if "array" in types else """'{"a": 1}'"""
+            raise InvalidRequest(
+                f"{name}: {text!r} is not JSON.", suggestion=f"Write it as JSON, such as {name}={example}."
+            ) from None
         return text  # the kernel says what is wrong with it, in the tool's own words
     return value

@@ -96,6 +96,8 @@ def _run(content: JsonObject, screen: Screen) -> None:
     if handle := as_text(content.get("result_handle")):
         talk(f"That is the beginning of {content.get('result_characters')} characters.")
         talk(f"hint: kiwi load --type output {handle} --offset {len(as_text(result))}")
+    if logs.get("truncated"):
+        talk(f"warning: the output was cut; the tool wrote {logs.get('stdout_bytes')} bytes to standard output.")
     kept = as_text(content.get("output_path"))
     took = f"{content.get('execution_time_ms')} ms"
     talk(f"{content.get('tool_id')}: {content.get('status')} in {took}{f' · {kept}' if kept else ''}")
