@@ -22,7 +22,42 @@ from kiwi_mcp.kernel.requests import Action, LoadRequest, Request, SearchRequest
 PLACE = "/absolute/path/to/project"
 RESULTS: Mapping[str, list[Json]] = {
     "create": [2, {"content": "Tables are plural, columns are not.", "links": []}],
+    "directive": [
+        {
+            "name": "review_change",
+            "description": "Review a change before it is merged",
+            "version": "1.0.0",
+            "inputs": [{"name": "branch", "type": "string", "required": True, "description": "The branch to review"}],
+            "process": [
+                {
+                    "name": "read",
+                    "description": "Read the difference",
+                    "action": "Run git diff main...{branch} and read all of it.",
+                },
+                {
+                    "name": "judge",
+                    "description": "Say what to mend",
+                    "action": "List faults, the worst first, each with its line.",
+                },
+            ],
+            "provided_inputs": {"branch": "feature/x"},
+            "integrity": "unsigned",
+            "input_schema": {
+                "type": "object",
+                "properties": {"branch": {"type": "string", "description": "The branch to review"}},
+                "required": ["branch"],
+                "additionalProperties": False,
+            },
+        }
+    ],
     "execute": [{"text": "HELLO"}],
+    "knowledge": [
+        {
+            "content": "Try again on 429 and 503 only, at most three times. See [[timeouts]].",
+            "links": ["timeouts"],
+        }
+    ],
+    "variables": ["nobody"],
     "runtimes": ["iwik"],
     "tool": ["Hello, Ada!"],
 }

@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from functools import cache
 from heapq import nlargest
 from pathlib import Path
+from typing import get_args
 
 import kiwi_mcp
-from kiwi_mcp.catalog.chain import judge, walk
+from kiwi_mcp.catalog.chain import judge, unsound, walk
 from kiwi_mcp.catalog.entry import Broken, Entry
 from kiwi_mcp.catalog.files import Stamps, are_fresh
 from kiwi_mcp.catalog.read import Opened
@@ -28,6 +29,7 @@ BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
 
 _KEPT_CHAINS = 4_096
 _LIKELY = 50
+_ORDER: tuple[Source, ...] = get_args(Source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,30 +142,37 @@ class Catalog:
         sheet = judge(links, sheets)
         hidden = tuple(sentence for choice in choices for sentence in choice.hidden)
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
-        return _Resolved(Chain(links, sheet.driver, hidden), stamps, generation, sheets)
+        chain = Chain(links, sheet.driver, hidden, tuple(unsound(links, sheets)))
+        return _Resolved(chain, stamps, generation, sheets)
 
     def _find_executor(self, links: Sequence[Tool]) -> _Choice:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
         try:
-            return self._find(Ref.parse(executor))
+            return self._find(Ref.parse(executor), home=links[-1].origin.source)
         except VersionNotFound as error:
             raise MissingLink(executor, chain=names, reason=f" in that version ({error.message})") from error
         except (ToolNotFound, InvalidRequest) as error:
             raise MissingLink(executor, chain=names) from error
 
-    def _find(self, wanted: Ref) -> _Choice:
-        choice = self._choose(wanted, is_last=False)
+    def _find(self, wanted: Ref, *, home: Source = "project") -> _Choice:
+        choice = self._choose(wanted, home, is_last=False)
         if choice is None:
             self._refresh()
-            choice = self._choose(wanted, is_last=True)
+            choice = self._choose(wanted, home, is_last=True)
         if choice is None:
             raise ToolNotFound(wanted.name, near=self.near(wanted.name))
         return choice
 
-    def _choose(self, wanted: Ref, *, is_last: bool) -> _Choice | None:
-        """Return the best answer to a reference, or None where a closer look at the files may give another."""
+    def _choose(self, wanted: Ref, home: Source, *, is_last: bool) -> _Choice | None:
+        """Return the best answer to a reference, or None where a closer look at the files may give another.
+
+        What is at home in one source never stands on what a source ahead of it brings along: a project cannot put its
+        own runtime below the user's tools.
+        """
+        reach = _ORDER[_ORDER.index(home) :]
         ranked = self._ranked(wanted.name)
-        asked = [(source, found) for source, found in ranked if wanted.is_from(found.source, found.namespace)]
+        within = [(source, found) for source, found in ranked if source.name in reach]
+        asked = [(source, found) for source, found in within if wanted.is_from(found.source, found.namespace)]
         fitting = [
             (source, found) for source, found in asked if isinstance(found, Broken) or wanted.covers(found.version)
         ]
@@ -180,10 +189,10 @@ class Catalog:
         opened = source.open(used)
         if opened is None:
             return None
-        others = [(home, entry) for home, entry in ranked if isinstance(entry, Entry) and entry is not used]
-        stamps = tuple((entry.path, home.stamp(entry)) for home, entry in others)
+        others = [(place, entry) for place, entry in ranked if isinstance(entry, Entry) and entry is not used]
+        stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
         # Whoever asks by identity knows of the others, and an equal copy hides nothing.
-        hidden = () if wanted.source else (entry for home, entry in others if not _is_same(home, entry, opened))
+        hidden = () if wanted.source else (entry for place, entry in others if not _is_same(place, entry, opened))
         return _Choice(opened, tuple(_sentence(used, entry) for entry in hidden), (*opened.stamps, *stamps))
 
     def _ranked(self, name: str) -> list[tuple[ItemSource, Entry | Broken]]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from kiwi_mcp.domain.errors import ChainCycle, ChainMistyped, ChainTooDeep
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.manifest.formats import formats_for
+from kiwi_mcp.manifest.schema import faults
 from kiwi_mcp.manifest.sheets import Sheet, Sheets
 
 MAX_LINKS = 16
@@ -46,6 +49,18 @@ def _sheet(links: Sequence[Tool], sheets: Sheets) -> Sheet:
             suggestion=f"Use one of: {', '.join(sheets.types())}; or describe the type in .ai/types/.",
         )
     return sheet
+
+
+def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
+    """Give what the links say that their types do not allow: limits hold when a tool runs, too.
+
+    Words that the type does not have are for the author to hear of, when the item is checked: no driver reads them.
+    """
+    for link in links:
+        sheet = sheets.get(link.manifest.tool_type)
+        if sheet is not None:
+            schema = {**sheet.config, "additionalProperties": True}
+            yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
 
 
 def _faults(sheet: Sheet, links: Sequence[Tool], *, is_top: bool) -> Iterator[tuple[str, str]]:

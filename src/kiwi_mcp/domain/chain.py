@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
 
@@ -18,6 +19,8 @@ class Chain:
     links: tuple[Tool, ...]
     driver: str
     shadowed: tuple[str, ...] = ()
+    faults: tuple[Issue, ...] = ()
+    """What links say that their types do not allow; such a chain is not run."""
 
     @property
     def tool(self) -> Tool:

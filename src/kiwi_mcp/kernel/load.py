@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
-from kiwi_mcp.domain.errors import AlreadyExists, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
@@ -75,6 +75,9 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
         raise InvalidRequest(
             f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
         )
+    if tool.integrity == "modified":
+        expected = tool.signature.hash if tool.signature else ""
+        raise IntegrityMismatch(tool.id, expected=expected, actual=tool.digest, where=str(tool.origin.path))
     below = [link for link in catalog.resolve(tool.identity).links[1:] if link.origin.source == tool.origin.source]
     copies = [link for link in below if not _is_there(link, catalog, destination)]
     if _is_there(tool, catalog, destination):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import IntegrityMismatch, LockMismatch
+from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch
 from kiwi_mcp.domain.grants import Allow, Deny, Grant, Verdict
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 
 
 def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[str, ...]:
-    """Refuse a chain with a link that was changed after signing; return what the owner should be told.
+    """Refuse a chain with a link that was changed after signing, or is not sound; return what to tell the owner.
 
     `changes` are the differences from the lockfile: warnings by default, a refusal where the caller froze it.
     """
@@ -21,6 +21,8 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
         if link.integrity == "modified":
             expected = link.signature.hash if link.signature else ""
             raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
+    if chain.faults:
+        raise InvalidManifest(chain.tool.id, chain.faults)
     if changes and is_frozen:
         raise LockMismatch(chain.tool.id, changes)
     return (*(f"lockfile: {change}" for change in changes), *chain.shadowed)
@@ -35,9 +37,11 @@ def permit(plan: Plan, grant: Grant) -> Plan:
 
 def authorize(plan: Plan, grant: Grant) -> Verdict:
     """Return whether the grant covers the plan, and by which rule not."""
-    rule = grant.items.match(plan.identity)
-    if rule is not None:
-        return Deny(_why("item", plan.identity, rule), rule)
+    for identity in dict.fromkeys((plan.identity, *(identity for identity, _ in plan.chain))):
+        # A rule that denies an item denies all that stands on it; it is allowed by what was asked for.
+        rule = grant.items.match(identity)
+        if rule or (rule is not None and identity == plan.identity):
+            return Deny(_why("item", identity, rule), rule)
     if isinstance(plan.spec, HttpSpec):
         host = urlsplit(plan.spec.url).hostname or ""
         # Public hosts need no rule, so only a rule that denies counts here; the rest is the primitive's address check.

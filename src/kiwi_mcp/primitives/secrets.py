@@ -187,5 +187,9 @@ def _find(names: Iterable[str], places: Iterator[tuple[str, Mapping[str, str]]])
 
 def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, str]]]:
     yield "process", os.environ if environ is None else environ
-    for path in (project / ".env.local", project / ".env", project / ".ai" / ".env", user / ".env"):
+    for path in (project / ".env.local", project / ".env", project / ".ai" / ".env"):
+        # A project may come from anybody: a link in it must not make another file's lines into variables.
+        if path.is_symlink() and not path.resolve().is_relative_to(project.resolve()):
+            continue
         yield str(path), dotenv.read(path)
+    yield str(user / ".env"), dotenv.read(user / ".env")

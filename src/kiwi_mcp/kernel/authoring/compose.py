@@ -29,7 +29,8 @@ def new_item(item_id: str | None, words: JsonObject, item_type: str) -> tuple[st
     """Return the name and the draft of an item to create."""
     manifest = _manifest_of(words)
     files = contents(_mapping("files", words.get("files")))
-    tool_id = as_text(manifest.get("tool_id")) or as_text(manifest.get("name")) or item_id or _name_inside(words, files)
+    given = as_text(manifest.get("tool_id")) or item_id or as_text(manifest.get("name"))
+    tool_id = given or _name_inside(words, files)
     _refuse_two_names(tool_id, item_id)
     category = as_text(words.get("category"))
     # A name that no item can have is reported with all other issues; until then its draft needs a place.

@@ -19,6 +19,7 @@ from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidReques
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.manifest.names import is_safe_path, is_tool_id
+from kiwi_mcp.manifest.signature import sidecar
 
 MANIFEST_NAME = "tool.yaml"
 MAX_FILES = 500
@@ -210,4 +211,7 @@ def discard(path: Path, base: Path) -> Path:
     _refuse_links(target.parent, base)
     target.parent.mkdir(parents=True)
     path.rename(target)
+    signature = path.with_name(sidecar(path.name))
+    if signature.is_file():
+        signature.rename(target.with_name(signature.name))
     return target

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
@@ -51,7 +53,8 @@ def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
     """Return parameters from `name=value`, `--name value`, `--name=value` and `name:=json`, by the tool's own types."""
     properties = as_object(schema.get("properties"))
     given: dict[str, Json] = {}
-    for name, text, is_json in _pairs(words):
+    flags = {name for name, inner in properties.items() if as_object(inner).get("type") == "boolean"}
+    for name, text, is_json in _pairs(words, flags):
         declared = as_object(properties.get(name))
         if text is None:
             given[name] = _flag(name, declared)
@@ -66,9 +69,11 @@ def _flag(name: str, schema: JsonObject) -> bool:
     return True
 
 
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
-    waiting = iter(words)
-    for word in waiting:
+def _pairs(words: Sequence[str], flags: AbstractSet[str]) -> Iterator[tuple[str, str | None, bool]]:
+    """Give each parameter's name, its text if it has one, and whether that is JSON; a flag needs no text."""
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
         name, mark, value = word.removeprefix("--").partition("=")
         is_flag = word.startswith("--")
         if mark and name.endswith(":"):
@@ -76,7 +81,9 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None, bool]]:
         elif mark:
             yield _name(name, is_flag), value, False
         elif is_flag:
-            yield _name(name, is_flag), next(waiting, None), False
+            parameter = _name(name, is_flag)
+            is_alone = not waiting or (parameter in flags and waiting[0].lower() not in _SPELLINGS)
+            yield parameter, None if is_alone else waiting.popleft(), False
         else:
             raise InvalidRequest(
                 f"{word!r} is not a parameter.", suggestion="Write name=value, --name value, or name:=json."
