@@ -18,6 +18,7 @@ _LAST_LINES = 12
 _PASSED = {"HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"}
 _PASSED_STARTS = ("UV_", "npm_config_")
 _PASSED_ENDS = ("_proxy",)
+_SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 async def install(argv: Sequence[str], cwd: Path, report: Report) -> subprocess.ProcessResult:
@@ -32,6 +33,9 @@ def installer_env(environ: Mapping[str, str]) -> Mapping[str, str]:
     index = environ.get("PIP_INDEX_URL")
     if index and not {"UV_DEFAULT_INDEX", "UV_INDEX_URL"} & environ.keys():
         passed["UV_DEFAULT_INDEX"] = escape(index)
+    if _SYSTEM_CERTIFICATES.is_file():
+        # A network may stand behind an authority of its own, which only the machine knows.
+        passed.setdefault("UV_SYSTEM_CERTS", "1")
     return {**passed, "PATH": escape(search_path()), "NO_COLOR": "1"}
 
 
