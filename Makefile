@@ -2,6 +2,8 @@
 
 # The interpreters and packages of this folder come first, for the tools that the tests and the demo start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Node brings certificates of its own and does not look for the machine's unless it is told to.
+export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 
 .PHONY: setup demo check test bench reference lock clean
 .NOTPARALLEL:
