@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from kiwi_mcp.domain.json import JsonObject
@@ -20,7 +21,8 @@ _PLAIN_PYTHON = "import json, sys\n\nprint(json.dumps({'text': json.load(sys.std
 
 def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
     """Return the cost of a bash tool and of a Python tool, each after the plain program."""
-    with tempfile.TemporaryDirectory() as name, asyncio.Runner() as loop:
+    loop = asyncio.new_event_loop()
+    with tempfile.TemporaryDirectory() as name, closing(loop):
         folder = Path(name)
         (folder / "project").mkdir()
         kernel = Kernel(folder / "project", user=folder / "user", cache=folder / "cache")
@@ -43,7 +45,9 @@ def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
     return bash, plain
 
 
-def _create(loop: asyncio.Runner, kernel: Kernel, tool_id: str, runtime: str, entrypoint: str, text: str) -> None:
+def _create(
+    loop: asyncio.AbstractEventLoop, kernel: Kernel, tool_id: str, runtime: str, entrypoint: str, text: str
+) -> None:
     parameters: JsonObject = {
         "tool_type": "script",
         "executor": runtime,
@@ -55,7 +59,9 @@ def _create(loop: asyncio.Runner, kernel: Kernel, tool_id: str, runtime: str, en
         },
         "files": {entrypoint: text},
     }
-    answer = loop.run(kernel.call("execute", {"action": "create", "item_id": tool_id, "parameters": parameters}))
+    answer = loop.run_until_complete(
+        kernel.call("execute", {"action": "create", "item_id": tool_id, "parameters": parameters})
+    )
     if answer.is_error:
         raise RuntimeError(answer.content)
 
@@ -67,9 +73,9 @@ def _spawn(argv: list[str]) -> Callable[[], None]:
     return turn
 
 
-def _run(loop: asyncio.Runner, kernel: Kernel, tool_id: str) -> Callable[[], None]:
+def _run(loop: asyncio.AbstractEventLoop, kernel: Kernel, tool_id: str) -> Callable[[], None]:
     def turn() -> None:
-        answer = loop.run(kernel.call("execute", {"item_id": tool_id, "parameters": {"text": "hello"}}))
+        answer = loop.run_until_complete(kernel.call("execute", {"item_id": tool_id, "parameters": {"text": "hello"}}))
         if answer.is_error:
             raise RuntimeError(answer.content)
 

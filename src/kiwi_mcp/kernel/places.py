@@ -9,6 +9,10 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
 from kiwi_mcp.policy.owner import owner_policy
 
+_KNOWN_KEPT = 256
+_known: dict[str, tuple[tuple[int, int, int], Path]] = {}
+"""Project paths that were permitted, and what each led to then."""
+
 
 def user_space() -> Path:
     """Return the user's own `.ai` folder: `$USER_SPACE`, else `~/.ai`."""
@@ -45,6 +49,26 @@ def _permitted(path: Path, user: Path) -> Path:
         raise ProjectPathInvalid(
             f"{str(path)!r} is not an absolute path.", suggestion='Send `project_path: "/absolute/path/to/project"`.'
         )
+    known = _known.get(str(path))
+    if known is not None and known[0] == _identity(str(path)):
+        return known[1]
+    real, identity = _checked(path, user), _identity(str(path))
+    # What another user owns is asked about each time, since the owner may take the word back.
+    if identity is not None and identity[2] == os.geteuid() and len(_known) < _KNOWN_KEPT:
+        _known[str(path)] = (identity, real)
+    return real
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """Return what a path leads to now, links followed; None where that cannot be told."""
+    try:
+        state = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    except (OSError, ValueError):
+        return None
+    return state.st_dev, state.st_ino, state.st_uid
+
+
+def _checked(path: Path, user: Path) -> Path:
     real = Path(os.path.realpath(path))
     if not os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long, or not ours to see
         raise ProjectPathInvalid(f"{path} is not a folder.", suggestion="Create the folder, or name one that exists.")

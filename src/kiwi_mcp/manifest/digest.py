@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
@@ -11,12 +12,17 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import Json
 
+_EXACT = 2**53
 KIND = "kiwi.item/1"
 """Which statement is hashed, so that a later one can never be taken for it."""
 
 
 def canonical(value: Json) -> bytes:
     """Return a value as RFC 8785 writes it: the same bytes for the same value, everywhere."""
+    try:
+        return _encode(_simple(value)).encode()
+    except _Unusual:
+        pass  # the standard library writes the rest in another way than RFC 8785, so the slower library does
     try:
         return rfc8785.dumps(_plain(value))
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as fault:
@@ -53,6 +59,39 @@ def digest_of(
         "files": listed,
     }
     return sha256_hex(canonical(statement))
+
+
+class _Unusual(ValueError):
+    """A value that the standard library's encoder may not write as RFC 8785 does."""
+
+
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _simple(value: Json) -> Json:
+    """Return a value that both ways of writing JSON write alike, which nearly all values are."""
+    match value:
+        case str():
+            if not value.isascii():
+                raise _Unusual
+            return value
+        case None | bool():
+            return value
+        case int() | float():
+            # A whole number is written without a fraction; what not every reader keeps exactly is not whole enough.
+            if not -_EXACT < value < _EXACT or value != int(value):
+                raise _Unusual
+            return int(value)
+        case Mapping():
+            return {_simple_key(key): _simple(inner) for key, inner in value.items()}
+        case _:
+            return [_simple(inner) for inner in value]
+
+
+def _simple_key(key: str) -> str:
+    if not key.isascii():  # the two sort keys beyond the basic plane differently
+        raise _Unusual
+    return key
 
 
 def _plain(value: Json) -> Json:

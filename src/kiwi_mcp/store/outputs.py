@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from errno import ELOOP
@@ -20,14 +21,28 @@ INLINE_LIMIT = 64_000
 PREVIEW = 2_000
 PAGE = 64_000
 """How much of an output one read gives at the most."""
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _HANDLE = re.compile(r"([a-z0-9][a-z0-9_-]{0,127})/(output_\d{8}_\d{6}(?:_\d{1,6})?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many outputs of one tool are kept."""
+    """How many outputs of one tool are kept; up to a fifth more may lie there before the oldest go."""
 
     count: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The folder of one tool's outputs, which folder it was when it was looked through, and the names in it."""
+
+    folder: str
+    inode: tuple[int, int] | None
+    names: list[str]
+
+
+_shelves: dict[str, Shelf] = {}
+_SHELVES_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +55,72 @@ class Kept:
 
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> Kept:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
-    folder = _folder(project_ai, tool_id)
-    text = json.dumps(record, ensure_ascii=False, indent=2)
-    path = _write_new(folder, now.strftime("output_%Y%m%d_%H%M%S"), text)
-    _prune(folder, retention)
-    return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{path.name}", f"{tool_id}/{path.stem}")
+    shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
+    name = _write_new(shelf, now.strftime("output_%Y%m%d_%H%M%S"), _lines(record))
+    shelf.names.append(name)
+    _prune(shelf, retention)
+    return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
-def _folder(project_ai: Path, tool_id: str) -> Path:
-    # A project may come with links in it: written and pruned is only what really lies in its own folder.
-    folder = project_ai
-    for part in (*FOLDER.split("/"), tool_id):
-        folder /= part
-        if folder.is_symlink():
-            raise OSError(ELOOP, f"{folder} is a symbolic link, and links are not followed")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _lines(record: JsonObject) -> str:
+    """Return a record as JSON with a line for each of its words: readable, and quick to write."""
+    words = (f"  {_encode(word)}: {_encode(value)}" for word, value in record.items())
+    return "{\n" + ",\n".join(words) + "\n}\n"
 
 
-def _write_new(folder: Path, stem: str, text: str) -> Path:
+def _shelf(folder: str, *, depth: int) -> Shelf:
+    """Return the shelf of a tool's outputs, looked through again where the folder is not the one it was."""
+    known = _shelves.get(folder)
+    if known is None or known.inode != _inode(folder):
+        # A project may come with links in it: written and pruned is only what really lies in its own folder.
+        parts = folder.rsplit("/", depth)
+        for end in range(2, depth + 2):
+            if os.path.islink(part := "/".join(parts[:end])):  # noqa: PTH114 - text, as all that is on the way of a run
+                raise OSError(ELOOP, f"{part} is a symbolic link, and links are not followed")
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
+        known = _shelves[folder] = Shelf(folder, _inode(folder), _names(folder))
+        if len(_shelves) > _SHELVES_KEPT:
+            del _shelves[next(iter(_shelves))]
+    return known
+
+
+def _inode(folder: str) -> tuple[int, int] | None:
+    try:
+        state = os.lstat(folder)
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
+
+
+def _names(folder: str) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith("output_")]  # noqa: PTH208 - names are enough
+
+
+def _write_new(shelf: Shelf, stem: str, text: str) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
-    taken = [_age(entry.name)[1] for entry in os.scandir(folder) if entry.name.startswith(stem)]
+    taken = [_age(name)[1] for name in reversed(shelf.names) if name.startswith(stem)]
     for number in range(max(taken, default=0) + 1, 1_000_000):
-        path = folder / (f"{stem}.json" if number == 1 else f"{stem}_{number}.json")
+        name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(f"{shelf.folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileExistsError:
             continue
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        return path
-    raise FileExistsError(folder / stem)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+            file.write(text.encode(errors="backslashreplace"))
+        return name
+    raise FileExistsError(f"{shelf.folder}/{stem}")
 
 
-def _prune(folder: Path, retention: Retention) -> None:
-    names = [entry.name for entry in os.scandir(folder) if entry.name.startswith("output_")]
-    if len(names) > retention.count:
-        for name in sorted(names, key=_age)[: len(names) - retention.count]:
-            (folder / name).unlink(missing_ok=True)
+def _prune(shelf: Shelf, retention: Retention) -> None:
+    # A few at a time: putting them in order for each one would cost more than writing it.
+    if len(shelf.names) <= retention.count + retention.count // 5:
+        return
+    names = sorted(_names(shelf.folder), key=_age)
+    for name in names[: max(len(names) - retention.count, 0)]:
+        with suppress(FileNotFoundError):
+            os.unlink(f"{shelf.folder}/{name}")  # noqa: PTH108 - as above
+    shelf.names[:] = names[-retention.count :]
 
 
 def _age(name: str) -> tuple[str, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
@@ -17,7 +19,7 @@ from kiwi_mcp.drivers.process.environments import Environment, EnvironmentKind
 from kiwi_mcp.drivers.process.environments.node import Node
 from kiwi_mcp.drivers.process.environments.python import Python
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
-from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, read_words, seconds, texts
 from kiwi_mcp.manifest.render import Values, defaulted, escape, render, variables
 
@@ -28,24 +30,59 @@ _NOT_IN_NAMES = re.compile(r"[\s=\0]")
 _NOT_IN_VARIABLES = re.compile(r"[^A-Za-z0-9_]")
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What every call of a chain has in common, whatever its inputs."""
+
+    chain: Chain
+    words: Words
+    environment: Environment
+    facts: Mapping[str, str]
+    base: Mapping[str, str]
+    declared: Mapping[str, str]
+    command: tuple[str, ...]
+
+
+_frames: OrderedDict[tuple[int, Space, str], Frame] = OrderedDict()
+_FRAMES_KEPT = 512
+
+
+def frame_of(chain: Chain, space: Space) -> Frame:
+    """Return the frame of a chain, made once for as long as the catalog gives the same chain."""
+    key = (id(chain), space, search_path())
+    known = _frames.get(key)
+    if known is None or known.chain is not chain:
+        known = _frames[key] = _make_frame(chain, space)
+        if len(_frames) > _FRAMES_KEPT:
+            _frames.popitem(last=False)
+    return known
+
+
+def _make_frame(chain: Chain, space: Space) -> Frame:
+    words = read_words(chain.executor)
+    environment = _environment_of(chain.tool, words, space)
+    base = {name: escape(value) for name, value in base_env(chain, space, environment).items()}
+    declared = {**declared_env(chain.tool), **words.env}
+    return Frame(
+        chain, words, environment, facts_of(chain, space, environment), base, declared, _template(chain, words)
+    )
+
+
 def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     """Return the plan of a tool that stands on a runtime: the one process that its words and these inputs make."""
-    tool, words = chain.tool, read_words(chain.executor)
-    environment = _environment_of(tool, words, space)
-    facts = facts_of(chain, space, environment)
-    values = values_of(chain, inputs, facts)
-    base = {name: escape(value) for name, value in base_env(chain, space, environment).items()}
-    declared = {**declared_env(tool), **words.env}
+    frame = frame_of(chain, space)
+    tool, words, environment, declared = chain.tool, frame.words, frame.environment, frame.declared
+    values = values_of(chain, inputs, frame.facts)
     _require_commands(tool, environment)
     prepared: dict[str, Json] = {"result_from": words.result_from}
     if environment.packages:
         prepared["environment"] = environment.to_json()
     if words.is_compiled:
-        prepared["build"] = bind_build(words, facts, environment, base).to_json()
+        prepared["build"] = bind_build(words, frame.facts, environment, frame.base).to_json()
     spec = ProcessSpec(
-        argv=(*_command(chain, words, environment, values), *_flags(tool.id, words, inputs)),
+        argv=(*_command(frame, values), *_flags(tool.id, words, inputs)),
         cwd=str(space.project),
-        env={**_rendered(declared, values), **base, **_parameter_variables(tool.id, words, inputs)},
+        env={**_rendered(declared, values), **frame.base, **_parameter_variables(tool.id, words, inputs)},
         stdin=compact(dict(inputs)).encode(),
         timeout=seconds(tool.manifest.config.get("timeout"), words.timeout),
     )
@@ -73,7 +110,8 @@ def _require_commands(tool: Tool, environment: Environment) -> None:
         find_program(command, Words(tool.id, command=()), environment)
 
 
-def _command(chain: Chain, words: Words, environment: Environment, values: Values) -> tuple[str, ...]:
+def _template(chain: Chain, words: Words) -> tuple[str, ...]:
+    """Return the words of the command line, as templates that can be filled safely."""
     template = words.command
     if not template:
         fix = "Give it `command`, or `compile_command` and `run_command`."
@@ -81,10 +119,14 @@ def _command(chain: Chain, words: Words, environment: Environment, values: Value
     if chain.tool.entrypoint and not words.is_compiled and not names_entrypoint(template):
         template = (*template, ENTRYPOINT)
     check_words(chain, (*template, *words.compile))
-    program, *arguments = fill(template, values)
-    if words.is_compiled and program.startswith("./"):
+    return template
+
+
+def _command(frame: Frame, values: Values) -> tuple[str, ...]:
+    program, *arguments = fill(frame.command, values)
+    if frame.words.is_compiled and program.startswith("./"):
         return (f"{values['build']}/{program[2:]}", *arguments)
-    return (find_program(program, words, environment), *arguments)
+    return (find_program(program, frame.words, frame.environment), *arguments)
 
 
 def _rendered(declared: Mapping[str, str], values: Values) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
@@ -11,11 +12,11 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers.process.bind import KINDS, bind_process
+from kiwi_mcp.drivers.process.bind import KINDS, bind_process, frame_of
 from kiwi_mcp.drivers.process.build import Build, make_build
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.result import Hearing
-from kiwi_mcp.drivers.process.snapshot import take_snapshot
+from kiwi_mcp.drivers.process.snapshot import have_snapshot
 from kiwi_mcp.drivers.process.syntax import check_syntax
 from kiwi_mcp.primitives import subprocess
 
@@ -52,8 +53,10 @@ async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Ma
     environment = Environment.from_json(as_object(plan.facts.get("environment")))
     if environment.kind:
         await KINDS[environment.kind].make(environment, report)
-    tool_files = take_snapshot(chain.tool, space.cache, linked=environment.linked)
-    runtime_files = take_snapshot(chain.executor, space.cache)
+    facts = frame_of(chain, space).facts
+    tool_files, runtime_files = Path(facts["tool.files"]), Path(facts["runtime.files"])
+    have_snapshot(chain.tool, tool_files, linked=environment.linked)
+    have_snapshot(chain.executor, runtime_files)
     if build := as_object(plan.facts.get("build")):
         await make_build(Build.from_json(build), report)
     return {str(tool_files): str(chain.tool.origin.root), str(runtime_files): str(chain.executor.origin.root)}

@@ -5,6 +5,7 @@ An edit of the author's files between verifying and running cannot slip in, beca
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import OrderedDict
 from hashlib import sha256
@@ -31,8 +32,14 @@ def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
 def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
     """Have a link's files as they were verified, and return their folder."""
     folder = snapshot_folder(tool, cache, linked=linked)
-    if folder.is_dir() and _is_exact(tool, folder):
-        return folder
+    have_snapshot(tool, folder, linked=linked)
+    return folder
+
+
+def have_snapshot(tool: Tool, folder: Path, *, linked: str = "") -> None:
+    """Have a link's files, as they were verified, in the folder that is named by them."""
+    if _is_exact(tool, str(folder)):
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
     try:
@@ -40,7 +47,6 @@ def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
         _publish(fresh, folder, tool)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return folder
 
 
 def _write(tool: Tool, folder: Path, linked: str) -> None:
@@ -59,7 +65,7 @@ def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
         fresh.rename(folder)
     except OSError:
         # Another kernel was faster, which is as good; or what stands there was tampered with.
-        if _is_exact(tool, folder):
+        if _is_exact(tool, str(folder)):
             return
         spoiled = fresh.with_name(f"{fresh.name}.spoiled")
         folder.rename(spoiled)
@@ -67,18 +73,18 @@ def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
         shutil.rmtree(spoiled, ignore_errors=True)
 
 
-def _is_exact(tool: Tool, folder: Path) -> bool:
-    return all(_hash(folder / file.path) == file.sha256 for file in tool.files)
+def _is_exact(tool: Tool, folder: str) -> bool:
+    return os.path.isdir(folder) and all(_hash(f"{folder}/{file.path}") == file.sha256 for file in tool.files)  # noqa: PTH112 - on the way of every run
 
 
-def _hash(path: Path) -> str:
+def _hash(path: str) -> str:
     try:
-        state = path.lstat()
+        state = os.lstat(path)
         if not S_ISREG(state.st_mode):
             return ""
-        key = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        key = (path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if key not in _verified:
-            _verified[key] = sha256(path.read_bytes()).hexdigest()
+            _verified[key] = sha256(Path(path).read_bytes()).hexdigest()
             if len(_verified) > _REMEMBERED:
                 _verified.popitem(last=False)
         return _verified[key]

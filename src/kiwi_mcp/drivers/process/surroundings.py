@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
@@ -14,6 +15,8 @@ from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.words import Words
 
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+_FOUND_KEPT = 1_000
+_found: dict[tuple[str, str], str] = {}
 
 
 def search_path(first: str = "") -> str:
@@ -21,8 +24,12 @@ def search_path(first: str = "") -> str:
 
     Relative folders are left out: they would mean the project's folder, where anybody may have put a program.
     """
-    folders = [first, *os.environ.get("PATH", _USUAL_PATH).split(":")]
-    return ":".join(dict.fromkeys(folder for folder in folders if folder.startswith("/")))
+    return _absolute(first, os.environ.get("PATH", _USUAL_PATH))
+
+
+@lru_cache(maxsize=64)
+def _absolute(first: str, path: str) -> str:
+    return ":".join(dict.fromkeys(folder for folder in (first, *path.split(":")) if folder.startswith("/")))
 
 
 def base_env(chain: Chain, space: Space, environment: Environment) -> Mapping[str, str]:
@@ -42,12 +49,22 @@ def find_program(command: str, words: Words, environment: Environment) -> str:
     """Return the path of a program: of the environment, absolute as written, or on the PATH."""
     if command in environment.programs:
         return environment.programs[command]
-    found = shutil.which(command, path=search_path(environment.bin)) if _is_plain(command) else None
+    found = _on_path(command, search_path(environment.bin)) if _is_plain(command) else None
     if found is None and words.shell and os.access(words.shell, os.X_OK):
         found = words.shell
     if found is None:
         raise CommandMissing(command, needed_by=words.runtime_id, install=words.install)
     return found
+
+
+def _on_path(command: str, path: str) -> str | None:
+    """Return where a program is; a place that was found once is only looked at again."""
+    known = _found.get((command, path))
+    if known is None or not os.access(known, os.X_OK):
+        known = shutil.which(command, path=path)
+        if known is not None and len(_found) < _FOUND_KEPT:
+            _found[command, path] = known
+    return known
 
 
 def _is_plain(command: str) -> bool:
