@@ -121,8 +121,9 @@ def test_only_what_differs_is_hidden_and_only_from_who_asks_by_the_short_name(ca
     assert catalog.resolve("project/local/say").shadowed == ()
 
 
-def test_a_run_of_equal_copies_has_no_warning(put: Put, project: Path) -> None:
+def test_neither_a_run_nor_doctor_warns_of_equal_copies(put: Put, project: Path) -> None:
     put_say(put, user=False, executor="bash_runtime")
     put_say(put, user=True, executor="bash_runtime")
 
     assert "warnings" not in answer(project, "execute", item_id="say")
+    assert "hides" not in str(answer(project, "doctor"))

@@ -89,6 +89,12 @@ class Catalog:
         self._chains[ref] = resolved
         return resolved.chain
 
+    def below(self, tool: Tool) -> Chain:
+        """Return what an item stands on, seen from where the item is at home."""
+        sheets = self.sheets
+        wanted = Ref.parse(tool.manifest.executor or "")
+        return self._resolve(wanted, sheets, self._sync(sheets), tool.origin.source).chain
+
     def all(self, kinds: Sequence[str] = ()) -> Sequence[Entry]:
         """Return every item, hidden ones too, by name; the same object as long as nothing changes."""
         generation = self._refresh()
@@ -105,10 +111,11 @@ class Catalog:
 
     def shadows(self, tool: Tool) -> tuple[str, ...]:
         """Return one sentence for each item that answers to the same name and is not used."""
-        entries = [entry for _, entry in self._ranked(tool.id) if isinstance(entry, Entry)]
-        if not entries or entries[0].identity != tool.identity:
+        ranked = [(home, entry) for home, entry in self._ranked(tool.id) if isinstance(entry, Entry)]
+        if not ranked or ranked[0][1].identity != tool.identity:
             return ()
-        return tuple(_sentence(entries[0], entry) for entry in entries[1:])
+        used = ranked[0][1]
+        return tuple(_sentence(used, entry) for home, entry in ranked[1:] if not _is_same(home, entry, tool.digest))
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
@@ -131,8 +138,8 @@ class Catalog:
         sheets = self.sheets
         return tuple(source.refresh(sheets) for source in self._sources)
 
-    def _resolve(self, wanted: Ref, sheets: Sheets, generation: tuple[int, ...]) -> _Resolved:
-        choices = [self._find(wanted)]
+    def _resolve(self, wanted: Ref, sheets: Sheets, generation: tuple[int, ...], home: Source = "project") -> _Resolved:
+        choices = [self._find(wanted, home=home)]
 
         def below(links: Sequence[Tool]) -> Tool:
             choices.append(self._find_executor(links))
@@ -192,7 +199,11 @@ class Catalog:
         others = [(place, entry) for place, entry in ranked if isinstance(entry, Entry) and entry is not used]
         stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
         # Whoever asks by identity knows of the others, and an equal copy hides nothing.
-        hidden = () if wanted.source else (entry for place, entry in others if not _is_same(place, entry, opened))
+        hidden = (
+            ()
+            if wanted.source
+            else (entry for place, entry in others if not _is_same(place, entry, opened.tool.digest))
+        )
         return _Choice(opened, tuple(_sentence(used, entry) for entry in hidden), (*opened.stamps, *stamps))
 
     def _ranked(self, name: str) -> list[tuple[ItemSource, Entry | Broken]]:
@@ -215,12 +226,12 @@ def _link_types() -> frozenset[str]:
     return frozenset(kind for sheet in load_sheets().by_type.values() for kind in sheet.executor_types)
 
 
-def _is_same(home: ItemSource, entry: Entry, used: Opened) -> bool:
+def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
     try:
         other = home.open(entry)
     except KiwiError:
         return False
-    return other is not None and other.tool.digest == used.tool.digest
+    return other is not None and other.tool.digest == digest
 
 
 def sources_of(space: Space) -> Sequence[ItemSource]:

@@ -75,10 +75,11 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
         raise InvalidRequest(
             f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
         )
-    if tool.integrity == "modified":
-        expected = tool.signature.hash if tool.signature else ""
-        raise IntegrityMismatch(tool.id, expected=expected, actual=tool.digest, where=str(tool.origin.path))
     below = [link for link in catalog.resolve(tool.identity).links[1:] if link.origin.source == tool.origin.source]
+    for link in (tool, *below):
+        if link.integrity == "modified":
+            expected = link.signature.hash if link.signature else ""
+            raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
     copies = [link for link in below if not _is_there(link, catalog, destination)]
     if _is_there(tool, catalog, destination):
         path = catalog.find(tool.id, source=destination).origin.path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
@@ -142,7 +142,7 @@ def _read(path: Path, issues: list[Issue]) -> Sheet | None:
         issues.append(Issue(path.name, f"cannot be read: {error}", "Make it a readable UTF-8 file."))
         return None
     except InvalidManifest as error:
-        issues += error.issues
+        issues += [replace(issue, place=f"{path.name}.{issue.place}".rstrip(".")) for issue in error.issues]
         return None
     found = _faults(value, path.name)
     issues += found

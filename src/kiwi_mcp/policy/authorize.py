@@ -37,17 +37,27 @@ def permit(plan: Plan, grant: Grant) -> Plan:
 
 def authorize(plan: Plan, grant: Grant) -> Verdict:
     """Return whether the grant covers the plan, and by which rule not."""
-    for identity in dict.fromkeys((plan.identity, *(identity for identity, _ in plan.chain))):
-        # A rule that denies an item denies all that stands on it; it is allowed by what was asked for.
-        rule = grant.items.match(identity)
-        if rule or (rule is not None and identity == plan.identity):
-            return Deny(_why("item", identity, rule), rule)
+    denied = refusing_rule(grant, [plan.identity, *(identity for identity, _ in plan.chain)])
+    if denied is not None:
+        return Deny(_why("item", *denied), denied[1])
     if isinstance(plan.spec, HttpSpec):
         host = urlsplit(plan.spec.url).hostname or ""
         # Public hosts need no rule, so only a rule that denies counts here; the rest is the primitive's address check.
         if refused := grant.hosts.match(host):
             return Deny(_why("host", host, refused), refused)
     return Allow()
+
+
+def refusing_rule(grant: Grant, identities: Sequence[str]) -> tuple[str, str] | None:
+    """Return the item of a chain that a rule refuses, and the rule; empty where no rule allows the first.
+
+    A rule that denies an item denies all that stands on it; what was asked for is all that needs to be allowed.
+    """
+    for place, identity in enumerate(identities):
+        rule = grant.items.match(identity)
+        if rule or (rule is not None and place == 0):
+            return identity, rule
+    return None
 
 
 def _why(kind: str, name: str, rule: str) -> str:

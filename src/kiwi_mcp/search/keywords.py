@@ -54,7 +54,10 @@ class Keywords:
         terms = self._terms(query)
         found = {(card.identity, card.path): (score, card) for score, card in self._best(terms, max(limit, _SHORTLIST))}
         found |= {(card.identity, card.path): (1.0, card) for card in self._exact(query)}
-        return [Hit(card, score, _why(card, terms)) for score, card in nsmallest(max(limit, 0), found.values(), _order)]
+        return [
+            Hit(card, score, _why(card, terms) or (query,))
+            for score, card in nsmallest(max(limit, 0), found.values(), _order)
+        ]
 
     def _follow(self, cards: Sequence[Card]) -> None:
         if self._postings.is_worn:

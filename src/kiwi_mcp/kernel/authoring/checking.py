@@ -15,6 +15,7 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.placement import read_written
+from kiwi_mcp.policy.authorize import refusing_rule
 from kiwi_mcp.policy.owner import owner_policy
 
 
@@ -85,7 +86,7 @@ def _refusal(chain: Chain, grant: Grant) -> Issue | None:
         if link.integrity == "modified":
             fix = f"Look at what changed, then sign {link.id!r} again."
             return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
-    if grant.items.match(chain.tool.identity) is not None:
+    if refusing_rule(grant, [link.identity for link in chain.links]) is not None:
         reason = "the syntax was not checked, since the owner's policy does not let the item run"
         return Issue("", reason, "Ask the owner.", severity="warning")
     return None
@@ -103,6 +104,6 @@ def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | N
     if not tool.manifest.executor:
         return None, None
     try:
-        return catalog.resolve(tool.manifest.executor), None
+        return catalog.below(tool), None
     except KiwiError as error:
         return None, error

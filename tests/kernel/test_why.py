@@ -1,0 +1,96 @@
+"""Why: it says yes only to what would run, and no with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Answer
+
+Ask = Callable[..., Answer]
+
+HEAD: JsonObject = {"version": "1.0.0", "description": "x"}
+
+
+@pytest.fixture
+def tools(project: Path) -> Path:
+    folder = project / ".ai" / "tools"
+    folder.mkdir()
+    return folder
+
+
+def put(tools: Path, name: str, kind: str, executor: str, config: JsonObject, code: str = "") -> Path:
+    folder = tools / name
+    folder.mkdir()
+    manifest = {"tool_id": name, "tool_type": kind, "executor": executor, "config": config, **HEAD}
+    (folder / "tool.yaml").write_text(json.dumps({**manifest, "parameters": [{"name": "word", "required": True}]}))
+    if code:
+        (folder / "main.sh").write_text(code)
+    return folder
+
+
+def why(ask: Ask, name: str, **parameters: str) -> JsonObject:
+    return ask("execute", action="why", item_id=name, parameters=parameters).content
+
+
+def codes(told: JsonObject) -> list[object]:
+    return [as_object(reason)["code"] for reason in as_list(told["reasons"])]
+
+
+@pytest.mark.case("SIG-01")
+def test_a_tampered_tool_would_not_run_whether_or_not_parameters_are_given(tools: Path, ask: Ask) -> None:
+    folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    ask("execute", action="sign", item_id="say")
+    assert why(ask, "say")["would_run"] is True
+
+    (folder / "main.sh").write_text("echo evil\n")
+
+    for told in (why(ask, "say"), why(ask, "say", word="x")):
+        assert (told["would_run"], codes(told)) == (False, ["content_hash_mismatch"])
+
+
+@pytest.mark.case("NET-12")
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "[::1]:9"])
+def test_an_address_that_is_not_granted_would_not_be_called(host: str, tools: Path, home: Path, ask: Ask) -> None:
+    put(tools, "local", "api", "http_client", {"method": "GET", "url": f"http://{host}/?q={{word}}"})
+
+    told = why(ask, "local", word="x")
+
+    assert (told["would_run"], codes(told)) == (False, ["address_denied"])
+    assert host in str(as_object(as_list(told["reasons"])[0])["suggestion"])
+    (home / ".ai").mkdir()
+    (home / ".ai" / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host]}}))
+    assert why(ask, "local", word="x")["would_run"] is True
+
+
+@pytest.mark.req("K-CH-01", "K-CH-02")
+def test_a_chain_that_does_not_resolve_is_shown_with_the_reason(tools: Path, ask: Ask) -> None:
+    put(tools, "say", "script", "lost_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+
+    told = why(ask, "say")
+
+    assert (told["would_run"], codes(told)) == (False, ["executor_not_found"])
+    assert "say → lost_runtime (missing)" in str(as_object(as_list(told["reasons"])[0])["message"])
+    assert as_list(told["chain"])[0] == "say"
+
+
+def test_what_is_not_sound_would_not_run(tools: Path, ask: Ask) -> None:
+    put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh", "timeout": -1}, "echo hello\n")
+
+    told = why(ask, "say")
+
+    assert (told["would_run"], codes(told)) == (False, ["invalid_manifest"])
+
+
+def test_what_the_owner_denies_would_not_run(tools: Path, home: Path, ask: Ask) -> None:
+    put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    (home / ".ai").mkdir()
+    (home / ".ai" / "policy.yaml").write_text(json.dumps({"items": {"allow": ["*"], "deny": ["*/bash_runtime@*"]}}))
+
+    told = why(ask, "say", word="x")
+
+    assert (told["would_run"], codes(told)) == (False, ["not_permitted"])
