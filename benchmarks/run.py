@@ -63,7 +63,7 @@ def main() -> None:
         f"The first call of a new process among 10,000 known tools takes {second:.0f} ms.\n",
         table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
         table("Command start: spawn to first output", commands, "Budget: 1.0 of the SDK server's start or better."),
-        table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand."),
+        table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         imports(),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ _RULE_WORDS = {"allow", "deny"}
 _WORDS = {"items": _RULE_WORDS, "hosts": _RULE_WORDS, "roots": None}
 
 _Stat = tuple[int, int, int] | None
-_read: dict[Path, tuple[_Stat, Policy]] = {}
+_read: dict[str, tuple[_Stat, Policy]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,17 @@ class Policy:
 
 def owner_policy(user: Path) -> Policy:
     """Return the policy of a user space; read again only when the file changed."""
-    path = user / FILE_NAME
+    path = f"{user}/{FILE_NAME}"
     stat = _stat(path)
     known = _read.get(path)
     if known is None or known[0] != stat:
-        known = _read[path] = (stat, _parse(path) if stat else Policy())
+        known = _read[path] = (stat, _parse(Path(path)) if stat else Policy())
     return known[1]
 
 
-def _stat(path: Path) -> _Stat:
+def _stat(path: str) -> _Stat:
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
     except FileNotFoundError:
         return None
     except OSError as error:

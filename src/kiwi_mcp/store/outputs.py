@@ -34,7 +34,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """The folder of one tool's outputs, which folder it was when it was looked through, and the names in it."""
+    """The folder of one tool's outputs, which folder it was when it was looked through, and its names, oldest first."""
 
     folder: str
     inode: tuple[int, int] | None
@@ -93,20 +93,21 @@ def _inode(folder: str) -> tuple[int, int] | None:
 
 
 def _names(folder: str) -> list[str]:
-    return [name for name in os.listdir(folder) if name.startswith("output_")]  # noqa: PTH208 - names are enough
+    names = os.listdir(folder)  # noqa: PTH208 - names are enough
+    return sorted((name for name in names if name.startswith("output_")), key=_age)
 
 
 def _write_new(shelf: Shelf, stem: str, text: str) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
-    taken = [_age(name)[1] for name in reversed(shelf.names) if name.startswith(stem)]
-    for number in range(max(taken, default=0) + 1, 1_000_000):
+    newest = shelf.names[-1] if shelf.names else ""
+    for number in range(_age(newest)[1] + 1 if newest.startswith(stem) else 1, 1_000_000):
         name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
         try:
             descriptor = os.open(f"{shelf.folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileExistsError:
             continue
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor, not a path
             file.write(text.encode(errors="backslashreplace"))
         return name
     raise FileExistsError(f"{shelf.folder}/{stem}")
@@ -116,7 +117,7 @@ def _prune(shelf: Shelf, retention: Retention) -> None:
     # A few at a time: putting them in order for each one would cost more than writing it.
     if len(shelf.names) <= retention.count + retention.count // 5:
         return
-    names = sorted(_names(shelf.folder), key=_age)
+    names = _names(shelf.folder)
     for name in names[: max(len(names) - retention.count, 0)]:
         with suppress(FileNotFoundError):
             os.unlink(f"{shelf.folder}/{name}")  # noqa: PTH108 - as above
