@@ -22,7 +22,7 @@ class Request(BaseModel):
 class ProjectRequest(Request):
     """A request about the items a project sees."""
 
-    item_type: Annotated[Name, Field(description="tool, directive or knowledge")] = "tool"
+    item_type: Literal["tool", "directive", "knowledge", "output"] = "tool"
     project_path: Annotated[Text | None, Field(description="Absolute path of the project")] = None
 
 

@@ -106,6 +106,11 @@ class Author:
 
     async def _update(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
         tool, base = self._meant(request, words)
+        if not words.keys() - {"location"}:
+            raise InvalidRequest(
+                "The request says nothing that should change.",
+                suggestion="Send words of the manifest, `files` or `content` as parameters.",
+            )
         root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
         draft = changed_item(tool, words, root.relative_to(base).as_posix())
         verdict = await self._try(draft, tool.origin.source, tool.id)
