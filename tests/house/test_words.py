@@ -1,4 +1,4 @@
-"""The repository speaks of Kiwi alone: of no machine, no index, and nobody's workshop."""
+"""The repository speaks of Kiwi alone: of no machine, and of no address that packages come from."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ MOST_BYTES = 2_000_000
 
 FORBIDDEN = {
     "an absolute path of some machine": r"(?<![\w.~}$])/(?:work|root)/",
-    "the address of a package index": r"pypi\.org|pythonhosted\.org|registry\.npmjs",
-    "a word about how it was made": r"co-authored-by|\bai-generated\b|\bengineer [A-H]\b",
-    "a thanks to a machine": r"(?:generated|written|made) (?:with|by) (?:claude|gpt|an? (?:ai|agent|llm)\b)",
+    # Spelled with a class, so that the pattern is not what it looks for.
+    "the address of a package index": r"p[y]pi\.org|p[y]thonhosted|n[p]mjs",
 }
 
 
 def texts(root: Path) -> Iterator[tuple[Path, str]]:
-    """Every file of the repository but this one, as text."""
+    """Every file of the repository, as text."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED and not name.endswith("_cache")]
         for path in (Path(folder, name) for name in names):
-            if path.is_file() and path.stat().st_size <= MOST_BYTES and path != Path(__file__).resolve():
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 yield path, path.read_bytes().decode("utf-8", errors="ignore")
 
 
