@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.folder import SHARED_CODE
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import record
-from kiwi_mcp.catalog.read import read_tool
 from kiwi_mcp.domain.errors import (
     AlreadyExists,
     InvalidRequest,
     KiwiError,
-    NotFound,
     ReservedName,
 )
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.answers import Answer
 from kiwi_mcp.kernel.authoring.checking import Verdict, examine
 from kiwi_mcp.kernel.authoring.compose import changed_item, new_item
-from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write
+from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write, write_all
+from kiwi_mcp.kernel.authoring.signing import sign_item
+from kiwi_mcp.kernel.authoring.trial import judge_draft, read_path
 from kiwi_mcp.kernel.requests import ExecuteRequest
 from kiwi_mcp.manifest.openapi import tools_from_openapi
-from kiwi_mcp.manifest.signature import DETACHED, line, sidecar, sign
+from kiwi_mcp.manifest.signature import line
 
 _EXIT_INVALID = 4
 
@@ -90,10 +84,9 @@ class Author:
         for number, (tool_id, draft) in enumerate(drafts.items()):
             self._report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
             self._refuse_taken(tool_id, source)
-            (await self._faults(draft, source, tool_id)).demand(tool_id)
+            (await judge_draft(draft, source, tool_id, self._catalog)).demand(tool_id)
         if not request.dry_run:
-            for draft in drafts.values():
-                write(draft, base)
+            write_all(drafts.values(), base)
         done = "would be created" if request.dry_run else "created"
         return {
             "action": "create",
@@ -168,66 +161,20 @@ class Author:
     async def _examined(self, request: ExecuteRequest, words: JsonObject) -> tuple[str, Verdict]:
         """Return the name and the faults of what is to be validated: an item, a file, or a manifest in the request."""
         if path := as_text(words.get("path")):
-            tool = self._read(self._own_path(Path(path)))
+            tool = read_path(Path(path), self._catalog)
             return tool.id, await examine(tool, self._catalog)
         if request.item_id and not words.keys() - {"location", "category"}:
             tool = self._catalog.find(request.item_id)
             return tool.id, await examine(tool, self._catalog)
         tool_id, draft = new_item(request.item_id, words, request.item_type)
-        return tool_id, await self._faults(draft, "project", tool_id)
-
-    def _read(self, path: Path) -> Tool:
-        for source, base in (("project", self._space.project_ai), ("user", self._space.user)):
-            if path.is_relative_to(base):
-                return self._draft(path, _source(source), base)
-        return self._draft(path, "project", path.parent.parent if path.name == "tool.yaml" else path.parent)
-
-    def _draft(self, path: Path, source: Source, base: Path) -> Tool:
-        return read_tool(path, source=source, base=base, sheets=self._catalog.sheets, is_draft=True)
-
-    def _own_path(self, path: Path) -> Path:
-        """Return the manifest a path names, which must lie in the project or the user's space."""
-        if "\0" in str(path):
-            raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
-        real = Path(os.path.realpath(path if path.is_absolute() else self._space.project / path))
-        if not (real.is_relative_to(self._space.project) or real.is_relative_to(os.path.realpath(self._space.user))):
-            raise InvalidRequest(
-                f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
-            )
-        if os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long
-            found = [real / name for name in ("tool.yaml", "tool.yml", "tool.json") if (real / name).is_file()]
-            if not found:
-                raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
-            return found[0]
-        if not os.path.exists(real):  # noqa: PTH110 - pathlib raises for names that are too long
-            raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
-        return real
+        return tool_id, await judge_draft(draft, "project", tool_id, self._catalog)
 
     async def _try(self, draft: Draft, source: Source, tool_id: str) -> Verdict:
         """Check a draft as if it were in place, and refuse it with every fault it has."""
         self._report(Progress(f"checking {tool_id}"))
-        verdict = await self._faults(draft, source, tool_id)
+        verdict = await judge_draft(draft, source, tool_id, self._catalog)
         verdict.demand(tool_id or "The item")
         return verdict
-
-    async def _faults(self, draft: Draft, source: Source, tool_id: str) -> Verdict:
-        self._space.cache.mkdir(parents=True, exist_ok=True)
-        trial = Path(tempfile.mkdtemp(prefix="draft-", dir=self._space.cache))
-        try:
-            path = write(draft, trial)
-            self._share_code(source, trial)
-            tool = self._draft(path, source, trial)
-            verdict = await examine(tool, self._catalog)
-            return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
-        finally:
-            shutil.rmtree(trial, ignore_errors=True)
-
-    def _share_code(self, source: Source, trial: Path) -> None:
-        """Let a draft see the code that the tools of its space share."""
-        base = self._space.user if source == "user" else self._space.project_ai
-        tools = trial / "tools"
-        tools.mkdir(exist_ok=True)
-        (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
 
     def _location(self, words: JsonObject) -> tuple[Source, Path]:
         match words.get("location", "project"):
@@ -297,28 +244,3 @@ class Author:
         if verdict.warnings:
             told["warnings"] = [issue.to_json() for issue in verdict.warnings]
         return told
-
-
-def sign_item(tool: Tool, timestamp: str) -> None:
-    """Write the signature line into the file that holds the item's manifest, the rest of it untouched."""
-    path = tool.origin.path
-    if path.suffix in DETACHED:
-        _replace(path.with_name(sidecar(path.name)), f"{line(timestamp, tool.digest)}\n", like=path)
-    else:
-        text = path.read_bytes().decode("utf-8")
-        _replace(path, sign(text, path.suffix, timestamp=timestamp, digest=tool.digest), like=path)
-
-
-def _replace(path: Path, text: str, *, like: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_bytes(text.encode("utf-8"))
-    shutil.copymode(like, temporary)
-    temporary.replace(path)
-
-
-def _other_name(asked: str, found: str) -> Issue:
-    return Issue("tool_id", f"the item was asked for as {asked!r} and calls itself {found!r}", "Use one name.")
-
-
-def _source(word: str) -> Source:
-    return "project" if word == "project" else "user"

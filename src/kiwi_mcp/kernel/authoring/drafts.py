@@ -7,7 +7,7 @@ import secrets
 import shutil
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from errno import EEXIST, ENOTDIR, ENOTEMPTY
 from pathlib import Path
@@ -179,6 +179,19 @@ def write(draft: Draft, base: Path) -> Path:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return draft.manifest_path(base)
+
+
+def write_all(drafts: Iterable[Draft], base: Path) -> None:
+    """Write several drafts below a base: all of them, or none."""
+    written: list[Path] = []
+    try:
+        for draft in drafts:
+            write(draft, base)
+            written.append(base / draft.place)
+    except BaseException:
+        for place in written:
+            discard(place, base)
+        raise
 
 
 def _refuse_links(folder: Path, base: Path) -> None:
