@@ -120,8 +120,6 @@ def test_a_terminal_in_another_language_gets_text_all_the_same(project: Path) ->
 
 def test_the_installed_entry_and_the_module_are_one_command(project: Path) -> None:
     script = Path(sys.prefix, "bin", "kiwi")
-    if not script.exists():
-        pytest.skip("kiwi is not installed beside this interpreter")
     entry = subprocess.run([script, "version"], capture_output=True, check=False, text=True, timeout=30)
 
     assert entry.stdout == kiwi(project, "version").stdout
