@@ -187,3 +187,13 @@ def test_a_signature_is_a_comment_of_the_files_own_language(
     assert run(ask)["result"] == "kiwi"
     flip(path)
     assert run(ask)["code"] == "content_hash_mismatch"
+
+
+def test_a_deleted_tool_is_taken_out_of_the_lockfile(ask: Ask, tools: Path) -> None:
+    lockfile = tools.parent / "kiwi.lock"
+    assert "project/local/say" in lockfile.read_text()
+
+    ask("execute", action="delete", item_id="say")
+
+    assert "project/local/say" not in lockfile.read_text()
+    assert "project/local/plain_runtime" in lockfile.read_text()

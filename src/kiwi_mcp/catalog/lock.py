@@ -112,6 +112,15 @@ def record(path: Path, chain: Chain) -> None:
             _replace(path, Lock({**recorded, _key(chain.tool): links}).to_text())
 
 
+def forget(path: Path, tool: Tool) -> None:
+    """Take a tool out of a lockfile, if it is in it."""
+    if _key(tool) not in lock_at(path).tools:
+        return
+    with _only_writer(path.parent):
+        recorded = Lock.read(path).tools
+        _replace(path, Lock({key: links for key, links in recorded.items() if key != _key(tool)}).to_text())
+
+
 def _key(tool: Tool) -> str:
     return f"{tool.origin.source}/{tool.origin.namespace}/{tool.id}"
 

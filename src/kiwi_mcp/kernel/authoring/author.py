@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
-from kiwi_mcp.catalog.lock import record
+from kiwi_mcp.catalog.lock import forget, record
 from kiwi_mcp.domain.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -123,6 +123,7 @@ class Author:
         if request.dry_run:
             return {**told, "status": "planned", "message": f"{tool.id} would be moved to the trash"}
         kept = discard(root, base)
+        forget(base / LOCK_NAME, tool)
         return {**told, "status": "deleted", "message": f"{tool.id} was moved to the trash", "trash_path": str(kept)}
 
     async def _sign(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
