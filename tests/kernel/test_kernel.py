@@ -288,6 +288,5 @@ def test_two_projects_in_one_kernel_do_not_see_each_other(project: Path, tmp_pat
 def test_the_table_of_verbs_is_complete_and_says_what_each_takes() -> None:
     assert [verb.name for verb in VERBS if verb.is_meta_tool] == ["search", "load", "execute", "help"]
     for verb in VERBS:
-        assert verb.summary
         assert verb.description.endswith(".")
         assert verb.request.model_json_schema()["additionalProperties"] is False

@@ -1,12 +1,10 @@
-"""What stories stand on: a kernel that keeps running, folders that can be compared, and services on loopback."""
+"""What stories stand on beside the rest: services on loopback."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -14,39 +12,8 @@ from threading import Thread
 import pytest
 
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.kernel import Answer, Kernel
 
 Respond = Callable[[JsonObject], tuple[int, Mapping[str, str], bytes]]
-
-
-@pytest.fixture
-def kernel(project: Path) -> Kernel:
-    """One kernel for the whole story."""
-    return Kernel(project)
-
-
-@pytest.fixture
-def ask(kernel: Kernel) -> Callable[..., Answer]:
-    """Send one request, as a client would, and return its answer."""
-
-    async def call(verb: str, request: JsonObject) -> Answer:
-        try:
-            return await kernel.call(verb, request)
-        finally:
-            await kernel.aclose()
-
-    return lambda verb, **request: asyncio.run(call(verb, json.loads(json.dumps(request))))
-
-
-@pytest.fixture
-def tree() -> Callable[[Path], Mapping[str, str]]:
-    """Every file below a folder, by path, with a hash of its bytes."""
-
-    def hashes(folder: Path) -> Mapping[str, str]:
-        files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
-        return {path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest() for path in files}
-
-    return hashes
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import JsonObject
 
 Source = Literal["project", "user", "registry", "builtin"]
 """Where an item was found, in the order in which short names resolve."""
-
-EMPTY: Mapping[str, Json] = {}
 
 
 @dataclass(frozen=True, slots=True)

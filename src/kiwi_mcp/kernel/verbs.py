@@ -21,7 +21,6 @@ class Verb:
 
     name: str
     request: type[Request]
-    summary: str
     description: str
     is_meta_tool: bool = False
     """Whether a model sees it; the others can be called as well, and are not advertised."""
@@ -34,7 +33,6 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "search",
         SearchRequest,
-        "Find tools by what they do",
         "Find tools, directives and knowledge by what they do. Returns names, one line each and a score; no schemas. "
         "Then `load` the one you want to see its parameters.",
         is_meta_tool=True,
@@ -42,7 +40,6 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "load",
         LoadRequest,
-        "Read one tool: its definition, parameters and files",
         "Read one item: definition, parameters (JSON Schema), content, executor chain. With `destination`, copy it "
         "between project and user space. With item_type `output`, read on in a large result by its handle.",
         is_meta_tool=True,
@@ -51,7 +48,6 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "execute",
         ExecuteRequest,
-        "Run a tool, or create, update, validate, sign, explain or delete one",
         "Run a tool with `parameters`, or manage tools: action create (parameters: tool_id, tool_type, executor, "
         "manifest, files), update, validate, sign, delete, why. Ask `help` for worked examples.",
         is_meta_tool=True,
@@ -61,18 +57,16 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "help",
         HelpRequest,
-        "Read how Kiwi is used",
         "How to use Kiwi, by topic, with examples that work as they stand and what this installation holds.",
         is_meta_tool=True,
     ),
     Verb(
         "init",
         InitRequest,
-        "Give a project its .ai folder",
         "Create the `.ai` folder of a project.",
         is_read_only=False,
     ),
-    Verb("doctor", DoctorRequest, "Check this installation", "What works here, what is missing, and how to get it."),
+    Verb("doctor", DoctorRequest, "What works here, what is missing, and how to get it."),
 )
 
 BY_NAME = {verb.name: verb for verb in VERBS}
