@@ -7,6 +7,8 @@ KiwiError
 │   ├── ToolNotFound
 │   ├── VersionNotFound
 │   ├── MissingLink
+│   ├── RunNotFound
+│   ├── RemoteNotFound
 │   ├── TopicNotFound
 │   └── VerbNotFound
 ├── Invalid             mend what was sent
@@ -22,19 +24,27 @@ KiwiError
 │   └── ChainMistyped
 ├── Untrusted           look at what changed, then sign again
 │   ├── IntegrityMismatch
-│   └── LockMismatch
+│   ├── LockMismatch
+│   └── ArtifactRefused
 ├── Denied              ask the owner
 │   ├── PolicyDenied
-│   └── AddressDenied
+│   ├── AddressDenied
+│   ├── NamespaceDenied
+│   └── TokenRefused
 ├── Unavailable         provide what is missing, or try later
 │   ├── CommandMissing
 │   ├── VariableMissing
 │   ├── EnvironmentFailed
 │   ├── BuildFailed
 │   ├── DriverMissing
-│   └── RequestFailed
+│   ├── RequestFailed
+│   ├── StoreUnavailable
+│   ├── StoreDamaged
+│   └── StoreNewer
 ├── Conflict            choose another name, or say that you mean it
 │   ├── AlreadyExists
+│   ├── VersionConflict
+│   ├── VersionSealed
 │   └── ReservedName
 └── Internal            report the incident id
 """
@@ -119,6 +129,34 @@ class MissingLink(NotFound):
             f"{draw(chain)} → {executor} (missing).",
             suggestion=f"Create {executor!r}, or set `executor` of {chain[-1]!r} to one that exists.",
             chain=[*chain, executor],
+        )
+
+
+class RunNotFound(NotFound):
+    """The store holds no run of that id."""
+
+    code, error = "run_not_found", "Run not found"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"No run {run_id!r} is recorded here.",
+            suggestion="List runs with `kiwi runs`; old ones are removed as new ones come.",
+            run_id=run_id,
+        )
+
+
+class RemoteNotFound(NotFound):
+    """No remote registry of that name is known."""
+
+    code, error = "remote_not_found", "Remote not found"
+
+    def __init__(self, remote: str, *, remotes: Sequence[str]) -> None:
+        known = f"Known here: {', '.join(remotes)}. " if remotes else ""
+        super().__init__(
+            f"{remote!r} is neither a remote of this installation nor the address of one.",
+            suggestion=f"{known}Give a folder, `sqlite:///path`, `postgresql://…`, `http(s)://…`, or add one with "
+            "`kiwi registry add NAME URL`.",
+            remotes=list(remotes),
         )
 
 
@@ -302,6 +340,20 @@ class LockMismatch(Untrusted):
         )
 
 
+class ArtifactRefused(Untrusted):
+    """What came from outside is not what it says it is; nothing of it was kept."""
+
+    code, error = "artifact_refused", "Artifact refused"
+
+    def __init__(self, what: str, issues: Iterable[Issue]) -> None:
+        self.issues = tuple(issues)
+        super().__init__(
+            listing(f"{what} was refused as a whole:", self.issues),
+            suggestion="Do not use it. Ask its publisher for a clean copy, or take it from a registry you trust.",
+            issues=[issue.to_json() for issue in self.issues],
+        )
+
+
 class Denied(KiwiError):
     """The owner's rules do not allow it."""
 
@@ -318,6 +370,26 @@ class AddressDenied(Denied):
     """The request would go to an address that is not public and was not granted."""
 
     code, error = "address_denied", "Address not permitted"
+
+
+class NamespaceDenied(Denied):
+    """The actor does not belong to the namespace."""
+
+    code, error = "namespace_denied", "Namespace not permitted"
+
+    def __init__(self, namespace: str, *, namespaces: Sequence[str]) -> None:
+        super().__init__(
+            f"You may not publish to the namespace {namespace!r}.",
+            suggestion=f"Publish to one of yours: {', '.join(namespaces) or 'none yet'}. "
+            "They are listed under `namespaces` in registry.yaml of the user space.",
+            namespaces=list(namespaces),
+        )
+
+
+class TokenRefused(Denied):
+    """The token of a request is missing, unknown, or does not allow it."""
+
+    code, error, http_status = "token_refused", "Token refused", 401
 
 
 class Unavailable(KiwiError):
@@ -385,6 +457,32 @@ class RequestFailed(Unavailable):
     code, error = "request_failed", "Request failed"
 
 
+class StoreUnavailable(Unavailable):
+    """The store cannot be reached, read or written now; nothing was lost."""
+
+    code, error = "store_unavailable", "Store unavailable"
+
+
+class StoreDamaged(Unavailable):
+    """The store's file is damaged."""
+
+    code, error = "store_damaged", "Store damaged"
+
+
+class StoreNewer(Unavailable):
+    """The store was written by a newer Kiwi, and is left alone."""
+
+    code, error = "store_newer", "Store is newer"
+
+    def __init__(self, url: str, *, found: int, known: int) -> None:
+        super().__init__(
+            f"The store {url} has schema {found}; this Kiwi knows schemas up to {known}.",
+            suggestion="Use the newer Kiwi that wrote it, or name another store in registry.yaml. Nothing was changed.",
+            found=found,
+            known=known,
+        )
+
+
 class Conflict(KiwiError):
     """The name is taken."""
 
@@ -402,6 +500,33 @@ class AlreadyExists(Conflict):
             suggestion="Use `action: update` to change it, delete it first, or choose another tool_id.",
             tool_id=tool_id,
             path=path,
+        )
+
+
+class VersionConflict(Conflict):
+    """The version is published already, with other content."""
+
+    code, error = "version_conflict", "Version conflict"
+
+    def __init__(self, conflicts: Sequence[str]) -> None:
+        told = ", ".join(conflicts[:10]) + (f" and {len(conflicts) - 10} more" if len(conflicts) > 10 else "")  # noqa: PLR2004 - ten fit in a sentence
+        super().__init__(
+            f"Published already, with other content: {told}. A published version never changes.",
+            suggestion="Give the changed item a new version (`version:` in its manifest), then publish that.",
+            conflicts=list(conflicts),
+        )
+
+
+class VersionSealed(Conflict):
+    """A published version is neither changed nor deleted."""
+
+    code, error = "version_sealed", "Version is sealed"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is published, and what is published stays as it is.",
+            suggestion="Publish a new version, or yank this one so that nobody picks it up any more.",
+            name=name,
         )
 
 

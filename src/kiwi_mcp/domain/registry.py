@@ -1,0 +1,181 @@
+"""Published versions: what a registry holds, who asks for it, and the hashes that name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from kiwi_mcp.domain.json import JsonObject
+
+Visibility = Literal["public", "unlisted", "private"]
+"""Who sees an item: everybody; everybody who knows its name; members of its namespace only."""
+
+BUILTIN_NAMESPACE = "kiwi"
+"""The namespace of what ships with Kiwi, to which nobody publishes."""
+
+DEFAULT_NAMESPACE = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Whoever uses a registry: a name for the record, and the namespaces they belong to.
+
+    Members see what is private in a namespace and may publish to it. A short name is looked for in these namespaces,
+    in this order, then among what ships with Kiwi, and nowhere else: what a stranger publishes never answers to it.
+    """
+
+    name: str
+    namespaces: tuple[str, ...] = (DEFAULT_NAMESPACE,)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The namespaces in which short names are looked for."""
+        return (*self.namespaces, *({BUILTIN_NAMESPACE} - {*self.namespaces}))
+
+    def is_member(self, namespace: str) -> bool:
+        """Whether the actor belongs to a namespace."""
+        return namespace in self.namespaces
+
+
+@dataclass(frozen=True, slots=True)
+class VersionName:
+    """The name of one version within a registry, wherever it is kept."""
+
+    namespace: str
+    tool_id: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.tool_id}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What an executor was when a version was published: as authored, and exactly which version that meant."""
+
+    ref: str
+    name: VersionName
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was said of a version after it was sealed: when, and why."""
+
+    at: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFile:
+    """One file of a version: its path below the item's folder, and all of its bytes."""
+
+    path: str
+    data: bytes
+    is_executable: bool = False
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the bytes, as 64 hexadecimal digits."""
+        return sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One version of an item with everything it is made of."""
+
+    name: VersionName
+    place: str
+    """Where the file with the manifest stands below an `.ai` folder: `tools/mail/enricher/tool.yaml`."""
+    statement: bytes
+    """The canonical JSON whose hash is the digest; kept as it was hashed."""
+    manifest: JsonObject
+    """The manifest in its one shape, for lists and searches; the files are what counts."""
+    files: tuple[ReleaseFile, ...]
+    """Every file, the one with the manifest among them, byte for byte."""
+    executor: Pin | None = None
+    changelog: str = ""
+    visibility: Visibility = "public"
+    published_by: str = ""
+    created_at: str = ""
+    """When it was first published, ISO 8601 in UTC with milliseconds; empty means now."""
+    yanked: Mark | None = None
+    deprecated: Mark | None = None
+    is_official: bool = False
+    is_builtin: bool = False
+
+    @property
+    def digest(self) -> str:
+        """The digest of the item, `sha256:` and 64 hexadecimal digits."""
+        return f"sha256:{sha256(self.statement).hexdigest()}"
+
+    @property
+    def manifest_path(self) -> str:
+        """The path of the file with the manifest, below the item's folder."""
+        return self.place.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a registry says of a version without giving its files."""
+
+    id: str
+    """The version's row in the store it was read from."""
+    name: VersionName
+    digest: str
+    closure: str
+    """One hash for the version and all that it stands on."""
+    place: str
+    tool_type: str
+    title: str = ""
+    description: str = ""
+    category: str = ""
+    tags: tuple[str, ...] = ()
+    manifest: JsonObject = field(default_factory=dict)
+    executor: Pin | None = None
+    visibility: Visibility = "public"
+    is_latest: bool = False
+    is_official: bool = False
+    is_builtin: bool = False
+    changelog: str = ""
+    published_by: str = ""
+    created_at: str = ""
+    yanked: Mark | None = None
+    deprecated: Mark | None = None
+
+
+Op = Literal["publish", "yank", "unyank", "deprecate", "undeprecate", "visibility"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of a registry's log: what happened to which version. Replayed in order, events give the registry."""
+
+    seq: int
+    op: Op
+    name: VersionName
+    digest: str
+    closure: str
+    actor: str
+    at: str
+    reason: str = ""
+    """Why, for a mark; the new visibility, for `visibility`."""
+    visibility: Visibility = "public"
+    """The visibility that the item has now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came of publishing one version: its name and hashes, and whether it was new."""
+
+    name: VersionName
+    digest: str
+    closure: str
+    is_new: bool
+
+
+def closure_of(digest: str, executor_closure: str | None) -> str:
+    """Return the hash that names a version and everything it stands on."""
+    statement = f"{digest}\n{executor_closure or '-'}"
+    return f"sha256:{sha256(statement.encode()).hexdigest()}"

@@ -1,0 +1,55 @@
+"""The port of a database: what a dialect must give, so that every statement above it is written once.
+
+Statements use `?` for values and `true`/`false` for booleans. Values go in and come out alike on every dialect:
+text, int, float, bool (`1`/`0` on the way out), bytes, None; a time, a uuid and a JSON document are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, TypeAlias
+
+Value: TypeAlias = str | int | float | bytes | None
+Row: TypeAlias = tuple[Value, ...]
+
+
+class Transaction(Protocol):
+    """One piece of work that is done whole or not at all."""
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query, as they are inside the transaction."""
+
+    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement that changes rows, and return how many it changed."""
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
+        """Add rows to a table, in the quickest way the database has."""
+
+
+class Database(Protocol):
+    """A place where rows are kept; it may be used from several threads."""
+
+    @property
+    def dialect(self) -> Literal["sqlite", "postgres"]:
+        """The word for how its SQL differs, which is also the name of its migrations' folder."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without any password."""
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether a small read or write takes microseconds, so that it may be done without another thread."""
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query."""
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
+
+    def stamp(self) -> int:
+        """Return a number that differs from the last one whenever another process or this one may have written."""
+
+    def close(self) -> None:
+        """Let go of every connection."""
