@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 import yaml
 from mcp import Client, StdioServerParameters
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli.app import app
@@ -186,7 +188,9 @@ def test_every_block_is_done_is_a_server_entry_or_is_plain_text(page: Path) -> N
 def test_links_lead_somewhere_and_commands_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    known = {*command.commands}
     assert sorted({*SPOKEN.findall(text)} - known) == []
 
 

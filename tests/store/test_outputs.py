@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
-from kiwi_mcp.domain.json import Json
-from kiwi_mcp.store.outputs import INLINE_LIMIT, PREVIEW, Kept, Retention, keep, read_page, shorten
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.store.outputs import (
+    INLINE_LIMIT,
+    PREVIEW,
+    Kept,
+    Retention,
+    keep,
+    preview,
+    read_page,
+    result_bytes,
+    rewrite,
+    shorten,
+)
 
 NOW = datetime(2026, 1, 28, 12, 0, 0, tzinfo=UTC)
 
@@ -136,3 +150,51 @@ def test_an_output_that_somebody_damaged_is_not_found(tmp_path: Path) -> None:
         (tmp_path / one.path).write_text(text, encoding="latin-1")
         with pytest.raises(NotFound):
             read_page(tmp_path / ".ai", one.handle, offset=0, length=10)
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    one = kept(tmp_path / ".ai", 7)
+    rewrite(tmp_path / ".ai", one, {"result": 8})
+
+    assert json.loads((tmp_path / one.path).read_text()) == {"result": 8}
+    assert [path.name for path in (tmp_path / one.path).parent.iterdir()] == ["output_20260128_120000.json"]
+
+
+def test_a_record_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            keep(tmp_path / ".ai", "say", {"result": "x" * 5_000}, now=NOW, retention=Retention())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+    assert list((tmp_path / ".ai" / "outputs" / "tools" / "say").iterdir()) == []
+
+
+def test_a_large_result_is_read_from_the_store_by_its_run(tmp_path: Path) -> None:
+    text = "käse \ud800" * 20_000
+    results = {"the-run": result_bytes(text), "another": b"not it"}
+
+    def page(run_id: str) -> JsonObject:
+        record: JsonObject = {
+            **preview(text),
+            "run_id": run_id,
+            "result_sha256": sha256(results["the-run"]).hexdigest(),
+        }
+        one = keep(tmp_path, "say", record, now=NOW, retention=Retention())
+        return read_page(tmp_path, one.handle, offset=6, length=10, stored=results.__getitem__)
+
+    told = page("the-run")
+    assert (told["content"], told["total_characters"], told["next_offset"]) == (text[6:16], len(text), 16)
+    with pytest.raises(NotFound):
+        page("another")
+
+
+def test_a_result_in_a_store_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    one = keep(tmp_path, "say", {"result": "x", "result_sha256": "0" * 64}, now=NOW, retention=Retention())
+
+    with pytest.raises(NotFound):
+        read_page(tmp_path, one.handle, offset=0, length=10)

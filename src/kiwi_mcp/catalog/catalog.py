@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from heapq import nlargest
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -16,16 +17,22 @@ from kiwi_mcp.catalog.entry import Broken, Entry
 from kiwi_mcp.catalog.files import Stamps, are_fresh
 from kiwi_mcp.catalog.read import Opened
 from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.registry import RegistrySource
 from kiwi_mcp.catalog.source import FolderSource, ItemSource
 from kiwi_mcp.catalog.types import TypeSheets
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
+from kiwi_mcp.store.registry import Registry
 
 BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
 """The folder of what ships with Kiwi."""
+
+FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
+"""The sources that are looked through at no cost."""
 
 _KEPT_CHAINS = 4_096
 _LIKELY = 50
@@ -52,16 +59,21 @@ class _Resolved:
 
 
 class Catalog:
-    """Every item of a space. Short names resolve project, user, built-in; a built-in link is never replaced."""
+    """Every item of a space. Names resolve project, user, registry, built-in; built-in links are never replaced."""
 
     def __init__(
-        self, space: Space, *, sheets: Sheets | None = None, sources: Sequence[ItemSource] | None = None
+        self,
+        space: Space,
+        *,
+        sheets: Sheets | None = None,
+        sources: Sequence[ItemSource] | None = None,
+        registry: Callable[[], Registry] | None = None,
     ) -> None:
         self.space = space
         self._sheets = TypeSheets(space.project_ai / "types").now if sheets is None else lambda: sheets
-        self._sources = tuple(sources_of(space) if sources is None else sources)
+        self._sources = tuple(sources_of(space, registry) if sources is None else sources)
         self._chains: dict[str, _Resolved] = {}
-        self._listed: tuple[tuple[int, ...], Sequence[Entry]] = ((), ())
+        self._listed: dict[tuple[Source, ...], tuple[tuple[int, ...], Sequence[Entry]]] = {}
 
     @property
     def sheets(self) -> Sheets:
@@ -95,14 +107,21 @@ class Catalog:
         wanted = Ref.parse(tool.manifest.executor or "")
         return self._resolve(wanted, sheets, self._sync(sheets), tool.origin.source).chain
 
-    def all(self, kinds: Sequence[str] = ()) -> Sequence[Entry]:
-        """Return every item, hidden ones too, by name; the same object as long as nothing changes."""
-        generation = self._refresh()
-        if generation != self._listed[0]:
-            found = [entry for source in self._sources for entry in source.entries()]
-            self._listed = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
-        entries = self._listed[1]
-        return [entry for entry in entries if entry.kind in kinds] if kinds else entries
+    def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Entry]:
+        """Return every item of some sources, hidden ones too, by name; the same object as long as nothing changes."""
+        asked = [source for source in self._sources if source.name in sources]
+        sheets = self.sheets
+        generation = tuple(source.refresh(sheets) for source in asked)
+        key = tuple(source.name for source in asked)
+        if key not in self._listed or generation != self._listed[key][0]:
+            found = [entry for source in asked for entry in source.entries()]
+            self._listed[key] = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
+        return self._listed[key][1]
+
+    def faults(self) -> Sequence[KiwiError]:
+        """Return why sources cannot be asked now, if any cannot."""
+        self._sync(self.sheets)
+        return [source.fault for source in self._sources if source.fault]
 
     def broken(self) -> Sequence[Broken]:
         """Return the files that look like items and cannot be read, each with its error."""
@@ -111,22 +130,24 @@ class Catalog:
 
     def shadows(self, tool: Tool) -> tuple[str, ...]:
         """Return one sentence for each item that answers to the same name and is not used."""
-        ranked = [(home, entry) for home, entry in self._ranked(tool.id) if isinstance(entry, Entry)]
+        ranked = [(home, entry) for home, entry in self._ranked(Ref(tool.id)) if isinstance(entry, Entry)]
         if not ranked or ranked[0][1].identity != tool.identity:
             return ()
         used = ranked[0][1]
-        return tuple(_sentence(used, entry) for home, entry in ranked[1:] if not _is_same(home, entry, tool.digest))
+        return tuple(
+            _sentence(used, entry) for home, entry in _hidden(used, ranked) if not _is_same(home, entry, tool.digest)
+        )
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
         builtin = (source for source in self._sources if source.name == "builtin")
-        return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(name))
+        return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(Ref(name)))
 
     def near(self, name: str) -> Sequence[str]:
         """Return names that were perhaps meant."""
         wanted = name[:128].lower()
         parts = [wanted[at : at + 2] for at in range(len(wanted) - 1)]
-        names = sorted({entry.tool_id for source in self._sources for entry in source.entries()})
+        names = sorted({known for source in self._sources for known in source.names()})
         # Comparing closely is slow, so only names that share the most pairs of letters are compared.
         likely = nlargest(_LIKELY, names, key=lambda known: sum(part in known for part in parts))
         return get_close_matches(wanted, likely, n=3, cutoff=0.6)
@@ -146,14 +167,32 @@ class Catalog:
             return choices[-1].opened.tool
 
         links = walk(choices[0].opened.tool, below)
-        sheet = judge(links, sheets)
-        hidden = tuple(sentence for choice in choices for sentence in choice.hidden)
+        chain = Chain(
+            links,
+            judge(links, sheets).driver,
+            shadowed=tuple(sentence for choice in choices for sentence in choice.hidden),
+            notes=tuple(note for link in links for note in self._home(link).notes(link)),
+            drift=tuple(self._drift(links)),
+            faults=tuple(unsound(links, sheets)),
+        )
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
-        chain = Chain(links, sheet.driver, hidden, tuple(unsound(links, sheets)))
         return _Resolved(chain, stamps, generation, sheets)
+
+    def _home(self, tool: Tool) -> ItemSource:
+        return next(source for source in self._sources if source.name == tool.origin.source)
+
+    def _drift(self, links: Sequence[Tool]) -> Iterator[str]:
+        for link, below in pairwise(links):
+            pin = self._home(link).pin(link)
+            if pin and pin.digest != f"sha256:{below.digest}":
+                yield f"{link.identity} was published on {pin.name} and runs on {below.identity}"
 
     def _find_executor(self, links: Sequence[Tool]) -> _Choice:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
+        pin = self._home(links[-1]).pin(links[-1])
+        # What ships with Kiwi is taken from this installation, whichever was there when the tool was published.
+        if pin and pin.name.namespace != BUILTIN_NAMESPACE:
+            executor = f"registry/{pin.name}"
         try:
             return self._find(Ref.parse(executor), home=links[-1].origin.source)
         except VersionNotFound as error:
@@ -167,6 +206,8 @@ class Catalog:
             self._refresh()
             choice = self._choose(wanted, home, is_last=True)
         if choice is None:
+            for fault in self.faults():
+                raise fault.with_traceback(None)
             raise ToolNotFound(wanted.name, near=self.near(wanted.name))
         return choice
 
@@ -177,11 +218,13 @@ class Catalog:
         own runtime below the user's tools.
         """
         reach = _ORDER[_ORDER.index(home) :]
-        ranked = self._ranked(wanted.name)
+        ranked = self._ranked(wanted)
         within = [(source, found) for source, found in ranked if source.name in reach]
         asked = [(source, found) for source, found in within if wanted.is_from(found.source, found.namespace)]
         fitting = [
-            (source, found) for source, found in asked if isinstance(found, Broken) or wanted.covers(found.version)
+            (source, found)
+            for source, found in asked
+            if isinstance(found, Broken) or (wanted.covers(found.version) and _has(source, found, wanted.digest))
         ]
         if not fitting:
             if asked:
@@ -202,20 +245,19 @@ class Catalog:
         hidden = (
             ()
             if wanted.source
-            else (entry for place, entry in others if not _is_same(place, entry, opened.tool.digest))
+            else (e for place, e in _hidden(used, others) if not _is_same(place, e, opened.tool.digest))
         )
         return _Choice(opened, tuple(_sentence(used, entry) for entry in hidden), (*opened.stamps, *stamps))
 
-    def _ranked(self, name: str) -> list[tuple[ItemSource, Entry | Broken]]:
+    def _ranked(self, ref: Ref) -> list[tuple[ItemSource, Entry | Broken]]:
         """Return all that answers to a name, what is used first; broken files count where a source has nothing else."""
         ranked: list[tuple[ItemSource, Entry | Broken]] = []
         for source in self._sources:
-            entries = sorted(source.named(name), key=lambda entry: entry.path)
-            entries.sort(key=lambda entry: entry.semver, reverse=True)
+            entries = source.named(ref)
             ranked += [(source, entry) for entry in entries]
             if not entries:
-                ranked += [(source, broken) for broken in source.broken() if broken.stem == name]
-        if self.is_reserved(name):
+                ranked += [(source, broken) for broken in source.broken() if broken.stem == ref.name]
+        if self.is_reserved(ref.name):
             ranked.sort(key=lambda pair: pair[0].name != "builtin")
         return ranked
 
@@ -234,13 +276,29 @@ def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
     return other is not None and other.tool.digest == digest
 
 
-def sources_of(space: Space) -> Sequence[ItemSource]:
+def _hidden(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]]) -> Iterator[tuple[ItemSource, Entry]]:
+    """Give those that answer to the same name and are not used; of a published item, the version that would be."""
+    seen: set[tuple[Source, str]] = {(used.source, used.namespace)} if used.source == "registry" else set()
+    for home, entry in ranked:
+        key = (entry.source, entry.namespace)
+        if entry is not used and key not in seen:
+            yield home, entry
+        if entry.source == "registry":
+            seen.add(key)
+
+
+def _has(home: ItemSource, entry: Entry, digest: str) -> bool:
+    return not digest or _is_same(home, entry, digest)
+
+
+def sources_of(space: Space, registry: Callable[[], Registry] | None = None) -> Sequence[ItemSource]:
     """Return the sources of a space, in the order in which short names resolve."""
     project = FolderSource("project", space.project_ai, cache=space.cache)
     user = FolderSource("user", space.user, cache=space.cache)
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi")
+    published = (RegistrySource(registry, space.cache),) if registry else ()
     is_one = space.user.resolve() == space.project_ai.resolve()
-    return (project, builtin) if is_one else (project, user, builtin)
+    return (project, *(() if is_one else (user,)), *published, builtin)
 
 
 def _sentence(used: Entry, hidden: Entry) -> str:

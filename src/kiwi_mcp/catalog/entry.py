@@ -13,7 +13,7 @@ from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, as_object, as_text
 from kiwi_mcp.domain.version import Version
 
-_TEXT_LIMIT = 2_000
+TEXT_LIMIT = 2_000
 _PARAMETER_LIMIT = 64
 
 
@@ -71,10 +71,10 @@ def entry_of(head: Head, path: Path, *, base: Path, source: Source, namespace: s
         manifest.version,
         manifest.tool_type,
         manifest.name,
-        manifest.description[:_TEXT_LIMIT],
+        manifest.description[:TEXT_LIMIT],
         category_of(path, base) or manifest.category,
         manifest.tags,
-        _parameters(manifest.parameters.get("properties")),
+        declared(manifest.parameters.get("properties")),
         head.content.modified,
     )
 
@@ -84,6 +84,7 @@ def broken_of(path: str, error: KiwiError, *, source: Source, namespace: str) ->
     return Broken(source, namespace, path, stem_of(Path(path)), error)
 
 
-def _parameters(properties: Json) -> tuple[tuple[str, str], ...]:
-    declared = list(as_object(properties).items())[:_PARAMETER_LIMIT]
-    return tuple((name, as_text(as_object(schema).get("description"))[:_TEXT_LIMIT]) for name, schema in declared)
+def declared(properties: Json) -> tuple[tuple[str, str], ...]:
+    """Return names and descriptions of the parameters that a schema declares."""
+    listed = list(as_object(properties).items())[:_PARAMETER_LIMIT]
+    return tuple((name, as_text(as_object(schema).get("description"))[:TEXT_LIMIT]) for name, schema in listed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -66,14 +66,22 @@ def read_head(path: Path, *, base: Path, sheets: Sheets | None = None, is_draft:
         text = content.data.decode()
     except UnicodeDecodeError as error:
         raise unreadable(path, f"it is not UTF-8 text (byte {error.start})") from error
+    manifest = manifest_in(path, text, base=base, sheets=sheets)
+    if manifest is None:
+        return None
+    if not is_draft and not is_tool_id(manifest.tool_id):
+        raise InvalidManifest(str(path), [bad_name(manifest.tool_id)])
+    return Head(manifest, content, text)
+
+
+def manifest_in(path: Path, text: str, *, base: Path, sheets: Sheets | None = None) -> Manifest | None:
+    """Return the manifest in the text of a file at a path below a base, or None where it is not an item."""
     written = read_written(path, text, is_legacy_script=kind_of(path, base) == "scripts")
     if written is None:
         return None
     category = category_of(path, base)
     manifest = parse(written.value, stem=stem_of(path), category=category, lines=written.lines, sheets=sheets)
-    if not is_draft and not is_tool_id(manifest.tool_id):
-        raise InvalidManifest(str(path), [bad_name(manifest.tool_id)])
-    return Head(replace(manifest, issues=(*written.issues, *manifest.issues)), content, text)
+    return replace(manifest, issues=(*written.issues, *manifest.issues))
 
 
 def read_tool(path: Path, *, source: Source, base: Path, sheets: Sheets | None = None, is_draft: bool = False) -> Tool:
@@ -96,12 +104,14 @@ def open_tool(
         raise InvalidManifest(
             str(path), [Issue("", f"{path.name} holds no manifest", "Add `tool_id` and `tool_type`.")]
         )
-    origin = Origin(source, path, path.parent, namespace)
+    origin = Origin(source, path, path.parent, namespace, base)
     tree = _files(head, origin, base)
     signature, body = split(head.text, path.suffix)
     if path.suffix.lower() in DETACHED:
         signature = _detached(path, tree)
-    manifest = _with_parameters(replace(head.manifest, issues=(*head.manifest.issues, *tree.issues)), origin)
+    manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
+    if origin.is_folder:
+        manifest = with_parameters(manifest, lambda name: read_file(origin.root / name, limit=ITEM_LIMIT).data)
     digest = digest_of(
         tool_id=manifest.tool_id,
         version=manifest.version,
@@ -118,14 +128,14 @@ def open_tool(
     return Opened(Tool(manifest, origin, tree.ordered(), digest, signature, integrity), tree.stamped())
 
 
-def _with_parameters(manifest: Manifest, origin: Origin) -> Manifest:
+def with_parameters(manifest: Manifest, read: Callable[[str], bytes]) -> Manifest:
     """Return a folder item's manifest with the parameters of its Python entry function, where it declares none."""
     entrypoint = as_text(manifest.config.get("entrypoint"))
     is_declared = bool(DECLARED_IN & manifest.written.keys())
-    if not origin.is_folder or is_declared or not entrypoint.endswith(".py") or not is_safe_path(entrypoint):
+    if is_declared or not entrypoint.endswith(".py") or not is_safe_path(entrypoint):
         return manifest
     try:
-        text = read_file(origin.root / entrypoint, limit=ITEM_LIMIT).data.decode(errors="replace")
+        text = read(entrypoint).decode(errors="replace")
         return replace(manifest, parameters=inferred_parameters(text, what=entrypoint))
     except KiwiError:
         return manifest  # the file is missing or does not parse, which the check of the item says

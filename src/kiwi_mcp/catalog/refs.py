@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import get_args
 
 from kiwi_mcp.catalog.read import bad_name
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Source
+from kiwi_mcp.domain.registry import Listed
 from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.manifest.names import is_tool_id
 
 _SOURCES: tuple[Source, ...] = get_args(Source)
 _MAX_LENGTH = 400
-_EXAMPLES = "Write `name`, `name@^1.2`, or a full identity such as `project/local/name@1.0.0`."
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_EXAMPLES = "Write `name`, `name@^1.2`, `name@sha256:…`, or a full identity such as `project/local/name@1.0.0`."
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """An item by short name, by full identity, or by name and range of versions."""
+    """An item by short name, by full identity, or by name and range of versions or digest."""
 
     name: str
     source: Source | None = None
     namespace: str | None = None
     version: str | None = None
-    """An exact version or a range; None lets every version through."""
+    """An exact version, a range, or `sha256:` and a digest; None lets every version through."""
 
     @classmethod
     def parse(cls, text: str) -> Ref:
@@ -46,9 +49,19 @@ class Ref:
         """Whether an item of that source and namespace may be meant."""
         return self.source in {None, source} and self.namespace in {None, namespace}
 
+    def is_exactly(self, listed: Listed) -> bool:
+        """Whether a published version was asked for by its exact number or by its digest."""
+        return self.version in {listed.name.version, listed.digest}
+
+    @property
+    def digest(self) -> str:
+        """The digest that was asked for, as 64 hexadecimal digits; empty where none was."""
+        found = _DIGEST.fullmatch(self.version or "")
+        return found[1] if found else ""
+
     def covers(self, version: str) -> bool:
-        """Whether an item of that version is what was asked for."""
-        if self.version in {None, version}:
+        """Whether an item of that version may be what was asked for."""
+        if self.version in {None, version} or self.digest:
             return True
         wanted, given = Range.parse(self.version or ""), Version.parse(version)
         return wanted is not None and given is not None and wanted.covers(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -11,9 +11,11 @@ from kiwi_mcp.catalog.entry import Broken, Entry, broken_of, entry_of
 from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, settled, stamp_of, unreadable
 from kiwi_mcp.catalog.folder import MANIFESTS, Listing, list_base, list_folder
 from kiwi_mcp.catalog.read import Opened, open_tool, read_head
+from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.saved import Saved, load, place_for, save
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.items import Source
+from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.registry import Pin
 from kiwi_mcp.manifest.sheets import Sheets
 
 _KEPT_OPEN = 4_096
@@ -41,8 +43,21 @@ class ItemSource(Protocol):
     def broken(self) -> Sequence[Broken]:
         """Return what could not be read, as of the last refresh."""
 
-    def named(self, tool_id: str) -> Sequence[Entry]:
-        """Return the items of that name as they are now."""
+    def named(self, ref: Ref) -> Sequence[Entry]:
+        """Return the items that a reference may mean as they are now, the one it means first."""
+
+    def names(self) -> Iterable[str]:
+        """Return names that somebody who misspelt one may have meant."""
+
+    def pin(self, tool: Tool) -> Pin | None:
+        """Return which executor an item was published on; None where none is recorded."""
+
+    def notes(self, tool: Tool) -> Sequence[str]:
+        """Return what its publisher said of an item after it was published, a sentence each."""
+
+    @property
+    def fault(self) -> KiwiError | None:
+        """Why nothing can be found here now, if so."""
 
     def stamp(self, entry: Entry) -> Stamp:
         """Return the stamp under which an entry was read."""
@@ -116,11 +131,29 @@ class FolderSource:
         """Return what could not be read, as of the last refresh."""
         return tuple(self._broken.values())
 
-    def named(self, tool_id: str) -> Sequence[Entry]:
-        """Return the items of that name as they are now."""
-        for path in tuple(self._names.get(tool_id, ())):
+    def named(self, ref: Ref) -> Sequence[Entry]:
+        """Return the items that a reference may mean as they are now, the newest version first."""
+        for path in tuple(self._names.get(ref.name, ())):
             self._look(path)
-        return tuple(self._names.get(tool_id, {}).values())
+        entries = sorted(self._names.get(ref.name, {}).values(), key=lambda entry: entry.path)
+        entries.sort(key=lambda entry: entry.semver, reverse=True)
+        return entries
+
+    def names(self) -> Iterable[str]:
+        """Return every name."""
+        return self._names
+
+    def pin(self, tool: Tool) -> Pin | None:
+        """Return nothing: a file says by name what it stands on."""
+
+    def notes(self, tool: Tool) -> Sequence[str]:  # noqa: ARG002 - sources have one port
+        """Return nothing: files are not published."""
+        return ()
+
+    @property
+    def fault(self) -> KiwiError | None:
+        """Nothing: a folder that is not there is empty."""
+        return None
 
     def stamp(self, entry: Entry) -> Stamp:
         """Return the stamp under which an entry was read."""

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.json import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The links from a tool down to a primitive, and what shadowed what on the way.
+    """The links from a tool down to a primitive, and what its user should know of them.
 
     `driver` is the word of the tool's type sheet that says how it is run; empty when it cannot be run.
     """
@@ -19,6 +19,10 @@ class Chain:
     links: tuple[Tool, ...]
     driver: str
     shadowed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What publishers said of links after they were published: deprecated, yanked."""
+    drift: tuple[str, ...] = ()
+    """How the chain differs from the one its tool was published on."""
     faults: tuple[Issue, ...] = ()
     """What links say that their types do not allow; such a chain is not run."""
 

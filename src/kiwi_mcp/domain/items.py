@@ -74,17 +74,26 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an item lives: its source, the file its manifest is in, and the folder its files are below."""
+    """Where an item lives: its source, the file its manifest is in, and the folder its files are below.
+
+    `base` is the folder that its source begins with, an `.ai` folder for most.
+    """
 
     source: Source
     path: Path
     root: Path
     namespace: str = "local"
+    base: Path = Path()
 
     @property
     def is_folder(self) -> bool:
         """Whether the item is a folder with a manifest in it, not a single file."""
         return self.path.name in {"tool.yaml", "tool.yml", "tool.json"}
+
+    @property
+    def place(self) -> str:
+        """Where the file with the manifest stands below the base: `tools/mail/enricher/tool.yaml`."""
+        return self.path.relative_to(self.base).as_posix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,8 @@ class Tool:
     digest: str = ""
     signature: Signature | None = None
     integrity: str = "unsigned"
-    """`unsigned`, `signed`, `builtin`, `valid:<gen>` for an old hash, `modified`, `legacy-unverifiable`."""
+    """`unsigned`, `signed`, `builtin`, `published`, `valid:<gen>` for an old hash, `modified`,
+    `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of its own."""
 
     @property
     def id(self) -> str:

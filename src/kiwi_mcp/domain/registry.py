@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_object
 
 Visibility = Literal["public", "unlisted", "private"]
 """Who sees an item: everybody; everybody who knows its name; members of its namespace only."""
@@ -132,7 +133,8 @@ class Listed:
     description: str = ""
     category: str = ""
     tags: tuple[str, ...] = ()
-    manifest: JsonObject = field(default_factory=dict)
+    manifest_text: str = "{}"
+    """The manifest as JSON, which most who list versions never look at."""
     executor: Pin | None = None
     visibility: Visibility = "public"
     is_latest: bool = False
@@ -143,6 +145,40 @@ class Listed:
     created_at: str = ""
     yanked: Mark | None = None
     deprecated: Mark | None = None
+
+    @property
+    def manifest(self) -> JsonObject:
+        """The manifest in its one shape."""
+        return as_object(json.loads(self.manifest_text))
+
+
+class Link(NamedTuple):
+    """One version in a chain, as quickly as a store can give it."""
+
+    id: str
+    namespace: str
+    tool_id: str
+    version: str
+    digest: str
+    closure: str
+    place: str
+    tool_type: str
+    executor_ref: str | None
+    manifest_text: str
+    yanked_at: str | None
+    deprecated_at: str | None
+    depth: int
+    """How many links the chain has from here on."""
+
+    @property
+    def name(self) -> VersionName:
+        """The version's name."""
+        return VersionName(self.namespace, self.tool_id, self.version)
+
+    @property
+    def manifest(self) -> JsonObject:
+        """The manifest in its one shape."""
+        return as_object(json.loads(self.manifest_text))
 
 
 Op = Literal["publish", "yank", "unyank", "deprecate", "undeprecate", "visibility"]

@@ -6,10 +6,13 @@ import re
 from dataclasses import dataclass
 from functools import total_ordering
 
+_PRE = r"(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
 _SEMVER = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
-    r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?"
+    rf"(?:-({_PRE}(?:\.{_PRE})*))?(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?",
+    re.ASCII,
 )
+_MAX_LENGTH = 256
 _CLAUSE = re.compile(r"(\^|~|>=|<=|>|<|=|)\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?(-[0-9A-Za-z.-]+)?")
 
 
@@ -26,7 +29,7 @@ class Version:
     @classmethod
     def parse(cls, text: str) -> Version | None:
         """Return the version, or None where the text is not one."""
-        found = _SEMVER.fullmatch(text)
+        found = _SEMVER.fullmatch(text) if len(text) <= _MAX_LENGTH else None
         if found is None:
             return None
         major, minor, patch, pre, _build = found.groups()
@@ -40,9 +43,25 @@ class Version:
         parts = tuple((False, int(p), "") if p.isdigit() else (True, 0, p) for p in self.pre)
         return (self.major, self.minor, self.patch, not self.pre, parts)
 
+    @property
+    def key(self) -> str:
+        """The version as ASCII text that, compared byte by byte, stands in the order of versions."""
+        core = _sortable(self.major) + _sortable(self.minor) + _sortable(self.patch)
+        if not self.pre:
+            return f"{core}~"
+        # A word ends in a mark below every letter, so that a shorter one comes first.
+        return f"{core}-{''.join(f'0{_sortable(int(p))}' if p.isdigit() else f'1{p}!' for p in self.pre)}"
+
     def __str__(self) -> str:
         core = f"{self.major}.{self.minor}.{self.patch}"
         return f"{core}-{'.'.join(self.pre)}" if self.pre else core
+
+
+def _sortable(number: int) -> str:
+    # How many digits there are comes first, as a letter; 25 and more of them take several letters.
+    digits = str(number)
+    long, short = divmod(len(digits), 25)
+    return f"{'z' * long}{chr(97 + short)}{digits}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
+from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 
 _COUNTED = 200_000
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
 
 
-def examine(catalog: Catalog) -> JsonObject:
+def examine(catalog: Catalog, store: Store) -> JsonObject:
     """Return every check with its state, and the worst of them."""
     space = catalog.space
     checks = [
@@ -32,6 +33,7 @@ def examine(catalog: Catalog) -> JsonObject:
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
+        *_store(store),
         *_runtimes(catalog),
         *_items(catalog),
     ]
@@ -84,6 +86,17 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     yield _check(
         "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
     )
+
+
+def _store(store: Store) -> Iterator[JsonObject]:
+    try:
+        registry = store.registry()
+        yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
+    except KiwiError as error:
+        yield _check("store", error.message, status="problem", fix=error.suggestion)
+        return
+    for doubt in registry.database.doubts():
+        yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
 
 
 def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.entry import Entry
-from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.search.choose import Filter, arrange
 from kiwi_mcp.search.keywords import Keywords
 from kiwi_mcp.search.port import Card, Hit, Search
 
-_LOCAL = ("project", "user")
+_SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
+    {"local": ("project", "user"), "all": get_args(Source), **{word: (word,) for word in get_args(Source)}}
+)
+"""Which sources a word stands for."""
 _MARKDOWN = ("directive", "knowledge")
 """What an `item_type` narrows a search to; every other word means everything."""
 
@@ -34,17 +39,17 @@ class Desk:
             self.cards = tuple(map(_card, entries))
 
 
-_desks: WeakKeyDictionary[Catalog, Desk] = WeakKeyDictionary()
+_desks: WeakKeyDictionary[Catalog, dict[str, Desk]] = WeakKeyDictionary()
 
 
 def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
     """Return the items that match a need, best first."""
+    asked = _SOURCES[request.source]
+    desk = _desks.setdefault(catalog, {}).setdefault(request.source, Desk())
+    desk.follow(catalog.all(asked))
     if request.source == "registry":
-        raise InvalidRequest(
-            "No registry is connected to this installation.", suggestion="Search with `source: local` or `source: all`."
-        )
-    desk = _desks.setdefault(catalog, Desk())
-    desk.follow(catalog.all())
+        for fault in catalog.faults():
+            raise fault.with_traceback(None)
     wanted = _filter(request)
     ranked = desk.search.rank(request.query, desk.cards, limit=len(desk.cards))
     hits = [hit for hit in ranked if wanted.keeps(hit.card)]
@@ -54,6 +59,8 @@ def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
         "query": request.query,
         "source": request.source,
     }
+    if faults := catalog.faults() if "registry" in asked else ():
+        told["warnings"] = [fault.message for fault in faults]
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
     if not hits:
@@ -65,7 +72,7 @@ def _filter(request: SearchRequest) -> Filter:
     narrowed = (request.item_type,) if request.item_type in _MARKDOWN else ()
     return Filter(
         types=(request.tool_type,) if request.tool_type else narrowed,
-        sources={"local": _LOCAL, "all": ()}.get(request.source, (request.source,)),
+        sources=(),
         tags=(request.tag,) if request.tag else (),
         categories=(request.category,) if request.category else (),
     )
@@ -103,7 +110,7 @@ def _result(hit: Hit) -> JsonObject:
 
 def _hint(request: SearchRequest, cards: Sequence[Card]) -> str:
     if not cards:
-        return "Nothing is here yet: search with `source: all` for what is built in, or create a tool."
+        return "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
     names = ", ".join(f"`{card.tool_id}`" for card in cards[:8])
-    wider = "" if request.source == "all" else " `source: all` searches what is built in too."
+    wider = "" if request.source == "all" else " `source: all` searches what is published or built in too."
     return f"Try other words. Here: {names}{' and more' if len(cards) > 8 else ''}.{wider}"  # noqa: PLR2004 - as above

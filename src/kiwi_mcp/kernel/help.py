@@ -17,6 +17,7 @@ _ALIASES = {
     "tools": "tool",
     "run": "execute",
     "sign": "execute",
+    **dict.fromkeys(("publish", "pull", "versions", "diff", "yank", "deprecate", "rollback", "verify"), "registry"),
     "runtime": "runtimes",
     "error": "errors",
     "": "overview",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+from datetime import UTC, datetime
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
@@ -21,21 +21,31 @@ from kiwi_mcp.kernel.find import find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
 from kiwi_mcp.kernel.load import load
+from kiwi_mcp.kernel.migrating import migrate
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, project_space, user_space
+from kiwi_mcp.kernel.reading import read
+from kiwi_mcp.kernel.registry.actions import act
+from kiwi_mcp.kernel.registry.exchange import exchange
 from kiwi_mcp.kernel.requests import (
     ACTIONS,
+    REGISTRY_ACTIONS,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
     InitRequest,
     LoadRequest,
+    MigrateRequest,
+    RegistryRequest,
     Request,
+    RunsRequest,
     SearchRequest,
 )
+from kiwi_mcp.kernel.runs import runs
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
-from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.owner import owner_policy
 
 _log = logging.getLogger("kiwi")
@@ -53,6 +63,7 @@ class Kernel:
         self._project = project
         self._user = user or user_space()
         self._cache = cache or cache_folder()
+        self._store = Store(self._user)
         self._catalogs: dict[Space, Catalog] = {}
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
@@ -72,6 +83,7 @@ class Kernel:
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
         self._catalogs.clear()
+        self._store.close()
         await close_drivers()
 
     async def _answer(self, request: Request, report: Report) -> Answer:
@@ -79,7 +91,9 @@ class Kernel:
             case SearchRequest():
                 return Answer(find(request, self._catalog(request.project_path)))
             case LoadRequest():
-                return Answer(load(request, self._catalog(request.project_path)))
+                return Answer(
+                    load(request, self._catalog(request.project_path), lambda run_id: self._store.runs().result(run_id))
+                )
             case ExecuteRequest():
                 return await self._execute(request, report)
             case HelpRequest():
@@ -87,8 +101,14 @@ class Kernel:
             case InitRequest():
                 return Answer(lay_out(self._space(request.project_path)))
             case DoctorRequest():
-                health = examine(self._catalog(request.project_path))
+                health = examine(self._catalog(request.project_path), self._store)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
+            case RegistryRequest():
+                return Answer(await exchange(request, self._catalog(request.project_path), self._store, report))
+            case RunsRequest():
+                return Answer(await asyncio.to_thread(runs, request, self._store.runs(), now=datetime.now(UTC)))
+            case MigrateRequest():
+                return Answer(await migrate(request, self._catalog(request.project_path), report))
             case _:
                 raise TypeError(type(request))
 
@@ -101,8 +121,18 @@ class Kernel:
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
                 return planned(prepare(call, catalog, grant))
-            return ran(await execute(call, catalog, grant, report), item_type=request.item_type)
+            run = await execute(call, catalog, grant, report, runs=self._recorder(), actor=self._store.actor.name)
+            return ran(run, item_type=request.item_type)
+        if request.action in REGISTRY_ACTIONS:
+            return await act(request, catalog, self._store, report)
         return await Author(catalog, report).act(request)
+
+    def _recorder(self) -> Recorder:
+        """Return where runs are recorded, or why they cannot be: a tool runs all the same."""
+        try:
+            return self._store.runs()
+        except KiwiError as error:
+            return error
 
     def _call(self, request: ExecuteRequest, catalog: Catalog) -> Call:
         if not request.item_id:
@@ -116,7 +146,7 @@ class Kernel:
 
     def _catalog(self, project_path: str | None) -> Catalog:
         space = self._space(project_path)
-        catalog = self._catalogs.pop(space, None) or Catalog(space)
+        catalog = self._catalogs.pop(space, None) or Catalog(space, registry=self._store.registry)
         self._catalogs[space] = catalog  # the newest stands last, so the first is the one unused for longest
         if len(self._catalogs) > _SPACES_KEPT:
             del self._catalogs[next(iter(self._catalogs))]
@@ -131,22 +161,4 @@ def read_request(verb: str, payload: JsonObject) -> Request:
     known = BY_NAME.get(verb)
     if known is None:
         raise VerbNotFound(verb, verbs=list(BY_NAME))
-    try:
-        return known.request.model_validate(payload)
-    except ValidationError as error:
-        issues = [_issue(fault["loc"], fault["msg"], known.request) for fault in error.errors(include_url=False)]
-        raise InvalidRequest(
-            f"`{verb}` cannot be asked like this: " + "; ".join(f"{i.place}: {i.reason}" for i in issues) + ".",
-            suggestion=issues[0].fix,
-            issues=[issue.to_json() for issue in issues],
-        ) from error
-
-
-def _issue(place: tuple[int | str, ...], reason: str, request: type[Request]) -> Issue:
-    name = ".".join(str(part) for part in place)
-    words = list(request.model_fields)
-    if name not in words and len(place) == 1:
-        fix = did_you_mean(name, words).strip() or f"The verb's words are: {', '.join(words)}."
-        return Issue(name, "is not a word of this verb", fix)
-    told = reason[:1].lower() + reason[1:]
-    return Issue(name, told, f"Send `{name}` otherwise: its {told}." if "should" in told else f"Send `{name}`.")
+    return read(known.request, verb, payload)

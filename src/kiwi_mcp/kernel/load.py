@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -16,10 +17,15 @@ from kiwi_mcp.store.outputs import read_page
 _TEXT_LIMIT = 200_000
 
 
-def load(request: LoadRequest, catalog: Catalog) -> JsonObject:
-    """Return one item, or a page of a stored result; copy it first where a destination is given."""
+def load(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes]) -> JsonObject:
+    """Return one item, or a page of a result; copy it first where a destination is given.
+
+    `stored` gives the result that is in the store, by the id of its run.
+    """
     if request.item_type == "output":
-        return read_page(catalog.space.project_ai, request.item_id, offset=request.offset, length=request.length)
+        return read_page(
+            catalog.space.project_ai, request.item_id, offset=request.offset, length=request.length, stored=stored
+        )
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
         return definition(tool, catalog, request.file)
@@ -85,10 +91,10 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
         path = catalog.find(tool.id, source=destination).origin.path
         message = f"Tool is in {destination} already, with the same content"
     else:
-        path = _copy(tool, base, catalog)
+        path = _copy(tool, base)
         message = f"Tool copied from {tool.origin.source} to {destination}"
     for link in copies:
-        _copy(link, base, catalog)
+        _copy(link, base)
     told: dict[str, Json] = {
         **definition(catalog.find(tool.id, source=destination), catalog),
         "path": str(path),
@@ -111,14 +117,13 @@ def _is_there(tool: Tool, catalog: Catalog, destination: Where) -> bool:
     return True
 
 
-def _copy(tool: Tool, base: Path, catalog: Catalog) -> Path:
-    home = catalog.space.project_ai if tool.origin.source == "project" else catalog.space.user
+def _copy(tool: Tool, base: Path) -> Path:
     root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
     shared = {f"lib/{text_of(name)}.py" for name in as_list(tool.manifest.config.get("lib_imports"))}
     files = {file.path: load_bytes(tool, file) for file in tool.files}
     executables = frozenset(file.path for file in tool.files if file.is_executable)
     own = {path: data for path, data in files.items() if path not in shared}
-    path = write(Draft(root.relative_to(home).as_posix(), tool.origin.path.name, own, executables), base)
+    path = write(Draft(root.relative_to(tool.origin.base).as_posix(), tool.origin.path.name, own, executables), base)
     for name in shared & files.keys():
         target = base / "tools" / name
         if not target.exists():

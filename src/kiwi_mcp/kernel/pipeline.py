@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import time
+from asyncio import CancelledError
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import lock_at
-from kiwi_mcp.domain.call import Call
+from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
 from kiwi_mcp.primitives.secrets import Redactor, Revealed, Variables
-from kiwi_mcp.store.outputs import Kept, Retention, keep
+from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
 
@@ -39,22 +41,41 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The record of a call that was made."""
+    """A call that was made: what came of it, and what it left behind."""
 
     bound: Bound
     outcome: Outcome
-    duration_ms: int
-    kept: Kept | None
+    left: Left
+
+    @property
+    def duration_ms(self) -> int:
+        """How long the tool took."""
+        return self.left.duration_ms
+
+    @property
+    def kept(self) -> Kept | None:
+        """The output file, if it could be written."""
+        return self.left.kept
 
 
-async def execute(call: Call, catalog: Catalog, grant: Grant, report: Report = silent) -> Run:
+async def execute(
+    call: Call, catalog: Catalog, grant: Grant, report: Report = silent, *, runs: Recorder = None, actor: str = ""
+) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call."""
-    bound = prepare(call, catalog, grant)
-    secrets = secrets_of(call, bound)
-    started = time.monotonic()
-    outcome = await driver_of(bound.chain).drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
-    duration_ms = round((time.monotonic() - started) * 1_000)
-    return record(call, bound, redacted(outcome, secrets), duration_ms)
+    trail = Trail(call, runs, actor)
+    try:
+        bound = prepare(call, catalog, grant)
+        trail.set_out(bound.chain.tool.id, bound.plan, plan_digest(bound.plan))
+        trail.secrets = secrets = secrets_of(call, bound)
+        driver = driver_of(bound.chain)
+        outcome = await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
+    except (Exception, CancelledError) as error:
+        await trail.leave(error)
+        raise
+    outcome = redacted(outcome, secrets)
+    left = await trail.finish(outcome)
+    warned = replace(bound, warnings=(*bound.warnings, *left.warnings)) if left.warnings else bound
+    return Run(warned, outcome, left)
 
 
 def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
@@ -89,14 +110,19 @@ def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
 
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:
     """Return how the chain differs from what was recorded when its tool was signed."""
-    bases = {"project": call.space.project_ai, "user": call.space.user}
-    base = bases.get(chain.tool.origin.source)
-    if base is None:
+    path = _lock_path(call.space, chain.tool.origin.source)
+    if path is None:
         return ()
-    lock = lock_at(base / LOCK_NAME)
-    if call.is_frozen and not lock.is_recorded(chain):
-        return ("it was never signed, so the lockfile does not know it",)
-    return lock.changes(chain)
+    lock = lock_at(path)
+    if lock.is_recorded(chain):
+        return lock.changes(chain)
+    return ("it was never signed, so the lockfile does not know it",) if call.is_frozen else ()
+
+
+@lru_cache(maxsize=64)
+def _lock_path(space: Space, source: str) -> Path | None:
+    base = {"project": space.project_ai, "user": space.user}.get(source)
+    return base / LOCK_NAME if base else None
 
 
 def driver_of(chain: Chain) -> Driver:
@@ -165,31 +191,6 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
         logs=replace(logs, stdout=cleaner.text(logs.stdout), stderr=cleaner.text(logs.stderr)),
         details={name: clean(value) for name, value in outcome.details.items()},
     )
-
-
-def record(call: Call, bound: Bound, outcome: Outcome, duration_ms: int) -> Run:
-    """Keep what happened as a file of the project; a project that cannot be written loses the file, not the result."""
-    now = datetime.now(UTC)
-    entry: JsonObject = {
-        "tool_id": bound.chain.tool.id,
-        "identity": bound.plan.identity,
-        "digest": bound.plan.tool_digest,
-        "plan_digest": plan_digest(bound.plan),
-        "status": outcome.status,
-        "result": outcome.result,
-        "message": outcome.message,
-        "exit_code": outcome.exit_code,
-        "details": outcome.details,
-        "logs": outcome.logs.to_json(),
-        "finished_at": now.isoformat(timespec="milliseconds"),
-        "execution_time_ms": duration_ms,
-    }
-    try:
-        kept = keep(call.space.project_ai, bound.chain.tool.id, entry, now=now, retention=Retention())
-    except OSError as error:
-        told = f"The output could not be kept in the project: {error.strerror or error}."
-        return Run(replace(bound, warnings=(*bound.warnings, told)), outcome, duration_ms, None)
-    return Run(bound, outcome, duration_ms, kept)
 
 
 def plan_digest(plan: Plan) -> str:

@@ -6,8 +6,17 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Action = Literal["run", "sign", "create", "update", "delete", "validate", "why"]
+from kiwi_mcp.domain.run import RunStatus
+
+Action = Literal[
+    "run", "sign", "create", "update", "delete", "validate", "why",
+    "publish", "pull", "versions", "diff", "deprecate", "yank", "rollback", "verify", "list",
+]  # fmt: skip
 ACTIONS: tuple[Action, ...] = get_args(Action)
+REGISTRY_ACTIONS: frozenset[Action] = frozenset(
+    {"publish", "pull", "versions", "diff", "deprecate", "yank", "rollback", "verify", "list"}
+)
+"""The actions that are about published versions."""
 Where = Literal["project", "user"]
 Text = Annotated[str, Field(max_length=4_000)]
 Name = Annotated[str, Field(max_length=400)]
@@ -32,7 +41,7 @@ class SearchRequest(ProjectRequest):
     query: Annotated[Text, Field(description="What you need, in words")]
     source: Annotated[
         Literal["local", "all", "project", "user", "builtin", "registry"],
-        Field(description="local = project and user; all adds what is built in"),
+        Field(description="local = project and user; all adds registry and built-in"),
     ] = "local"
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     sort_by: Literal["score", "date", "name"] = "score"
@@ -81,3 +90,49 @@ class DoctorRequest(Request):
     """Look at the health of this installation."""
 
     project_path: Text | None = None
+
+
+class RegistryRequest(Request):
+    """Exchange versions with another registry, or say where one is."""
+
+    action: Annotated[
+        Literal["show", "push", "pull", "add"], Field(description="push and pull copy all that the other lacks")
+    ] = "show"
+    remote: Annotated[
+        Text | None, Field(description="A remote's name, a folder, or an address: sqlite, postgresql, http, https")
+    ] = None
+    url: Annotated[Text | None, Field(description="add: where the remote is")] = None
+    token: Annotated[Name | None, Field(description="add: the variable that holds its token, as ${NAME}")] = None
+    only: Annotated[Name | None, Field(description="push, pull: only this namespace")] = None
+    with_private: Annotated[bool, Field(description="push, pull: private items too")] = False
+    dry_run: Annotated[bool, Field(description="Show what would be copied")] = False
+    project_path: Text | None = None
+
+
+class MigrateRequest(Request):
+    """Bring an old folder of tools along."""
+
+    path: Annotated[
+        Text | None, Field(description="A project, an `.ai` folder, a folder of tools; the project itself otherwise")
+    ] = None
+    apply: Annotated[bool, Field(description="Do it; otherwise only the plan is shown")] = False
+    location: Annotated[
+        Where | None, Field(description="Where the items go; the space the folder lies in, else the project")
+    ] = None
+    rewrite: Annotated[bool, Field(description="Write a tool.yaml beside the code of each old Python tool")] = False
+    sign: Annotated[bool, Field(description="Sign what is sound, once it is in place")] = False
+    project_path: Text | None = None
+
+
+class RunsRequest(Request):
+    """Look at the runs that calls left."""
+
+    action: Literal["list", "show", "prune"] = "list"
+    run_id: Annotated[Name | None, Field(description="show: which run")] = None
+    tool: Annotated[Name | None, Field(description="Only runs of this tool, by its short name")] = None
+    status: RunStatus | None = None
+    since: Annotated[Name | None, Field(description="ISO 8601, or how long ago: 30m, 2h, 3d")] = None
+    until: Annotated[Name | None, Field(description="As `since`")] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 20
+    before: Annotated[Name | None, Field(description="The `next` of the page before")] = None
+    project_path: Annotated[Text | None, Field(description="Only runs in this project")] = None

@@ -10,7 +10,10 @@ from kiwi_mcp.kernel.requests import (
     HelpRequest,
     InitRequest,
     LoadRequest,
+    MigrateRequest,
+    RegistryRequest,
     Request,
+    RunsRequest,
     SearchRequest,
 )
 
@@ -48,8 +51,9 @@ VERBS: tuple[Verb, ...] = (
     Verb(
         "execute",
         ExecuteRequest,
-        "Run a tool with `parameters`, or manage tools: action create (parameters: tool_id, tool_type, executor, "
-        "manifest, files), update, validate, sign, delete, why. Ask `help` for worked examples.",
+        "Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
+        "manifest, files), update, validate, sign, delete, why; share versions: publish, pull, versions, diff, "
+        "rollback. Ask `help` for worked examples.",
         is_meta_tool=True,
         is_read_only=False,
         runs_items=True,
@@ -67,6 +71,14 @@ VERBS: tuple[Verb, ...] = (
         is_read_only=False,
     ),
     Verb("doctor", DoctorRequest, "What works here, what is missing, and how to get it."),
+    Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave."),
+    Verb(
+        "registry",
+        RegistryRequest,
+        "Push versions to another registry, pull from one, add one, show which are known.",
+        is_read_only=False,
+    ),
+    Verb("migrate", MigrateRequest, "Bring the tools of an older folder along.", is_read_only=False),
 )
 
 BY_NAME = {verb.name: verb for verb in VERBS}

@@ -61,6 +61,7 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         "variables": {name: place or None for name, place in found.items()},
         "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
+        "notes": [*chain.drift, *chain.notes],
         "would_run": not reasons,
         "reasons": _distinct(reasons),
     }

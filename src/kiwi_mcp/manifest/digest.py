@@ -40,10 +40,19 @@ def sha256_hex(data: bytes) -> str:
 def digest_of(
     *, tool_id: str, version: str, executor: str | None, manifest_body: bytes, files: Iterable[ToolFile]
 ) -> str:
-    """Return the digest of an item.
+    """Return the digest of an item: the hash of its statement."""
+    return sha256_hex(
+        statement_of(tool_id=tool_id, version=version, executor=executor, manifest_body=manifest_body, files=files)
+    )
+
+
+def statement_of(
+    *, tool_id: str, version: str, executor: str | None, manifest_body: bytes, files: Iterable[ToolFile]
+) -> bytes:
+    """Return the canonical JSON that states what an item is.
 
     `manifest_body` is the file that bears the manifest, without its signature line; `files` are all the others. A
-    signature holds this digest, so the file it stands in can only be counted without it.
+    signature holds the digest, so the file it stands in can only be counted without it.
     """
     listed: list[Json] = [
         {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
@@ -58,7 +67,7 @@ def digest_of(
         "manifest": sha256_hex(manifest_body.replace(b"\r\n", b"\n")),
         "files": listed,
     }
-    return sha256_hex(canonical(statement))
+    return canonical(statement)
 
 
 class _Unusual(ValueError):
@@ -70,20 +79,31 @@ _encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, 
 
 def _simple(value: Json) -> Json:
     """Return a value that both ways of writing JSON write alike, which nearly all values are."""
+    kind = type(value)
+    if kind is str:
+        if not value.isascii():  # type: ignore[union-attr]  # its type was asked, in the quickest way there is
+            raise _Unusual
+        return value
+    if kind is dict:
+        return {_simple_key(key): _simple(inner) for key, inner in value.items()}  # type: ignore[union-attr]  # as above
+    if value is None or kind is bool:
+        return value
+    return _simple_number(value) if isinstance(value, (int, float)) else _simple_inside(value)
+
+
+def _simple_number(value: float) -> int:
+    # A whole number is written without a fraction; what not every reader keeps exactly is not whole enough.
+    if not -_EXACT < value < _EXACT or value != int(value):
+        raise _Unusual
+    return int(value)
+
+
+def _simple_inside(value: str | Sequence[Json] | Mapping[str, Json]) -> Json:
     match value:
         case str():
-            if not value.isascii():
-                raise _Unusual
-            return value
-        case None | bool():
-            return value
-        case int() | float():
-            # A whole number is written without a fraction; what not every reader keeps exactly is not whole enough.
-            if not -_EXACT < value < _EXACT or value != int(value):
-                raise _Unusual
-            return int(value)
+            return _simple(str(value))
         case Mapping():
-            return {_simple_key(key): _simple(inner) for key, inner in value.items()}
+            return _simple(dict(value))
         case _:
             return [_simple(inner) for inner in value]
 

@@ -15,7 +15,8 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan
 def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[str, ...]:
     """Refuse a chain with a link that was changed after signing, or is not sound; return what to tell the owner.
 
-    `changes` are the differences from the lockfile: warnings by default, a refusal where the caller froze it.
+    `changes` are the differences from the lockfile: warnings by default, a refusal where the caller froze it. So is
+    a chain that is not the one its tool was published on.
     """
     for link in chain.links:
         if link.integrity == "modified":
@@ -23,9 +24,9 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
             raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
     if chain.faults:
         raise InvalidManifest(chain.tool.id, chain.faults)
-    if changes and is_frozen:
-        raise LockMismatch(chain.tool.id, changes)
-    return (*(f"lockfile: {change}" for change in changes), *chain.shadowed)
+    if is_frozen and (changes or chain.drift):
+        raise LockMismatch(chain.tool.id, [*changes, *chain.drift])
+    return (*(f"lockfile: {change}" for change in changes), *chain.drift, *chain.notes, *chain.shadowed)
 
 
 def permit(plan: Plan, grant: Grant) -> Plan:

@@ -14,8 +14,16 @@ Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Value, ...]
 
 
+class IntegrityFault(Exception):
+    """A rule of the schema refused a row: a key that is taken, a reference to nothing, a check, a trigger."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Transaction(Protocol):
-    """One piece of work that is done whole or not at all."""
+    """One piece of work that is done whole or not at all; once a statement has failed, it is not done."""
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""
@@ -25,6 +33,9 @@ class Transaction(Protocol):
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add rows to a table, in the quickest way the database has."""
+
+    def run_script(self, script: str) -> None:
+        """Run every statement of a script, none of which takes values."""
 
 
 class Database(Protocol):
@@ -48,8 +59,20 @@ class Database(Protocol):
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
 
+    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
+        """Run one statement without waiting for anybody, and say whether it was done; if not, use `transaction`."""
+
+    def encode_list(self, values: Sequence[str]) -> Value:
+        """Return texts as the value of a column that holds a list."""
+
+    def decode_list(self, value: Value) -> tuple[str, ...]:
+        """Return the texts in the value of a column that holds a list."""
+
     def stamp(self) -> int:
         """Return a number that differs from the last one whenever another process or this one may have written."""
+
+    def doubts(self) -> Sequence[str]:
+        """Return what its owner should know of this database, a sentence each."""
 
     def close(self) -> None:
         """Let go of every connection."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from errno import ELOOP
+from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
 
 FOLDER = "outputs/tools"
 INLINE_LIMIT = 64_000
@@ -56,16 +58,30 @@ class Kept:
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> Kept:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
     shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
-    name = _write_new(shelf, now.strftime("output_%Y%m%d_%H%M%S"), _lines(record))
+    name = _write_new(shelf, f"output_{now:%Y%m%d_%H%M%S}", _lines(record))
     shelf.names.append(name)
     _prune(shelf, retention)
     return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
-def _lines(record: JsonObject) -> str:
+def rewrite(project_ai: Path, kept: Kept, record: JsonObject) -> None:
+    """Put another record in the place of one that was kept; whoever reads sees the one or the other, whole."""
+    tool_id, _, stem = kept.handle.rpartition("/")
+    shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
+    path = f"{shelf.folder}/{stem}.json"
+    _write(f"{path}.new", _lines(record))  # a name that goes with the old ones, should it be left behind
+    os.replace(f"{path}.new", path)  # noqa: PTH105 - text, as all that is on the way of a run
+
+
+def _lines(record: JsonObject) -> bytes:
     """Return a record as JSON with a line for each of its words: readable, and quick to write."""
-    words = (f"  {_encode(word)}: {_encode(value)}" for word, value in record.items())
-    return "{\n" + ",\n".join(words) + "\n}\n"
+    words = [f'  "{word}": {_json(value)}' for word, value in record.items()]
+    return ("{\n" + ",\n".join(words) + "\n}\n").encode(errors="backslashreplace")
+
+
+def _json(value: Json) -> str:
+    # Setting up the encoder takes longer than writing a number.
+    return str(value) if type(value) is int else _encode(value)
 
 
 def _shelf(folder: str, *, depth: int) -> Shelf:
@@ -97,20 +113,32 @@ def _names(folder: str) -> list[str]:
     return sorted((name for name in names if name.startswith("output_")), key=_age)
 
 
-def _write_new(shelf: Shelf, stem: str, text: str) -> str:
+def _write_new(shelf: Shelf, stem: str, data: bytes) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
     newest = shelf.names[-1] if shelf.names else ""
     for number in range(_age(newest)[1] + 1 if newest.startswith(stem) else 1, 1_000_000):
         name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
         try:
-            descriptor = os.open(f"{shelf.folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            _write(f"{shelf.folder}/{name}", data)
         except FileExistsError:
             continue
-        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(text.encode(errors="backslashreplace"))
         return name
     raise FileExistsError(f"{shelf.folder}/{stem}")
+
+
+def _write(path: str, data: bytes) -> None:
+    """Make a file that was not there, for its owner alone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        os.unlink(path)  # noqa: PTH108 - as above
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def _prune(shelf: Shelf, retention: Retention) -> None:
@@ -130,38 +158,43 @@ def _age(name: str) -> tuple[str, int]:
     return stem + time, int(count) if count.isdecimal() else 1
 
 
-def shorten(result: Json, kept: Kept | None) -> JsonObject:
-    """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large."""
-    text = _text(result)
+def shorten(result: Json, kept: Kept | None, text: str | None = None) -> JsonObject:
+    """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large.
+
+    `text` is the result as `result_text` gives it, where that is known.
+    """
+    text = result_text(result) if text is None else text
     if len(text) <= INLINE_LIMIT or kept is None:
         return {"result": result}
-    return {
-        "result": text[:PREVIEW],
-        "result_is_preview": True,
-        "result_handle": kept.handle,
-        "result_characters": len(text),
-    }
+    return {**preview(text), "result_handle": kept.handle}
 
 
-def _text(result: Json) -> str:
+def preview(text: str) -> JsonObject:
+    """Return the words that tell of a large result without holding it."""
+    return {"result": text[:PREVIEW], "result_is_preview": True, "result_characters": len(text)}
+
+
+def result_text(result: Json) -> str:
     """Return a result as its pages show it: a text as it is, anything else as JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def read_page(project_ai: Path, handle: str, *, offset: int, length: int) -> JsonObject:
-    """Return part of a stored result, by its handle."""
-    found = _HANDLE.fullmatch(handle)
-    if found is None:
-        raise InvalidRequest(
-            f"{handle!r} is not a result handle.", suggestion="Use the `result_handle` of a run as it was given."
-        )
-    path = project_ai / FOLDER / found[1] / f"{found[2]}.json"
-    text = _text(_record(path).get("result"))
+def result_bytes(text: str) -> bytes:
+    """Return the text of a result as the store keeps it."""
+    return text.encode(errors="surrogatepass")
+
+
+def read_page(
+    project_ai: Path, handle: str, *, offset: int, length: int, stored: Callable[[str], bytes] | None = None
+) -> JsonObject:
+    """Return part of a result, by its handle; `stored` gives those that are in the store, by the id of their run."""
+    record = read_record(project_ai, handle)
+    text = _stored_text(record, handle, stored) if "result_sha256" in record else result_text(record.get("result"))
     page = text[offset : offset + min(length, PAGE)]
     end = offset + len(page)
     return {
         "handle": handle,
-        "path": str(path),
+        "path": str(_path(project_ai, handle)),
         "content": page,
         "offset": offset,
         "total_characters": len(text),
@@ -169,20 +202,41 @@ def read_page(project_ai: Path, handle: str, *, offset: int, length: int) -> Jso
     }
 
 
-def _record(path: Path) -> JsonObject:
+def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes] | None) -> str:
+    if stored is None:
+        raise _gone(handle)
+    data = stored(as_text(record.get("run_id")))
+    # The file lies in the project, where anybody may have written it.
+    if sha256(data).hexdigest() != record["result_sha256"]:
+        raise _gone(handle)
+    return data.decode(errors="surrogatepass")
+
+
+def read_record(project_ai: Path, handle: str) -> JsonObject:
+    """Return what a run left in its project, by its handle."""
+    path = _path(project_ai, handle)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             record: Json = json.loads(file.read()) if S_ISREG(os.fstat(descriptor).st_mode) else None
     except (OSError, ValueError, RecursionError) as error:
-        raise _gone(path) from error
+        raise _gone(handle) from error
     if not isinstance(record, dict):
-        raise _gone(path)
+        raise _gone(handle)
     return record
 
 
-def _gone(path: Path) -> NotFound:
+def _path(project_ai: Path, handle: str) -> Path:
+    found = _HANDLE.fullmatch(handle)
+    if found is None:
+        raise InvalidRequest(
+            f"{handle!r} is not a result handle.", suggestion="Use the `result_handle` of a run as it was given."
+        )
+    return project_ai / FOLDER / found[1] / f"{found[2]}.json"
+
+
+def _gone(handle: str) -> NotFound:
     return NotFound(
-        f"The output {path.stem!r} is not there any more.",
+        f"The output {handle!r} is not there any more.",
         suggestion="Run the tool again: old outputs are removed when new ones come.",
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
-from dataclasses import dataclass
+from asyncio import CancelledError
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +12,15 @@ import typer
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
-from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.places import nearest_project
 from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli.gateway import up
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
-from kiwi_mcp.surfaces.cli.progress import reporting
-from kiwi_mcp.surfaces.cli.show import Screen, payload, show
+from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
+from kiwi_mcp.surfaces.cli.screen import Screen
+from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, Shell, here, shell_for
+from kiwi_mcp.surfaces.cli.show import payload, show
 
 app = typer.Typer(
     name="kiwi",
@@ -31,58 +32,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(registry_commands)
+app.add_typer(up, name="up")
+
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-IsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Project = Annotated[
-    Path | None, typer.Option("--project", "-p", help="The project's folder; the nearest with an .ai folder otherwise.")
-]
-Location = Annotated[str | None, typer.Option("--location", help="project or user.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, do nothing.")]
-Item = Annotated[str, typer.Argument(help="A name, name@range, or full identity.")]
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """One command at work: which project it is about, and how its answer is shown."""
-
-    project: Path
-    is_json: bool
-
-    def ask(self, verb: str, request: JsonObject) -> Answer:
-        """Send one request to the kernel and return its answer."""
-        return asyncio.run(self._ask(verb, request))
-
-    async def _ask(self, verb: str, request: JsonObject) -> Answer:
-        # A tool must not outlive the command that runs it, however that is asked to end.
-        task = asyncio.current_task()
-        if task is not None:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        kernel = Kernel(self.project)
-        try:
-            with reporting(is_quiet=self.is_json) as report:
-                return await kernel.call(verb, request, report)
-        finally:
-            await kernel.aclose()
-
-    def tell(self, verb: str, request: JsonObject, *, view: str | None = None, is_raw: bool = False) -> None:
-        """Send one request, show its answer, and end with its exit code."""
-        answer = self.ask(verb, request)
-        show(answer, verb=view or verb, is_json=self.is_json, is_raw=is_raw)
-        if answer.exit_code:
-            raise typer.Exit(answer.exit_code)
-
-
-def _shell(project: Path | None, *, is_json: bool) -> Shell:
-    return Shell(_here() / project if project else nearest_project(_here()), is_json)
-
-
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError as error:
-        raise NotFound("The current folder no longer exists.", suggestion="Change to one that does.") from error
 
 
 @app.callback(invoke_without_command=True)
@@ -113,7 +66,7 @@ def search(
         query=" ".join(query), source=source, limit=limit, sort_by=sort_by, item_type=item_type,
         tool_type=tool_type, category=category, tag=tag,
     )  # fmt: skip
-    _shell(project, is_json=is_json).tell("search", request)
+    shell_for(project, is_json=is_json).tell("search", request)
 
 
 @app.command()
@@ -132,7 +85,7 @@ def load(
     request = payload(
         item_id=item, source=source, destination=to or destination, file=file, item_type=item_type, offset=offset
     )
-    _shell(project, is_json=is_json).tell("load", request)
+    shell_for(project, is_json=is_json).tell("load", request)
 
 
 @app.command(context_settings=_UNKNOWN_ALLOWED)
@@ -147,7 +100,7 @@ def run(
     is_json: IsJson = False,
 ) -> None:
     """Run a tool: name=value, --name value, name:=json, or --params JSON."""
-    shell = _shell(project, is_json=is_json)
+    shell = shell_for(project, is_json=is_json)
     parameters: dict[str, Json] = dict(read_object(params)) if params else {}
     if context.args:
         schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
@@ -198,7 +151,7 @@ def create(
         if not manifest:
             words = {"version": "1.0.0", "config": {"entrypoint": files[0].name}, **words}
     request = payload(action="create", item_id=item, parameters=words, dry_run=is_dry)
-    _shell(project, is_json=is_json).tell("execute", request, view="create")
+    shell_for(project, is_json=is_json).tell("execute", request, view="create")
 
 
 @app.command()
@@ -219,7 +172,7 @@ def update(
     if content:
         words["content"] = _text(content)
     request = payload(action="update", item_id=item, parameters={**words, **payload(location=location)}, dry_run=is_dry)
-    _shell(project, is_json=is_json).tell("execute", request, view="update")
+    shell_for(project, is_json=is_json).tell("execute", request, view="update")
 
 
 @app.command()
@@ -228,7 +181,7 @@ def delete(
 ) -> None:
     """Move a tool to the trash."""
     request = payload(action="delete", item_id=item, parameters=payload(location=location), dry_run=is_dry)
-    _shell(project, is_json=is_json).tell("execute", request, view="delete")
+    shell_for(project, is_json=is_json).tell("execute", request, view="delete")
 
 
 @app.command()
@@ -242,11 +195,11 @@ def validate(
     if path.exists():
         folder = project or nearest_project(path.absolute().parent)
         request = payload(action="validate", parameters={"path": str(path.absolute())})
-        _shell(folder, is_json=is_json).tell("execute", request, view="validate")
+        shell_for(folder, is_json=is_json).tell("execute", request, view="validate")
     elif "/" in what or path.suffix:
         raise NotFound(f"{what} does not exist.", suggestion="Check the path, or give an item's name.")
     else:
-        _shell(project, is_json=is_json).tell("execute", {"action": "validate", "item_id": what}, view="validate")
+        shell_for(project, is_json=is_json).tell("execute", {"action": "validate", "item_id": what}, view="validate")
 
 
 @app.command()
@@ -261,13 +214,13 @@ def sign(
     """Validate a tool, then write its signature line and the lockfile."""
     words = payload(location=location, category=category)
     request = payload(action="sign", item_id=item, parameters=words, dry_run=is_dry)
-    _shell(project, is_json=is_json).tell("execute", request, view="sign")
+    shell_for(project, is_json=is_json).tell("execute", request, view="sign")
 
 
 @app.command(context_settings=_UNKNOWN_ALLOWED)
 def why(context: typer.Context, item: Item, project: Project = None, is_json: IsJson = False) -> None:
     """Show what a tool stands on, where its variables come from, and whether it would run."""
-    shell = _shell(project, is_json=is_json)
+    shell = shell_for(project, is_json=is_json)
     parameters: JsonObject = {}
     if context.args:
         schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
@@ -278,7 +231,7 @@ def why(context: typer.Context, item: Item, project: Project = None, is_json: Is
 @app.command()
 def doctor(project: Project = None, is_json: IsJson = False) -> None:
     """Check this installation: what works, what is missing, and how to get it."""
-    _shell(project, is_json=is_json).tell("doctor", {})
+    shell_for(project, is_json=is_json).tell("doctor", {})
 
 
 @app.command()
@@ -287,7 +240,7 @@ def init(
     is_json: IsJson = False,
 ) -> None:
     """Give a project its .ai folder."""
-    Shell(_here() / (folder or ""), is_json).tell("init", {})
+    Shell(here() / (folder or ""), is_json).tell("init", {})
 
 
 @app.command("help")
@@ -299,7 +252,7 @@ def help_(
     is_json: IsJson = False,
 ) -> None:
     """Read how Kiwi is used."""
-    _shell(project, is_json=is_json).tell("help", payload(topic=topic))
+    shell_for(project, is_json=is_json).tell("help", payload(topic=topic))
 
 
 @app.command()
@@ -309,7 +262,7 @@ def call(
     project: Project = None,
 ) -> None:
     """Send any verb exactly the JSON that an MCP client would send; the answer is JSON."""
-    _shell(project, is_json=True).tell(verb, read_object(request))
+    shell_for(project, is_json=True).tell(verb, read_object(request))
 
 
 @app.command()
@@ -347,5 +300,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except asyncio.CancelledError:
+    except CancelledError:
         sys.exit(143)

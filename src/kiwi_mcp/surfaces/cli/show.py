@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from shutil import get_terminal_size
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.surfaces.cli.terminal import shown
+from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
+from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
 
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 _SHORT = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """Where data goes: as it is into a pipe or where raw text is wanted, safe on a terminal."""
-
-    is_raw: bool = False
-
-    def data(self, text: str) -> None:
-        """Write data."""
-        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
-        sys.stdout.flush()
-
-    def line(self, text: str) -> None:
-        """Write a line of a table, cut where a terminal would break it."""
-        self.data(text[: get_terminal_size().columns] if sys.stdout.isatty() else text)
-
-    def json(self, value: Json) -> None:
-        """Write a value as JSON for people."""
-        self.data(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def show(answer: Answer, *, verb: str, is_json: bool, is_raw: bool = False) -> None:
@@ -44,12 +21,7 @@ def show(answer: Answer, *, verb: str, is_json: bool, is_raw: bool = False) -> N
     elif answer.is_error:
         _error(answer.content)
     else:
-        _VIEWS.get(verb, _message)(answer.content, screen)
-
-
-def talk(text: str) -> None:
-    """Write something a person should read and a program should not."""
-    sys.stderr.write(shown(text) + "\n")
+        _VIEWS.get(verb, show_message)(answer.content, screen)
 
 
 def _error(content: JsonObject) -> None:
@@ -59,28 +31,15 @@ def _error(content: JsonObject) -> None:
             talk(printed)
     talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
     for issue in as_list(content.get("issues")):
-        talk(_issue(as_object(issue)))
+        talk(issue_text(as_object(issue)))
     if (result := content.get("result")) is not None:
         talk(f"reply: {text_of(result)[:2000]}")
     if hint := as_text(content.get("suggestion")):
         talk(f"hint: {hint}")
 
 
-def _issue(issue: JsonObject) -> str:
-    line = f" (line {issue['line']})" if issue.get("line") else ""
-    place = as_text(issue.get("place"))
-    mark = "!" if issue.get("severity") == "warning" else "✗"
-    fault = f"  {mark} {place + ': ' if place else ''}{as_text(issue.get('reason'))}{line}"
-    return f"{fault}\n      fix: {as_text(issue.get('fix'))}"
-
-
-def _warnings(content: JsonObject) -> None:
-    for warning in as_list(content.get("warnings")):
-        talk(_issue(warning) if isinstance(warning, Mapping) else f"warning: {text_of(warning)}")
-
-
 def _run(content: JsonObject, screen: Screen) -> None:
-    _warnings(content)
+    show_warnings(content)
     logs = as_object(content.get("logs"))
     for name in ("stdout", "stderr"):
         if printed := as_text(logs.get(name)).rstrip():
@@ -149,8 +108,8 @@ def _parameter(name: str, schema: JsonObject, content: JsonObject) -> str:
 def _validate(content: JsonObject, screen: Screen) -> None:
     issues = [as_object(issue) for issue in as_list(content.get("issues"))]
     for issue in issues:
-        screen.data(_issue(issue))
-    _warnings(content)
+        screen.data(issue_text(issue))
+    show_warnings(content)
     count = len(issues)
     talk(
         f"{content.get('tool_id')}: valid"
@@ -171,7 +130,7 @@ def _why(content: JsonObject, screen: Screen) -> None:
         screen.data(f"${{{name}}}  {place or 'not set'}")
     for change in as_list(content.get("lockfile")):
         screen.data(f"changed since signing: {text_of(change)}")
-    for note in as_list(content.get("shadowed")):
+    for note in (*as_list(content.get("notes")), *as_list(content.get("shadowed"))):
         screen.data(f"note: {text_of(note)}")
     screen.data("would run: " + ("yes" if content.get("would_run") else "no"))
     for reason in map(as_object, as_list(content.get("reasons"))):
@@ -192,20 +151,6 @@ def _help(content: JsonObject, screen: Screen) -> None:
     talk(f"topics: {', '.join(map(text_of, as_list(content.get('topics'))))}")
 
 
-def _message(content: JsonObject, screen: Screen) -> None:
-    _warnings(content)
-    screen.data(as_text(content.get("message")) or json.dumps(content, ensure_ascii=False))
-    for word in ("path", "trash_path", "signature"):
-        if value := as_text(content.get(word)):
-            talk(f"  {word}: {value}")
-    for name in as_list(content.get("created")):
-        talk(f"  + {text_of(name)}")
-    for issue in as_list(content.get("skipped")):
-        talk(_issue(as_object(issue)))
-    if following := as_text(content.get("next")):
-        talk(f"hint: {following}")
-
-
 _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     "run": _run,
     "search": _search,
@@ -214,6 +159,7 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     "why": _why,
     "doctor": _doctor,
     "help": _help,
+    **REGISTRY_VIEWS,
 }
 
 

@@ -1,0 +1,222 @@
+"""The registry as a source: published versions, opened from a copy that is held against their digest each time."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
+from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh
+from kiwi_mcp.catalog.folder import MANIFESTS
+from kiwi_mcp.catalog.read import Opened, open_tool
+from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError
+from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.registry import Link, Listed, Mark, Pin, Release
+from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.store.registry import Registry
+
+_KEPT = 4_096
+
+
+class RegistrySource:
+    """What a registry holds for its actor. What ships with Kiwi is left to the installation itself.
+
+    A registry that cannot be reached has no items: the folders go on working without it.
+    """
+
+    name: Source = "registry"
+
+    def __init__(self, registry: Callable[[], Registry], cache: Path) -> None:
+        self._registry = registry
+        self._copies = cache / "registry"
+        self._sheets: Sheets | None = None
+        self._head = -1
+        self._generation = 0
+        self._listed: dict[str, Listed] = {}
+        self._named: dict[Ref, Sequence[Entry]] = {}
+        self._opened: dict[str, Opened] = {}
+        self._entries: Sequence[Entry] | None = None
+        self._fault: KiwiError | None = None
+
+    @property
+    def fault(self) -> KiwiError | None:
+        """Why the registry cannot be asked now, if so."""
+        return self._fault
+
+    def sync(self, sheets: Sheets) -> int:
+        """Notice whether anything was published or marked, by whichever process."""
+        try:
+            head, self._fault = self._registry().head(), None
+        except KiwiError as fault:
+            head, self._fault = -1, fault
+        if head != self._head or sheets is not self._sheets:
+            self._head, self._sheets = head, sheets
+            self._generation += 1
+            self._named.clear()
+            self._listed.clear()
+            self._opened.clear()
+            self._entries = None
+        return self._generation
+
+    def refresh(self, sheets: Sheets) -> int:
+        """Notice every change, which a glance at the log does."""
+        return self.sync(sheets)
+
+    def entries(self) -> Sequence[Entry]:
+        """Return the latest version of every item that lists may show."""
+        if self._entries is None:
+            self._entries = () if self._fault else [self._enter(one) for one in self._registry().find()]
+            self._entries = [entry for entry in self._entries if not self._listed[entry.path].is_builtin]
+        return self._entries
+
+    def broken(self) -> Sequence[Broken]:
+        """Return nothing: what is published was whole when it was sealed."""
+        return ()
+
+    def named(self, ref: Ref) -> Sequence[Entry]:
+        """Return the versions that a reference may mean; a yanked one only where it is asked for exactly."""
+        if self._fault or ref.source not in {None, "registry"}:
+            return ()
+        known = self._named.get(ref)
+        if known is None:
+            found = self._registry().named(ref.name, namespace=ref.namespace if ref.source else None)
+            used = [one for one in found if not one.is_builtin and (one.yanked is None or ref.is_exactly(one))]
+            known = [self._enter(one) for one in used]
+            if len(self._named) >= _KEPT:
+                self._named.clear()
+            self._named[ref] = known
+        return known
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the items that lists may show, where they have been listed already."""
+        return {entry.tool_id for entry in self._entries or ()}
+
+    def pin(self, tool: Tool) -> Pin | None:
+        """Return which executor a version was published on."""
+        listed = self._listed.get(tool.identity)
+        return listed.executor if listed else None
+
+    def notes(self, tool: Tool) -> Sequence[str]:
+        """Return that a version is deprecated or yanked, and why."""
+        listed = self._listed.get(tool.identity)
+        marks = (("deprecated", listed.deprecated), ("yanked", listed.yanked)) if listed else ()
+        return [f"{tool.identity} is {word}{f': {mark.reason}' if mark.reason else ''}" for word, mark in marks if mark]
+
+    def stamp(self, entry: Entry) -> Stamp:  # noqa: ARG002 - sources have one port
+        """Return that there is no file: an entry is told apart by the log, not by a stamp."""
+        return MISSING
+
+    def open(self, entry: Entry) -> Opened | None:
+        """Return a version in full; its copy is made anew where it is not what was sealed."""
+        known = self._opened.get(entry.path)
+        if known is None or not are_fresh(known.stamps):
+            if len(self._opened) >= _KEPT:
+                self._opened.clear()
+            listed = self._listed[entry.path]
+            self._enter_chain(listed)
+            known = self._opened[entry.path] = self._open(listed)
+        return known
+
+    def _enter_chain(self, listed: Listed) -> None:
+        """Take in all that a version stands on, which one query gives."""
+        links = self._registry().resolve(listed.id)
+        for index, link in enumerate(links[1:], start=1):
+            version = _version(link, links[index + 1] if index + 1 < len(links) else None)
+            ref = Ref(link.tool_id, "registry", link.namespace, link.version)
+            self._named.setdefault(ref, [self._enter(version)])
+
+    def _enter(self, listed: Listed) -> Entry:
+        entry = entry_of_version(listed)
+        self._listed[entry.path] = listed
+        return entry
+
+    def _open(self, listed: Listed) -> Opened:
+        base = self._copies / listed.digest.removeprefix("sha256:")
+        opened = self._read(listed, base) if (base / listed.place).is_file() else None
+        if opened is None or f"sha256:{opened.tool.digest}" != listed.digest:
+            self._copy(listed, base)
+            opened = self._read(listed, base)
+        actual = f"sha256:{opened.tool.digest}" if opened else ""
+        if opened is None or actual != listed.digest:
+            raise IntegrityMismatch(listed.name.tool_id, expected=listed.digest, actual=actual, where=str(base))
+        if opened.tool.integrity == "unsigned":
+            opened = replace(opened, tool=replace(opened.tool, integrity="published"))
+        return opened
+
+    def _read(self, listed: Listed, base: Path) -> Opened | None:
+        try:
+            return open_tool(
+                base / listed.place, source="registry", base=base, namespace=listed.name.namespace, sheets=self._sheets
+            )
+        except KiwiError:
+            return None
+
+    def _copy(self, listed: Listed, base: Path) -> None:
+        """Lay a version out below a folder named by its digest: whole, or not at all."""
+        (release,) = self._registry().read([listed.id])
+        self._copies.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=self._copies, prefix=".new-"))
+        try:
+            lay_out(release, made)
+            if base.exists():
+                shutil.rmtree(base)
+            made.rename(base)
+        except OSError:
+            shutil.rmtree(made, ignore_errors=True)
+            if not base.is_dir():  # otherwise another process was quicker
+                raise
+
+
+def _version(link: Link, below: Link | None) -> Listed:
+    """Return a link of a chain as a version, with the executor it was published on."""
+    pin = Pin(link.executor_ref or "", below.name, below.digest) if below else None
+    return Listed(
+        link.id,
+        link.name,
+        link.digest,
+        link.closure,
+        link.place,
+        link.tool_type,
+        manifest_text=link.manifest_text,
+        executor=pin,
+        yanked=Mark(link.yanked_at) if link.yanked_at else None,
+        deprecated=Mark(link.deprecated_at) if link.deprecated_at else None,
+    )
+
+
+def lay_out(release: Release, base: Path) -> None:
+    """Write the files of a version below a base as they stood below the one they were published from."""
+    place = base / release.place
+    for file in release.files:
+        # What a single file imports from the shared code stands there; a folder may as well hold it itself.
+        is_shared = place.name not in MANIFESTS and file.path != place.name
+        path = (base / "tools" if is_shared else place.parent) / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+        path.chmod(0o755 if file.is_executable else 0o644)
+
+
+def entry_of_version(listed: Listed) -> Entry:
+    """Return the entry of a published version; its path is its identity, since it is in no folder."""
+    name, manifest = listed.name, listed.manifest
+    return Entry(
+        source="registry",
+        namespace=name.namespace,
+        path=f"registry/{name}",
+        kind=listed.place.partition("/")[0],
+        tool_id=name.tool_id,
+        version=name.version,
+        tool_type=listed.tool_type,
+        name=listed.title,
+        description=listed.description[:TEXT_LIMIT],
+        category=listed.category,
+        tags=listed.tags,
+        parameters=declared(as_object(manifest.get("parameters")).get("properties")),
+        modified=datetime.fromisoformat(listed.created_at).timestamp() if listed.created_at else 0.0,
+    )

@@ -1,0 +1,57 @@
+"""What a registry holds from the first day: the links that ship with Kiwi, and servers that Kiwi vouches for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kiwi_mcp.catalog.catalog import BUILTIN
+from kiwi_mcp.catalog.read import load_bytes, read_tool
+from kiwi_mcp.catalog.release import release_of
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin, Release, VersionName
+from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.store.registry import Registry
+
+OFFICIAL = BUILTIN / "registry"
+"""The folder of what is in every registry and in no installation's own catalog."""
+
+
+def seed(registry: Registry, release: str) -> None:
+    """Publish what comes with this release of Kiwi, once for each registry."""
+    source = f"kiwi:{release}"
+    if not registry.cursor(source):
+        registry.publish(tuple(seeds()), is_seeding=True)
+        registry.set_cursor(source, registry.head())
+
+
+def seeds() -> Iterator[Release]:
+    """Give a release of each item, executors before what stands on them."""
+    links = [_tool(path, BUILTIN) for path in sorted((BUILTIN / "tools").rglob("*.yaml"))]
+    servers = [_tool(path, OFFICIAL) for path in sorted((OFFICIAL / "tools").rglob("*.yaml"))]
+    pins = {tool.id: _pin(tool) for tool in links}
+    for tool in sorted(links, key=lambda link: link.manifest.executor is not None):
+        yield replace(_release(tool, pins), is_builtin=True)
+    for tool in servers:
+        yield _release(tool, pins)
+
+
+def _tool(path: Path, base: Path) -> Tool:
+    return read_tool(path, source="builtin", base=base, sheets=load_sheets())
+
+
+def _pin(tool: Tool) -> Pin:
+    return Pin(tool.id, VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version), f"sha256:{tool.digest}")
+
+
+def _release(tool: Tool, pins: dict[str, Pin]) -> Release:
+    executor = tool.manifest.executor
+    made = release_of(
+        tool,
+        {file.path: load_bytes(tool, file) for file in tool.files},
+        namespace=BUILTIN_NAMESPACE,
+        place=tool.origin.place,
+        executor=replace(pins[tool.manifest.executor_id or ""], ref=executor) if executor else None,
+    )
+    return replace(made, is_official=True, published_by=BUILTIN_NAMESPACE)

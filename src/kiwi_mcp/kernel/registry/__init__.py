@@ -1,0 +1,1 @@
+"""Registries: what is published, and how it travels from one to another."""

@@ -1,0 +1,159 @@
+"""The actions on a registry, each from its words to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.registry import VersionName
+from kiwi_mcp.kernel.answers import Answer
+from kiwi_mcp.kernel.reading import read
+from kiwi_mcp.kernel.registry.compare import compare
+from kiwi_mcp.kernel.registry.history import listing, mark, rollback, verify, versions
+from kiwi_mcp.kernel.registry.port import RegistryRemote
+from kiwi_mcp.kernel.registry.publish import prepare_publication, publish, told
+from kiwi_mcp.kernel.registry.remotes import open_remote
+from kiwi_mcp.kernel.registry.sync import pull
+from kiwi_mcp.kernel.registry.told import Told, Wanted
+from kiwi_mcp.kernel.registry.words import (
+    DiffWords,
+    ListWords,
+    MarkWords,
+    NoWords,
+    PublishWords,
+    PullWords,
+    RollbackWords,
+)
+from kiwi_mcp.kernel.requests import ExecuteRequest
+from kiwi_mcp.kernel.store import Store
+
+_EXIT_DAMAGED = 5
+
+
+async def act(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> Answer:
+    """Do what the request's action says to the registry."""
+    match request.action:
+        case "publish":
+            return Answer(await _publish(request, catalog, store, report))
+        case "pull":
+            return Answer(await _pull(request, catalog, store, report))
+        case "verify":
+            read(NoWords, request.action, request.parameters)
+            report(Progress("reading every version again"))
+            found = await asyncio.to_thread(verify, request.item_id, store.registry())
+            return Answer(found, exit_code=_EXIT_DAMAGED if found["issues"] else 0)
+        case _:
+            return Answer(await asyncio.to_thread(_told, request, catalog, store))
+
+
+def _told(request: ExecuteRequest, catalog: Catalog, store: Store) -> JsonObject:
+    registry, action, written = store.registry(), request.action, request.parameters
+    if action == "list":
+        return listing(read(ListWords, action, written), registry)
+    item = _item(request)
+    match action:
+        case "versions":
+            read(NoWords, action, written)
+            return versions(item, registry)
+        case "diff":
+            return compare(item, read(DiffWords, action, written), catalog, registry)
+        case "yank" | "deprecate":
+            words = read(MarkWords, action, written)
+            return _planned(request, item, store) or mark(item, action, words, registry)
+        case "rollback":
+            chosen = read(RollbackWords, action, written)
+            return _planned(request, item, store) or rollback(item, chosen, registry)
+        case _:
+            raise TypeError(action)
+
+
+def _planned(request: ExecuteRequest, item: str, store: Store) -> JsonObject | None:
+    """Return what a dry run answers: which versions it is about, and that nothing was done."""
+    return (
+        {**versions(item, store.registry()), "action": request.action, "status": "planned"} if request.dry_run else None
+    )
+
+
+async def _publish(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
+    words = read(PublishWords, "publish", request.parameters)
+    registry, item = store.registry(), _item(request)
+    report(Progress(f"checking {item}"))
+    publication = await prepare_publication(item, words, catalog, registry)
+    if request.dry_run:
+        return told(publication, (), is_planned=True)
+    published = await asyncio.to_thread(publish, publication, registry)
+    answer = told(publication, published, is_planned=False)
+    if words.to is None:
+        return answer
+    source = RegistryRemote(registry, registry.database.url)
+    target = await open_remote(words.to, store.settings, catalog.space)
+    try:
+        wanted = Wanted.parse(str(publication.name))
+        pushed = await pull(source, target, wanted, namespaces=registry.actor.order, report=report)
+    finally:
+        await target.aclose()
+    return {**answer, "to": target.key, "pushed": [str(one.name) for one in pushed if one.is_new]}
+
+
+async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
+    words = read(PullWords, "pull", request.parameters)
+    registry, wanted = store.registry(), Wanted.parse(_item(request).removeprefix("registry/"))
+    order = registry.actor.order
+    own = RegistryRemote(registry, registry.database.url, is_own=True)
+    if words.remote is None:
+        name = wanted.choose(Told.by(await own.events()), order)
+        return await _pulled(name, {}, catalog, store, request)
+    source = await open_remote(words.remote, store.settings, catalog.space)
+    try:
+        held = Told.by(await source.events())
+        name = wanted.choose(held, order)
+        if held.is_private(name) and not registry.actor.is_member(name.namespace):
+            raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
+        if request.dry_run:
+            return {**_about(name, held.versions[name]), "status": "planned", "from": source.key}
+        published = await pull(source, own, Wanted.parse(str(name)), namespaces=order, report=report)
+    finally:
+        await source.aclose()
+    new: list[Json] = [str(one.name) for one in published if one.is_new]
+    return await _pulled(name, {"from": source.key, "new": new}, catalog, store, request)
+
+
+async def _pulled(
+    name: VersionName, about: JsonObject, catalog: Catalog, store: Store, request: ExecuteRequest
+) -> JsonObject:
+    """Return a version that is in the registry by now, opened and held against its digest with all it stands on."""
+    registry = store.registry()
+    chain = await asyncio.to_thread(catalog.resolve, f"registry/{name}")
+    (listed, *_) = [one for one in registry.named(name.tool_id, namespace=name.namespace) if one.name == name]
+    if not request.dry_run:
+        await asyncio.to_thread(registry.count_download, listed.id)
+    is_short = catalog.find(name.tool_id).identity == f"registry/{name}"
+    shown = name.tool_id if is_short else f"registry/{name}"
+    return {
+        **_about(name, listed.digest),
+        **about,
+        "status": "planned" if request.dry_run else "pulled",
+        "closure": listed.closure,
+        "chain": [{"identity": link.identity, "digest": f"sha256:{link.digest}"} for link in chain.links],
+        "warnings": [*chain.notes, *chain.drift],
+        "next": f"Run it with `kiwi run {shown}`, or copy it here with `kiwi load {shown} --destination project`.",
+    }
+
+
+def _about(name: VersionName, digest: str) -> JsonObject:
+    return {
+        "tool_id": name.tool_id,
+        "action": "pull",
+        "message": f"{name} is here, whole and verified",
+        "identity": f"registry/{name}",
+        "digest": digest,
+    }
+
+
+def _item(request: ExecuteRequest) -> str:
+    if not request.item_id:
+        raise InvalidRequest("The request names no item.", suggestion="Send `item_id`.")
+    return request.item_id

@@ -1,0 +1,163 @@
+"""Publishing: an item and what it stands on become versions that never change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.catalog.release import release_of
+from kiwi_mcp.domain.errors import (
+    IntegrityMismatch,
+    InvalidRequest,
+    NamespaceDenied,
+    VersionConflict,
+    VersionSealed,
+)
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin, Published, Release, VersionName, Visibility
+from kiwi_mcp.domain.version import Version
+from kiwi_mcp.kernel.authoring.checking import Verdict, examine
+from kiwi_mcp.kernel.registry.words import PublishWords
+from kiwi_mcp.kernel.settings import is_namespace
+from kiwi_mcp.store.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What will be published: the item and those of its links that are not published yet, and what to say of it."""
+
+    tool: Tool
+    releases: tuple[Release, ...]
+    verdict: Verdict
+
+    @property
+    def name(self) -> VersionName:
+        """The name of the item's own version."""
+        return self.releases[-1].name
+
+
+async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, registry: Registry) -> Publication:
+    """Return an item as it will be published, checked as signing would check it; nothing is written yet."""
+    tool = catalog.find(item, source=words.location)
+    if tool.origin.source in {"registry", "builtin"}:
+        raise VersionSealed(tool.identity)
+    verdict = await examine(tool, catalog)
+    verdict.demand(tool.id)
+    links = catalog.resolve(tool.identity).links
+    namespace = words.namespace or registry.actor.namespaces[0]
+    if not is_namespace(namespace) or not registry.actor.is_member(namespace):
+        raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
+    return Publication(tool, tuple(_releases(links, words, namespace, registry)), verdict)
+
+
+def publish(publication: Publication, registry: Registry) -> Sequence[Published]:
+    """Publish all of it, or nothing; a version that is taken is answered with the next one that is free."""
+    try:
+        return registry.publish(publication.releases)
+    except VersionConflict as error:
+        name = publication.name
+        known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
+        error.suggestion = f"{error.suggestion} The next free one is {_next(known)!r}."
+        raise
+
+
+def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, registry: Registry) -> Sequence[Release]:
+    """Return a release for each link that is in a folder, each pinned to the one below it."""
+    made: list[Release] = []
+    below: tuple[VersionName, str] | None = None
+    for link in reversed(links):
+        is_top = link is links[0]
+        ref = link.manifest.executor
+        pin = Pin(ref, *below) if ref and below else None
+        held = _held(link, namespace, registry)
+        if held is not None and not is_top:
+            below = held
+            continue
+        visibility = words.visibility or _visibility(link.id, namespace, registry)
+        release = _release(link, namespace, pin, words.changelog if is_top else "", visibility)
+        made.append(release)
+        below = (release.name, release.digest)
+    return made
+
+
+def _held(tool: Tool, namespace: str, registry: Registry) -> tuple[VersionName, str] | None:
+    """Return under which name the registry has a link already."""
+    homes = {"builtin": BUILTIN_NAMESPACE, "registry": tool.origin.namespace}
+    wanted = homes.get(tool.origin.source, namespace)
+    digest = f"sha256:{tool.digest}"
+    for listed in registry.by_digest(digest):
+        if listed.name.namespace == wanted and listed.name.tool_id == tool.id:
+            return listed.name, digest
+    if tool.origin.source in homes:
+        raise InvalidRequest(
+            f"{tool.identity} is not in the registry as it is here.",
+            suggestion="Let the registry be used once by this release of Kiwi, or pull the item from a remote.",
+        )
+    return None
+
+
+def _release(tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibility: Visibility) -> Release:
+    if tool.integrity == "modified":
+        expected = tool.signature.hash if tool.signature else ""
+        raise IntegrityMismatch(tool.id, expected=expected, actual=tool.digest, where=str(tool.origin.path))
+    if Version.parse(tool.manifest.version) is None or "+" in tool.manifest.version:
+        raise InvalidRequest(
+            f"{tool.id!r} has the version {tool.manifest.version!r}, which cannot be put in order.",
+            suggestion='Write a semantic version without build metadata, such as `version: "1.0.0"`.',
+        )
+    return release_of(
+        tool,
+        {file.path: load_bytes(tool, file) for file in tool.files},
+        namespace=namespace,
+        place=tool.origin.place,
+        executor=pin,
+        changelog=changelog,
+        visibility=visibility,
+    )
+
+
+def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility:
+    """Return the visibility that an item has already, public for a new one."""
+    for listed in registry.named(tool_id, namespace=namespace):
+        return listed.visibility
+    return "public"
+
+
+def _next(versions: Sequence[str]) -> str:
+    highest = max(filter(None, map(Version.parse, versions)))
+    return str(Version(highest.major, highest.minor, highest.patch + (not highest.pre)))
+
+
+def told(publication: Publication, published: Sequence[Published], *, is_planned: bool) -> JsonObject:
+    """Return what is answered to whoever published."""
+    top, tool = publication.releases[-1], publication.tool
+    by_name = {one.name: one for one in published}
+    is_new = is_planned or by_name[top.name].is_new
+    word = "would be published" if is_planned else ("published" if is_new else "is published already, as it is")
+    answer: dict[str, Json] = {
+        "tool_id": tool.id,
+        "action": "publish",
+        "status": "planned" if is_planned else ("published" if is_new else "unchanged"),
+        "message": f"{top.name} {word}",
+        "identity": f"registry/{top.name}",
+        "version": top.name.version,
+        "namespace": top.name.namespace,
+        "visibility": top.visibility,
+        "digest": top.digest,
+        "files": [file.path for file in top.files],
+        "next": f"Others get it with `kiwi pull {tool.id}`; `kiwi versions {tool.id}` lists its history.",
+    }
+    if top.name in by_name:
+        answer["closure"] = by_name[top.name].closure
+    if also := [str(release.name) for release in publication.releases[:-1]]:
+        answer["also_published"] = also
+    notes = [issue.to_json() for issue in publication.verdict.warnings]
+    if tool.integrity == "unsigned":
+        fix = f"Run `kiwi sign {tool.id}` before publishing, so that others can tell that nothing changed since."
+        notes.append({"place": "", "reason": "it is not signed", "fix": fix, "severity": "warning"})
+    if notes:
+        answer["warnings"] = list(notes)
+    return answer

@@ -1,0 +1,72 @@
+"""Opening a remote by its address, or by the name that the owner gave it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import InvalidRequest, RemoteNotFound
+from kiwi_mcp.kernel.registry.over_http import HttpRemote
+from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
+from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
+from kiwi_mcp.primitives.secrets import Revealed, Variables, names_in
+from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.open import DIALECTS, masked, open_database
+from kiwi_mcp.store.registry import Registry
+
+_FOLDER = "oci:"
+
+
+async def open_remote(address: str, settings: RegistrySettings, space: Space) -> Remote:
+    """Return the remote of that name or address; a database is opened as the owner's actor."""
+    named = settings.remotes.get(address) or _at(address, settings)
+    scheme, is_address, _ = named.url.partition("://")
+    if is_address and scheme in {"http", "https"}:
+        return _over_http(named, space)
+    if is_address and scheme in DIALECTS:
+        return await asyncio.to_thread(_in_database, named.url, settings)
+    if not is_address and (named.url.startswith(_FOLDER) or "/" in named.url):
+        return _in_folder(named.url.removeprefix(_FOLDER), space)
+    raise RemoteNotFound(masked(address), remotes=sorted(settings.remotes))
+
+
+def _at(address: str, settings: RegistrySettings) -> RemoteSettings:
+    """Return the remote that an address means; one that has a name keeps its token."""
+    known = (remote for remote in settings.remotes.values() if remote.url.rstrip("/") == address.rstrip("/"))
+    return next(known, RemoteSettings(address))
+
+
+def _over_http(remote: RemoteSettings, space: Space) -> Remote:
+    host = _host(remote.url)
+    found = Variables().resolve(
+        names_in(remote.token), project=space.project, user=space.user, needed_by=f"the registry at {host}"
+    )
+    return HttpRemote(remote.url, remote.token, Revealed(found))
+
+
+def _host(url: str) -> str:
+    """Return the host of an address that is nothing but a place; one that holds a secret is not quoted."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname and parts.port != 0 and parts.username is None and not parts.query + parts.fragment:
+            return parts.netloc
+    except ValueError:
+        pass  # no address at all
+    raise InvalidRequest(
+        "The address of a registry is a host and perhaps a path, with no user name and no query.",
+        suggestion="Write it as `https://kiwi.example.com`; a token belongs into a variable.",
+    )
+
+
+def _in_database(url: str, settings: RegistrySettings) -> Remote:
+    database = open_database(url)
+    is_own = url == settings.url
+    return RegistryRemote(Registry(database, settings.actor), masked(url), is_own=is_own, close=database.close)
+
+
+def _in_folder(path: str, space: Space) -> Remote:
+    folder = Path(os.path.normpath(space.project / Path(path).expanduser()))
+    return FolderRemote(Layout(folder), f"{_FOLDER}{folder}")

@@ -1,0 +1,247 @@
+"""Copies from one registry to another: all that is new, or one version with everything it stands on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kiwi_mcp.catalog.release import check_release
+from kiwi_mcp.domain.errors import ArtifactRefused, NotFound, VersionConflict
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Event, Published, Release, VersionName
+from kiwi_mcp.kernel.registry.port import Remote
+from kiwi_mcp.kernel.registry.told import Told, Wanted
+from kiwi_mcp.store.order import MAX_LINKS, order
+
+_FIRST_BATCH, _LARGEST_BATCH = 32, 500
+_UNTOLD = ""
+"""The digest of a version that was asked for by its name alone."""
+_BATCH_BYTES = 16_000_000
+"""About how many bytes of files one batch holds: after a larger one, the next has fewer versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync did."""
+
+    new: tuple[VersionName, ...] = ()
+    unchanged: int = 0
+    marked: int = 0
+    left_out: tuple[str, ...] = ()
+    """What was not copied although it was asked for, each with the reason."""
+    cursor: int = 0
+    """The last event that was read: the next sync begins after it."""
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What was read of a source: versions in the order of writing, and what has to stay behind, with the reason."""
+
+    releases: list[Release] = field(default_factory=list)
+    barred: dict[VersionName, str] = field(default_factory=dict)
+
+
+def everything(_: VersionName) -> bool:
+    """Choose every version."""
+    return True
+
+
+def cursor_name(direction: Literal["push", "pull"], remote: Remote, *, with_private: bool = False) -> str:
+    """Return the name under which a cursor is kept: one for each thing that a sync may leave out."""
+    return f"{direction}{' with private' if with_private else ''}: {remote.key}"
+
+
+async def copy(
+    source: Remote,
+    target: Remote,
+    *,
+    after: int = 0,
+    only: Callable[[VersionName], bool] = everything,
+    with_private: bool = False,
+    report: Report = silent,
+) -> SyncReport:
+    """Replay what happened in a source since an event: add what the target lacks, and say again what was said.
+
+    Nothing is written if any version is there already with other content. What ships with Kiwi is copied only as far
+    as something stands on it.
+    """
+    events = await _events(source, after)
+    cursor = max((event.seq for event in events), default=after)
+    if not events:
+        return SyncReport(cursor=after)
+    told, held = Told.by(events), Told.by(await target.events())
+
+    def is_meant(name: VersionName) -> bool:
+        return name.namespace != BUILTIN_NAMESPACE and only(name) and (with_private or not told.is_private(name))
+
+    wanted = {name: digest for name, digest in told.versions.items() if is_meant(name)}
+    _refuse_conflicts(wanted, held.versions)
+    missing = [name for name in wanted if name not in held.versions]
+    digests = dict(held.versions)
+    new: list[VersionName] = []
+    barred: dict[VersionName, str] = {}
+    async for gathered in _batches(source, missing, wanted, digests, with_private=with_private):
+        published = await target.write(gathered.releases, ()) if gathered.releases else ()
+        digests |= {release.name: release.digest for release in gathered.releases}
+        new += [one.name for one in published if one.is_new]
+        barred |= gathered.barred
+        report(Progress("Copying versions", done=len(new), total=len(missing)))
+    marks = [mark for mark in _news(told, held, digests) if is_meant(mark.name)]
+    if marks:
+        await target.write((), marks)
+    return SyncReport(
+        new=tuple(new),
+        unchanged=len(wanted) - len(missing),
+        marked=len(marks),
+        left_out=tuple(f"{name}: {why}" for name, why in barred.items() if is_meant(name)),
+        cursor=cursor,
+    )
+
+
+async def pull(
+    source: Remote, target: Remote, wanted: Wanted, *, namespaces: Sequence[str], report: Report = silent
+) -> Sequence[Published]:
+    """Copy one version and all that it stands on, the version last; on any fault nothing is written."""
+    told, held = Told.by(await source.events()), Told.by(await target.events())
+    name = _chosen(wanted, told, namespaces)
+    asked = {name: told.versions.get(name, _UNTOLD)}
+    if asked[name]:
+        _refuse_conflicts(asked, held.versions)
+    # Read even where the target has it: who pulls wants to know that it is still what it was.
+    above = {one: digest for one, digest in held.versions.items() if one != name}
+    gathered = await _gather(source, asked, above, with_private=True)
+    if gathered.barred:
+        raise NotFound(
+            f"{name} cannot be had whole: {'; '.join(f'{one}: {why}' for one, why in gathered.barred.items())}.",
+            suggestion="Ask whoever published it to publish what it stands on where you can see it.",
+        )
+    report(Progress(f"{name} and what it stands on", done=len(gathered.releases)))
+    published = await target.write(gathered.releases, ())
+    marks = [mark for mark in _news(told, held, asked) if mark.name == name]
+    if marks:
+        await target.write((), marks)
+    return published
+
+
+def _chosen(wanted: Wanted, told: Told, namespaces: Sequence[str]) -> VersionName:
+    """Return the version that is meant; an unlisted one is in no list, and known to whoever can name it."""
+    try:
+        return wanted.choose(told, namespaces)
+    except NotFound:
+        if wanted.name is None:
+            raise
+        return wanted.name
+
+
+async def _events(source: Remote, after: int) -> Sequence[Event]:
+    events = await source.events(after)
+    # What was private when it was passed over may be so no longer, and its publishing lies before the cursor.
+    if after and any(event.op == "visibility" and event.visibility != "private" for event in events):
+        return await source.events()
+    return events
+
+
+def _refuse_conflicts(wanted: Mapping[VersionName, str], held: Mapping[VersionName, str]) -> None:
+    if conflicts := [str(name) for name, digest in wanted.items() if held.get(name, digest) != digest]:
+        raise VersionConflict(conflicts)
+
+
+def _news(told: Told, held: Told, digests: Iterable[VersionName]) -> Iterator[Event]:
+    """Yield what a target has not heard yet of the versions it holds."""
+    names = {*digests}
+    items = {(name.namespace, name.tool_id) for name in names}
+    for mark in told.marks.values():
+        name = mark.name
+        is_here = (name.namespace, name.tool_id) in items if mark.op == "visibility" else name in names
+        if is_here and held.is_news(mark):
+            yield mark
+
+
+async def _batches(
+    source: Remote,
+    names: Sequence[VersionName],
+    digests: Mapping[VersionName, str],
+    held: Mapping[VersionName, str],
+    *,
+    with_private: bool,
+) -> AsyncIterator[_Gathered]:
+    """Yield versions with what they stand on, in batches of a bounded size; `held` grows while they are written."""
+    done, count = 0, _FIRST_BATCH
+    while done < len(names):
+        batch = {name: digests[name] for name in names[done : done + count] if name not in held}
+        done += count
+        gathered = await _gather(source, batch, held, with_private=with_private)
+        yield gathered
+        size = sum(len(file.data) for release in gathered.releases for file in release.files)
+        count = max(1, count // 4) if size > _BATCH_BYTES else min(count * 2, _LARGEST_BATCH)
+
+
+async def _gather(
+    source: Remote, wanted: Mapping[VersionName, str], held: Mapping[VersionName, str], *, with_private: bool
+) -> _Gathered:
+    """Read versions and whatever below them the target lacks; each is held against the digest it was named with."""
+    found: dict[VersionName, Release] = {}
+    barred: dict[VersionName, str] = {}
+    left = dict(wanted)
+    for _ in range(MAX_LINKS):
+        if not left:
+            break
+        read, absent = await _read(source, list(left))
+        barred |= dict.fromkeys(absent, "the source does not show it")
+        shown = {name: digest for name, digest in left.items() if name not in barred}
+        checked = await asyncio.to_thread(_checked, read, shown)
+        found |= {release.name: release for release in checked}
+        pins = [release.executor for release in checked if release.executor]
+        left = {pin.name: pin.digest for pin in pins if not any(pin.name in known for known in (found, held, barred))}
+    barred |= dict.fromkeys(left, "the chain below it is too long")
+    barred |= {name: "it is private" for name, one in found.items() if _is_hidden(one) and not with_private}
+    return _complete(found.values(), held, barred)
+
+
+def _is_hidden(release: Release) -> bool:
+    return release.visibility == "private"
+
+
+def _complete(found: Iterable[Release], held: Mapping[VersionName, str], barred: dict[VersionName, str]) -> _Gathered:
+    """Return the versions whose whole chain may go, executors first; the others are barred with their reason."""
+    gathered = _Gathered(barred=barred)
+    digests = {**held, **{release.name: release.digest for release in found}}
+    for release in order(tuple(found)):
+        pin = release.executor
+        if pin and pin.name in barred:
+            barred.setdefault(release.name, f"it stands on {pin.name}, and {barred[pin.name]}")
+        elif pin and digests.get(pin.name) != pin.digest:
+            barred.setdefault(release.name, f"it stands on another {pin.name} than the one there")
+        if release.name not in barred:
+            gathered.releases.append(release)
+    return gathered
+
+
+async def _read(source: Remote, names: Sequence[VersionName]) -> tuple[Sequence[Release], Sequence[VersionName]]:
+    """Return versions, and the names of those that the source does not show."""
+    try:
+        return await source.read(names), ()
+    except NotFound:
+        if len(names) == 1:
+            return (), names
+    half = len(names) // 2
+    first, absent = await _read(source, names[:half])
+    second, absent_too = await _read(source, names[half:])
+    return (*first, *second), (*absent, *absent_too)
+
+
+def _checked(releases: Sequence[Release], wanted: Mapping[VersionName, str]) -> Sequence[Release]:
+    """Return releases as they may be kept, or refuse them all where one is not what it was said to be."""
+    issues = [
+        Issue(str(release.name), "its content is not what its digest names", "Take it from another registry.")
+        for release in releases
+        if wanted.get(release.name) not in {release.digest, _UNTOLD}
+    ]
+    if missing := wanted.keys() - {release.name for release in releases}:
+        issues += [Issue(str(name), "was asked for and not given", "Ask the source's owner.") for name in missing]
+    if issues:
+        raise ArtifactRefused("What the source gave", issues)
+    return [check_release(release) for release in releases]

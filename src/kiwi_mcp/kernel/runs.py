@@ -1,0 +1,119 @@
+"""The runs verb: what calls left behind, listed, shown and removed."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, RunNotFound
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.run import Run, is_run_id
+from kiwi_mcp.kernel.requests import RunsRequest
+from kiwi_mcp.store.outputs import preview, read_record
+from kiwi_mcp.store.runs import RunFilter, Runs
+
+_AGO = re.compile(r"(\d{1,6})\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_LISTED = ("id", "tool_id", "identity", "status", "started_at", "duration_ms", "cost_micros", "code", "message")
+_MOST_STEPS = 1_000
+
+
+def runs(request: RunsRequest, store: Runs, *, now: datetime) -> JsonObject:
+    """Answer one request about runs."""
+    match request.action:
+        case "list":
+            return _list(request, store, now)
+        case "show":
+            return _show(_required(request.run_id), store)
+        case "prune":
+            return _prune(store, now)
+
+
+def _required(run_id: str | None) -> str:
+    if run_id is None:
+        issue = Issue("run_id", "is missing", "Name the run to show, by the `id` that a list gives.")
+        raise InvalidRequest("The request names no run.", suggestion=issue.fix, issues=[issue.to_json()])
+    return run_id
+
+
+def _list(request: RunsRequest, store: Runs, now: datetime) -> JsonObject:
+    if request.before is not None and not is_run_id(request.before):
+        raise RunNotFound(request.before)
+    wanted = RunFilter(
+        tool_id=request.tool,
+        status=request.status,
+        project=_project(request.project_path) if request.project_path else None,
+        since=_moment("since", request.since, now),
+        until=_moment("until", request.until, now),
+        before=request.before,
+        limit=request.limit + 1,  # one more than is told says whether there are more
+    )
+    found = store.list(wanted)
+    told = found[: request.limit]
+    return {"runs": [_line(run) for run in told], "next": told[-1].id if len(found) > len(told) else None}
+
+
+def _project(path: str) -> str:
+    try:
+        return os.path.realpath(path, strict=True)
+    except (OSError, ValueError):
+        return path  # runs stay when their project has gone
+
+
+def _line(run: Run) -> JsonObject:
+    whole = run.to_json()
+    return {word: whole[word] for word in _LISTED if word in whole}
+
+
+def _show(run_id: str, store: Runs) -> JsonObject:
+    run = store.get(run_id)
+    return {**run.to_json(), **_result(run, store)}
+
+
+def _result(run: Run, store: Runs) -> JsonObject:
+    """Return the words that carry a result: from the store where it is large, else from the file in its project."""
+    if run.result_sha256:
+        shown = preview(store.result(run.id).decode(errors="surrogatepass"))
+        return {**shown, "result_handle": run.output} if run.output else shown
+    if not run.output:
+        return {}
+    try:
+        record = read_record(Path(run.project) / ".ai", run.output)
+    except NotFound:
+        return {}
+    # Another machine, or another time, may have another file under that name.
+    return (
+        {word: record[word] for word in ("result", "logs") if word in record} if record.get("run_id") == run.id else {}
+    )
+
+
+def _prune(store: Runs, now: datetime) -> JsonObject:
+    removed, results = 0, 0
+    for _ in range(_MOST_STEPS):
+        step = store.prune(_milliseconds(now))
+        if not step.runs and not step.results:
+            break
+        removed, results = removed + step.runs, results + step.results
+    return {"action": "prune", "status": "success", "runs": removed, "results": results}
+
+
+def _moment(word: str, text: str | None, now: datetime) -> int | None:
+    """Return a time as it may be written, ISO 8601 or so long ago, in milliseconds since 1970."""
+    if text is None:
+        return None
+    try:
+        if (ago := _AGO.fullmatch(text.strip())) is not None:
+            return _milliseconds(now - timedelta(**{_UNITS[ago[2]]: int(ago[1])}))
+        moment = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError) as error:
+        fix = "Write ISO 8601, such as `2026-01-28T12:00:00Z`, or how long ago: `30m`, `2h`, `3d`."
+        issue = Issue(word, f"{text[:60]!r} is not a time", fix)
+        raise InvalidRequest(f"`{word}`: {issue.reason}.", suggestion=issue.fix, issues=[issue.to_json()]) from error
+    return _milliseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000)

@@ -1,0 +1,179 @@
+"""The owner's settings of the store: where it is, as whom it is used, and which other registries are known."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from ruamel.yaml import YAML
+
+from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE, Actor
+from kiwi_mcp.manifest.yaml import read_yaml
+
+FILE_NAME = "registry.yaml"
+"""The file in the user's space, which nothing but the owner's own commands write."""
+
+VARIABLE = "KIWI_REGISTRY"
+"""The variable that names another store than the file does."""
+
+_WORDS = ("url", "actor", "namespaces", "remotes", "runs")
+_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+_Stat = tuple[int, int, int] | None
+_read: dict[str, tuple[_Stat, RegistrySettings]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """Where a remote registry is, and the variable that holds the token for it, written `${NAME}`."""
+
+    url: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """What the owner chose: the store, the actor, the remotes, and how many runs are kept for how long."""
+
+    url: str
+    actor: Actor
+    remotes: Mapping[str, RemoteSettings] = field(default_factory=lambda: MappingProxyType({}))
+    run_count: int = 10_000
+    run_days: int = 90
+
+
+def registry_settings(user: Path) -> RegistrySettings:
+    """Return the settings of a user space; read again only when the file changed."""
+    path = f"{user}/{FILE_NAME}"
+    stat = _stat(path)
+    known = _read.get(path)
+    if known is None or known[0] != stat:
+        known = _read[path] = (stat, _parse(Path(path), user) if stat else _settings({}, user, []))
+    named = os.environ.get(VARIABLE)
+    if not named:
+        return known[1]
+    return RegistrySettings(named, known[1].actor, known[1].remotes, known[1].run_count, known[1].run_days)
+
+
+def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:
+    """Write a remote into the owner's file, and leave all else in it as it was."""
+    issues = list(_remote_issues(name, {"url": remote.url, "token": remote.token}))
+    if issues:
+        raise InvalidRequest(
+            "; ".join(f"{issue.place} {issue.reason}" for issue in issues) + ".", suggestion=issues[0].fix
+        )
+    path = user / FILE_NAME
+    yaml = YAML()
+    written = (yaml.load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+    written.setdefault("remotes", {})[name] = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
+    user.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{FILE_NAME}.new")
+    with draft.open("w", encoding="utf-8") as file:
+        yaml.dump(written, file)
+    draft.replace(path)
+
+
+def default_url(user: Path) -> str:
+    """Return where the store is unless the owner says otherwise."""
+    return f"sqlite:///{user.absolute()}/state/registry.db"
+
+
+def is_namespace(word: str) -> bool:
+    """Whether a word can name a namespace that people publish to."""
+    return bool(_NAMESPACE.fullmatch(word)) and word != BUILTIN_NAMESPACE
+
+
+def _parse(path: Path, user: Path) -> RegistrySettings:
+    try:
+        value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidManifest(
+            _what(), [Issue("", f"cannot be read: {error}", "Make it a readable text file.")]
+        ) from error
+    issues = [
+        Issue(word, "is not a word of these settings", f"Use one of: {', '.join(_WORDS)}.")
+        for word in as_object(value)
+        if word not in _WORDS
+    ]
+    if value is not None and not isinstance(value, Mapping):
+        issues.append(Issue("", "is not a mapping", f"Write words at its top: {', '.join(_WORDS)}."))
+    settings = _settings(as_object(value), user, issues)
+    if issues:
+        raise InvalidManifest(_what(), issues)
+    return settings
+
+
+def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistrySettings:
+    runs = as_object(written.get("runs"))
+    return RegistrySettings(
+        url=as_text(written.get("url")) or default_url(user),
+        actor=Actor(as_text(written.get("actor")) or _login(), _namespaces(written.get("namespaces"), issues)),
+        remotes=MappingProxyType(dict(_remotes(written.get("remotes"), issues))),
+        run_count=_number(runs, "count", 10_000, issues),
+        run_days=_number(runs, "days", 90, issues),
+    )
+
+
+def _namespaces(written: Json, issues: list[Issue]) -> tuple[str, ...]:
+    if written is None:
+        return (DEFAULT_NAMESPACE,)
+    words = [as_text(word) for word in as_list(written)]
+    fix = "Write lower-case words such as `[public, acme]`; `kiwi` is for what ships with Kiwi."
+    if not words:
+        issues.append(Issue("namespaces", "is not a list of names", fix))
+    issues += [Issue("namespaces", f"{word!r} cannot be a namespace", fix) for word in words if not is_namespace(word)]
+    return tuple(words)
+
+
+def _remotes(written: Json, issues: list[Issue]) -> Iterator[tuple[str, RemoteSettings]]:
+    for name, entry in as_object(written).items():
+        words: JsonObject = {"url": entry} if isinstance(entry, str) else as_object(entry)
+        issues += _remote_issues(name, words)
+        yield name, RemoteSettings(as_text(words.get("url")), as_text(words.get("token")))
+
+
+def _remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
+    place, token = f"remotes.{name}", as_text(words.get("token"))
+    if not _NAMESPACE.fullmatch(name):
+        yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
+    if not as_text(words.get("url")):
+        yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
+    if token and not _TOKEN.fullmatch(token):
+        # A token in a file is a secret in a file: it is named here, and lives where variables live.
+        yield Issue(f"{place}.token", "is not the name of a variable", "Write it as `${TEAM_TOKEN}`.")
+
+
+def _number(words: JsonObject, word: str, default: int, issues: list[Issue]) -> int:
+    value = words.get(word, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000_000:  # noqa: PLR2004 - a limit
+        issues.append(Issue(f"runs.{word}", "is not a number from 1 to 10,000,000", f"Write `{word}: {default}`."))
+        return default
+    return value
+
+
+def _login() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid-{os.geteuid()}"
+
+
+def _stat(path: str) -> _Stat:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _what() -> str:
+    return f"The owner's {FILE_NAME}"

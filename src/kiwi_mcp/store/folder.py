@@ -1,0 +1,124 @@
+"""Folders that may come from anywhere: read and written by descriptor, without following a link in them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import ELOOP
+from pathlib import Path
+from stat import S_ISREG
+
+from kiwi_mcp.domain.errors import Conflict, StoreUnavailable
+
+NEW = ".kiwi-new"
+"""The name of a file while it is written. Only one process writes at a time, so that one name is enough."""
+
+_WAIT = 30.0
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATED = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """Give the descriptor of a folder, and tell every fault of the disk in one way."""
+    try:
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{folder} cannot be used: {error.strerror or error}.",
+            suggestion="See that the disk has room and that you may read and write there, then do it again: "
+            "what was written whole stays, and nothing else counts.",
+        ) from error
+
+
+@contextmanager
+def below(folder: int, *names: str) -> Iterator[int]:
+    """Give the descriptor of a folder below another, none of the folders on the way being a link."""
+    descriptor = os.dup(folder)
+    try:
+        for name in names:
+            inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def make_below(folder: int, *names: str) -> None:
+    """Make the folders that are missing below another."""
+    for depth in range(len(names)):
+        with below(folder, *names[:depth]) as parent, suppress(FileExistsError):
+            os.mkdir(names[depth], dir_fd=parent)
+
+
+def read_file(folder: int, name: str, *, limit: int) -> bytes:
+    """Return a regular file's bytes; LookupError says why something else is not read."""
+    try:
+        descriptor = os.open(name, _FILE, dir_fd=folder)
+    except FileNotFoundError:
+        raise LookupError("it is missing") from None
+    except OSError as error:
+        raise LookupError("it is a link" if error.errno == ELOOP else f"{error.strerror}") from None
+    try:
+        state = os.fstat(descriptor)
+        if not S_ISREG(state.st_mode):
+            raise LookupError("it is not a regular file")
+        if state.st_size > limit:
+            raise LookupError(f"it is larger than {limit:,} bytes")
+        return _read(descriptor, limit + 1)
+    finally:
+        os.close(descriptor)
+
+
+def put_file(folder: int, name: str, data: bytes, *, is_durable: bool = False) -> None:
+    """Put a file in a folder, whole or not at all, in place of whatever has its name."""
+    try:
+        descriptor = os.open(NEW, _CREATED, 0o644, dir_fd=folder)
+    except FileExistsError:  # a writer was ended in the middle
+        os.unlink(NEW, dir_fd=folder)
+        descriptor = os.open(NEW, _CREATED, 0o644, dir_fd=folder)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        if is_durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(NEW, name, src_dir_fd=folder, dst_dir_fd=folder)
+    if is_durable:
+        os.fsync(folder)
+
+
+def lock(folder: int, path: Path) -> None:
+    """Become the only writer of a folder until its descriptor is closed."""
+    limit = time.monotonic() + _WAIT
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                raise Conflict(
+                    f"Another process has been writing to {path} for {_WAIT:.0f} seconds.",
+                    suggestion="Wait for it to end, then do it again.",
+                ) from None
+            time.sleep(0.005)
+        else:
+            return
+
+
+def _read(descriptor: int, limit: int) -> bytes:
+    parts: list[bytes] = []
+    while limit > 0 and (part := os.read(descriptor, min(limit, 1 << 20))):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)

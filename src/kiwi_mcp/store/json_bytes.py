@@ -1,0 +1,52 @@
+"""JSON that came from outside, read strictly, and JSON that is hashed, always written as the same bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from kiwi_mcp.domain.json import Json
+
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class NotJson(ValueError):
+    """The bytes are not JSON that Kiwi takes; the text says why."""
+
+
+def read_json(data: bytes, *, max_bytes: int, max_values: int) -> Json:
+    """Return the one value in some bytes: no duplicate keys, no NaN, within limits of size, count and depth."""
+    if len(data) > max_bytes:
+        raise NotJson(f"it is larger than {max_bytes:,} bytes")
+    # Every value but the first stands behind one of these, so a bomb is known before it is built in memory.
+    if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
+        raise NotJson(f"it holds more than {max_values:,} values")
+    try:
+        value: Json = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+    except RecursionError:
+        raise NotJson("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise NotJson("it is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise NotJson(f"it is not JSON: {error.msg} at line {error.lineno}") from None
+    except NotJson:
+        raise
+    except ValueError:
+        raise NotJson("it holds a number of thousands of digits") from None
+    return value
+
+
+def canonical(value: Json) -> bytes:
+    """Return a value of texts, whole numbers and ASCII keys as RFC 8785 writes it."""
+    return _encode(value).encode()
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise NotJson("a key stands twice in one object")
+    return found
+
+
+def _refuse(word: str) -> NoReturn:
+    raise NotJson(f"{word} is not JSON")

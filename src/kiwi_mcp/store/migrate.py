@@ -1,0 +1,95 @@
+"""Migrations: bringing a store to the schema that this Kiwi knows, forward only, each step whole or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import StoreDamaged, StoreNewer
+from kiwi_mcp.store import migrations
+from kiwi_mcp.store.database import Database, Transaction
+
+FOLDER = Path(str(migrations.__file__)).parent
+_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+_APPLIED = "select number, checksum from schema_migrations order by number"
+_TABLE = """create table if not exists schema_migrations (
+  number integer primary key, name text not null, checksum text not null, applied_at text not null)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of a schema, and the hash by which a store remembers it."""
+
+    number: int
+    name: str
+    script: str
+
+    @property
+    def checksum(self) -> str:
+        """The hash of the script, as 64 hexadecimal digits."""
+        return sha256(self.script.encode()).hexdigest()
+
+
+@cache
+def read_migrations(folder: Path) -> tuple[Migration, ...]:
+    """Return the steps in a folder, in order."""
+    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return tuple(Migration(int(path.name[:4]), path.stem, path.read_text(encoding="utf-8")) for path in paths)
+
+
+def migrate(database: Database, folder: Path = FOLDER) -> None:
+    """Apply the steps that a store has not seen; another process may be doing the same."""
+    known = read_migrations(folder / database.dialect)
+    try:
+        applied = _applied(database)
+    except StoreDamaged as error:
+        if error.details.get("missing") != "table":
+            raise
+        applied = {}
+    for migration in _missing(database.url, known, applied):
+        with database.transaction() as transaction:
+            _apply(database.url, known, migration, transaction)
+
+
+def _apply(url: str, known: Sequence[Migration], migration: Migration, transaction: Transaction) -> None:
+    transaction.write(_TABLE)
+    # Asked again now that nobody else can write: another process may have been here first.
+    if migration not in _missing(url, known, _applied(transaction)):
+        return
+    transaction.run_script(migration.script)
+    transaction.write(
+        "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
+        (migration.number, migration.name, migration.checksum, _now()),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _applied(source: Database | Transaction) -> Mapping[int, str]:
+    return {int(str(number)): str(checksum) for number, checksum in source.read(_APPLIED)}
+
+
+def _missing(url: str, known: Sequence[Migration], applied: Mapping[int, str]) -> Sequence[Migration]:
+    """Return the known steps that were not applied, once it is sure that the applied ones are known."""
+    newest_known, newest_applied = (max(numbers, default=0) for numbers in ([step.number for step in known], applied))
+    if newest_applied > newest_known:
+        raise StoreNewer(url, found=newest_applied, known=newest_known)
+    for step in known:
+        if applied.get(step.number, step.checksum) != step.checksum:
+            raise _changed(url, step)
+    return [step for step in known if step.number not in applied]
+
+
+def _changed(url: str, step: Migration) -> StoreDamaged:
+    return StoreDamaged(
+        f"The store {url} was made with another {step.name} than this Kiwi has. Nothing was changed.",
+        suggestion="Use the Kiwi that made it to export it, then import that into a new store.",
+        migration=step.name,
+    )

@@ -1,0 +1,294 @@
+"""A store on a PostgreSQL server: one connection that reads, one that writes, each made again when it is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from itertools import count
+from threading import Lock
+from typing import Literal, TypeAlias
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.numeric import FloatLoader
+from psycopg.types.string import TextLoader
+
+from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
+from kiwi_mcp.store.database import Row, Value
+from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, unreachable
+
+Connection: TypeAlias = psycopg.Connection[Row]
+
+_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "application_name": "kiwi",
+    "statement_timeout": "60s",
+    "lock_timeout": f"{PATIENCE:.0f}s",
+    "idle_in_transaction_session_timeout": "300s",
+}
+_WRITERS = 0x6B697769
+"""The number of the lock that writers take, so that the entries of the log are committed in their order."""
+_FAULTS = (psycopg.Error, UnicodeEncodeError)
+_TOKENS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|--[^\n]*|\?|%""")
+_ITEMS = re.compile(r'"((?:[^"\\]|\\.)*)"|([^",{}]+)')
+_abandoned: list[object] = []
+"""What a parent process had opened: to close it here would harm the parent, so it is kept and never touched."""
+
+
+class TimeLoader(Loader):
+    """A time in ISO 8601, in UTC with milliseconds."""
+
+    def load(self, data: Buffer) -> str:
+        """Return `2026-01-02T03:04:05.678Z` for `2026-01-02 03:04:05.678901+00`."""
+        day, _, time = bytes(data).decode().partition(" ")
+        seconds, _, fraction = time.removesuffix("+00").partition(".")
+        return f"{day}T{seconds}.{fraction[:3]:0<3}Z"
+
+
+_TEXT_ARRAY = 1009
+"""The number by which PostgreSQL knows the type `text[]`."""
+_LOADERS: Mapping[str | int, type[TextLoader | FloatLoader | TimeLoader]] = {
+    **dict.fromkeys(("uuid", "json", "jsonb", "date", _TEXT_ARRAY), TextLoader),
+    "numeric": FloatLoader,
+    "timestamptz": TimeLoader,
+}
+
+
+def connect(url: str, shown: str) -> PostgresDatabase:
+    """Open the database of a `postgresql://user@host/database` URL."""
+    try:
+        conninfo_to_dict(url)
+    except psycopg.Error:
+        # What the driver says may repeat the URL, so nothing of it is kept.
+        raise InvalidRequest(
+            f"{shown!r} is not a PostgreSQL URL.",
+            suggestion="Use `postgresql://user:password@host:5432/database`, with special characters percent-encoded.",
+        ) from None
+    return PostgresDatabase(url, shown)
+
+
+@lru_cache(maxsize=512)
+def translated(statement: str) -> bytes:
+    """Return a statement with `?` for values as the driver wants it."""
+    replaced = {"?": "%s", "%": "%%"}
+    return _TOKENS.sub(lambda found: replaced.get(found[0], found[0].replace("%", "%%")), statement).encode()
+
+
+class PostgresTransaction:
+    """Work between BEGIN and COMMIT."""
+
+    def __init__(self, shown: str, connection: Connection) -> None:
+        self._shown = shown
+        self._cursor = connection.cursor()
+        self._failure: Exception | None = None
+
+    def _fail(self, error: BaseException) -> Exception:
+        self._failure = fault(error, self._shown)
+        return self._failure
+
+    def raise_failure(self) -> None:
+        """Raise again what a statement failed with, in case that was passed over."""
+        if self._failure is not None:
+            raise self._failure
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query, as they are inside the transaction."""
+        try:
+            return self._cursor.execute(translated(statement), values).fetchall()
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement that changes rows, and return how many it changed."""
+        try:
+            return self._cursor.execute(translated(statement), values).rowcount
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
+        """Add rows to a table, as one stream."""
+        names = sql.SQL(", ").join(sql.Identifier(column) for column in columns)
+        statement = sql.SQL("copy {} ({}) from stdin").format(sql.Identifier(table), names)
+        try:
+            with self._cursor.copy(statement) as copy:
+                for row in rows:
+                    copy.write_row(row)
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def run_script(self, script: str) -> None:
+        """Run every statement of a script."""
+        try:
+            self._cursor.execute(script.encode())
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+
+class PostgresDatabase:
+    """One database of a PostgreSQL server."""
+
+    dialect: Literal["postgres"] = "postgres"
+    is_embedded = False
+
+    def __init__(self, url: str, shown: str) -> None:
+        self._secret_url = url
+        self.url = shown
+        self._stamps = count(1)
+        self._reader: Connection | None = None
+        self._writer: Connection | None = None
+        self._begin_anew()
+        self._reader = self._connection()
+
+    def __repr__(self) -> str:
+        return f"PostgresDatabase({self.url!r})"
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
+        self._reading, self._writing = Lock(), Lock()
+        self._reader = self._writer = None
+
+    def _leave_parent(self) -> None:
+        """Forget what a parent process had opened, in a process that was forked from it."""
+        if os.getpid() != self._process:
+            _abandoned.append((self._reader, self._writer))
+            self._begin_anew()
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query; if the connection turns out to be lost, it is made again once."""
+        self._leave_parent()
+        query = translated(statement)
+        with self._reading:
+            if (reader := self._reader) is not None and not reader.closed:
+                try:
+                    return reader.execute(query, values).fetchall()
+                except _FAULTS as error:
+                    if not reader.closed:
+                        raise fault(error, self.url) from error
+            self._reader = reader = self._connection()
+            try:
+                return reader.execute(query, values).fetchall()
+            except _FAULTS as error:
+                raise fault(error, self.url) from error
+
+    def stamp(self) -> int:
+        """Return a new number each time: only the server knows whether somebody wrote."""
+        return next(self._stamps)
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
+        self._leave_parent()
+        if not self._writing.acquire(timeout=PATIENCE):
+            raise busy(self.url)
+        try:
+            connection = self._begun()
+            transaction = PostgresTransaction(self.url, connection)
+            try:
+                yield transaction
+                transaction.raise_failure()
+            except BaseException:
+                with suppress(psycopg.Error):
+                    connection.execute(b"rollback")
+                raise
+            self._commit(connection)
+        finally:
+            self._writing.release()
+
+    def _begun(self) -> Connection:
+        """Return the writing connection inside a transaction, made again if it was lost since the last one."""
+        if (writer := self._writer) is not None and not writer.closed:
+            try:
+                return _begin(writer)
+            except psycopg.Error as error:
+                if not writer.closed:
+                    _forget(writer)
+                    raise fault(error, self.url) from error
+        self._writer = writer = self._connection()
+        try:
+            return _begin(writer)
+        except psycopg.Error as error:
+            _forget(writer)
+            raise fault(error, self.url) from error
+
+    def _commit(self, connection: Connection) -> None:
+        try:
+            connection.execute(b"commit")
+        except psycopg.Error as error:
+            if not connection.closed:
+                raise fault(error, self.url) from error
+            raise StoreUnavailable(
+                f"The connection to {self.url} broke at the last moment: it is unknown whether this was written.",
+                suggestion="Look, or do the same again: publishing what is already there changes nothing.",
+            ) from error
+
+    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:  # noqa: ARG002 - the port's arguments
+        """Say that nothing was done: a server is always waited for."""
+        return False
+
+    def encode_list(self, values: Sequence[str]) -> Value:
+        """Return texts as an array literal."""
+        quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+        return "{" + ",".join(f'"{value}"' for value in quoted) + "}"
+
+    def decode_list(self, value: Value) -> tuple[str, ...]:
+        """Return the texts of an array literal."""
+        items = _ITEMS.findall(value) if isinstance(value, str) else []
+        return tuple(plain or re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) for quoted, plain in items)
+
+    def doubts(self) -> Sequence[str]:
+        """Return nothing: a server that is too old is refused by the migrations."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        if os.getpid() == self._process:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+
+    def _connection(self) -> Connection:
+        try:
+            connection = psycopg.connect(
+                self._secret_url,
+                autocommit=True,
+                prepare_threshold=1,
+                connect_timeout=10,
+                # A server that is not there any more is given up after a minute.
+                keepalives_idle=30,
+                keepalives_interval=10,
+                keepalives_count=3,
+            )
+        except psycopg.Error as error:
+            # As above: the driver's words are looked at, and not kept.
+            raise unreachable(self.url, str(error)) from None
+        try:
+            for name, loader in _LOADERS.items():
+                connection.adapters.register_loader(name, loader)
+            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in _SETTINGS.items()]
+            connection.execute(f"select {', '.join(wanted)}".encode())
+        except psycopg.Error as error:
+            connection.close()
+            raise fault(error, self.url) from error
+        return connection
+
+
+def _begin(connection: Connection) -> Connection:
+    connection.execute(b"begin")
+    connection.execute(b"select pg_advisory_xact_lock(%s)", (_WRITERS,))
+    return connection
+
+
+def _forget(connection: Connection) -> None:
+    with suppress(psycopg.Error):
+        connection.close()
+
+
+def _quoted(text: str) -> str:
+    return f"'{text}'"

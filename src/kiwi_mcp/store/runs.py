@@ -1,0 +1,219 @@
+"""Runs in the store: every call's record, the large results by content address, and how long both are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from operator import attrgetter
+from threading import Lock
+
+from kiwi_mcp.domain.errors import NotFound, RunNotFound, StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_id
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value
+
+_COLUMNS = tuple(field.name for field in fields(Run))
+_ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
+_READ = f"select {', '.join(_COLUMNS)} from runs"  # noqa: S608 - as above
+_ADD_RESULT = (
+    "insert into blobs (sha256, size_bytes, content, created_at) values (?, ?, ?, ?) on conflict (sha256) do nothing"
+)
+_DROP_RESULT = """delete from blobs where sha256 = ?
+  and not exists (select 1 from runs where result_sha256 = ?)
+  and not exists (select 1 from tool_version_files where storage_key = ?)"""
+_values = attrgetter(*_COLUMNS)
+_LONGEST = 2_000
+"""The most that is kept of a text, in characters."""
+_STEP = 2_000
+"""How many runs one step of pruning removes at the most."""
+_last = [0]
+_lock = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRetention:
+    """How much is kept: the newest runs, none older than some days, and the newest of their large results.
+
+    A thousand runs more may be there, as the oldest go in steps.
+    """
+
+    count: int = 10_000
+    days: int = 90
+    result_bytes: int = 1_000_000_000
+
+
+DEFAULT = RunRetention()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are wanted; times are milliseconds since 1970, and `before` is the id that a page ended with."""
+
+    tool_id: str | None = None
+    status: RunStatus | None = None
+    project: str | None = None
+    since: int | None = None
+    until: int | None = None
+    before: str | None = None
+    limit: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was removed: runs, and large results."""
+
+    runs: int = 0
+    results: int = 0
+
+
+class Runs:
+    """The runs of one store."""
+
+    def __init__(self, database: Database, *, retention: RunRetention = DEFAULT) -> None:
+        self._database = database
+        self._retention = retention
+
+    def add_now(self, run: Run) -> bool:
+        """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
+        return not _is_due(run) and self._database.write_now(_ADD, _row(run))
+
+    def add(self, run: Run, result: bytes | None = None) -> None:
+        """Record a run and its large result, if it has one; now and then the oldest go."""
+        try:
+            with self._database.transaction() as transaction:
+                if result is not None:
+                    kept = (run.result_sha256, len(result), result, run.started_at)
+                    transaction.write(_ADD_RESULT, kept)
+                transaction.write(_ADD, _row(run))
+        except IntegrityFault as fault:
+            raise StoreUnavailable(
+                f"The store refused the record of the run: {fault.reason}.", suggestion="Run `kiwi doctor`."
+            ) from fault
+        if _is_due(run):
+            with suppress(StoreUnavailable):  # the run is recorded; the next one that is due removes what is left
+                self.prune(int(time.time() * 1_000))
+
+    def list(self, wanted: RunFilter) -> tuple[Run, ...]:
+        """Return the runs that are wanted, the newest first."""
+        clauses, values = _where(wanted)
+        rows = self._database.read(f"{_READ} where {clauses} order by id desc limit ?", (*values, wanted.limit))
+        return tuple(_run(row) for row in rows)
+
+    def get(self, wanted: str) -> Run:
+        """Return one run by its id."""
+        rows = self._database.read(f"{_READ} where id = ?", (wanted,)) if is_run_id(wanted) else ()
+        if not rows:
+            raise RunNotFound(wanted)
+        return _run(rows[0])
+
+    def result(self, wanted: str) -> bytes:
+        """Return the large result that a run gave, exactly as it was."""
+        run = self.get(wanted)
+        rows = self._database.read("select content from blobs where sha256 = ?", (run.result_sha256,))
+        if not rows or not isinstance(data := rows[0][0], bytes):
+            raise NotFound(
+                f"The result of the run {wanted!r} is not in the store.",
+                suggestion="Run the tool again: small results are in the output file, and old large ones are removed.",
+                run_id=wanted,
+            )
+        if sha256(data).hexdigest() != run.result_sha256:
+            raise StoreDamaged(
+                f"The result of the run {wanted!r} is not what was stored.",
+                suggestion="Do not use it. Run the tool again, and check the store with `kiwi verify`.",
+                run_id=wanted,
+            )
+        return data
+
+    def prune(self, now: int) -> Pruned:
+        """Remove what is beyond the retention at a time in milliseconds, one bounded step of it."""
+        first = self._first_kept(now)
+        if not self._database.read("select 1 from runs where id < ? limit 1", (first,)) and not self._excess():
+            return Pruned()
+        with self._database.transaction() as transaction:
+            old = transaction.read(
+                "select id, result_sha256 from runs where id < ? order by id limit ?", (first, _STEP)
+            )
+            if old:
+                transaction.write("delete from runs where id <= ?", (old[-1][0],))
+            excess = self._excess(transaction)
+            for result in excess:
+                transaction.write("update runs set result_sha256 = null where result_sha256 = ?", (result,))
+            freed = dict.fromkeys([*(result for _, result in old if result is not None), *excess])
+            return Pruned(len(old), sum(_drop(transaction, str(result)) for result in freed))
+
+    def _first_kept(self, now: int) -> str:
+        """Return the id from which on runs are kept, by their age and by their number."""
+        oldest = run_id(now - self._retention.days * 86_400_000, 0)
+        rows = self._database.read(
+            "select id from runs order by id desc limit 1 offset ?", (max(self._retention.count - 1, 0),)
+        )
+        return max(oldest, str(rows[0][0])) if rows else oldest
+
+    def _excess(self, source: Database | Transaction | None = None) -> Sequence[str]:
+        """Return the large results, by hash, that are over what is kept of them when the newest are counted first."""
+        rows = (source or self._database).read(
+            "select result_sha256, max(id), max(result_size) from runs where result_sha256 is not null"
+            " group by result_sha256 order by max(id) desc"
+        )
+        return tuple(_beyond(rows, self._retention.result_bytes))
+
+
+def new_run(milliseconds: int) -> tuple[str, str]:
+    """Return a new id for a run that begins at a time, larger than all that this process gave before, and the time."""
+    number = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
+    with _lock:
+        _last[0] = number = max(number, _last[0] + 1)
+    return encode_id(number), iso(milliseconds)
+
+
+def _is_due(run: Run) -> bool:
+    """Whether it falls to a run to prune: to one in 1,024, and to one in 32 of those with large results.
+
+    Chance decides, by the noise in the id: processes that make a single call take their share.
+    """
+    return run.id.endswith("0" if run.result_sha256 else "00")
+
+
+def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
+    clauses = [
+        ("tool_id = ?", wanted.tool_id),
+        ("status = ?", wanted.status),
+        ("project = ?", wanted.project),
+        ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
+        ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
+        ("id < ?", wanted.before),
+    ]
+    given = [(clause, _clean(value)) for clause, value in clauses if value is not None]
+    return " and ".join(clause for clause, _ in given) or "true", [value for _, value in given]
+
+
+def _row(run: Run) -> Sequence[Value]:
+    """Return a run as the values of its row, with texts that every database can hold."""
+    values: tuple[Value, ...] = _values(run)
+    return [_clean(value) if type(value) is str else value for value in values]
+
+
+def _clean(text: str) -> str:
+    if text.isascii() and "\0" not in text and len(text) <= _LONGEST:
+        return text
+    return text[:_LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def _run(row: Row) -> Run:
+    return Run(*row)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks their types
+
+
+def _beyond(rows: Iterable[Row], limit: int) -> Iterator[str]:
+    total = 0
+    for result, _, size in rows:
+        total += int(size or 0)
+        if total > limit:
+            yield str(result)
+
+
+def _drop(transaction: Transaction, result: str) -> int:
+    """Remove a large result that neither a run nor a published version needs any more."""
+    return transaction.write(_DROP_RESULT, (result, result, f"sha256:{result}"))

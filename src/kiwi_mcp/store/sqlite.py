@@ -1,0 +1,246 @@
+"""A store in one file: SQLite in WAL mode, with one connection that reads and one that writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from time import monotonic, sleep
+from typing import Literal
+
+from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
+from kiwi_mcp.store.database import Row, Value
+from kiwi_mcp.store.sqlite_faults import PATIENCE, busy, code_of, fault
+from kiwi_mcp.store.sqlite_library import SOUND, library, version
+
+_PRAGMAS = "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
+_FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
+"""What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
+_creating = Lock()
+_abandoned: list[object] = []
+"""What a parent process had opened: to close it here would harm the parent, so it is kept and never touched."""
+
+
+def connect(url: str, shown: str) -> SqliteDatabase:
+    """Open the file of a `sqlite:///absolute/path` URL, and make it where it is not there."""
+    path = url.removeprefix("sqlite://")
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise InvalidRequest(
+            f"{shown!r} does not name a file by its absolute path.",
+            suggestion="Use three slashes and an absolute path: `sqlite:///home/me/.ai/registry.db`.",
+        )
+    _create(Path(path))
+    return SqliteDatabase(path)
+
+
+def _create(path: Path) -> None:
+    """Make the file so that only its owner reads it; SQLite gives the files beside it the same mode."""
+    # One at a time: closing a file lets go of every lock that this process has on it.
+    with _creating:
+        if path.exists():
+            return
+        try:
+            for folder in reversed([path.parent, *path.parent.parents]):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StoreUnavailable(
+                f"The store {path} cannot be made: {error.strerror}.",
+                suggestion=f"Make {path.parent} writable, or name another store in registry.yaml.",
+            ) from error
+
+
+class SqliteTransaction:
+    """Work between BEGIN and COMMIT."""
+
+    def __init__(self, path: str, cursor: library.Cursor) -> None:
+        self._path = path
+        self._cursor = cursor
+        self._failure: Exception | None = None
+
+    def _fail(self, error: BaseException) -> Exception:
+        self._failure = fault(error, self._path)
+        return self._failure
+
+    def raise_failure(self) -> None:
+        """Raise again what a statement failed with, in case that was passed over."""
+        if self._failure is not None:
+            raise self._failure
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query, as they are inside the transaction."""
+        try:
+            return self._cursor.execute(statement, values).fetchall()
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement that changes rows, and return how many it changed."""
+        try:
+            return self._cursor.execute(statement, values).rowcount
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
+        """Add rows to a table, through one prepared statement."""
+        marks = ", ".join("?" * len(columns))
+        statement = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names from our own code
+        try:
+            self._cursor.executemany(statement, rows)
+        except _FAULTS as error:
+            raise self._fail(error) from error
+
+    def run_script(self, script: str) -> None:
+        """Run every statement of a script, inside the transaction as `executescript` would not be."""
+        for statement in statements(script):
+            self.write(statement)
+
+
+class SqliteDatabase:
+    """One SQLite file."""
+
+    dialect: Literal["sqlite"] = "sqlite"
+    is_embedded = True
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.url = f"sqlite://{path}"
+        self._open()
+
+    def __repr__(self) -> str:
+        return f"SqliteDatabase({self.url!r})"
+
+    def _open(self) -> None:
+        self._process = os.getpid()
+        self._reading, self._writing, self._hurrying = Lock(), Lock(), Lock()
+        self._connections = [_connection(self._path, patience) for patience in (PATIENCE, PATIENCE, 0)]
+        self._reader, self._writer, self._hasty = (connection.cursor() for connection in self._connections)
+        # A new connection counts from the start again, so that a process that was forked must not see a number again.
+        self._base = self._process << 40
+
+    def _reopen(self) -> None:
+        _abandoned.append((self._connections, self._reader, self._writer, self._hasty))
+        self._open()
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query."""
+        if os.getpid() != self._process:
+            self._reopen()
+        with self._reading:
+            try:
+                return self._reader.execute(statement, values).fetchall()
+            except _FAULTS as error:
+                raise fault(error, self._path) from error
+
+    def stamp(self) -> int:
+        """Return a number that changes with every commit of any other connection to the file."""
+        ((version,),) = self.read("PRAGMA data_version")
+        return self._base + int(version or 0)
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
+        if os.getpid() != self._process:
+            self._reopen()
+        if not self._writing.acquire(timeout=PATIENCE):
+            raise busy(self._path)
+        try:
+            transaction = SqliteTransaction(self._path, self._writer)
+            transaction.write("BEGIN IMMEDIATE")
+            try:
+                yield transaction
+                transaction.raise_failure()
+                transaction.write("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+        finally:
+            self._writing.release()
+
+    def _roll_back(self) -> None:
+        # SQLite ends a transaction by itself after some faults, such as a full disk.
+        if self._writer.connection.in_transaction:
+            with suppress(library.Error):
+                self._writer.execute("ROLLBACK")
+
+    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
+        """Run one statement if no other writer is at work, and say whether it was done."""
+        if os.getpid() != self._process:
+            self._reopen()
+        with self._hurrying:
+            try:
+                self._hasty.execute(statement, values)
+            except _FAULTS as error:
+                if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
+                    return False
+                raise fault(error, self._path) from error
+        return True
+
+    def encode_list(self, values: Sequence[str]) -> Value:
+        """Return texts as a JSON array."""
+        return json.dumps(list(values), ensure_ascii=False)
+
+    def decode_list(self, value: Value) -> tuple[str, ...]:
+        """Return the texts of a JSON array."""
+        return tuple(json.loads(value)) if isinstance(value, str) else ()
+
+    def doubts(self) -> Sequence[str]:
+        """Return that the library is an old one, if it is."""
+        if version >= SOUND:
+            return ()
+        wanted = ".".join(map(str, SOUND))
+        return (f"SQLite {library.sqlite_version} may damage a file that several processes write; {wanted} does not",)
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        if os.getpid() != self._process:
+            return
+        for connection in self._connections:
+            connection.close()
+
+
+def _connection(path: str, patience: float) -> library.Connection:
+    try:
+        connection = library.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
+    except library.Error as error:
+        raise fault(error, path) from error
+    try:
+        _turn_on_wal(connection)
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except library.Error as error:
+        connection.close()
+        raise fault(error, path) from error
+    return connection
+
+
+def _turn_on_wal(connection: library.Connection) -> None:
+    # While several processes open a new file at once SQLite says that it is busy without waiting first.
+    end = monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except library.OperationalError as error:
+            if code_of(error) != library.SQLITE_BUSY or monotonic() > end:
+                raise
+            sleep(0.005)
+        else:
+            return
+
+
+def statements(script: str) -> Iterator[str]:
+    """Give the statements of a script one by one; a trigger is one, though it has semicolons inside."""
+    *ended, rest = script.split(";")
+    statement = ""
+    for part in ended:
+        statement += f"{part};"
+        if library.complete_statement(statement):
+            yield statement
+            statement = ""
+    if (statement + rest).strip():
+        yield statement + rest

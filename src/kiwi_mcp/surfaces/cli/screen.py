@@ -1,0 +1,67 @@
+"""What every view is drawn with: data to stdout, talk to stderr, and issues a person can act on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from shutil import get_terminal_size
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.surfaces.cli.terminal import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """Where data goes: as it is into a pipe or where raw text is wanted, safe on a terminal."""
+
+    is_raw: bool = False
+
+    def data(self, text: str) -> None:
+        """Write data."""
+        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
+        sys.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """Write a line of a table, cut where a terminal would break it."""
+        self.data(text[: get_terminal_size().columns] if sys.stdout.isatty() else text)
+
+    def json(self, value: Json) -> None:
+        """Write a value as JSON for people."""
+        self.data(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def talk(text: str) -> None:
+    """Write something a person should read and a program should not."""
+    sys.stderr.write(shown(text) + "\n")
+
+
+def issue_text(issue: JsonObject) -> str:
+    """Return an issue with its place, its reason and its fix."""
+    line = f" (line {issue['line']})" if issue.get("line") else ""
+    place = as_text(issue.get("place"))
+    mark = "!" if issue.get("severity") == "warning" else "✗"
+    fault = f"  {mark} {place + ': ' if place else ''}{as_text(issue.get('reason'))}{line}"
+    return f"{fault}\n      fix: {as_text(issue.get('fix'))}"
+
+
+def show_warnings(content: JsonObject) -> None:
+    """Tell what the owner should know of an answer."""
+    for warning in as_list(content.get("warnings")):
+        talk(issue_text(warning) if isinstance(warning, Mapping) else f"warning: {text_of(warning)}")
+
+
+def show_message(content: JsonObject, screen: Screen) -> None:
+    """Show an answer that is a sentence."""
+    show_warnings(content)
+    screen.data(as_text(content.get("message")) or json.dumps(content, ensure_ascii=False))
+    for word in ("path", "trash_path", "signature"):
+        if value := as_text(content.get(word)):
+            talk(f"  {word}: {value}")
+    for name in as_list(content.get("created")):
+        talk(f"  + {text_of(name)}")
+    for issue in as_list(content.get("skipped")):
+        talk(issue_text(as_object(issue)))
+    if following := as_text(content.get("next")):
+        talk(f"hint: {following}")

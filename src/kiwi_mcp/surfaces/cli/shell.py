@@ -1,0 +1,71 @@
+"""One command at work: the project it is about, the kernel that answers it, and the options all commands share."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kiwi_mcp.domain.errors import NotFound
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.places import nearest_project
+from kiwi_mcp.surfaces.cli.progress import reporting
+from kiwi_mcp.surfaces.cli.show import show
+
+IsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Project = Annotated[
+    Path | None, typer.Option("--project", "-p", help="The project's folder; the nearest with an .ai folder otherwise.")
+]
+Location = Annotated[str | None, typer.Option("--location", help="project or user.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, do nothing.")]
+Item = Annotated[str, typer.Argument(help="A name, name@range, or full identity.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """One command at work: which project it is about, and how its answer is shown."""
+
+    project: Path
+    is_json: bool
+
+    def ask(self, verb: str, request: JsonObject) -> Answer:
+        """Send one request to the kernel and return its answer."""
+        return asyncio.run(self._ask(verb, request))
+
+    async def _ask(self, verb: str, request: JsonObject) -> Answer:
+        # A tool must not outlive the command that runs it, however that is asked to end.
+        task = asyncio.current_task()
+        if task is not None:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        kernel = Kernel(self.project)
+        try:
+            with reporting(is_quiet=self.is_json) as report:
+                return await kernel.call(verb, request, report)
+        finally:
+            await kernel.aclose()
+
+    def tell(self, verb: str, request: JsonObject, *, view: str | None = None, is_raw: bool = False) -> None:
+        """Send one request, show its answer, and end with its exit code."""
+        answer = self.ask(verb, request)
+        show(answer, verb=view or verb, is_json=self.is_json, is_raw=is_raw)
+        if answer.exit_code:
+            raise typer.Exit(answer.exit_code)
+
+
+def shell_for(project: Path | None, *, is_json: bool) -> Shell:
+    """Return the shell for a project, the nearest one where none is named."""
+    return Shell(here() / project if project else nearest_project(here()), is_json)
+
+
+def here() -> Path:
+    """Return the current folder."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise NotFound("The current folder no longer exists.", suggestion="Change to one that does.") from error

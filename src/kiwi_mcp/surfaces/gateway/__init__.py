@@ -1,0 +1,1 @@
+"""The gateway: what Kiwi serves over HTTP."""

@@ -1,0 +1,139 @@
+"""The gateway as one application: a door before every route, one shape for every refusal, a limit on every request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound, RequestFailed
+from kiwi_mcp.kernel.registry.wire import EVENTS, HEALTH, READ, WRITE
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.registry import RegistryRoutes
+from kiwi_mcp.surfaces.gateway.visitors import Door
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""What answers the requests for one address."""
+
+_log = logging.getLogger("kiwi.gateway")
+_SECONDS = 240.0
+_QUERY_WORDS = frozenset({"after", "limit"})
+_NO_ROUTE = 404
+
+
+def gateway(registry: Registry, door: Door, *, seconds: float = _SECONDS) -> ASGIApp:
+    """Return the application that serves a registry behind a door."""
+    routes = RegistryRoutes(registry)
+    app = Starlette(
+        routes=[
+            Route(HEALTH, _health, methods=["GET"]),
+            Route(EVENTS, answered(routes.events), methods=["GET"]),
+            Route(READ, answered(routes.read), methods=["POST"]),
+            Route(WRITE, answered(routes.write), methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _no_route},
+    )
+    app.router.redirect_slashes = False
+    return Limited(Guarded(app, door), seconds)
+
+
+class Guarded:
+    """Lets a request through if the door does, with the visitor noted on it."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._door.check_origin(headers)
+            if scope["path"] != HEALTH:
+                scope["kiwi.visitor"] = self._door.admit(headers)
+            _check_query(Request(scope))
+        except KiwiError as error:
+            await _answer(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class Limited:
+    """Gives each request its time, the way of its answer to the client included."""
+
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
+        self._app = app
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._app(scope, receive, noting)
+        except TimeoutError:
+            if has_begun:  # half an answer cannot be taken back: the connection is closed
+                raise
+            late = RequestFailed("The request took too long.", suggestion="Ask for less at once.")
+            await _answer(late)(scope, receive, send)
+
+
+def answered(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint that turns a refusal into its answer, and a fault of ours into an incident."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except KiwiError as error:
+            return _answer(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:  # noqa: BLE001 - the surface's edge: a fault of ours is an incident, not a traceback
+            incident = secrets.token_hex(6)
+            _log.exception("incident %s", incident)
+            return _answer(Internal(incident))
+
+    return answer
+
+
+def _check_query(request: Request) -> None:
+    # A token in an address would be kept in histories and logs; no word but these belongs there.
+    if unknown := [word for word in request.query_params if word not in _QUERY_WORDS]:
+        raise InvalidRequest(
+            f"The address holds {len(unknown)} words that this server does not know.",
+            suggestion="Send a token as `Authorization: Bearer …`, and nothing else in the address.",
+        )
+
+
+async def _health(_: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _no_route(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for these alone
+    told = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
+    answer = NotFound(told, suggestion="The registry's routes are below `/registry/v1/`.").to_response()
+    return JSONResponse(answer, status_code=error.status_code, headers=error.headers)
+
+
+def _answer(error: KiwiError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else None  # noqa: PLR2004 - Unauthorized
+    return JSONResponse(error.to_response(), status_code=error.http_status, headers=headers)

@@ -1,0 +1,157 @@
+"""`kiwi up`: the gateway listening on a port, until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from kiwi_mcp.domain.errors import InvalidRequest, Unavailable
+from kiwi_mcp.kernel.settings import RegistrySettings
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.app import gateway
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visitors import LOOPBACK, Door
+
+PORT = 8765
+_CONNECTIONS = 512
+_HEAD_BYTES = 16_384
+_HEAD_SECONDS = 10.0
+"""How long a connection may take to send the head of its first request."""
+_IDLE_SECONDS = 15
+_GRACE_SECONDS = 10
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the gateway listens, and whether it only gives."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0 takes a port that is free."""
+    names: tuple[str, ...] = ()
+    """Further names under which it is reached: behind a proxy, or from other machines."""
+    is_read_only: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in LOOPBACK
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def serve(user: Path, settings: RegistrySettings, listening: Listening, announce: Callable[[Listening], None]) -> None:
+    """Serve the owner's registry until SIGTERM or SIGINT; `announce` is called once requests are answered."""
+    tokens = Tokens(user)
+    door = _door(tokens, listening)
+    database = open_database(settings.url)
+    try:
+        app = gateway(Registry(database, settings.actor), door)
+        asyncio.run(_Server(_config(app, listening), partial(_announce, announce, listening)).serve())
+    finally:
+        database.close()
+
+
+def _door(tokens: Tokens, listening: Listening) -> Door:
+    has_tokens = bool(tokens.all())
+    if not has_tokens and not (listening.is_read_only and listening.is_local):
+        raise InvalidRequest(
+            "There is no token yet, so nobody could use this server.",
+            suggestion="Make one with `kiwi up token add NAME --namespaces public --write`, or let everybody on this "
+            "machine read what is public with `kiwi up --read-only`.",
+        )
+    return Door(
+        tokens,
+        host=listening.host,
+        names=listening.names,
+        is_read_only=listening.is_read_only,
+        is_open=not has_tokens,
+    )
+
+
+def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=listening.host,
+        port=listening.port,
+        http=_Impatient,
+        ws="none",
+        lifespan="off",
+        access_log=False,  # addresses and what they hold are nobody's business
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+    )
+
+
+def _announce(announce: Callable[[Listening], None], listening: Listening, port: int) -> None:
+    announce(Listening(listening.host, port, listening.names, listening.is_read_only))
+
+
+class _Server(uvicorn.Server):
+    """A server that says where it listens, and ends in order when it is asked to."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+        # The library tells of itself at length; what goes wrong is said by our own errors.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+
+    async def startup(self, sockets: None = None) -> None:  # type: ignore[override]  # it binds its own socket
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            raise Unavailable(
+                f"Nothing can listen on {self.config.host}, port {self.config.port}: it is taken, or not ours to use.",
+                suggestion="Choose another port, or `--port 0` for one that is free.",
+            ) from None
+        self._announce(self.servers[0].sockets[0].getsockname()[1])
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop in order at the first signal, and return as from any other end."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+class _Impatient(H11Protocol):
+    """A connection that has to be used: one that sends no request, or only half of a head, is closed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the library
+        """Start the clock."""
+        super().connection_made(transport)
+        self.loop.call_later(_HEAD_SECONDS, self._look, None)
+
+    def _look(self, last: RequestResponseCycle | None) -> None:
+        """Close the connection if it has waited for a request since the last look."""
+        now: RequestResponseCycle | None = self.cycle
+        is_waiting = now is None or now.response_complete
+        if is_waiting and now is last:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(_HEAD_SECONDS, self._look, now)

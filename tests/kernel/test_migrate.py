@@ -1,0 +1,370 @@
+"""Old folders come along: shown first, then brought as they are, or in the form of today when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.outcome import silent
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel.migrating import migrate, old_folder
+from kiwi_mcp.kernel.migrating.steps import Step
+from kiwi_mcp.kernel.requests import MigrateRequest
+
+Ask = Callable[..., Answer]
+Tree = Callable[[Path], Mapping[str, str]]
+Migrate = Callable[..., JsonObject]
+OLD = Path(__file__).parents[1] / "data" / "legacy" / "project.yaml"
+RUNS: list[tuple[str, JsonObject, object]] = [
+    ("greet", {"name": "Ada", "times": 2}, {"said": "Hello, Ada! Hello, Ada!"}),
+    ("enrich", {"names": ["ada"], "domain": "kiwi.example"}, {"addresses": ["ada@kiwi.example"]}),
+    ("report", {"count": 2}, "row 0\nrow 1"),
+    ("count", {"text": "one two three"}, 3),
+    ("aloud", {"word": "kiwi"}, "kiwi!"),
+]
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A project as old releases left it."""
+    folder = tmp_path / "old"
+    for path, text in yaml.safe_load(OLD.read_text(encoding="utf-8")).items():
+        put(folder / path, text)
+    return folder
+
+
+@pytest.fixture
+def move(project: Path, home: Path) -> Migrate:
+    """Migrate to a new project, or within the one that is named."""
+
+    def call(to: Path = project, **words: object) -> JsonObject:
+        catalog = Catalog(Space(to, home / ".ai", home / ".cache" / "kiwi"))
+        return asyncio.run(migrate(MigrateRequest.model_validate(words), catalog, silent))
+
+    return call
+
+
+def put(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def items(answer: JsonObject) -> dict[str, JsonObject]:
+    """The items of an answer, by the name of the file each comes from."""
+    listed = [as_object(item) for item in as_list(answer["items"])]
+    return {Path(as_text(item["from"])).name: item for item in listed}
+
+
+def what(answer: JsonObject) -> dict[str, object]:
+    return {name: item["what"] for name, item in items(answer).items()}
+
+
+def reasons(item: JsonObject) -> str:
+    return "\n".join(as_text(as_object(issue)["reason"]) for issue in as_list(item.get("issues", [])))
+
+
+def runs(ask: Ask, project: Path) -> list[tuple[str, object]]:
+    return [
+        (name, ask("execute", item_id=name, parameters=words, project_path=str(project)).content.get("result"))
+        for name, words, _ in RUNS
+    ]
+
+
+EXPECTED = [(name, result) for name, _, result in RUNS]
+
+
+@pytest.mark.req("K-TY-07")
+def test_a_plan_changes_nothing_and_says_what_becomes_of_each_file(
+    old: Path, project: Path, move: Migrate, tree: Tree
+) -> None:
+    before = tree(old), tree(project)
+    answer = move(path=str(old))
+    assert (tree(old), tree(project)) == before
+    assert (answer["action"], answer["status"]) == ("migrate", "planned")
+    assert answer["counts"] == {"copy": 9, "skip": 6}
+    assert what(answer) == {
+        "greet.py": "copy", "enrich.py": "copy", "letter.py": "copy", "report.py": "copy", "count.py": "copy",
+        "aloud.sh": "copy", "plain_runtime.yaml": "copy", "welcome.md": "copy", "tides.md": "copy",
+        "changed.py": "skip", "broken.py": "skip", "My Tool.py": "skip", "page.py": "skip", "settings.json": "skip",
+        "python_runtime.py": "skip",
+    }  # fmt: skip
+    assert "apply" in as_text(answer["next"])
+
+
+def test_a_plan_tells_integrity_entry_and_what_the_code_counts_on(old: Path, move: Migrate) -> None:
+    found = items(move(path=str(old)))
+    verdicts = {name: item.get("integrity") for name, item in found.items()}
+    assert verdicts["enrich.py"] == verdicts["count.py"] == "valid:B2"
+    assert verdicts["report.py"] == verdicts["tides.md"] == "valid:A"
+    assert verdicts["welcome.md"] == "valid:B1"
+    assert (verdicts["changed.py"], verdicts["greet.py"]) == ("modified", "unsigned")
+    assert found["enrich.py"]["entry"] == "execute(params, project_path=None)"
+    assert found["report.py"]["entry"] == "script"
+    assert "`page` from beside it" in reasons(found["letter.py"])
+    assert "`LETTER_FROM`" in reasons(found["letter.py"])
+    assert found["python_runtime.py"]["reason"] == "a built-in has this name, and is used in its place"
+
+
+@pytest.mark.req("K-TY-07", "K-SI-03")
+def test_what_is_copied_runs_and_its_old_hashes_still_hold(
+    old: Path, project: Path, move: Migrate, tree: Tree, ask: Ask
+) -> None:
+    before = tree(old)
+    assert move(path=str(old), apply=True)["status"] == "migrated"
+    assert tree(old) == before
+    assert runs(ask, project) == EXPECTED
+    assert {ask("load", item_id=name).content["integrity"] for name in ("enrich", "count")} == {"valid:B2"}
+    assert ask("load", item_id="report").content["integrity"] == "valid:A"
+    assert ask("load", item_id="welcome", item_type="directive").content["integrity"] == "valid:B1"
+    copied = project / ".ai" / "tools" / "mail" / "enrich.py"
+    assert copied.read_bytes() == (old / ".ai" / "scripts" / "mail" / "enrich.py").read_bytes()
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_migrating_twice_does_nothing_the_second_time(
+    rewrite: bool, old: Path, project: Path, move: Migrate, tree: Tree
+) -> None:
+    first = move(path=str(old), apply=True, rewrite=rewrite)
+    before = tree(project)
+    again = move(path=str(old), apply=True, rewrite=rewrite)
+    assert tree(project) == before
+    done = sum(1 for item in items(first).values() if item["what"] in {"copy", "convert"})
+    assert as_object(again["counts"]) == {"skip": 6, "present": done}
+    assert again["next"] == "Nothing to do."
+
+
+def test_a_folder_that_is_in_use_is_left_as_it_is(old: Path, move: Migrate, tree: Tree, ask: Ask) -> None:
+    before = tree(old)
+    answer = move(to=old, apply=True)
+    assert tree(old) == before
+    assert answer["counts"] == {"skip": 5, "keep": 10}
+    assert "changed after it was signed" in reasons(items(answer)["changed.py"])
+    assert runs(ask, old) == EXPECTED
+
+
+@pytest.mark.req("K-TY-07")
+def test_rewriting_in_place_gives_manifests_keeps_the_code_and_puts_old_files_into_the_trash(
+    old: Path, move: Migrate, ask: Ask
+) -> None:
+    code = (old / ".ai/tools/text/count.py").read_text()
+    planned = items(move(to=old, rewrite=True))["letter.py"]
+    assert yaml.safe_load(as_text(planned["manifest"])) == {
+        "tool_id": "letter",
+        "tool_type": "script",
+        "version": "1.0.0",
+        "executor": "python_runtime",
+        "description": "Write a letter.",
+        "category": "mail",
+        "config": {
+            "entrypoint": "letter.py",
+            "variables": ["LETTER_FROM"],
+            "env": {"LETTER_SIGN": "${LETTER_SIGN:-Kiwi}"},
+        },
+    }
+    answer = move(to=old, rewrite=True, apply=True)
+    assert answer["counts"] == {"convert": 5, "skip": 6, "keep": 4}
+    assert (old / ".ai/tools/text/count/count.py").read_text() == code.partition("\n")[2]
+    assert not (old / ".ai/tools/text/count.py").exists()
+    assert [path.read_text() for path in (old / ".ai/.trash").rglob("count.py")] == [code]
+    assert runs(ask, old) == EXPECTED
+    assert move(to=old, rewrite=True)["next"] == "Nothing to do."
+
+
+def test_a_rewritten_script_brings_the_modules_and_variables_it_needs(
+    old: Path, project: Path, move: Migrate, ask: Ask
+) -> None:
+    put(project / ".env", "LETTER_FROM=the sea\n")
+    move(path=str(old), apply=True)
+    assert ask("execute", item_id="letter", parameters={"to": "Ada"}).content["code"] == "execution_failed"
+    (project / ".ai/scripts/mail/letter.py").unlink()
+    answer = move(path=str(old / ".ai" / "scripts"), apply=True, rewrite=True)
+    assert items(answer)["letter.py"]["what"] == "convert"
+    letter = ask("execute", item_id="letter", parameters={"to": "Ada"}).content
+    assert letter["result"] == f"{'-' * 20}\nTo Ada, from [redacted:LETTER_FROM], Kiwi"
+    folder = project / ".ai/tools/mail/letter"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"tool.yaml", "letter.py", "page.py", "lib/marks.py"}
+
+
+@pytest.mark.parametrize("stage", ["written", "half"])
+def test_a_rewrite_that_was_cut_short_is_finished_by_the_next(
+    stage: str, old: Path, move: Migrate, monkeypatch: pytest.MonkeyPatch, ask: Ask
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    calls = iter(range(100))
+
+    def cut(*_: object) -> Path:
+        raise Killed
+
+    def cut_later(step: Step, base: Path) -> Step:
+        if next(calls) == 3:
+            raise Killed
+        done: Step = written(step, base)
+        return done
+
+    with monkeypatch.context() as patch:
+        module = import_module("kiwi_mcp.kernel.migrating.migrate")
+        written = module._written
+        patch.setattr(module, *(("discard", cut) if stage == "written" else ("_written", cut_later)))
+        with pytest.raises(Killed):
+            move(to=old, rewrite=True, apply=True)
+    assert runs(ask, old) == EXPECTED
+    move(to=old, rewrite=True, apply=True)
+    assert not (old / ".ai/scripts/greet.py").exists()
+    assert runs(ask, old) == EXPECTED
+    assert move(to=old, rewrite=True)["next"] == "Nothing to do."
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_what_was_changed_after_it_was_signed_is_neither_copied_nor_made_new(
+    rewrite: bool, old: Path, project: Path, move: Migrate
+) -> None:
+    answer = items(move(path=str(old), apply=True, rewrite=rewrite, sign=True))["changed.py"]
+    assert (answer["what"], answer["integrity"]) == ("skip", "modified")
+    assert not [*(project / ".ai").rglob("changed*")]
+
+
+def test_an_item_of_the_same_name_and_other_content_is_never_written_over(
+    old: Path, project: Path, move: Migrate
+) -> None:
+    mine = put(project / ".ai/tools/greet.py", '"""\ntool_type: script\nversion: 2.0.0\n"""\n\n\ndef main(): ...\n')
+    taken = put(project / ".ai/tools/mail/enrich.py", "# nobody's tool\n")
+    before = mine.read_text(), taken.read_text()
+    found = items(move(path=str(old), apply=True))
+    assert found["greet.py"]["what"] == found["enrich.py"]["what"] == "skip"
+    assert "another item has this name" in as_text(found["greet.py"]["reason"])
+    assert "there already" in as_text(found["enrich.py"]["reason"])
+    assert (mine.read_text(), taken.read_text()) == before
+
+
+def test_of_two_old_files_with_one_name_the_second_is_told_and_left(tmp_path: Path, move: Migrate) -> None:
+    put(tmp_path / "old/.ai/scripts/a/same.py", "def main(): return 1\n")
+    put(tmp_path / "old/.ai/scripts/b/same.py", "def main(): return 2\n")
+    answer = move(path=str(tmp_path / "old"))
+    assert answer["counts"] == {"copy": 1, "skip": 1}
+
+
+def test_signing_is_done_when_asked(old: Path, move: Migrate, ask: Ask) -> None:
+    answer = items(move(to=old, rewrite=True, sign=True, apply=True))
+    assert all(item.get("signed") for item in answer.values() if item["what"] in {"convert", "sign"})
+    for name in ("greet", "count", "aloud", "letter"):
+        assert ask("load", item_id=name, project_path=str(old)).content["integrity"] == "signed"
+    assert ask("load", item_id="changed", project_path=str(old)).content["integrity"] == "modified"
+
+
+def test_signing_without_rewriting_signs_old_files_where_they_are(old: Path, move: Migrate) -> None:
+    answer = items(move(to=old, sign=True, apply=True))
+    assert answer["greet.py"]["signed"] is True
+    assert (answer["enrich.py"]["what"], answer["changed.py"]["what"]) == ("keep", "keep")
+    assert "kiwi-mcp:validated" in (old / ".ai/scripts/greet.py").read_text().partition("\n")[0]
+
+
+@pytest.mark.req("K-TY-07")
+def test_a_folder_of_dunder_tools_anywhere_comes_along_by_category(
+    tmp_path: Path, project: Path, move: Migrate, ask: Ask
+) -> None:
+    head = '__version__ = "1.0.0"\n__tool_type__ = "python"\n__executor_id__ = "python_runtime"\n'
+    put(tmp_path / "stuff/add.py", f'{head}__category__ = "sums"\n\n\ndef main(a: int, b: int):\n    return a + b\n')
+    put(tmp_path / "stuff/text/up.py", f"{head}\n\ndef main(text: str):\n    return text.upper()\n")
+    put(tmp_path / "stuff/setup.py", '__version__ = "1.0.0"\nprint("set up")\n')
+    put(tmp_path / "stuff/plain.py", "print(1)\n")
+    put(tmp_path / "stuff/venv/lib/tool.py", head)
+    answer = move(path=str(tmp_path / "stuff"), apply=True)
+    assert what(answer) == {"add.py": "copy", "up.py": "copy", "setup.py": "skip", "plain.py": "skip"}
+    assert {path.relative_to(project / ".ai").as_posix() for path in (project / ".ai/tools").rglob("*.py")} == {
+        "tools/sums/add.py",
+        "tools/text/up.py",
+    }
+    assert ask("execute", item_id="add", parameters={"a": 1, "b": 2}).content["result"] == 3
+
+
+def test_items_can_go_to_the_user_and_code_they_share_comes_too(
+    tmp_path: Path, home: Path, project: Path, move: Migrate, ask: Ask
+) -> None:
+    tool = '"""Say a word."""\nfrom lib.words import WORD\n\n__version__ = "1.0.0"\n__tool_type__ = "script"\n'
+    tool += (
+        '__executor_id__ = "python_runtime"\nCONFIG = {"lib_imports": ["words"]}\n\n\ndef main():\n    return WORD\n'
+    )
+    put(tmp_path / "old/.ai/tools/say.py", tool)
+    put(tmp_path / "old/.ai/tools/lib/words.py", 'WORD = "kiwi"\n')
+    answer = move(path=str(tmp_path / "old"), apply=True, location="user")
+    assert answer["counts"] == {"copy": 1}
+    assert not items(answer)["say.py"].get("issues")
+    assert (home / ".ai/tools/lib/words.py").exists()
+    assert ask("execute", item_id="say").content["result"] == "kiwi"
+    put(home / ".ai/tools/lib/words.py", 'WORD = "other"\n')
+    (home / ".ai/tools/say.py").unlink()
+    assert items(move(path=str(tmp_path / "old"), apply=True, location="user"))["say.py"]["what"] == "skip"
+    assert move(path=str(home / ".ai"))["target"] == str(home / ".ai")
+
+
+def test_nothing_is_run_to_read_it_and_links_are_not_followed(tmp_path: Path, project: Path, move: Migrate) -> None:
+    marker = tmp_path / "ran"
+    put(tmp_path / "old/.ai/scripts/act.py", f"open({str(marker)!r}, 'w').close()\nimport aside\n")
+    secret = put(tmp_path / "secret.py", "KEY = 1\n")
+    scripts = tmp_path / "old/.ai/scripts"
+    (scripts / "linked.py").symlink_to(secret)
+    (scripts / "aside.py").symlink_to(secret)
+    (scripts / "away").symlink_to(tmp_path)
+    os.mkfifo(scripts / "pipe.py")
+    answer = move(path=str(tmp_path / "old"), apply=True, rewrite=True)
+    assert not marker.exists()
+    assert what(answer) == {"act.py": "convert", "linked.py": "skip", "aside.py": "skip", "away": "skip"}
+    assert not [path for path in (project / ".ai").rglob("*.py") if "KEY" in path.read_text()]
+
+
+def test_a_large_folder_is_looked_at_up_to_a_limit(
+    tmp_path: Path, move: Migrate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        put(tmp_path / f"old/.ai/scripts/part{number % 4}/tool{number}.py", "def main(): return 1\n")
+    monkeypatch.setattr(old_folder, "MAX_LOOKED_AT", 30)
+    answer = move(path=str(tmp_path / "old"))
+    assert answer["counts"] == {"copy": 20, "skip": 1}
+    assert "not looked at" in str(answer["items"])
+
+
+def test_files_that_cannot_be_read_do_not_stop_the_others(tmp_path: Path, move: Migrate) -> None:
+    scripts = tmp_path / "old/.ai/scripts"
+    put(scripts / "fine.py", "def main(): return 1\n")
+    put(scripts / "latin.py", "").write_bytes(b"# \xe9\ndef main(): return 1\n")
+    put(scripts / "deep.py", f"X = {'(' * 5000}1{')' * 5000}\n")
+    put(scripts / "large.py", "#" * 1_100_000)
+    put(scripts / "Folder/inner.py", "def main(): return 1\n")
+    answer = move(path=str(tmp_path / "old"), apply=True)
+    assert answer["counts"] == {"copy": 1, "skip": 4}
+    assert all(item.get("reason") for item in items(answer).values() if item["what"] == "skip")
+
+
+def test_a_target_that_cannot_be_written_is_told_for_each_item(old: Path, project: Path, move: Migrate) -> None:
+    put(project / ".ai/scripts", "a file where a folder should be")
+    put(project / ".ai/tools", "a file where a folder should be")
+    answer = move(path=str(old), apply=True)
+    assert items(answer)["greet.py"]["what"] == "skip"
+    assert items(answer)["welcome.md"]["what"] == "copy"
+
+
+@pytest.mark.parametrize("path", ["missing", "a\0b", "/"])
+def test_a_path_that_is_no_folder_is_refused_with_a_suggestion(path: str, move: Migrate) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        move(path=path)
+    assert "`path` cannot be used" in refused.value.message
+    assert refused.value.suggestion
+
+
+def test_a_project_with_nothing_old_has_nothing_to_do(move: Migrate) -> None:
+    answer = move()
+    assert (answer["counts"], answer["next"]) == ({}, "Nothing to do.")

@@ -1,0 +1,155 @@
+"""What the gateway's tests stand on: releases, tokens, and a real server on a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import uvicorn
+
+from kiwi_mcp.catalog.release import check_release
+from kiwi_mcp.domain.items import ToolFile
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName, Visibility
+from kiwi_mcp.kernel.registry.over_http import HttpRemote
+from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.app import gateway
+from kiwi_mcp.surfaces.gateway.serve import Listening, _config
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visitors import Door
+
+OWNER = Actor("owner", ("acme", "globex", "public"))
+
+
+@pytest.fixture
+def a_release() -> Callable[..., Release]:
+    """Make a version with a manifest and one file."""
+
+    def make(
+        name: str, *, on: Release | None = None, code: str = "print('hi')\n", visibility: Visibility = "public"
+    ) -> Release:
+        namespace, _, rest = name.partition("/")
+        tool_id, _, version = rest.partition("@")
+        ref = on.name.tool_id if on else None
+        text = f"tool_id: {tool_id}\ntool_type: {'script' if on else 'primitive'}\nversion: {version}\n"
+        text += f"description: Greets.\nexecutor: {ref}\nconfig:\n  entrypoint: main.py\n" if ref else ""
+        main = ReleaseFile("main.py", code.encode())
+        listed = [ToolFile(main.path, sha256(main.data).hexdigest(), len(main.data), main.is_executable)]
+        statement = statement_of(
+            tool_id=tool_id, version=version, executor=ref, manifest_body=text.encode(), files=listed
+        )
+        release = Release(
+            name=VersionName(namespace, tool_id, version),
+            place=f"tools/{tool_id}/tool.yaml",
+            statement=statement,
+            manifest={},
+            files=(ReleaseFile("tool.yaml", text.encode()), main),
+            executor=Pin(ref, on.name, on.digest) if on and ref else None,
+            visibility=visibility,
+        )
+        return check_release(release)
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, headers and a JSON body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway that runs: its registry, its tokens, and requests to it."""
+
+    port: int
+    registry: Registry
+    tokens: Tokens
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def token(self, name: str, *namespaces: str, can_write: bool = True) -> str:
+        return self.tokens.add(name, namespaces, can_write=can_write)
+
+    def remote(self, token: str) -> HttpRemote:
+        return HttpRemote(self.url, "${TEAM_TOKEN}", {"TEAM_TOKEN": token})
+
+    def ask(
+        self, method: str, path: str, body: Json = None, *, token: str = "", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            words = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
+            data = body if isinstance(body, str) else json.dumps(body) if body is not None else None
+            connection.request(method, path, data, words)
+            reply = connection.getresponse()
+            answer = reply.read()
+            found = {name.lower(): value for name, value in reply.getheaders()}
+            return Answer(reply.status, found, json.loads(answer) if answer else {})
+        finally:
+            connection.close()
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serving(home: Path) -> Iterator[Serve]:
+    """Start gateways that end with the test."""
+    with ExitStack() as stack:
+
+        def start(url: str, *, is_read_only: bool = False, is_open: bool = False, seconds: float = 30.0) -> Served:
+            database = open_database(url)
+            stack.callback(database.close)
+            registry, tokens = Registry(database, OWNER), Tokens(home / ".ai")
+            door = Door(tokens, host="127.0.0.1", names=["kiwi.test"], is_read_only=is_read_only, is_open=is_open)
+            listening = Listening(port=0)
+            server = uvicorn.Server(_config(gateway(registry, door, seconds=seconds), listening))
+            stack.enter_context(_running(server))
+            return Served(server.servers[0].sockets[0].getsockname()[1], registry, tokens)
+
+        yield start
+
+
+@contextmanager
+def _running(server: uvicorn.Server) -> Iterator[None]:
+    thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    end = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < end
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.fixture
+def served(serving: Serve, store_url: str) -> Served:
+    """A gateway before a store of each kind."""
+    return serving(store_url)
+
+
+@pytest.fixture
+def served_once(serving: Serve, sqlite_url: str) -> Served:
+    """A gateway before one store, for what has nothing to do with stores."""
+    return serving(sqlite_url)
