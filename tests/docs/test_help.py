@@ -58,6 +58,7 @@ RESULTS: Mapping[str, list[Json]] = {
         }
     ],
     "variables": ["nobody"],
+    "registry": ["hello"],
     "runtimes": ["iwik"],
     "tool": ["Hello, Ada!"],
 }
@@ -132,7 +133,8 @@ def test_help_says_what_this_installation_holds(project: Path) -> None:
 
 
 def test_the_pages_name_every_action_and_every_word_of_a_request() -> None:
-    assert [action for action in get_args(Action) if f"| `{action}`" not in page("execute")] == []
+    tables = page("execute") + page("registry")
+    assert [action for action in get_args(Action) if f"| `{action}`" not in tables] == []
     requests: Mapping[str, type[Request]] = {"search": SearchRequest, "load": LoadRequest}
     for topic, request in requests.items():
         words = {*re.findall(r"[`\"](\w+)[`\"]", page(topic))}

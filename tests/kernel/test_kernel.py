@@ -183,7 +183,7 @@ def test_search_filters_and_says_what_to_do_when_nothing_is_found(ask: Ask) -> N
     assert (total(source="project"), total(source="user")) == (1, 0)
     assert (total(item_type="tool"), total(item_type="knowledge")) == (1, 0)
     assert "suggestion" in ask("search", query="zzzz qqqq").content
-    assert ask("search", query="x", source="registry").content["code"] == "invalid_request"
+    assert ask("search", query="github", source="registry").content["total"] == 1
     names = [
         as_object(one)["name"] for one in as_list(ask("search", query="run python", source="all").content["results"])
     ]

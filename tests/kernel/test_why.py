@@ -62,7 +62,7 @@ def test_an_address_that_is_not_granted_would_not_be_called(host: str, tools: Pa
 
     assert (told["would_run"], codes(told)) == (False, ["address_denied"])
     assert host in str(as_object(as_list(told["reasons"])[0])["suggestion"])
-    (home / ".ai").mkdir()
+    (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host]}}))
     assert why(ask, "local", word="x")["would_run"] is True
 
@@ -88,7 +88,7 @@ def test_what_is_not_sound_would_not_run(tools: Path, ask: Ask) -> None:
 
 def test_what_the_owner_denies_would_not_run(tools: Path, home: Path, ask: Ask) -> None:
     put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
-    (home / ".ai").mkdir()
+    (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text(json.dumps({"items": {"allow": ["*"], "deny": ["*/bash_runtime@*"]}}))
 
     told = why(ask, "say", word="x")

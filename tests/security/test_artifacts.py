@@ -287,7 +287,16 @@ def test_words_that_no_version_can_have_are_refused() -> None:
         "tool_id": [replace(release, name=replace(release.name, tool_id=word)) for word in ("other", "..", "")],
         "version": [
             replace(release, name=replace(release.name, version=word))
-            for word in ("1.0", "v1.0.0", "1.0.0+build", "1.0.1", f"1{chr(0x660)}.0.0", "9" * 5_000 + ".0.0", "")
+            for word in (
+                "1.0",
+                "v1.0.0",
+                "1.0.0+build",
+                "1.0.1",
+                f"1{chr(0x660)}.0.0",
+                "9" * 5_000 + ".0.0",
+                "None",
+                "",
+            )
         ],
         "executor": [a_release(executor=pin), replace(release, executor=replace(pin, ref="evil"))],
         "is_builtin": [replace(release, is_builtin=True)],
@@ -397,6 +406,25 @@ def test_a_manifest_that_is_a_bomb_is_refused_quickly(text: bytes, reason: str) 
     assert reason in error.message
     assert asked == []
     assert time.monotonic() - start < 2
+
+
+@pytest.mark.case("BOMB-03")
+@pytest.mark.parametrize("word", ["/" * 2_000_000, "a/" * 1_000_000, "1" * 2_000_000, "_" * 2_000_000])
+def test_words_without_end_are_refused_quickly_and_told_in_short(word: str) -> None:
+    artifact = encode(a_release())
+    start = time.monotonic()
+
+    for key in ("vnd.kiwi.namespace", "vnd.kiwi.tool_id", "org.opencontainers.image.version", "vnd.kiwi.place"):
+        spoilt = document_of(artifact)
+        spoilt["annotations"][key] = word
+        error, _ = refusal(replace(artifact, manifest=written(spoilt)))
+        assert len(json.dumps(error.to_response())) < 20_000
+    spoilt = document_of(artifact)
+    spoilt["layers"][0]["annotations"]["org.opencontainers.image.title"] = word
+    error, _ = refusal(replace(artifact, manifest=written(spoilt)))
+
+    assert len(json.dumps(error.to_response())) < 20_000
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.case("BOMB-03")

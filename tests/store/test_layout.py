@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.errors import ArtifactRefused, Conflict, NotFound, StoreUnavailable, VersionConflict
+from kiwi_mcp.domain.errors import ArtifactRefused, Conflict, NotFound, StoreUnavailable, TooLarge, VersionConflict
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Published, Release, ReleaseFile, VersionName, closure_of
 from kiwi_mcp.manifest.digest import statement_of
 from kiwi_mcp.manifest.schema import faults
 from kiwi_mcp.store import folder as folders
+from kiwi_mcp.store import index
 from kiwi_mcp.store.layout import Layout
 
 Tree = Callable[[Path], Mapping[str, str]]
@@ -210,7 +211,7 @@ def test_a_version_without_its_executor_is_not_written(layout: Layout) -> None:
 
 
 def test_a_folder_that_is_missing_or_empty_holds_nothing(layout: Layout) -> None:
-    assert (layout.is_there, layout.events()) == (False, ())
+    assert (layout.is_there, layout.events(), layout.read([])) == (False, (), ())
     with pytest.raises(NotFound, match="does not hold team/say@"):
         layout.read([TOOL.name])
 
@@ -269,6 +270,16 @@ def test_a_disk_that_takes_nothing_is_told_as_such(layout: Layout, monkeypatch: 
     assert layout.events() == Layout(layout.folder).events()
     assert before.items() <= _bytes(layout).items()
     assert layout.write([a_release("other")])[0].is_new
+
+
+def test_an_index_that_could_not_be_read_again_is_not_written(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout.write(CHAIN)
+    before = _bytes(layout)
+    monkeypatch.setattr(index, "MAX_INDEX", 2_500)
+
+    with pytest.raises(TooLarge):
+        layout.write([a_release("other")])
+    assert _bytes(layout) == before
 
 
 def test_a_second_writer_waits_and_then_says_so(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,13 +387,13 @@ IMAGE_INDEX: JsonObject = {
 
 def test_the_folder_is_an_oci_image_layout(layout: Layout) -> None:
     layout.write(CHAIN, [event(TOOL, "yank")])
-    index = json.loads((layout.folder / "index.json").read_text())
+    document = json.loads((layout.folder / "index.json").read_text())
 
     assert json.loads((layout.folder / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
-    assert faults(IMAGE_INDEX, index) == []
+    assert faults(IMAGE_INDEX, document) == []
     assert {path.name for path in layout.folder.iterdir()} == {"oci-layout", "index.json", "blobs"}
-    assert all((layout.folder / "blobs/sha256" / row["digest"][7:]).is_file() for row in index["manifests"])
-    assert [row["annotations"]["org.opencontainers.image.ref.name"] for row in index["manifests"]] == [
+    assert all((layout.folder / "blobs/sha256" / row["digest"][7:]).is_file() for row in document["manifests"])
+    assert [row["annotations"]["org.opencontainers.image.ref.name"] for row in document["manifests"]] == [
         "kiwi/python_runtime/1.0.0",
         "kiwi/subprocess/1.0.0",
         "team/say/1.0.0",
@@ -391,9 +402,11 @@ def test_the_folder_is_an_oci_image_layout(layout: Layout) -> None:
 
 def test_an_index_that_another_program_wrote_again_is_read(layout: Layout) -> None:
     layout.write(CHAIN)
-    index = json.loads((layout.folder / "index.json").read_text())
-    del index["mediaType"]
-    rows = [{**row, "annotations": {**row["annotations"], "com.example.more": "x"}} for row in index["manifests"][::-1]]
-    (layout.folder / "index.json").write_text(json.dumps({**index, "manifests": rows}, indent=2))
+    document = json.loads((layout.folder / "index.json").read_text())
+    del document["mediaType"]
+    rows = [
+        {**row, "annotations": {**row["annotations"], "com.example.more": "x"}} for row in document["manifests"][::-1]
+    ]
+    (layout.folder / "index.json").write_text(json.dumps({**document, "manifests": rows}, indent=2))
 
     assert Layout(layout.folder).read([TOOL.name]) == (TOOL,)

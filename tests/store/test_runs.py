@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.errors import NotFound, RunNotFound, StoreDamaged
+from kiwi_mcp.domain.errors import NotFound, RunNotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.run import Run, RunStatus, is_run_id, iso, run_id
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
@@ -110,6 +110,22 @@ def test_a_run_that_finds_another_writer_at_work_is_added_afterwards(sqlite_url:
     assert count(database, "runs") == 1
     database.close()
     other.close()
+
+
+def test_an_id_is_taken_once(runs: Runs) -> None:
+    run = add(runs, a_run())
+
+    with pytest.raises(StoreUnavailable):
+        runs.add(run)
+
+
+def test_an_id_is_taken_once_also_at_once(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    run = add(Runs(database), a_run())
+
+    with pytest.raises(StoreUnavailable):
+        Runs(database).add_now(run)
+    database.close()
 
 
 def test_a_text_that_no_database_holds_is_recorded_as_far_as_it_can_be(runs: Runs) -> None:

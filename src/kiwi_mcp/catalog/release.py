@@ -18,6 +18,8 @@ from kiwi_mcp.manifest.names import is_tool_id
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.manifest.signature import split
 
+_DATA = {".yaml", ".yml", ".json", ".toml"}
+
 
 def release_of(
     tool: Tool,
@@ -36,7 +38,7 @@ def release_of(
         place=place,
         statement=_statement(manifest, tool.origin.path.name, data, tool.files),
         manifest=summary(manifest),
-        files=tuple(ReleaseFile(file.path, data[file.path], file.is_executable) for file in tool.files),
+        files=tuple(ReleaseFile(file.path, data[file.path], _is_executable(file, tool)) for file in tool.files),
         executor=executor,
         changelog=changelog,
         visibility=visibility,
@@ -72,10 +74,12 @@ def check_release(release: Release, sheets: Sheets | None = None) -> Release:
 
 def summary(manifest: Manifest) -> JsonObject:
     """Return a manifest in its one shape, without what is empty."""
-    words: JsonObject = {
+    required: JsonObject = {
         "tool_id": manifest.tool_id,
         "tool_type": manifest.tool_type,
         "version": manifest.version,
+    }
+    others: JsonObject = {
         "executor": manifest.executor,
         "name": manifest.name,
         "description": manifest.description,
@@ -91,7 +95,7 @@ def summary(manifest: Manifest) -> JsonObject:
         "env_config": manifest.env_config,
         "extra": manifest.extra,
     }
-    return {word: value for word, value in words.items() if value or word in {"tool_id", "tool_type", "version"}}
+    return {**required, **{word: value for word, value in others.items() if value}}
 
 
 def _read(release: Release, data: Mapping[str, bytes], sheets: Sheets | None) -> Manifest:
@@ -110,6 +114,11 @@ def _read(release: Release, data: Mapping[str, bytes], sheets: Sheets | None) ->
 
 def _unreadable(release: Release, reason: str) -> InvalidManifest:
     return InvalidManifest(str(release.name), [Issue("place", reason, "Publish it again from its source.")])
+
+
+def _is_executable(file: ToolFile, tool: Tool) -> bool:
+    """Whether a file is to be executable; one that is all manifest has no use for it, and no digest speaks of it."""
+    return file.is_executable and not (file.path == tool.origin.path.name and tool.origin.path.suffix in _DATA)
 
 
 def _statement(

@@ -21,9 +21,6 @@ from kiwi_mcp.manifest.yaml import read_yaml
 FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
-VARIABLE = "KIWI_REGISTRY"
-"""The variable that names another store than the file does."""
-
 _WORDS = ("url", "actor", "namespaces", "remotes", "runs")
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
@@ -52,13 +49,16 @@ class RegistrySettings:
 
 
 def registry_settings(user: Path) -> RegistrySettings:
-    """Return the settings of a user space; read again only when the file changed."""
+    """Return the settings of a user space; read again only when the file changed.
+
+    The variable KIWI_REGISTRY names another store than the file does.
+    """
     path = f"{user}/{FILE_NAME}"
     stat = _stat(path)
     known = _read.get(path)
     if known is None or known[0] != stat:
         known = _read[path] = (stat, _parse(Path(path), user) if stat else _settings({}, user, []))
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get("KIWI_REGISTRY")
     if not named:
         return known[1]
     return RegistrySettings(named, known[1].actor, known[1].remotes, known[1].run_count, known[1].run_days)

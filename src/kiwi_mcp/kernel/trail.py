@@ -60,18 +60,15 @@ class Trail:
         self._call = call
         self._runs = runs
         self._actor = actor
-        self._tool_id, self._identity, self._digest, self._plan_digest = call.tool_id, "", "", ""
+        self._tool_id = call.tool_id
+        self._identity = self._digest = self._plan_digest = ""
         self._begun = time.monotonic()
         self._id, self._started_at = new_run(time.time_ns() // 1_000_000)
 
     def set_out(self, tool_id: str, plan: Plan, digest: str) -> None:
         """Take down what is going to be done, from now on."""
-        self._tool_id, self._identity, self._digest, self._plan_digest = (
-            tool_id,
-            plan.identity,
-            plan.tool_digest,
-            digest,
-        )
+        self._tool_id, self._plan_digest = tool_id, digest
+        self._identity, self._digest = plan.identity, plan.tool_digest
         self._begun = time.monotonic()
 
     async def leave(self, error: BaseException) -> None:

@@ -52,8 +52,8 @@ VERBS: tuple[Verb, ...] = (
         "execute",
         ExecuteRequest,
         "Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
-        "manifest, files), update, validate, sign, delete, why; share versions: publish, pull, versions, diff, "
-        "rollback. Ask `help` for worked examples.",
+        "manifest, files), update, validate, sign, delete, why; or share them: publish, pull, rollback. "
+        "Ask `help` for worked examples.",
         is_meta_tool=True,
         is_read_only=False,
         runs_items=True,

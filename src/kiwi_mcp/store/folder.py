@@ -32,11 +32,16 @@ def opened(folder: Path) -> Iterator[int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StoreUnavailable(
-            f"{folder} cannot be used: {error.strerror or error}.",
-            suggestion="See that the disk has room and that you may read and write there, then do it again: "
-            "what was written whole stays, and nothing else counts.",
-        ) from error
+        raise unusable(folder, error) from error
+
+
+def unusable(folder: Path, error: OSError) -> StoreUnavailable:
+    """Return the error for a folder that the disk does not let us use."""
+    return StoreUnavailable(
+        f"{folder} cannot be used: {error.strerror or error}.",
+        suggestion="See that the disk has room and that you may read and write there, then do it again: "
+        "what was written whole stays, and nothing else counts.",
+    )
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from kiwi_mcp.domain.errors import ArtifactRefused, NotFound, VersionConflict
+from kiwi_mcp.domain.errors import ArtifactRefused, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Release, VersionName
 from kiwi_mcp.store.artifact import ARTIFACT_TYPE, MANIFEST_TYPE, MAX_MANIFEST, Artifact, Descriptor
-from kiwi_mcp.store.json_bytes import NotJson, canonical, read_json
+from kiwi_mcp.store.json_bytes import NotJson, canonical, most_values, read_json
 from kiwi_mcp.store.order import MAX_ISSUES, closures, order
 from kiwi_mcp.store.soundness import is_digest
 from kiwi_mcp.store.words import (
@@ -139,7 +139,10 @@ class Index:
     def to_bytes(self) -> bytes:
         """Return the index as it is written: the same bytes for the same entries."""
         rows: list[Json] = [entry.to_json() for _, entry in sorted(self.entries.items(), key=lambda row: str(row[0]))]
-        return canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})
+        data = canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": rows})
+        if len(data) > MAX_INDEX or most_values(data) > _MAX_VALUES:
+            raise TooLarge(f"The index of {self.what}", size=len(data), limit=MAX_INDEX)
+        return data
 
     def _event(self, entry: Entry, op: Op, mark: Mark, *, actor: str = "") -> Event:
         closure, visibility = self.closures[entry.name], visibility_in(entry.marks)

@@ -18,8 +18,7 @@ def read_json(data: bytes, *, max_bytes: int, max_values: int) -> Json:
     """Return the one value in some bytes: no duplicate keys, no NaN, within limits of size, count and depth."""
     if len(data) > max_bytes:
         raise NotJson(f"it is larger than {max_bytes:,} bytes")
-    # Every value but the first stands behind one of these, so a bomb is known before it is built in memory.
-    if sum(map(data.count, (b",", b"[", b"{"))) > max_values:
+    if most_values(data) > max_values:
         raise NotJson(f"it holds more than {max_values:,} values")
     try:
         value: Json = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
@@ -34,6 +33,12 @@ def read_json(data: bytes, *, max_bytes: int, max_values: int) -> Json:
     except ValueError:
         raise NotJson("it holds a number of thousands of digits") from None
     return value
+
+
+def most_values(data: bytes) -> int:
+    """Return how many values a text can hold at the most, so that a bomb is known before it is built in memory."""
+    # Every value but the first stands behind one of these.
+    return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def canonical(value: Json) -> bytes:

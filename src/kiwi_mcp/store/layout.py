@@ -13,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.domain.registry import Event, Published, Release, VersionName
 from kiwi_mcp.store.artifact import Artifact, decode, digest_of, encode
-from kiwi_mcp.store.folder import NEW, below, lock, make_below, opened, put_file, read_file
+from kiwi_mcp.store.folder import NEW, below, lock, make_below, opened, put_file, read_file, unusable
 from kiwi_mcp.store.index import MAX_INDEX, Entry, Index
 from kiwi_mcp.store.json_bytes import NotJson, canonical, read_json
 from kiwi_mcp.store.order import MAX_ISSUES
@@ -48,8 +48,10 @@ class Layout:
             names = {path.name for path in self.folder.iterdir()}
         except FileNotFoundError:
             return False
+        except NotADirectoryError:
+            raise _not_a_layout(self.folder, "it is a file") from None
         except OSError as error:
-            raise _not_a_layout(self.folder, error.strerror) from error
+            raise unusable(self.folder, error) from error
         if _MARK not in names and names - {NEW}:
             raise _not_a_layout(self.folder, "it holds other things")
         return _MARK in names
@@ -67,8 +69,10 @@ class Layout:
                 suggestion="List what it holds, and ask for that.",
                 absent=list(absent),
             )
+        if not names:
+            return ()
         with opened(self.folder) as folder:
-            return self._releases(folder, [entries[name] for name in names]) if names else ()
+            return self._releases(folder, [entries[name] for name in names])
 
     def write(self, releases: Sequence[Release], marks: Sequence[Event] = ()) -> tuple[Published, ...]:
         """Add versions, then say of versions what was said; what is there already stays as it is.
@@ -95,9 +99,10 @@ class Layout:
             before = self._index()
             grown = before.grown(entries, marks)
             new = [artifacts[entry.artifact] for name, entry in grown.entries.items() if name not in before.entries]
+            data = grown.to_bytes()
             with below(folder, *_BLOBS) as blobs:
                 _put_blobs(blobs, new)
-            put_file(folder, _INDEX, grown.to_bytes(), is_durable=True)
+            put_file(folder, _INDEX, data, is_durable=True)
             self._known = (_stamp(folder), grown)
         return before, grown
 
@@ -107,7 +112,7 @@ class Layout:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _not_a_layout(self.folder, error.strerror) from error
+            raise unusable(self.folder, error) from error
         with opened(self.folder) as folder:
             lock(folder, self.folder)
             if not self.is_there:
@@ -215,7 +220,7 @@ def _issues(name: VersionName, issues: Iterator[Issue]) -> Iterator[Issue]:
     return (replace(issue, place=f"{name} {issue.place}") for issue in issues)
 
 
-def _not_a_layout(folder: Path, reason: str | None) -> Conflict:
+def _not_a_layout(folder: Path, reason: str) -> Conflict:
     return Conflict(
         f"{folder} is not a folder in OCI image layout: {reason}.",
         suggestion="Name a folder that Kiwi wrote, or one that is empty or not there yet.",

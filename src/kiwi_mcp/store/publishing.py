@@ -112,7 +112,12 @@ def _executor(draft: Draft, stored: Stored, sight: Sight) -> Sealed | None:
     if pin is None:
         return None
     found, home = stored.versions.get(pin.name), stored.items.get((pin.name.namespace, pin.name.tool_id))
-    if found is None or home is None or found.digest != pin.digest or not sight.sees(*_seen(pin.name.namespace, home)):
+    if (
+        found is None
+        or home is None
+        or found.digest != pin.digest
+        or not sight.sees(pin.name.namespace, home.visibility)
+    ):
         raise MissingLink(str(pin.name), chain=[draft.name.tool_id])
     item = stored.items[draft.name.namespace, draft.name.tool_id]
     if home.visibility == "private" and (draft.name.namespace, item.visibility) != (pin.name.namespace, "private"):
@@ -120,10 +125,6 @@ def _executor(draft: Draft, stored: Stored, sight: Sight) -> Sealed | None:
     if found.depth >= MAX_LINKS:
         raise ChainTooDeep([draft.name.tool_id, pin.name.tool_id], limit=MAX_LINKS)
     return found
-
-
-def _seen(namespace: str, item: Item) -> tuple[str, str]:
-    return namespace, item.visibility
 
 
 def seen_further(name: str, executor: str) -> InvalidRequest:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from operator import attrgetter
 from threading import Lock
 
-from kiwi_mcp.domain.errors import NotFound, RunNotFound, StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_id
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value
 
@@ -78,23 +78,23 @@ class Runs:
 
     def add_now(self, run: Run) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
-        return not _is_due(run) and self._database.write_now(_ADD, _row(run))
+        try:
+            return not _is_due(run) and self._database.write_now(_ADD, _row(run))
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
 
     def add(self, run: Run, result: bytes | None = None) -> None:
         """Record a run and its large result, if it has one; now and then the oldest go."""
         try:
             with self._database.transaction() as transaction:
                 if result is not None:
-                    kept = (run.result_sha256, len(result), result, run.started_at)
-                    transaction.write(_ADD_RESULT, kept)
+                    transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
                 transaction.write(_ADD, _row(run))
         except IntegrityFault as fault:
-            raise StoreUnavailable(
-                f"The store refused the record of the run: {fault.reason}.", suggestion="Run `kiwi doctor`."
-            ) from fault
+            raise _refused(fault) from fault
         if _is_due(run):
-            with suppress(StoreUnavailable):  # the run is recorded; the next one that is due removes what is left
-                self.prune(int(time.time() * 1_000))
+            with suppress(KiwiError):  # the run is recorded; the next one that is due removes what is left
+                self.prune(time.time_ns() // 1_000_000)
 
     def list(self, wanted: RunFilter) -> tuple[Run, ...]:
         """Return the runs that are wanted, the newest first."""
@@ -167,6 +167,12 @@ def new_run(milliseconds: int) -> tuple[str, str]:
     with _lock:
         _last[0] = number = max(number, _last[0] + 1)
     return encode_id(number), iso(milliseconds)
+
+
+def _refused(fault: IntegrityFault) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The store refused the record of the run: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
+    )
 
 
 def _is_due(run: Run) -> bool:

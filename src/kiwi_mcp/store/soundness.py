@@ -59,7 +59,8 @@ def unsafe_files(files: Sequence[tuple[str, int]]) -> Iterator[Issue]:
     for path in paths:
         if not is_safe_path(path):
             yield Issue("files", f"{path[:MAX_WORD]!r} is not a path that is safe on every system", "Rename the file.")
-    for path, other in clashes(paths):
+    # Unsafe ones are left out here: they may be of any length, and each of their folders would be looked at.
+    for path, other in clashes([path for path in paths if is_safe_path(path)]):
         yield Issue("files", f"{path!r} and {other!r} cannot both be there on every system", "Rename one of them.")
 
 
@@ -71,7 +72,7 @@ def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
         yield Issue(f"{place}tool_id", f"{name.tool_id[:MAX_WORD]!r} cannot name an item", _AGAIN)
     # A version is taken only as it is written back, so that each has one spelling; build metadata has none.
     parsed = Version.parse(name.version) if len(name.version) <= _MAX_VERSION else None
-    if str(parsed) != name.version:
+    if parsed is None or str(parsed) != name.version:
         fix = "Use a semantic version without build metadata, such as 1.2.0."
         yield Issue(f"{place}version", f"{name.version[:MAX_WORD]!r} is not a version that can be published", fix)
 
@@ -83,7 +84,7 @@ def bad_pin(pin: Pin) -> Iterator[Issue]:
         yield Issue("executor.digest", f"{pin.digest[:MAX_WORD]!r} is not a digest", _AGAIN)
     yield from bad_text(pin.ref, "executor", limit=MAX_WORD)
     if pin.ref.partition("@")[0].rpartition("/")[2] != pin.name.tool_id:
-        reason = f"it asks for {pin.ref[:MAX_WORD]!r} and is pinned to {pin.name}"
+        reason = f"it asks for {pin.ref[:MAX_WORD]!r} and is pinned to {str(pin.name)[:MAX_WORD]}"
         yield Issue("executor", reason, _AGAIN)
 
 
@@ -160,7 +161,8 @@ def _statement(release: Release, *, is_clean: bool) -> Iterator[Issue]:
 def _misstated_words(said: JsonObject, words: JsonObject) -> Iterator[Issue]:
     for word, value in words.items():
         if (stated := said.get(word)) != value:
-            yield Issue(word, f"its statement says {str(stated)[:MAX_WORD]!r}, the release {value!r}", _AGAIN)
+            told = f"its statement says {str(stated)[:MAX_WORD]!r}, the release {str(value)[:MAX_WORD]!r}"
+            yield Issue(word, told, _AGAIN)
     if not is_digest(f"sha256:{as_text(said.get('manifest'))}"):
         yield Issue("manifest", "its statement holds no hash of the manifest", _AGAIN)
 

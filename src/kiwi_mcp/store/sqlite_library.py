@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-# Before its `SOUND` release SQLite may damage a file to which several processes write, and most Pythons have an older one.
+# Before its `SOUND` release SQLite may damage a file that several processes write, and most Pythons have an older one.
 if find_spec("pysqlite3") is None:
     import sqlite3 as library
 else:

@@ -214,6 +214,16 @@ def test_a_sync_goes_on_after_its_cursor(new_remote: MakeRemote, kind: str) -> N
     assert done.cursor > first.cursor
 
 
+def test_a_cursor_is_not_believed_where_either_side_was_made_anew(new_remote: MakeRemote) -> None:
+    source, target = new_remote("sqlite", *CHAIN), new_remote("folder")
+    first = run(copy(source, target))
+
+    assert len(run(copy(source, new_remote("folder"), after=first.cursor)).new) == 3
+    anew = new_remote("sqlite", a_release("acme/fresh@1.0.0"))
+    done = run(copy(anew, target, after=first.cursor))
+    assert (len(done.new), done.cursor) == (1, 1)
+
+
 @pytest.mark.req("K-RG-02")
 def test_yanks_and_deprecations_travel_and_can_be_taken_back(source: Remote, target: Remote) -> None:
     run(copy(source, target))

@@ -55,7 +55,6 @@ def test_without_a_valid_token_nothing_is_served(served_once: Served, method: st
         assert "eve" not in str(answer.body)
 
 
-@pytest.mark.case("GW-03")
 def test_a_token_that_is_removed_is_refused_at_once(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
     assert served_once.ask("GET", wire.EVENTS, token=token).status == 200

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest, Tool
+from kiwi_mcp.domain.items import Manifest, Origin, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel.authoring.drafts import MANIFEST_NAME, Draft, dump_manifest, place_for
 from kiwi_mcp.kernel.migrating.habits import Habits, undeclared_variables
+from kiwi_mcp.manifest.digest import digest_of, sha256_hex
+from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.python_source import inferred_parameters
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.manifest.signature import split
+from kiwi_mcp.manifest.yaml import read_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Converted:
     """The folder that an old tool becomes, and what its manifest does not say any more."""
 
     draft: Draft
+    tool: Tool
+    """The item that the draft will be."""
     issues: tuple[Issue, ...]
 
 
@@ -44,7 +49,29 @@ def convert(tool: Tool, habits: Habits, modules: Mapping[str, bytes], sheets: Sh
         {MANIFEST_NAME: dump_manifest(shown), name: body.encode(), **lent, **modules},
         frozenset({name} if own.is_executable else ()),
     )
-    return Converted(draft, tuple(_left_out(idle)))
+    return Converted(draft, _item(draft, tool, sheets), tuple(_left_out(idle)))
+
+
+def _item(draft: Draft, old: Tool, sheets: Sheets) -> Tool:
+    """Return a draft as the item it will be, without writing it anywhere."""
+    body = draft.files[MANIFEST_NAME]
+    written = as_object(read_yaml(body.decode(), what=MANIFEST_NAME).value)
+    manifest = parse(written, stem=old.id, category=old.manifest.category, sheets=sheets)
+    if "parameters" not in written:
+        manifest = replace(manifest, parameters=old.manifest.parameters)
+    files = tuple(
+        ToolFile(path, sha256_hex(data), len(data), path in draft.executables)
+        for path, data in sorted(draft.files.items())
+    )
+    digest = digest_of(
+        tool_id=manifest.tool_id,
+        version=manifest.version,
+        executor=manifest.executor,
+        manifest_body=body,
+        files=[file for file in files if file.path != MANIFEST_NAME],
+    )
+    path = draft.manifest_path(old.origin.root)
+    return Tool(manifest, Origin(old.origin.source, path, path.parent), files, digest)
 
 
 def _words(manifest: Manifest) -> dict[str, Json]:

@@ -13,6 +13,8 @@ from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.kernel.migrating.habits import Habits, read_habits, warnings_of
 from kiwi_mcp.kernel.migrating.modules import modules_beside, tops
 from kiwi_mcp.kernel.migrating.old_folder import Candidate
+from kiwi_mcp.manifest.parse import parse
+from kiwi_mcp.manifest.placement import read_written
 from kiwi_mcp.manifest.sheets import Sheets
 
 _OLD_NAMES = re.compile(r"^__(?:tool_type|executor_id|category)__\b", re.MULTILINE)
@@ -25,6 +27,7 @@ class OldItem:
 
     tool: Tool
     kind: str
+    text: str
     habits: Habits | None = None
     modules: Mapping[str, bytes] = field(default_factory=dict)
     says_so_in_code: bool = False
@@ -40,6 +43,15 @@ class OldItem:
         """Whether it stands among scripts, and is only there for them to import."""
         is_inert = self.habits is not None and self.habits.is_module
         return is_inert and self.kind == "scripts" and not self.says_so_in_code
+
+    def says_all(self, sheets: Sheets) -> bool:
+        """Whether the file would be the same item if it did not stand among scripts."""
+        own = self.tool.manifest
+        written = read_written(self.tool.origin.path, self.text)
+        if written is None:
+            return False
+        alone = parse(written.value, stem=own.tool_id, sheets=sheets)
+        return (alone.tool_type, alone.version, alone.executor) == (own.tool_type, own.version, own.executor)
 
     def warnings(self) -> Iterator[Issue]:
         """Give what its code counts on and does not find."""
@@ -57,9 +69,9 @@ def read_old(candidate: Candidate, *, source: Source, base: Path, sheets: Sheets
     tool = read_tool(path, source=source, base=base, sheets=sheets)
     habits = read_habits(head.text) if path.suffix == ".py" else None
     if habits is None:
-        return OldItem(tool, candidate.kind)
+        return OldItem(tool, candidate.kind, head.text)
     root = base / path.relative_to(base).parts[0]
     says_so = _OLD_NAMES.search(head.text) is not None
     own = {file.path for file in tool.files}
     modules = {name: data for name, data in modules_beside(habits, path, root).items() if name not in own}
-    return OldItem(tool, candidate.kind, habits, modules, says_so)
+    return OldItem(tool, candidate.kind, head.text, habits, modules, says_so)

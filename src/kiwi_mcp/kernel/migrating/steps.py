@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Literal
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.folder import category_of
 from kiwi_mcp.catalog.read import load_bytes, read_head, read_tool
-from kiwi_mcp.domain.errors import Invalid, InvalidManifest, KiwiError
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject
@@ -156,26 +154,21 @@ class Planner:
         executables = frozenset(file.path for file in tool.files if file.is_executable)
         name = path.parent.name if tool.origin.is_folder else path.name
         # A script that says all of it itself is a tool; the others are what they are by standing in `scripts`.
-        for kind in ("tools", "scripts") if old.kind == "scripts" else (old.kind,):
-            category = category_of(path, self._old.base) or (tool.manifest.category if kind == "tools" else "")
-            draft = Draft(place_for(kind=kind, category=category, name=name), path.name, own, executables)
-            placed = self._tried(draft, lent)
-            if placed is not None and _is_same(placed, tool):
-                step = replace(step, issues=(*self._faults(placed), *old.warnings()))
-                return self._placed(replace(step, what="copy", draft=draft, shared=lent), placed)
-        return replace(step, reason="it would not be the same item in its new place")
+        kind = "tools" if old.kind == "scripts" and old.says_all(self._sheets) else old.kind
+        category = category_of(path, self._old.base) or (tool.manifest.category if kind == "tools" else "")
+        draft = Draft(place_for(kind=kind, category=category, name=name), path.name, own, executables)
+        issues = (*self._faults(tool), *old.warnings())
+        return self._placed(replace(step, what="copy", draft=draft, shared=lent, issues=issues), tool)
 
     def _converted(self, step: Step, old: OldItem) -> Step:
         assert old.habits is not None  # noqa: S101 - only Python code is old, and has habits
         made = convert(old.tool, old.habits, old.modules, self._sheets)
-        placed = self._tried(made.draft, {})
-        if placed is None:
-            return replace(step, reason="its new manifest could not be read")
-        warnings = [*made.issues, *warnings_of(old.habits, placed.manifest, tops(made.draft.files), is_folder=True)]
-        step = replace(step, draft=made.draft, issues=(*self._faults(placed), *warnings))
+        modules = tops(made.draft.files)
+        warnings = [*made.issues, *warnings_of(old.habits, made.tool.manifest, modules, is_folder=True)]
+        step = replace(step, issues=(*self._faults(made.tool), *warnings))
         if not step.is_sound:
-            return replace(step, draft=None, reason="it has issues that a tool of today may not have")
-        return self._placed(replace(step, what="convert"), placed)
+            return replace(step, reason="it has issues that a tool of today may not have")
+        return self._placed(replace(step, what="convert", draft=made.draft), made.tool)
 
     def _placed(self, step: Step, placed: Tool) -> Step:
         """Return a step that writes something, unless its name or its place is taken."""
@@ -205,20 +198,6 @@ class Planner:
             return read_tool(path, source=self._target.source, base=self._target.base, sheets=self._sheets).digest
         except (KiwiError, OSError):
             return ""
-
-    def _tried(self, draft: Draft, shared: Mapping[str, bytes]) -> Tool | None:
-        """Return a draft as the item it would be; None where it would be none. Nothing of it stays."""
-        cache = self._target.catalog.space.cache
-        cache.mkdir(parents=True, exist_ok=True)
-        trial = Path(tempfile.mkdtemp(prefix="draft-", dir=cache))
-        try:
-            path = write(draft, trial)
-            write_shared(shared, trial)
-            return read_tool(path, source=self._target.source, base=trial, sheets=self._sheets)
-        except Invalid:
-            return None
-        finally:
-            shutil.rmtree(trial, ignore_errors=True)
 
     def _faults(self, tool: Tool) -> tuple[Issue, ...]:
         """Return what is wrong with an item; no program is started to find out."""
@@ -256,7 +235,3 @@ def _is_lent(name: str, tool: Tool) -> bool:
 def _modified(tool: Tool) -> Issue:
     fix = f"Look at what changed; if it is yours, sign it where it is (`kiwi sign {tool.id}`)."
     return Issue("", _MODIFIED, fix)
-
-
-def _is_same(placed: Tool, tool: Tool) -> bool:
-    return (placed.digest, placed.manifest.tool_type) == (tool.digest, tool.manifest.tool_type)

@@ -86,7 +86,7 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         done = await copy(
             source,
             _Blind(target) if request.dry_run else target,
-            after=0 if request.only else registry.cursor(cursor),
+            after=0 if request.only or is_push else registry.cursor(cursor),
             only=_within(request.only) if request.only else everything,
             with_private=request.with_private,
             report=report,

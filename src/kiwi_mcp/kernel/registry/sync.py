@@ -14,6 +14,7 @@ from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Event, Published, Release, VersionName
 from kiwi_mcp.kernel.registry.port import Remote
 from kiwi_mcp.kernel.registry.told import Told, Wanted
+from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.order import MAX_LINKS, order
 
 _FIRST_BATCH, _LARGEST_BATCH = 32, 500
@@ -68,11 +69,12 @@ async def copy(
     Nothing is written if any version is there already with other content. What ships with Kiwi is copied only as far
     as something stands on it.
     """
-    events = await _events(source, after)
-    cursor = max((event.seq for event in events), default=after)
+    held = Told.by(await target.events())
+    # A target that holds nothing is not the one that was written to before.
+    events = await _events(source, after if held.versions else 0)
     if not events:
         return SyncReport(cursor=after)
-    told, held = Told.by(events), Told.by(await target.events())
+    told = Told.by(events)
 
     def is_meant(name: VersionName) -> bool:
         return name.namespace != BUILTIN_NAMESPACE and only(name) and (with_private or not told.is_private(name))
@@ -97,7 +99,7 @@ async def copy(
         unchanged=len(wanted) - len(missing),
         marked=len(marks),
         left_out=tuple(f"{name}: {why}" for name, why in barred.items() if is_meant(name)),
-        cursor=cursor,
+        cursor=max(event.seq for event in events),
     )
 
 
@@ -137,11 +139,15 @@ def _chosen(wanted: Wanted, told: Told, namespaces: Sequence[str]) -> VersionNam
 
 
 async def _events(source: Remote, after: int) -> Sequence[Event]:
-    events = await source.events(after)
-    # What was private when it was passed over may be so no longer, and its publishing lies before the cursor.
-    if after and any(event.op == "visibility" and event.visibility != "private" for event in events):
+    """Return what happened since an event, or everything, where that event says less than it should."""
+    if not after:
         return await source.events()
-    return events
+    last, *events = await source.events(after - 1) or (None,)
+    # A log without the event that was read last is another one: somebody made the source anew.
+    is_same = last is not None and last.seq == after
+    # What was private when it was passed over may be so no longer, and its publishing lies before the cursor.
+    is_revealed = any(event.op == "visibility" and event.visibility != "private" for event in events)
+    return events if is_same and not is_revealed else await source.events()
 
 
 def _refuse_conflicts(wanted: Mapping[VersionName, str], held: Mapping[VersionName, str]) -> None:
@@ -244,4 +250,5 @@ def _checked(releases: Sequence[Release], wanted: Mapping[VersionName, str]) -> 
         issues += [Issue(str(name), "was asked for and not given", "Ask the source's owner.") for name in missing]
     if issues:
         raise ArtifactRefused("What the source gave", issues)
-    return [check_release(release) for release in releases]
+    sheets = load_sheets()
+    return [check_release(release, sheets) for release in releases]

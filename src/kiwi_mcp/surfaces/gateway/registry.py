@@ -15,6 +15,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.registry import Published, Release, VersionName
 from kiwi_mcp.kernel.registry import wire
 from kiwi_mcp.kernel.registry.port import read_named, write_all
+from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.artifact import bundle, encode, unbundle
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.words import marks_of
@@ -86,14 +87,14 @@ def _write(registry: Registry, visitor: Visitor, body: JsonObject) -> Sequence[P
     rows, told = as_list(body.get("bundles")), as_list(body.get("marks"))
     if len(rows) > wire.MAX_NAMES or len(told) > wire.MAX_NAMES:
         raise TooLarge("The request", size=max(len(rows), len(told)), limit=wire.MAX_NAMES, unit="versions")
-    releases = [_taken(unbundle(as_object(row)), visitor) for row in rows]
+    sheets = load_sheets()
+    releases = [check_release(_taken(unbundle(as_object(row)), visitor), sheets) for row in rows]
     return write_all(registry, releases, [wire.event_from(row) for row in told])
 
 
 def _taken(release: Release, visitor: Visitor) -> Release:
-    """Return a version as it is kept here: checked, in the name of the visitor, and official in nobody's."""
-    mine = replace(release, published_by=visitor.actor.name, is_official=False, is_builtin=False)
-    return check_release(mine)
+    """Return a version as it is kept here: in the name of the visitor, and official in nobody's."""
+    return replace(release, published_by=visitor.actor.name, is_official=False, is_builtin=False)
 
 
 def _number(request: Request, word: str, default: int) -> int:

@@ -35,7 +35,7 @@ create table tools (
   unique (namespace, tool_id)
 );
 create index idx_tools_tool_id on tools (tool_id);
-create index idx_tools_tool_type on tools (tool_type);
+create index idx_tools_tool_type on tools (tool_type, namespace, tool_id);
 create index idx_tools_executor on tools (executor_id);
 create index idx_tools_category on tools (category);
 
