@@ -14,7 +14,7 @@ from kiwi_mcp.kernel.pipeline import prepare
 from measure import Case, Measured, interleaved
 
 _CALLS = 200
-_TOOL = """\
+TOOL = """\
 tool_id: tool_{number}
 tool_type: script
 version: "1.0.0"
@@ -35,7 +35,7 @@ def lay_out(folder: Path, count: int) -> Call:
     for number in range(count):
         place = tools / f"group_{number % 20}" / f"tool_{number}"
         place.mkdir(parents=True)
-        (place / "tool.yaml").write_text(_TOOL.format(number=number), encoding="utf-8")
+        (place / "tool.yaml").write_text(TOOL.format(number=number), encoding="utf-8")
         (place / "main.sh").write_text('echo "$KIWI_PARAM_text"\n', encoding="utf-8")
     space = Space(project=folder / "project", user=folder / "user", cache=folder / "cache")
     return Call(f"tool_{count // 2}", space, {"text": "hello"})

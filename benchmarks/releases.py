@@ -1,9 +1,10 @@
-"""Releases to measure with: as many tools as wanted, each with a chain of three links below it, and stores of them."""
+"""Releases to measure with: as many tools as wanted, each the top of a chain of three links, and stores of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 
 from chains import TOOL
@@ -13,14 +14,12 @@ from kiwi_mcp.catalog.seeds import seed
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Pin, Release, ReleaseFile, VersionName
 from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.store.database import Database, Row, Transaction, Value
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 
 ACTOR = Actor("bench")
 _BATCH = 10_000
 _SCRIPT = ReleaseFile("main.sh", b'echo "$KIWI_PARAM_text"\n')
-_AT = "2026-01-02T03:04:05.678Z"
 
 
 @contextmanager
@@ -36,11 +35,11 @@ def releases(registry: Registry, count: int) -> Iterator[Release]:
     """Give so many tools that stand on the registry's own `bash_runtime`, which stands on `subprocess`."""
     (runtime, *_) = registry.named("bash_runtime", namespace=BUILTIN_NAMESPACE)
     pin = Pin("bash_runtime", runtime.name, runtime.digest)
-    first = check_release(_release(0, pin))
+    read = check_release(_release(0, pin)).manifest
     for number in range(count):
         made = _release(number, pin)
         words = {"tool_id": made.name.tool_id, "description": f"Tool number {number}"}
-        yield Release(**{**_fields(made), "manifest": {**first.manifest, **words}})
+        yield replace(made, manifest={**read, **words})
 
 
 def fill(registry: Registry, count: int) -> None:
@@ -66,5 +65,4 @@ def _release(number: int, pin: Pin) -> Release:
         manifest={},
         files=(_SCRIPT, ReleaseFile("tool.yaml", manifest)),
         executor=pin,
-        created_at=_AT,
     )

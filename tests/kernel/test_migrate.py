@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import kiwi_mcp
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import InvalidRequest
@@ -18,8 +24,10 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.migrating import migrate, old_folder
+from kiwi_mcp.kernel.migrating.habits import read_habits
 from kiwi_mcp.kernel.migrating.steps import Step
 from kiwi_mcp.kernel.requests import MigrateRequest
+from kiwi_mcp.manifest.formats import is_variable
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]
@@ -81,6 +89,11 @@ def runs(ask: Ask, project: Path) -> list[tuple[str, object]]:
     ]
 
 
+FRAGMENTS = [
+    "import os\n", "from . import a\n", "from .b import c\n", "import a.b.c as d\n", "os.environ['A_B']\n",
+    "os.getenv('X', 'y')\n", "environ.get('PATH')\n", "os.environ.get('', f())\n", "def main(a, *, b=[{}]): ...\n",
+    "x = 1\n", "print(x)\n", "\0", "(" * 300, "\ud800", "async def run(): pass\n", "os.environ['LD_PRELOAD']\n",
+]  # fmt: skip
 EXPECTED = [(name, result) for name, _, result in RUNS]
 
 
@@ -116,7 +129,7 @@ def test_a_plan_tells_integrity_entry_and_what_the_code_counts_on(old: Path, mov
     assert found["python_runtime.py"]["reason"] == "a built-in has this name, and is used in its place"
 
 
-@pytest.mark.req("K-TY-07", "K-SI-03")
+@pytest.mark.req("K-TY-07")
 def test_what_is_copied_runs_and_its_old_hashes_still_hold(
     old: Path, project: Path, move: Migrate, tree: Tree, ask: Ask
 ) -> None:
@@ -228,6 +241,36 @@ def test_a_rewrite_that_was_cut_short_is_finished_by_the_next(
     assert move(to=old, rewrite=True)["next"] == "Nothing to do."
 
 
+def test_a_process_that_is_killed_leaves_whole_items_and_the_next_one_finishes(
+    tmp_path: Path, project: Path, home: Path, move: Migrate
+) -> None:
+    scripts = project / ".ai" / "scripts"
+    for number in range(150):
+        put(scripts / f"tool{number}.py", f"def main() -> int:\n    return {number}\n")
+    command = [sys.executable, "-c", "from kiwi_mcp.surfaces.start import main; main()"]
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
+    for wanted in (1, 40, 110):
+        words = ["migrate", "--rewrite", "--apply", "--project", str(project)]
+        with subprocess.Popen([*command, *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+            end = time.monotonic() + 30
+            while one.poll() is None and time.monotonic() < end and len([*project.glob(".ai/tools/*")]) < wanted:
+                time.sleep(0.001)
+            one.kill()
+        for folder in project.glob(".ai/tools/*"):
+            assert {path.name for path in folder.iterdir()} == {"tool.yaml", f"{folder.name}.py"}
+    move(rewrite=True, apply=True)
+    assert len([*project.glob(".ai/tools/tool*/tool.yaml")]) == 150
+    assert not [*scripts.glob("*.py")]
+    assert len([*project.glob(".ai/.trash/*/*.py")]) == 150
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join) | st.text(max_size=60))
+def test_the_habits_of_any_text_are_read_without_a_fault(text: str) -> None:
+    habits = read_habits(text)
+    assert habits is None or all(is_variable(name) for name in habits.variables)
+
+
 @pytest.mark.parametrize("rewrite", [False, True])
 def test_what_was_changed_after_it_was_signed_is_neither_copied_nor_made_new(
     rewrite: bool, old: Path, project: Path, move: Migrate
@@ -333,7 +376,7 @@ def test_a_large_folder_is_looked_at_up_to_a_limit(
         put(tmp_path / f"old/.ai/scripts/part{number % 4}/tool{number}.py", "def main(): return 1\n")
     monkeypatch.setattr(old_folder, "MAX_LOOKED_AT", 30)
     answer = move(path=str(tmp_path / "old"))
-    assert answer["counts"] == {"copy": 20, "skip": 1}
+    assert answer["counts"] == {"copy": 23, "skip": 1}
     assert "not looked at" in str(answer["items"])
 
 

@@ -19,6 +19,16 @@ PROGRAM = Path(__file__).parents[2] / "scripts" / "postgres.py"
 _numbers = count(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let what needs a PostgreSQL run in the full tier: SQLite stands for both in the fast one."""
+    for item in items:
+        used = {*getattr(item, "fixturenames", ())}
+        callspec = getattr(item, "callspec", None)
+        if "postgres_server" in used or (callspec and "postgres" in callspec.params.values()):
+            item.add_marker(pytest.mark.full)
+
+
 class PostgresServer:
     """A server that runs for as long as this object's process is alive, and can be made to crash."""
 

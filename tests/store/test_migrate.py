@@ -74,7 +74,7 @@ class Watched:
         self.dialect = database.dialect
         self.url = database.url
         self.is_embedded = database.is_embedded
-        self.stamp, self.close = database.stamp, database.close
+        self.stamp, self.close, self.doubts = database.stamp, database.close, database.doubts
         self.encode_list, self.decode_list = database.encode_list, database.decode_list
         self.asked: list[str] = []
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import astuple, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -313,15 +313,20 @@ def test_ids_of_one_process_only_rise() -> None:
     assert ids == sorted(set(ids))
 
 
-def start_writers(url: str, count: int, times: int) -> Iterator[subprocess.Popen[str]]:
+@pytest.fixture
+def start(store_url: str) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Start a process that records so many runs and says the id of each; none outlives the test."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for number in range(count):
-        yield subprocess.Popen(
-            [sys.executable, "-c", WRITER, url, str(number), str(times)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+    with ExitStack() as stack:
+
+        def begin(times: int) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", WRITER, store_url, str(times), str(times)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
 
 
 def check(database: Database, acknowledged: list[str]) -> None:
@@ -334,29 +339,29 @@ def check(database: Database, acknowledged: list[str]) -> None:
             assert len(runs.result(run.id)) == run.result_size
 
 
-def test_writers_in_several_processes_lose_nothing(store_url: str) -> None:
-    database = open_database(store_url)
-    writers = list(start_writers(store_url, 3, 60))
+def test_writers_in_several_processes_lose_nothing(
+    database: Database, start: Callable[[int], subprocess.Popen[str]]
+) -> None:
+    writers = [start(60) for _ in range(3)]
     acknowledged = [line for writer in writers for line in writer.communicate(timeout=60)[0].split()]
 
     assert len(set(acknowledged)) == len(acknowledged) == 180
     check(database, acknowledged)
     assert count(database, "runs") == 180
-    database.close()
 
 
-def test_a_process_that_is_killed_while_it_records_leaves_whole_runs_only(store_url: str) -> None:
-    database = open_database(store_url)
+def test_a_process_that_is_killed_while_it_records_leaves_whole_runs_only(
+    database: Database, start: Callable[[int], subprocess.Popen[str]]
+) -> None:
     acknowledged: list[str] = []
-    for writer in list(start_writers(store_url, 3, 100_000)):
+    for writer in [start(100_000) for _ in range(3)]:
         assert writer.stdout
         acknowledged += [writer.stdout.readline().strip() for _ in range(40)]
-        writer.send_signal(signal.SIGKILL)
-        # What was said before the end was written before the end; the last line may be cut short.
+        writer.kill()
+        # What was said was written before; the last line may be cut short.
         acknowledged += [line for line in writer.communicate(timeout=60)[0].split("\n")[:-1] if is_run_id(line)]
 
     check(database, acknowledged)
-    database.close()
 
 
 def test_nothing_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> None:

@@ -8,16 +8,15 @@ from difflib import get_close_matches
 from functools import cache
 from heapq import nlargest
 from itertools import pairwise
-from pathlib import Path
 from typing import get_args
 
-import kiwi_mcp
 from kiwi_mcp.catalog.chain import judge, unsound, walk
 from kiwi_mcp.catalog.entry import Broken, Entry
 from kiwi_mcp.catalog.files import Stamps, are_fresh
 from kiwi_mcp.catalog.read import Opened
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.registry import RegistrySource
+from kiwi_mcp.catalog.seeds import BUILTIN
 from kiwi_mcp.catalog.source import FolderSource, ItemSource
 from kiwi_mcp.catalog.types import TypeSheets
 from kiwi_mcp.domain.call import Space
@@ -27,9 +26,6 @@ from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
 from kiwi_mcp.store.registry import Registry
-
-BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
-"""The folder of what ships with Kiwi."""
 
 FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
 """The sources that are looked through at no cost."""

@@ -24,7 +24,7 @@ PASSED_OVER = frozenset({"node_modules", "extractors", "parsers"})
 """Folders in which no item is looked for, wherever they are."""
 
 SHARED_CODE = "lib"
-"""The folder below `tools` with code that tools share."""
+"""The folder below `tools`, and of old below `scripts`, with code that tools share."""
 
 _SUFFIXES = {"directives": (".md",), "knowledge": (".md",), "scripts": (".py",)}
 _NEVER_TOOLS = (".md", ".sig")
@@ -115,7 +115,7 @@ def _classify(
 def _classify_folder(
     name: os.DirEntry[str], *, kind: str, depth: int
 ) -> tuple[Literal["item", "folder", "odd", ""], str, str]:
-    is_shared_code = kind == "tools" and depth == 0 and name.name == SHARED_CODE
+    is_shared_code = kind in {"tools", "scripts"} and depth == 0 and name.name == SHARED_CODE
     if is_shared_code or name.name in PASSED_OVER:
         return "", name.path, ""
     for manifest in MANIFESTS:

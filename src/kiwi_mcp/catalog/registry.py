@@ -14,10 +14,11 @@ from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh
 from kiwi_mcp.catalog.folder import MANIFESTS
 from kiwi_mcp.catalog.read import Opened, open_tool
 from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.seeds import vouched
 from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import as_object
-from kiwi_mcp.domain.registry import Link, Listed, Mark, Pin, Release
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Link, Listed, Mark, Pin, Release
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.store.registry import Registry
 
@@ -71,8 +72,8 @@ class RegistrySource:
     def entries(self) -> Sequence[Entry]:
         """Return the latest version of every item that lists may show."""
         if self._entries is None:
-            self._entries = () if self._fault else [self._enter(one) for one in self._registry().find()]
-            self._entries = [entry for entry in self._entries if not self._listed[entry.path].is_builtin]
+            found = () if self._fault else self._registry().find()
+            self._entries = [self._enter(one) for one in found if _is_usable(one)]
         return self._entries
 
     def broken(self) -> Sequence[Broken]:
@@ -86,7 +87,7 @@ class RegistrySource:
         known = self._named.get(ref)
         if known is None:
             found = self._registry().named(ref.name, namespace=ref.namespace if ref.source else None)
-            used = [one for one in found if not one.is_builtin and (one.yanked is None or ref.is_exactly(one))]
+            used = [one for one in found if _is_usable(one) and (one.yanked is None or ref.is_exactly(one))]
             known = [self._enter(one) for one in used]
             if len(self._named) >= _KEPT:
                 self._named.clear()
@@ -171,6 +172,11 @@ class RegistrySource:
             shutil.rmtree(made, ignore_errors=True)
             if not base.is_dir():  # otherwise another process was quicker
                 raise
+
+
+def _is_usable(listed: Listed) -> bool:
+    """Whether a version is used from here: what ships with Kiwi is not, nor what only says that it does."""
+    return not listed.is_builtin and (listed.name.namespace != BUILTIN_NAMESPACE or listed.digest in vouched())
 
 
 def _version(link: Link, below: Link | None) -> Listed:

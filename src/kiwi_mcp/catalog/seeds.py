@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-from kiwi_mcp.catalog.catalog import BUILTIN
+import kiwi_mcp
 from kiwi_mcp.catalog.read import load_bytes, read_tool
 from kiwi_mcp.catalog.release import release_of
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin, Release, VersionName
 from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.registry import Registry
+
+BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
+"""The folder of what ships with Kiwi."""
 
 OFFICIAL = BUILTIN / "registry"
 """The folder of what is in every registry and in no installation's own catalog."""
@@ -24,6 +28,12 @@ def seed(registry: Registry, release: str) -> None:
     if not registry.cursor(source):
         registry.publish(tuple(seeds()), is_seeding=True)
         registry.set_cursor(source, registry.head())
+
+
+@cache
+def vouched() -> frozenset[str]:
+    """Return the digests of all that this release of Kiwi brings along."""
+    return frozenset(release.digest for release in seeds())
 
 
 def seeds() -> Iterator[Release]:

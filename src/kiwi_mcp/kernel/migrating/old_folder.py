@@ -79,19 +79,18 @@ def _part(folder: Path, space: Space) -> OldFolder:
 def candidates(old: OldFolder) -> Iterator[Candidate]:
     """Give the files that may be items; only names and file types are looked at, and links are not followed."""
     folders = [(path, kind, len(path.relative_to(old.base).parts) - 1) for path, kind in reversed(old.roots)]
-    looked_at = 0
+    room = MAX_LOOKED_AT
     while folders:
         folder, kind, depth = folders.pop()
         listing = list_folder(str(folder), kind=kind, depth=depth)
-        looked_at += 1 + len(listing.places)
-        if looked_at > MAX_LOOKED_AT:
-            reason = (
-                f"there are more than {MAX_LOOKED_AT:,} files and folders; this one and the rest were not looked at"
-            )
+        room -= 1
+        for place, reason in (*((place, "") for place in listing.places[: max(room, 0)]), *listing.oddities):
+            yield Candidate(Path(place), kind, reason)
+        room -= len(listing.places)
+        if room < 0:
+            reason = f"there are more than {MAX_LOOKED_AT:,} files and folders, and the rest was not looked at"
             yield Candidate(folder, "", reason)
             return
-        for place, reason in (*((place, "") for place in listing.places), *listing.oddities):
-            yield Candidate(Path(place), kind, reason)
         below = [Path(name) for name in reversed(listing.folders) if not _is_passed_over(Path(name), depth)]
         folders += [(path, kind, depth + 1) for path in below]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from textwrap import indent
 from types import MappingProxyType
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
@@ -132,6 +133,23 @@ def _exchange(content: JsonObject, screen: Screen) -> None:
         talk(f"warning: left out {text_of(reason)}")
 
 
+def _migrate(content: JsonObject, screen: Screen) -> None:
+    for item in map(as_object, as_list(content.get("items"))):
+        name = as_text(item.get("tool_id")) or as_text(item.get("from")).rpartition("/")[2]
+        state = f" ({as_text(item['integrity'])})" if "integrity" in item else ""
+        place = f" → {as_text(item['to'])}" if "to" in item else ""
+        reason = f": {as_text(item['reason'])}" if "reason" in item else ""
+        screen.data(f"{as_text(item.get('what')):<8} {name}{state}{place}{reason}")
+        if content.get("status") == "planned" and (manifest := as_text(item.get("manifest"))):
+            screen.data(indent(manifest.rstrip(), "    "))
+        for issue in as_list(item.get("issues")):
+            talk(issue_text(as_object(issue)))
+    if left_off := content.get("left_off"):
+        talk(f"… and {left_off} more")
+    talk(as_text(content.get("message")))
+    talk(f"hint: {as_text(content.get('next'))}")
+
+
 VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(
     {
         "publish": _publish,
@@ -145,5 +163,6 @@ VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(
         "runs show": _run,
         "registry show": _registry,
         "exchange": _exchange,
+        "migrate": _migrate,
     }
 )

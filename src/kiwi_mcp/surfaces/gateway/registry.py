@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, RequestFailed, TooLarge
+from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, PolicyDenied, RequestFailed, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
-from kiwi_mcp.domain.registry import Published, Release, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Published, Release, VersionName
 from kiwi_mcp.kernel.registry import wire
 from kiwi_mcp.kernel.registry.port import read_named, write_all
 from kiwi_mcp.manifest.sheets import load_sheets
@@ -89,6 +89,11 @@ def _write(registry: Registry, visitor: Visitor, body: JsonObject) -> Sequence[P
         raise TooLarge("The request", size=max(len(rows), len(told)), limit=wire.MAX_NAMES, unit="versions")
     sheets = load_sheets()
     releases = [check_release(_taken(unbundle(as_object(row)), visitor), sheets) for row in rows]
+    for release in releases:
+        # What ships with Kiwi is the server's own to bring: nobody can put something else in its place.
+        is_held = any(held.name == release.name for held in registry.by_digest(release.digest))
+        if release.name.namespace == BUILTIN_NAMESPACE and not is_held:
+            raise NamespaceDenied(BUILTIN_NAMESPACE, namespaces=visitor.actor.namespaces)
     return write_all(registry, releases, [wire.event_from(row) for row in told])
 
 
