@@ -23,9 +23,9 @@ _numbers = count(1)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let what needs a PostgreSQL run in the full tier: SQLite stands for both in the fast one."""
     for item in items:
-        used = {*getattr(item, "fixturenames", ())}
         callspec = getattr(item, "callspec", None)
-        if "postgres_server" in used or (callspec and "postgres" in callspec.params.values()):
+        kinds = [str(kind) for kind in callspec.params.values()] if callspec else []
+        if "postgres_server" in getattr(item, "fixturenames", ()) or any("postgres" in kind for kind in kinds):
             item.add_marker(pytest.mark.full)
 
 

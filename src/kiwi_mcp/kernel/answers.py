@@ -8,7 +8,6 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Status
 from kiwi_mcp.kernel.pipeline import Bound, Run, plan_digest
-from kiwi_mcp.store.outputs import shorten
 
 _FAILURES: dict[Status, tuple[str, str]] = {
     "error": ("execution_failed", "Execution failed"),
@@ -54,9 +53,10 @@ def ran(run: Run, *, item_type: str) -> Answer:
         "tool_id": tool.id,
         "action": "run",
         "status": outcome.status,
-        **shorten(outcome.result, run.kept),
+        **run.left.shown,
         "execution_time_ms": run.duration_ms,
         "output_path": run.kept.path if run.kept else None,
+        "run_id": run.left.run_id,
         "identity": tool.identity,
         "integrity": tool.integrity,
         **_warnings(run.bound),

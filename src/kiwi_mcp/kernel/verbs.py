@@ -71,7 +71,7 @@ VERBS: tuple[Verb, ...] = (
         is_read_only=False,
     ),
     Verb("doctor", DoctorRequest, "What works here, what is missing, and how to get it."),
-    Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave."),
+    Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave.", is_read_only=False),
     Verb(
         "registry",
         RegistryRequest,

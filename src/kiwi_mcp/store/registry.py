@@ -55,6 +55,7 @@ _EVENTS = """select l.seq, l.op, l.namespace, l.tool_id, l.version, l.content_ha
   l.created_at, l.reason, t.visibility
 from registry_log l cross join tools t
 where l.seq > ? and t.namespace = l.namespace and t.tool_id = l.tool_id and $sees order by l.seq limit ?"""
+_HISTORY = _EVENTS.replace("where ", "where l.tool_id = ? and ")
 _COUNT = (
     "update tools set download_count = download_count + 1 where id = (select tool_id from tool_versions where id = ?)"
 )
@@ -203,6 +204,12 @@ class Registry:
         """Return the log's entries behind one, oldest first, about what lists may show to the actor."""
         statement = filled(_EVENTS, sees=self._sight.listed)
         rows = self._database.read(statement, (after, *self._sight.members, max(limit, 0)))
+        return tuple(map(to_event, rows))
+
+    def history(self, tool_id: str, after: int = 0, limit: int = MAX_EVENTS) -> tuple[Event, ...]:
+        """Return the log's entries about the items of one name, which whoever knows the name may see."""
+        statement = filled(_HISTORY, sees=self._sight.named)
+        rows = self._database.read(statement, (tool_id, after, *self._sight.members, max(limit, 0)))
         return tuple(map(to_event, rows))
 
     def verify(self, version_ids: Sequence[str] | None = None) -> Iterator[Issue]:

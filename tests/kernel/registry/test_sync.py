@@ -106,6 +106,9 @@ class Watched:
     async def events(self, after: int = 0) -> Sequence[Event]:
         return await self._remote.events(after)
 
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        return await self._remote.history(tool_id)
+
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         self.read_names += names
         return [self._change(release) for release in await self._remote.read(names)]
@@ -430,7 +433,7 @@ def test_one_version_is_pulled_with_its_whole_chain_and_nothing_else(source: Rem
     assert all(one.is_new for one in published)
     assert set(held(target)) == {str(release.name) for release in CHAIN}
     again = run(pull(source, target, Wanted.parse(GREETER.digest), namespaces=EVE.order))
-    assert [(one.name, one.is_new) for one in again] == [(GREETER.name, False)]
+    assert [(one.name, one.is_new) for one in again] == [(release.name, False) for release in CHAIN]
 
 
 @pytest.mark.req("K-CH-04")
@@ -501,6 +504,9 @@ class Claiming:
 
     async def events(self, after: int = 0) -> Sequence[Event]:
         return [replace(a_mark("publish", release), seq=n) for n, release in enumerate(self._releases.values(), 1)]
+
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        return [event for event in await self.events() if event.name.tool_id == tool_id]
 
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         return [self._releases[name] for name in names]

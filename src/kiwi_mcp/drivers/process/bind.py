@@ -21,7 +21,7 @@ from kiwi_mcp.drivers.process.environments.python import Python
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, read_words, seconds, texts
-from kiwi_mcp.manifest.render import Values, defaulted, escape, render, variables
+from kiwi_mcp.manifest.render import Values, defaulted, escape, placeholders, render, variables
 
 KINDS: Mapping[str, EnvironmentKind] = {"python": Python(), "node": Node()}
 _SPELLED_OUT_LIMIT = 100_000
@@ -41,6 +41,12 @@ class Frame:
     base: Mapping[str, str]
     declared: Mapping[str, str]
     command: tuple[str, ...]
+    fixed: tuple[str, ...] | None
+    """The command line, where no parameter stands in it."""
+    chain_names: tuple[tuple[str, str], ...]
+    variables: tuple[str, ...]
+    defaulted: tuple[str, ...]
+    timeout: float
 
 
 _frames: OrderedDict[tuple[int, Space, str], Frame] = OrderedDict()
@@ -63,8 +69,20 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
     environment = _environment_of(chain.tool, words, space)
     base = {name: escape(value) for name, value in base_env(chain, space, environment).items()}
     declared = {**declared_env(chain.tool), **words.env}
+    facts, command = facts_of(chain, space, environment), _template(chain, words)
     return Frame(
-        chain, words, environment, facts_of(chain, space, environment), base, declared, _template(chain, words)
+        chain,
+        words,
+        environment,
+        facts,
+        base,
+        declared,
+        command,
+        fill(command, facts) if facts.keys() >= {*placeholders(list(command))} else None,
+        tuple((link.identity, link.digest) for link in chain.links),
+        variables(declared),
+        defaulted(declared),
+        seconds(chain.tool.manifest.config.get("timeout"), words.timeout),
     )
 
 
@@ -82,19 +100,23 @@ def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     spec = ProcessSpec(
         argv=(*_command(frame, values), *_flags(tool.id, words, inputs)),
         cwd=str(space.project),
-        env={**_rendered(declared, values), **frame.base, **_parameter_variables(tool.id, words, inputs)},
+        env={
+            **(_rendered(declared, values) if declared else {}),
+            **frame.base,
+            **_parameter_variables(tool.id, words, inputs),
+        },
         stdin=compact(dict(inputs)).encode(),
-        timeout=seconds(tool.manifest.config.get("timeout"), words.timeout),
+        timeout=frame.timeout,
     )
     return Plan(
         identity=tool.identity,
         tool_digest=tool.digest,
         driver="process",
-        chain=tuple((link.identity, link.digest) for link in chain.links),
+        chain=frame.chain_names,
         spec=spec,
         inputs=inputs,
-        variables=variables(declared),
-        defaulted=defaulted(declared),
+        variables=frame.variables,
+        defaulted=frame.defaulted,
         facts=prepared,
         effect=tool.manifest.effect or "at_most_once",
     )
@@ -123,7 +145,7 @@ def _template(chain: Chain, words: Words) -> tuple[str, ...]:
 
 
 def _command(frame: Frame, values: Values) -> tuple[str, ...]:
-    program, *arguments = fill(frame.command, values)
+    program, *arguments = frame.fixed or fill(frame.command, values)
     if frame.words.is_compiled and program.startswith("./"):
         return (f"{values['build']}/{program[2:]}", *arguments)
     return (find_program(program, frame.words, frame.environment), *arguments)

@@ -16,8 +16,8 @@ from kiwi_mcp.kernel.registry.history import listing, mark, rollback, verify, ve
 from kiwi_mcp.kernel.registry.port import RegistryRemote
 from kiwi_mcp.kernel.registry.publish import prepare_publication, publish, told
 from kiwi_mcp.kernel.registry.remotes import open_remote
-from kiwi_mcp.kernel.registry.sync import pull
-from kiwi_mcp.kernel.registry.told import Told, Wanted
+from kiwi_mcp.kernel.registry.sync import pull, told_of
+from kiwi_mcp.kernel.registry.told import Wanted
 from kiwi_mcp.kernel.registry.words import (
     DiffWords,
     ListWords,
@@ -104,11 +104,11 @@ async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report:
     order = registry.actor.order
     own = RegistryRemote(registry, registry.database.url, is_own=True)
     if words.remote is None:
-        name = wanted.choose(Told.by(await own.events()), order)
+        name = wanted.choose(await told_of(own, wanted), order)
         return await _pulled(name, {}, catalog, store, request)
     source = await open_remote(words.remote, store.settings, catalog.space)
     try:
-        held = Told.by(await source.events())
+        held = await told_of(source, wanted)
         name = wanted.choose(held, order)
         if held.is_private(name) and not registry.actor.is_member(name.namespace):
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)

@@ -118,6 +118,10 @@ class _Blind:
         """Return what the remote tells."""
         return await self._remote.events(after)
 
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        """Return what the remote tells of one name."""
+        return await self._remote.history(tool_id)
+
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         """Return what the remote holds."""
         return await self._remote.read(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NoReturn, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from kiwi_mcp.domain.errors import (
     ArtifactRefused,
@@ -61,9 +61,19 @@ class HttpRemote:
 
     async def events(self, after: int = 0) -> Sequence[Event]:
         """Return what happened there since an event, page by page."""
+        return await self._events("", after)
+
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        """Return what happened there to the items of one name."""
+        told = await self._events(f"&tool_id={quote(tool_id, safe='')}", 0)
+        if any(event.name.tool_id != tool_id for event in told):
+            raise self._nonsense("it told of other items than it was asked about")
+        return told
+
+    async def _events(self, about: str, after: int) -> Sequence[Event]:
         found: list[Event] = []
         while True:
-            answer = await self._ask("GET", f"{wire.EVENTS}?after={after}&limit={wire.PAGE}")
+            answer = await self._ask("GET", f"{wire.EVENTS}?after={after}&limit={wire.PAGE}{about}")
             page = self._understood(wire.events_from, answer.get("events"))
             seqs = [after, *(event.seq for event in page)]
             if any(later <= earlier for earlier, later in pairwise(seqs)):

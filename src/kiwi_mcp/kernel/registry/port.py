@@ -26,6 +26,9 @@ class Remote(Protocol):
     async def events(self, after: int = 0) -> Sequence[Event]:
         """Return what happened there since an event, oldest first; one without a log tells all it holds."""
 
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        """Return what happened there to the items of one name, oldest first; unlisted ones are told too."""
+
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         """Return these versions with all their files; one that is not there, or not to be seen, is an error."""
 
@@ -55,6 +58,10 @@ class RegistryRemote:
         """Return the log since an event, as far as the actor may see it."""
         return await asyncio.to_thread(lambda: [*all_events(self._registry, after)])
 
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        """Return what the log says of one name."""
+        return await asyncio.to_thread(self._registry.history, tool_id)
+
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         """Return these versions, verified by the store."""
         return await asyncio.to_thread(read_named, self._registry, names)
@@ -83,6 +90,10 @@ class FolderRemote:
     async def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - a folder keeps no order of events
         """Return what the index says, all of it."""
         return await asyncio.to_thread(self._layout.events)
+
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        """Return what the index says of one name."""
+        return [event for event in await self.events() if event.name.tool_id == tool_id]
 
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         """Return these versions."""

@@ -18,8 +18,6 @@ from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.order import MAX_LINKS, order
 
 _FIRST_BATCH, _LARGEST_BATCH = 32, 500
-_UNTOLD = ""
-"""The digest of a version that was asked for by its name alone."""
 _BATCH_BYTES = 16_000_000
 """About how many bytes of files one batch holds: after a larger one, the next has fewer versions."""
 
@@ -107,14 +105,12 @@ async def pull(
     source: Remote, target: Remote, wanted: Wanted, *, namespaces: Sequence[str], report: Report = silent
 ) -> Sequence[Published]:
     """Copy one version and all that it stands on, the version last; on any fault nothing is written."""
-    told, held = Told.by(await source.events()), Told.by(await target.events())
-    name = _chosen(wanted, told, namespaces)
-    asked = {name: told.versions.get(name, _UNTOLD)}
-    if asked[name]:
-        _refuse_conflicts(asked, held.versions)
+    told, held = await told_of(source, wanted), await told_of(target, wanted)
+    name = wanted.choose(told, namespaces)
+    asked = {name: told.versions[name]}
+    _refuse_conflicts(asked, held.versions)
     # Read even where the target has it: who pulls wants to know that it is still what it was.
-    above = {one: digest for one, digest in held.versions.items() if one != name}
-    gathered = await _gather(source, asked, above, with_private=True)
+    gathered = await _gather(source, asked, {}, with_private=True)
     if gathered.barred:
         raise NotFound(
             f"{name} cannot be had whole: {'; '.join(f'{one}: {why}' for one, why in gathered.barred.items())}.",
@@ -128,14 +124,9 @@ async def pull(
     return published
 
 
-def _chosen(wanted: Wanted, told: Told, namespaces: Sequence[str]) -> VersionName:
-    """Return the version that is meant; an unlisted one is in no list, and known to whoever can name it."""
-    try:
-        return wanted.choose(told, namespaces)
-    except NotFound:
-        if wanted.name is None:
-            raise
-        return wanted.name
+async def told_of(remote: Remote, wanted: Wanted) -> Told:
+    """Return what a remote tells of the items that may be meant, and no more than that where their name is known."""
+    return Told.by(await (remote.history(wanted.tool_id) if wanted.tool_id else remote.events()))
 
 
 async def _events(source: Remote, after: int) -> Sequence[Event]:
@@ -244,7 +235,7 @@ def _checked(releases: Sequence[Release], wanted: Mapping[VersionName, str]) -> 
     issues = [
         Issue(str(release.name), "its content is not what its digest names", "Take it from another registry.")
         for release in releases
-        if wanted.get(release.name) not in {release.digest, _UNTOLD}
+        if wanted.get(release.name) != release.digest
     ]
     if missing := wanted.keys() - {release.name for release in releases}:
         issues += [Issue(str(name), "was asked for and not given", "Ask the source's owner.") for name in missing]

@@ -27,7 +27,7 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 _log = logging.getLogger("kiwi.gateway")
 _SECONDS = 240.0
-_QUERY_WORDS = frozenset({"after", "limit"})
+_QUERY_WORDS = frozenset({"after", "limit", "tool_id"})
 _NO_ROUTE = 404
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -45,7 +46,9 @@ class RegistryRoutes:
         after, limit = (_number(request, word, default) for word, default in (("after", 0), ("limit", wire.PAGE)))
         limit = max(1, min(limit, wire.PAGE))
         # One more than is given tells whether there are more.
-        found = await asyncio.to_thread(registry.events, after, limit + 1)
+        tool_id = request.query_params.get("tool_id")
+        ask = partial(registry.history, tool_id) if tool_id else registry.events
+        found = await asyncio.to_thread(ask, after, limit + 1)
         return JSONResponse(
             {"events": [wire.event_to_json(event) for event in found[:limit]], "more": len(found) > limit}
         )

@@ -121,6 +121,7 @@ create table registry_log (
   prev_hash text not null,
   hash text not null
 );
+create index idx_registry_log_item on registry_log (tool_id, seq);
 
 create table remotes (
   url text primary key,

@@ -1,0 +1,90 @@
+"""What tests of faults stand on: processes that may be killed at any moment, and stores to be filled by them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import kiwi_mcp
+
+PROGRAM = Path(__file__).with_name("workers.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process at work, and the file in which it takes down what it was told is kept."""
+
+    pid: int
+    work: str
+    told: Path
+
+    def lines(self) -> list[list[str]]:
+        """What it took down, word by word."""
+        text = self.told.read_text(encoding="utf-8") if self.told.exists() else ""
+        # A line that was cut off was never told.
+        return [line.split(" ", 2) for line in text.split("\n")[:-1]]
+
+
+class Crew:
+    """Workers that are begun in no time, as their parent has imported everything already."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._numbers = count(1)
+
+    def begin(self, work: str, **words: object) -> Worker:
+        """Begin a worker."""
+        told = self._folder / f"{work}-{next(self._numbers)}"
+        return Worker(self._ask(work=work, told=str(told), **words), work, told)
+
+    def kill(self, worker: Worker) -> bool:
+        """Kill a worker, and say whether it was still at work."""
+        os.kill(worker.pid, signal.SIGKILL)
+        return self._ask(wait=worker.pid) == -signal.SIGKILL
+
+    def wait(self, worker: Worker) -> int:
+        """Wait for the end of a worker."""
+        return self._ask(wait=worker.pid)
+
+    def _ask(self, **words: object) -> int:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{json.dumps(words)}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture
+def crew(tmp_path: Path, home: Path) -> Iterator[Crew]:
+    """A parent of workers; what is left of them ends with the test."""
+    folder = tmp_path / "told"
+    folder.mkdir()
+    path = os.pathsep.join([str(Path(kiwi_mcp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        yield Crew(process, folder)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Make an empty place for one more store, and return its URL: the test runs once for each kind."""
+    if request.param == "sqlite":
+        numbers = count(1)
+        return lambda: f"sqlite://{tmp_path}/stores/{next(numbers)}.db"
+    make: Callable[[], str] = request.getfixturevalue("new_postgres")
+    return make

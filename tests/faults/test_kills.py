@@ -1,0 +1,231 @@
+"""Processes that are killed at any moment while they publish, pull, record and migrate, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from kiwi_mcp.catalog.release import release_of
+from kiwi_mcp.catalog.read import load_bytes, read_tool
+from kiwi_mcp.domain.registry import Actor, Listed, Release
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.store.database import Database
+from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.runs import RunFilter, Runs
+
+SEED = 7
+TEAM = Actor("ann", ("team", "public"))
+SLOTS: Sequence[Sequence[str]] = (("publish",), ("pull",), ("migrate", "open", "author"), ("publish", "author", "pull"))
+"""What is at work at the same time: each slot begins its next work when the one before was killed."""
+PER_ROUND = 25
+"""After how many kills everything is looked at."""
+
+
+class Worker(Protocol):
+    work: str
+
+    def lines(self) -> list[list[str]]: ...
+
+
+class Crew(Protocol):
+    def begin(self, work: str, **words: object) -> Worker: ...
+    def kill(self, worker: Worker) -> bool: ...
+    def wait(self, worker: Worker) -> int: ...
+
+
+def knowledge(folder: Path, prefix: str, number: int) -> list[str]:
+    """Put pages into a project, and return their names."""
+    names = [f"{prefix}_{page}" for page in range(number)]
+    for name in names:
+        path = folder / ".ai" / "knowledge" / f"{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = f"---\nid: {name}\ntitle: {name}\nversion: 1.0.0\nentry_type: reference\n---\n\n"
+        path.write_text(f"{head}# {name}\n\n{'All of it. ' * 200}\n", encoding="utf-8")
+    return names
+
+
+def releases_of(folder: Path, names: Sequence[str], namespace: str) -> Iterator[Release]:
+    for name in names:
+        path = folder / ".ai" / "knowledge" / f"{name}.md"
+        tool = read_tool(path, source="project", base=folder / ".ai", sheets=load_sheets())
+        data = {file.path: load_bytes(tool, file) for file in tool.files}
+        yield release_of(tool, data, namespace=namespace, place=tool.origin.place, executor=None)
+
+
+@dataclass(slots=True)
+class Siege:
+    """A store that workers use and die at, and all that they were told is kept."""
+
+    crew: Crew
+    url: str
+    new_url: Callable[[], str]
+    folder: Path
+    chance: random.Random
+    killed: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, str] = field(default_factory=dict)
+    yanked: set[str] = field(default_factory=set)
+    ran: set[str] = field(default_factory=set)
+    lives: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def go_on(self, rounds: int, kills: int) -> None:
+        """Kill so many workers in each of some rounds, and look at everything after each."""
+        for number in range(rounds):
+            scene = Scene(self, number)
+            self._kill(scene, kills)
+            scene.check()
+            check_store(self)
+
+    def _kill(self, scene: Scene, kills: int) -> None:
+        slots = [cycle(works) for works in SLOTS]
+        queue: list[tuple[float, int, Worker]] = []
+        left = kills
+        for slot, works in enumerate(slots):
+            heapq.heappush(queue, (self._moment(), slot, scene.begin(next(works))))
+        while queue:
+            moment, slot, worker = heapq.heappop(queue)
+            time.sleep(max(0.0, moment - time.monotonic()))
+            if self.crew.kill(worker):
+                self.killed[worker.work] += 1
+                left -= 1
+            self._hear(worker)
+            if left > len(queue):
+                heapq.heappush(queue, (self._moment(), slot, scene.begin(next(slots[slot]))))
+
+    def _moment(self) -> float:
+        """The time of a death: soon after the start, or anywhere in a life."""
+        longest = self.chance.choice((0.02, 0.1, 0.4))
+        return time.monotonic() + self.chance.uniform(0, longest)
+
+    def _hear(self, worker: Worker) -> None:
+        for word, *rest in worker.lines():
+            assert word != "failed", rest
+            if word == "kept":
+                assert self.kept.setdefault(rest[0], rest[1]) == rest[1]
+            elif word == "pulled":
+                self.kept.setdefault(rest[0], "")
+            elif word in {"yanked", "ran"}:
+                (self.yanked if word == "yanked" else self.ran).add(rest[0])
+
+
+class Scene:
+    """What the workers of one round find: a remote, a project with items and old scripts, and an empty store."""
+
+    def __init__(self, siege: Siege, number: int) -> None:
+        self._siege = siege
+        self._project = siege.folder / f"project-{number}"
+        self._source = siege.folder / f"source-{number}"
+        self._items = knowledge(self._project, f"page_{number}", 60)
+        self._names = [f"team/note_{number}_{page}@1.0.0" for page in range(120)]
+        self._fill_source(number, is_folder=number % 2 == 0)
+        self._fresh = siege.new_url()
+        self.scripts = [f"old_{script}" for script in range(80)]
+        for script in self.scripts:
+            path = self._project / ".ai" / "scripts" / f"{script}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"def main() -> str:\n    return '{script}'\n", encoding="utf-8")
+
+    def _fill_source(self, number: int, *, is_folder: bool) -> None:
+        elsewhere = self._siege.folder / f"elsewhere-{number}"
+        found = [*releases_of(elsewhere, knowledge(elsewhere, f"note_{number}", 120), "team")]
+        self.remote = str(self._source) if is_folder else f"sqlite://{self._source}.db"
+        if is_folder:
+            Layout(self._source).write(found)
+            return
+        database = open_database(self.remote)
+        Registry(database, TEAM).publish(found)
+        database.close()
+
+    def begin(self, work: str) -> Worker:
+        siege = self._siege
+        life = f"{next(siege.lives)}"
+        words: dict[str, object] = {"seed": f"{SEED}-{life}", "life": life, "project": str(self._project)}
+        words |= {"url": self._fresh if work == "open" else siege.url, "source": self.remote}
+        return siege.crew.begin(work, **words, names=self._names, items=self._items)
+
+    def check(self) -> None:
+        """Find whole what the round made: the new store, and the project with its old scripts."""
+        database = open_database(self._fresh)
+        assert [*Registry(database, TEAM).verify()] == []
+        database.close()
+        tools = self._project / ".ai" / "tools"
+        made = [folder for folder in tools.iterdir() if not folder.name.startswith(".")] if tools.is_dir() else []
+        for folder in made:
+            assert {path.name for path in folder.iterdir()} == {"tool.yaml", f"{folder.name}.py"}
+        old = {path.stem for path in (self._project / ".ai" / "scripts").glob("*.py")}
+        assert old | {folder.name for folder in made} == {*self.scripts}
+
+
+def check_store(siege: Siege) -> None:
+    """Find everything in the store that somebody was told is kept, and nothing in it that is not whole."""
+    database = open_database(siege.url)
+    registry = Registry(database, TEAM)
+    assert [*registry.verify()] == []
+    listed = {str(one.name): one for one in registry.find(is_all_versions=True)}
+    lost = {name: digest for name, digest in siege.kept.items() if name not in listed}
+    assert lost == {}
+    assert {name: listed[name].digest for name, digest in siege.kept.items() if digest not in {"", listed[name].digest}} == {}
+    assert {name for name in siege.yanked if listed[name].yanked is None} == set()
+    _check_pairs([*listed.values()])
+    _check_latest([*listed.values()])
+    _check_runs(database, siege.ran)
+    if database.dialect == "sqlite":
+        assert database.read("PRAGMA foreign_key_check") == []
+    database.close()
+
+
+def _check_pairs(listed: Sequence[Listed]) -> None:
+    """What was published together is there together."""
+    assert set(Counter(one.changelog for one in listed if one.changelog).values()) <= {2}
+
+
+def _check_latest(listed: Sequence[Listed]) -> None:
+    latest = Counter(one.name.tool_id for one in listed if one.is_latest)
+    assert latest == Counter({one.name.tool_id for one in listed})
+
+
+def _check_runs(database: Database, told: set[str]) -> None:
+    runs = Runs(database)
+    found = {run.id: run for run in runs.list(RunFilter(limit=100_000))}
+    assert told <= found.keys()
+    for run in found.values():
+        if run.result_sha256:
+            assert len(runs.result(run.id)) == run.result_size
+
+
+@pytest.fixture
+def siege(crew: Crew, new_url: Callable[[], str], tmp_path: Path, home: Path) -> Siege:
+    print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
+    url = new_url()
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "registry.yaml").write_text("actor: ann\nnamespaces: [team, public]\n", encoding="utf-8")
+    return Siege(crew, url, new_url, tmp_path, random.Random(SEED))
+
+
+@pytest.mark.case("DB-01", "DB-05")
+def test_workers_that_are_killed_lose_nothing_they_were_told_is_kept(siege: Siege) -> None:
+    siege.go_on(rounds=1, kills=12)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.req("K-RG-06")
+def test_two_hundred_kills_lose_nothing_and_leave_no_half_version(siege: Siege) -> None:
+    siege.go_on(rounds=8, kills=PER_ROUND)
+
+    assert siege.killed.total() >= 200
+    assert min(siege.killed[work] for work in ("publish", "pull", "migrate", "open", "author")) >= 5
+    print(siege.killed, len(siege.kept), len(siege.ran), len(siege.yanked))
