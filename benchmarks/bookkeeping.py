@@ -1,4 +1,4 @@
-"""What one execute costs besides the tool itself: from the request to the answer, output file and run record included."""
+"""What one execute costs besides the tool itself: request to answer, output file and run record included."""
 
 from __future__ import annotations
 
@@ -149,25 +149,23 @@ def split(turn: Callable[[], None], turns: int) -> list[Spread]:
 def by_hand(folder: Path) -> Callable[[], None]:
     """Return a batch of what no bookkeeping can do without: a file is made, the oldest goes, and a row is added."""
     folder.mkdir()
-    url = f"sqlite://{folder}/runs.db"
-    open_database(url).close()
-    connection = library.connect(url.removeprefix("sqlite://"), isolation_level=None)
+    path = f"{folder}/runs.db"
+    open_database(f"sqlite://{path}").close()
+    connection = library.connect(path, isolation_level=None)
     connection.execute("pragma synchronous=NORMAL")
-    row = Run(
-        "", "tool_5", "success", "2026-01-02T03:04:05.678Z", 1, "me", str(folder), "a/b/tool_5", "0" * 64, "0" * 64
-    )
-    columns = [field.name for field in fields(Run)]
+    run = Run("", "tool_5", "success", "2026-01-02T03:04:05.678Z", 1, "me", path, "a/b/tool_5", "0" * 64, "0" * 64)
+    columns, (_, *values) = [field.name for field in fields(Run)], astuple(run)
     statement = f"insert into runs ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"
     numbers = count()
 
     def batch() -> None:
         for number in islice(numbers, _BATCH):
-            descriptor = os.open(folder / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(f"{folder}/{number}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             os.write(descriptor, b"x" * 600)
             os.close(descriptor)
             if number >= _BATCH:
-                os.unlink(folder / str(number - _BATCH))
-            connection.execute(statement, (f"{number:026}", *astuple(row)[1:]))
+                os.unlink(f"{folder}/{number - _BATCH}.json")  # noqa: PTH108 - as Kiwi does it
+            connection.execute(statement, (f"{number:026}", *values))
 
     return batch
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
 
 import kiwi_mcp
 
@@ -83,8 +85,19 @@ def crew(tmp_path: Path, home: Path) -> Iterator[Crew]:
 @pytest.fixture(params=["sqlite", "postgres"])
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """Make an empty place for one more store, and return its URL: the test runs once for each kind."""
+    numbers = count(1)
     if request.param == "sqlite":
-        numbers = count(1)
         return lambda: f"sqlite://{tmp_path}/stores/{next(numbers)}.db"
-    make: Callable[[], str] = request.getfixturevalue("new_postgres")
-    return make
+    make_database: Callable[[], str] = request.getfixturevalue("new_postgres")
+    url = make_database()
+    with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+        connection.execute("create extension vector")
+
+    def make_schema() -> str:
+        # Schemas of one database are as far apart as databases are, and made in no time.
+        name = f"store_{next(numbers)}"
+        with psycopg.connect(url, autocommit=True, connect_timeout=10) as connection:
+            connection.execute(sql.SQL("create schema {}").format(sql.Identifier(name)))
+        return f"{url}?options=-csearch_path%3D{name}%2Cpublic"
+
+    return make_schema

@@ -115,12 +115,12 @@ def _record(runs: Runs, result: bytes) -> str:
 def pull(words: JsonObject, tell: Tell) -> None:
     """Pull everything from a remote, or one version after the other."""
     chance, source = random.Random(str(words["seed"])), as_text(words["source"])
-    names = [as_text(name) for name in as_list(words["names"])]
+    offered = as_object(words["offered"])
     if chance.random() < 0.6:
-        asked = _ask(words, "registry", {"action": "pull", "remote": source})
-        for name in names if asked["status"] == "pulled" else ():
-            tell(f"pulled {name} -")
-    for name in chance.sample(names, len(names)):
+        _ask(words, "registry", {"action": "pull", "remote": source})
+        for name, digest in offered.items():
+            tell(f"kept {name} {digest}")
+    for name in chance.sample([*offered], len(offered)):
         got = _ask(words, "execute", {"action": "pull", "item_id": name, "parameters": {"from": source}})
         tell(f"kept {as_text(got['identity']).removeprefix('registry/')} {got['digest']}")
 
@@ -199,12 +199,6 @@ def _requests() -> Iterator[JsonObject]:
 def main() -> None:
     """Begin workers and wait for them as the input says; at its end, end those that are left."""
     load_sheets()
-    import kiwi_mcp.store.sqlite as S
-    real = S.fault
-    def dbg(e, path):
-        with open("/tmp/dbg.txt","a") as f: f.write(f"{os.getpid()} {type(e)} {e} {getattr(e,'sqlite_errorcode',None)} {getattr(e,'sqlite_errorname',None)}\n"+"".join(traceback.format_exception(e))+"\n")
-        return real(e,path)
-    S.fault = dbg
     left: set[int] = set()
     for words in _requests():
         if "wait" in words:

@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,7 +26,7 @@ _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 _Stat = tuple[int, int, int] | None
-_read: dict[str, tuple[_Stat, RegistrySettings]] = {}
+_read: dict[tuple[str, str], tuple[_Stat, RegistrySettings]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,13 @@ def registry_settings(user: Path) -> RegistrySettings:
     The variable KIWI_REGISTRY names another store than the file does.
     """
     path = f"{user}/{FILE_NAME}"
-    stat = _stat(path)
-    known = _read.get(path)
+    stat, named = _stat(path), os.environ.get("KIWI_REGISTRY", "")
+    # The same settings are the same object: whoever opened a store by them sees at a glance that it need not again.
+    known = _read.get((path, named))
     if known is None or known[0] != stat:
-        known = _read[path] = (stat, _parse(Path(path), user) if stat else _settings({}, user, []))
-    named = os.environ.get("KIWI_REGISTRY")
-    if not named:
-        return known[1]
-    return RegistrySettings(named, known[1].actor, known[1].remotes, known[1].run_count, known[1].run_days)
+        settings = _parse(Path(path), user) if stat else _settings({}, user, [])
+        known = _read[path, named] = (stat, replace(settings, url=named) if named else settings)
+    return known[1]
 
 
 def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
-from kiwi_mcp.domain.call import Call
+from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.errors import InvalidArguments, KiwiError
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.domain.run import Run, RunStatus
+from kiwi_mcp.domain.run import Run, RunStatus, iso
 from kiwi_mcp.manifest.digest import sha256_hex
 from kiwi_mcp.primitives.secrets import redact
 from kiwi_mcp.store.outputs import (
@@ -140,15 +142,14 @@ class Trail:
             "exit_code": outcome.exit_code,
             "details": outcome.details,
             "logs": outcome.logs.to_json(),
-            "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "finished_at": f"{iso(time.time_ns() // 1_000_000)[:-1]}+00:00",
             "execution_time_ms": duration_ms,
         }
 
     def _keep(self, record: JsonObject, warnings: list[str]) -> Kept | None:
         """Keep the record as a file; a project that cannot be written loses the file, not the result."""
-        home = self._call.space.project_ai
         try:
-            return keep(home, self._tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
+            return keep(_home(self._call.space), self._tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
         except OSError as error:
             warnings.append(f"The output could not be kept in the project: {error.strerror or error}.")
             return None
@@ -172,12 +173,17 @@ class Trail:
     def _lighten(self, kept: Kept, record: JsonObject) -> None:
         # The file holds the whole result until the store does, so that there is no moment without it.
         with suppress(OSError):
-            rewrite(self._call.space.project_ai, kept, record)
+            rewrite(_home(self._call.space), kept, record)
 
 
 async def _add(runs: Runs, run: Run, data: bytes | None) -> None:
     if data is not None or not runs.add_now(run):
         await to_thread(runs.add, run, data)
+
+
+@lru_cache(maxsize=64)
+def _home(space: Space) -> Path:
+    return space.project_ai
 
 
 _CODES = {"error": "execution_failed"}

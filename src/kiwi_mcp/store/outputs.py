@@ -24,6 +24,8 @@ PREVIEW = 2_000
 PAGE = 64_000
 """How much of an output one read gives at the most."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
+_quote = json.encoder.encode_basestring
+_STEM = len("output_20260128_120000")
 _HANDLE = re.compile(r"([a-z0-9][a-z0-9_-]{0,127})/(output_\d{8}_\d{6}(?:_\d{1,6})?)")
 
 
@@ -80,8 +82,14 @@ def _lines(record: JsonObject) -> bytes:
 
 
 def _json(value: Json) -> str:
-    # Setting up the encoder takes longer than writing a number.
-    return str(value) if type(value) is int else _encode(value)
+    # Setting up the encoder takes longer than writing what most words hold.
+    if type(value) is str:
+        return _quote(value)
+    if type(value) is int:
+        return str(value)
+    if value is None:
+        return "null"
+    return "{}" if value == {} else _encode(value)
 
 
 def _shelf(folder: str, *, depth: int) -> Shelf:
@@ -110,14 +118,14 @@ def _inode(folder: str) -> tuple[int, int] | None:
 
 def _names(folder: str) -> list[str]:
     names = os.listdir(folder)  # noqa: PTH208 - names are enough
-    return sorted((name for name in names if name.startswith("output_")), key=_age)
+    return sorted((name for name in names if name.startswith("output_")), key=_order)
 
 
 def _write_new(shelf: Shelf, stem: str, data: bytes) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
     newest = shelf.names[-1] if shelf.names else ""
-    for number in range(_age(newest)[1] + 1 if newest.startswith(stem) else 1, 1_000_000):
+    for number in range(_number(newest) + 1 if newest.startswith(stem) else 1, 1_000_000):
         name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
         try:
             _write(f"{shelf.folder}/{name}", data)
@@ -152,10 +160,14 @@ def _prune(shelf: Shelf, retention: Retention) -> None:
     shelf.names[:] = names[-retention.count :]
 
 
-def _age(name: str) -> tuple[str, int]:
-    stem, _, number = name.removesuffix(".json").removeprefix("output_").partition("_")
-    time, _, count = number.partition("_")
-    return stem + time, int(count) if count.isdecimal() else 1
+def _order(name: str) -> tuple[str, int, str]:
+    # By the second, then by the number behind it, which is longer the larger it is.
+    return name[:_STEM], len(name), name
+
+
+def _number(name: str) -> int:
+    number = name[_STEM + 1 :].removesuffix(".json")
+    return int(number) if number.isdecimal() else 1
 
 
 def shorten(result: Json, kept: Kept | None, text: str | None = None) -> JsonObject:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from operator import attrgetter
+from random import getrandbits
 from threading import Lock
 
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
@@ -163,7 +163,7 @@ class Runs:
 
 def new_run(milliseconds: int) -> tuple[str, str]:
     """Return a new id for a run that begins at a time, larger than all that this process gave before, and the time."""
-    number = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
+    number = (milliseconds << 80) | getrandbits(80)
     with _lock:
         _last[0] = number = max(number, _last[0] + 1)
     return encode_id(number), iso(milliseconds)
@@ -199,13 +199,18 @@ def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
 def _row(run: Run) -> Sequence[Value]:
     """Return a run as the values of its row, with texts that every database can hold."""
     values: tuple[Value, ...] = _values(run)
+    # Nearly always all of it is plain, and that is seen at once.
+    if _is_plain("".join([value for value in values if type(value) is str])):
+        return values
     return [_clean(value) if type(value) is str else value for value in values]
 
 
+def _is_plain(text: str) -> bool:
+    return text.isascii() and "\0" not in text and len(text) <= _LONGEST
+
+
 def _clean(text: str) -> str:
-    if text.isascii() and "\0" not in text and len(text) <= _LONGEST:
-        return text
-    return text[:_LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
+    return text if _is_plain(text) else text[:_LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def _run(row: Row) -> Run:
