@@ -370,3 +370,15 @@ def test_nothing_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> No
     database.close()
 
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["registry.db"]
+
+
+def test_an_actor_sees_no_runs_but_their_own(database: Database) -> None:
+    for noise, actor in enumerate(("ada", "eve")):
+        Runs(database).add(replace(a_run(noise=noise), actor=actor))
+    ada = Runs(database, actor="ada")
+    (mine,) = ada.list(RunFilter())
+    (theirs,) = Runs(database, actor="eve").list(RunFilter())
+    assert (mine.actor, theirs.actor) == ("ada", "eve")
+    assert ada.get(mine.id) == mine
+    with pytest.raises(RunNotFound):
+        ada.get(theirs.id)

@@ -76,5 +76,6 @@ class Store:
     def _connect(self, settings: RegistrySettings) -> None:
         database = self._database = open_database(settings.url)
         self._registry = Registry(database, settings.actor)
-        self._runs = Runs(database, retention=RunRetention(settings.run_count, settings.run_days))
+        retention = RunRetention(settings.run_count, settings.run_days)
+        self._runs = Runs(database, retention=retention, actor=settings.actor.name)
         seed(self._registry, __version__)

@@ -70,11 +70,12 @@ class Pruned:
 
 
 class Runs:
-    """The runs of one store."""
+    """The runs of one store: all of them, or those of one actor, who then sees no others."""
 
-    def __init__(self, database: Database, *, retention: RunRetention = DEFAULT) -> None:
+    def __init__(self, database: Database, *, retention: RunRetention = DEFAULT, actor: str | None = None) -> None:
         self._database = database
         self._retention = retention
+        self._actor = actor
 
     def add_now(self, run: Run) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
@@ -98,16 +99,17 @@ class Runs:
 
     def list(self, wanted: RunFilter) -> tuple[Run, ...]:
         """Return the runs that are wanted, the newest first."""
-        clauses, values = _where(wanted)
+        clauses, values = _where(wanted, self._actor)
         rows = self._database.read(f"{_READ} where {clauses} order by id desc limit ?", (*values, wanted.limit))
         return tuple(_run(row) for row in rows)
 
     def get(self, wanted: str) -> Run:
         """Return one run by its id."""
         rows = self._database.read(f"{_READ} where id = ?", (wanted,)) if is_run_id(wanted) else ()
-        if not rows:
-            raise RunNotFound(wanted)
-        return _run(rows[0])
+        for run in map(_run, rows):
+            if self._actor in {None, run.actor}:
+                return run
+        raise RunNotFound(wanted)
 
     def result(self, wanted: str) -> bytes:
         """Return the large result that a run gave, exactly as it was."""
@@ -183,8 +185,9 @@ def _is_due(run: Run) -> bool:
     return run.id.endswith("0" if run.result_sha256 else "00")
 
 
-def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
+def _where(wanted: RunFilter, actor: str | None) -> tuple[str, list[Value]]:
     clauses = [
+        ("actor = ?", actor),
         ("tool_id = ?", wanted.tool_id),
         ("status = ?", wanted.status),
         ("project = ?", wanted.project),
