@@ -373,7 +373,7 @@ def test_nothing_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> No
 
 
 def test_an_actor_sees_no_runs_but_their_own(database: Database) -> None:
-    for noise, actor in enumerate(("ada", "eve")):
+    for noise, actor in enumerate(("ada", "eve"), start=1):
         Runs(database).add(replace(a_run(noise=noise), actor=actor))
     ada = Runs(database, actor="ada")
     (mine,) = ada.list(RunFilter())
