@@ -102,18 +102,17 @@ def calling(folder: Path, store: Path | None, tools: int) -> Iterator[Callable[[
         loop.run_until_complete(asked.aclose())
 
 
-def measure(store: Path, turns: int) -> tuple[list[Spread], list[Spread]]:
-    """Return the CPU time of a call with small and large registries and projects, and the parts of one call."""
-    _be_idle()
-    with memory_folder() as memory, tempfile.TemporaryDirectory() as disk, ExitStack() as stack:
+def measure(store: Path, published: int, turns: int) -> tuple[list[Spread], list[Spread]]:
+    """Return the CPU time of a call, with a store of so many tools and with a small one, and the parts of one call."""
+    with _idle(), memory_folder() as memory, tempfile.TemporaryDirectory() as disk, ExitStack() as stack:
         few = memory / "few.db"
         with opened(f"sqlite://{few}") as registry:
             fill(registry, 10)
         places: Sequence[tuple[str, Path, Path, int]] = (
             ("10 published, 10 in the project", memory, few, 10),
             ("10 published, 10,000 in the project", memory, few, 10_000),
-            ("100,000 published, 10 in the project", memory, store, 10),
-            ("100,000 published, 10 in the project, on the disk", Path(disk), store, 10),
+            (f"{published:,} published, 10 in the project", memory, store, 10),
+            (f"{published:,} published, 10 in the project, on the disk", Path(disk), store, 10),
         )
         cases = {"the same file and row by hand": by_hand(memory / "bare")}
         for number, (name, base, copied, tools) in enumerate(places):
@@ -179,10 +178,14 @@ def memory_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _be_idle() -> None:
-    driver = pipeline.load_driver("process")
-    if driver is not None and not isinstance(driver, Idle):
-        pipeline.__dict__["_drivers"]["process"] = Idle(driver)
+@contextmanager
+def _idle() -> Iterator[None]:
+    """Let the process driver do nothing."""
+    drivers, driver = vars(pipeline)["_drivers"], pipeline.load_driver("process")
+    assert driver is not None
+    drivers["process"] = Idle(driver)
+    yield
+    drivers["process"] = driver
 
 
 def _timed(function: Callable[..., object], times: list[int]) -> Callable[..., object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -53,6 +55,15 @@ class Ear:
         """Return all rows of a query."""
         self.query = (statement, values)
         return self._database.read(statement, values)
+
+
+@contextmanager
+def running_postgres() -> Iterator[str]:
+    """Give the URL of a server that ends with the block."""
+    script = Path(__file__).parents[1] / "scripts" / "postgres.py"
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
 
 
 def sqlite_in(folder: Path) -> Place:

@@ -17,6 +17,9 @@ import pytest
 from psycopg import sql
 
 import kiwi_mcp
+from kiwi_mcp.catalog.release import check_release
+from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
+from kiwi_mcp.manifest.digest import statement_of
 
 PROGRAM = Path(__file__).with_name("workers.py")
 
@@ -101,3 +104,20 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]
         return f"{url}?options=-csearch_path%3D{name}%2Cpublic"
 
     return make_schema
+
+
+@pytest.fixture
+def a_page() -> Callable[[str], Release]:
+    """Make a version of a page of knowledge, which stands on nothing."""
+
+    def make(name: str, text: str = "All of it.") -> Release:
+        namespace, _, rest = name.partition("/")
+        tool_id, _, version = rest.partition("@")
+        head = f"---\nid: {tool_id}\ntitle: {tool_id}\nversion: {version}\nentry_type: reference\n---\n\n"
+        data = f"{head}# {tool_id}\n\n{text}\n".encode()
+        statement = statement_of(tool_id=tool_id, version=version, executor=None, manifest_body=data, files=[])
+        place = f"knowledge/{tool_id}.md"
+        files = (ReleaseFile(f"{tool_id}.md", data),)
+        return check_release(Release(VersionName(namespace, tool_id, version), place, statement, {}, files))
+
+    return make

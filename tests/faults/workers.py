@@ -45,7 +45,9 @@ Tell = Callable[[str], None]
 def release(tool_id: str, version: str, code: bytes, *, on: Release | None = None, changelog: str = "") -> Release:
     """A version with a manifest, a text and something binary, on another one or on nothing."""
     ref = on.name.tool_id if on else None
-    text = f"tool_id: {tool_id}\ntool_type: {'runtime' if on else 'primitive'}\nversion: {version}\ndescription: Says.\n"
+    text = (
+        f"tool_id: {tool_id}\ntool_type: {'runtime' if on else 'primitive'}\nversion: {version}\ndescription: Says.\n"
+    )
     text += f"executor: {ref}\n" if ref else ""
     files = (ReleaseFile("data.bin", b"\0" + code * 20), ReleaseFile("main.py", code))
     statement = statement_of(

@@ -73,7 +73,7 @@ class Watched:
         self._database = database
         self.dialect = database.dialect
         self.url = database.url
-        self.is_embedded = database.is_embedded
+        self.is_embedded, self.is_lost = database.is_embedded, database.is_lost
         self.stamp, self.close, self.doubts = database.stamp, database.close, database.doubts
         self.encode_list, self.decode_list = database.encode_list, database.decode_list
         self.asked: list[str] = []

@@ -115,8 +115,7 @@ class Catalog:
         return self._listed[key][1]
 
     def faults(self) -> Sequence[KiwiError]:
-        """Return why sources cannot be asked now, if any cannot."""
-        self._sync(self.sheets)
+        """Return why sources could not be asked when they last were, if any could not."""
         return [source.fault for source in self._sources if source.fault]
 
     def broken(self) -> Sequence[Broken]:

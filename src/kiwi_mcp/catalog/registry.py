@@ -15,7 +15,7 @@ from kiwi_mcp.catalog.folder import MANIFESTS
 from kiwi_mcp.catalog.read import Opened, open_tool
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.seeds import vouched
-from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError
+from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError, Unavailable
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Link, Listed, Mark, Pin, Release
@@ -37,6 +37,7 @@ class RegistrySource:
         self._registry = registry
         self._copies = cache / "registry"
         self._sheets: Sheets | None = None
+        self._seen: Registry | None = None
         self._head = -1
         self._generation = 0
         self._listed: dict[str, Listed] = {}
@@ -52,12 +53,15 @@ class RegistrySource:
 
     def sync(self, sheets: Sheets) -> int:
         """Notice whether anything was published or marked, by whichever process."""
+        registry = None
         try:
-            head, self._fault = self._registry().head(), None
+            registry = self._registry()
+            head, self._fault = registry.head(), None
         except KiwiError as fault:
             head, self._fault = -1, fault
-        if head != self._head or sheets is not self._sheets:
-            self._head, self._sheets = head, sheets
+        # Another store, or the same one seen by another actor, may have a log that is just as long.
+        if head != self._head or registry is not self._seen or sheets is not self._sheets:
+            self._head, self._seen, self._sheets = head, registry, sheets
             self._generation += 1
             self._named.clear()
             self._listed.clear()
@@ -72,8 +76,8 @@ class RegistrySource:
     def entries(self) -> Sequence[Entry]:
         """Return the latest version of every item that lists may show."""
         if self._entries is None:
-            found = () if self._fault else self._registry().find()
-            self._entries = [self._enter(one) for one in found if _is_usable(one)]
+            found = self._asked(lambda registry: registry.find())
+            self._entries = [self._enter(one) for one in found if _is_usable(one) and one.yanked is None]
         return self._entries
 
     def broken(self) -> Sequence[Broken]:
@@ -86,8 +90,13 @@ class RegistrySource:
             return ()
         known = self._named.get(ref)
         if known is None:
-            found = self._registry().named(ref.name, namespace=ref.namespace if ref.source else None)
+            namespace = ref.namespace if ref.source else None
+            found = self._asked(lambda registry: registry.named(ref.name, namespace=namespace))
             used = [one for one in found if _is_usable(one) and (one.yanked is None or ref.is_exactly(one))]
+            if ref.version is None:
+                # A bare name means the latest version: a pre-release stands behind it, however high its number.
+                homes = [*dict.fromkeys(one.name.namespace for one in used)]
+                used.sort(key=lambda one: (homes.index(one.name.namespace), not one.is_latest))
             known = [self._enter(one) for one in used]
             if len(self._named) >= _KEPT:
                 self._named.clear()
@@ -117,12 +126,25 @@ class RegistrySource:
         """Return a version in full; its copy is made anew where it is not what was sealed."""
         known = self._opened.get(entry.path)
         if known is None or not are_fresh(known.stamps):
+            listed = self._listed.get(entry.path)
+            if listed is None:  # another thread has seen a change since the entry was given
+                return None
             if len(self._opened) >= _KEPT:
                 self._opened.clear()
-            listed = self._listed[entry.path]
             self._enter_chain(listed)
             known = self._opened[entry.path] = self._open(listed)
         return known
+
+    def _asked(self, question: Callable[[Registry], Sequence[Listed]]) -> Sequence[Listed]:
+        """Return the answer of the registry, which may fail in the middle: then it has no items either."""
+        if self._fault:
+            return ()
+        try:
+            return question(self._registry())
+        except Unavailable as fault:
+            # With no head known, the next look at the log that goes well begins anew.
+            self._fault, self._head = fault, -1
+            return ()
 
     def _enter_chain(self, listed: Listed) -> None:
         """Take in all that a version stands on, which one query gives."""
@@ -161,17 +183,29 @@ class RegistrySource:
     def _copy(self, listed: Listed, base: Path) -> None:
         """Lay a version out below a folder named by its digest: whole, or not at all."""
         (release,) = self._registry().read([listed.id])
-        self._copies.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=self._copies, prefix=".new-"))
+        made = self._new_folder()
         try:
             lay_out(release, made)
             if base.exists():
                 shutil.rmtree(base)
             made.rename(base)
-        except OSError:
+        except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
             if not base.is_dir():  # otherwise another process was quicker
-                raise
+                raise self._unwritable(error) from error
+
+    def _new_folder(self) -> Path:
+        try:
+            self._copies.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(dir=self._copies, prefix=".new-"))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> Unavailable:
+        return Unavailable(
+            f"What is published cannot be copied to {self._copies}: {error.strerror}.",
+            suggestion="Make room there, give yourself write access, or name another cache in XDG_CACHE_HOME.",
+        )
 
 
 def _is_usable(listed: Listed) -> bool:

@@ -21,6 +21,9 @@ BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
 OFFICIAL = BUILTIN / "registry"
 """The folder of what is in every registry and in no installation's own catalog."""
 
+_CREATED_AT = "2026-01-01T00:00:00.000Z"
+"""The same in every registry, whenever it was seeded: so exports of the same versions are the same bytes."""
+
 
 def seed(registry: Registry, release: str) -> None:
     """Publish what comes with this release of Kiwi, once for each registry."""
@@ -64,4 +67,4 @@ def _release(tool: Tool, pins: dict[str, Pin]) -> Release:
         place=tool.origin.place,
         executor=replace(pins[tool.manifest.executor_id or ""], ref=executor) if executor else None,
     )
-    return replace(made, is_official=True, published_by=BUILTIN_NAMESPACE)
+    return replace(made, is_official=True, published_by=BUILTIN_NAMESPACE, created_at=_CREATED_AT)

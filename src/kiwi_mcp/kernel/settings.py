@@ -22,6 +22,8 @@ FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
 _WORDS = ("url", "actor", "namespaces", "remotes", "runs")
+_REMOTE_WORDS = ("url", "token")
+_RUN_WORDS = ("count", "days")
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -70,10 +72,12 @@ def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:
         raise InvalidRequest(
             "; ".join(f"{issue.place} {issue.reason}" for issue in issues) + ".", suggestion=issues[0].fix
         )
+    registry_settings(user)  # a file that cannot be read as it is must not be written to either
     path = user / FILE_NAME
     yaml = YAML()
     written = (yaml.load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
-    written.setdefault("remotes", {})[name] = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
+    remotes = written["remotes"] = written.get("remotes") or {}
+    remotes[name] = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
     user.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{FILE_NAME}.new")
     with draft.open("w", encoding="utf-8") as file:
@@ -98,24 +102,18 @@ def _parse(path: Path, user: Path) -> RegistrySettings:
         raise InvalidManifest(
             _what(), [Issue("", f"cannot be read: {error}", "Make it a readable text file.")]
         ) from error
-    issues = [
-        Issue(word, "is not a word of these settings", f"Use one of: {', '.join(_WORDS)}.")
-        for word in as_object(value)
-        if word not in _WORDS
-    ]
-    if value is not None and not isinstance(value, Mapping):
-        issues.append(Issue("", "is not a mapping", f"Write words at its top: {', '.join(_WORDS)}."))
-    settings = _settings(as_object(value), user, issues)
+    issues: list[Issue] = []
+    settings = _settings(_mapping(value, "", _WORDS, issues), user, issues)
     if issues:
         raise InvalidManifest(_what(), issues)
     return settings
 
 
 def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistrySettings:
-    runs = as_object(written.get("runs"))
+    runs = _mapping(written.get("runs"), "runs", _RUN_WORDS, issues)
     return RegistrySettings(
-        url=as_text(written.get("url")) or default_url(user),
-        actor=Actor(as_text(written.get("actor")) or _login(), _namespaces(written.get("namespaces"), issues)),
+        url=_text(written, "url", issues) or default_url(user),
+        actor=Actor(_text(written, "actor", issues) or _login(), _namespaces(written.get("namespaces"), issues)),
         remotes=MappingProxyType(dict(_remotes(written.get("remotes"), issues))),
         run_count=_number(runs, "count", 10_000, issues),
         run_days=_number(runs, "days", 90, issues),
@@ -134,21 +132,39 @@ def _namespaces(written: Json, issues: list[Issue]) -> tuple[str, ...]:
 
 
 def _remotes(written: Json, issues: list[Issue]) -> Iterator[tuple[str, RemoteSettings]]:
-    for name, entry in as_object(written).items():
-        words: JsonObject = {"url": entry} if isinstance(entry, str) else as_object(entry)
+    for name, entry in _mapping(written, "remotes", (), issues).items():
+        words = {"url": entry} if isinstance(entry, str) else _mapping(entry, f"remotes.{name}", _REMOTE_WORDS, issues)
         issues += _remote_issues(name, words)
         yield name, RemoteSettings(as_text(words.get("url")), as_text(words.get("token")))
 
 
 def _remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
-    place, token = f"remotes.{name}", as_text(words.get("token"))
+    place, token = f"remotes.{name}", words.get("token") or ""
     if not _NAMESPACE.fullmatch(name):
         yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
     if not as_text(words.get("url")):
         yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
-    if token and not _TOKEN.fullmatch(token):
+    if token and not _TOKEN.fullmatch(as_text(token)):
         # A token in a file is a secret in a file: it is named here, and lives where variables live.
         yield Issue(f"{place}.token", "is not the name of a variable", "Write it as `${TEAM_TOKEN}`.")
+
+
+def _text(words: JsonObject, word: str, issues: list[Issue]) -> str:
+    value = words.get(word)
+    if value is not None and not as_text(value).strip():
+        issues.append(Issue(word, "is not a text", f"Write `{word}:` and a word, or leave it out."))
+    return as_text(value)
+
+
+def _mapping(written: Json, place: str, words: tuple[str, ...], issues: list[Issue]) -> JsonObject:
+    """Return a mapping of the file; where its words are known, any other is a fault, since it would mean nothing."""
+    known = f"Use one of: {', '.join(words)}." if words else "Write a name, and where it is."
+    if written is not None and not isinstance(written, Mapping):
+        issues.append(Issue(place, "is not a mapping of words to values", known))
+    found = as_object(written)
+    unknown = [word for word in found if words and word not in words]
+    issues += [Issue(f"{place}.{word}".lstrip("."), "is not a word of these settings", known) for word in unknown]
+    return found
 
 
 def _number(words: JsonObject, word: str, default: int, issues: list[Issue]) -> int:

@@ -28,7 +28,7 @@ class Store:
         self._database: Database | None = None
         self._registry: Registry | None = None
         self._runs: Runs | None = None
-        self._fault: tuple[float, KiwiError] | None = None
+        self._fault: tuple[RegistrySettings, float, KiwiError] | None = None
 
     @property
     def settings(self) -> RegistrySettings:
@@ -60,15 +60,17 @@ class Store:
 
     def _open(self) -> None:
         settings = self.settings
-        if settings is self._settings:
+        if settings is self._settings and self._database is not None and not self._database.is_lost:
             return
-        if self._fault is not None and time.monotonic() - self._fault[0] < _PATIENCE:
-            raise self._fault[1].with_traceback(None)
+        if self._fault is not None:
+            failed, at, fault = self._fault
+            if failed is settings and time.monotonic() - at < _PATIENCE:
+                raise fault.with_traceback(None)
         self.close()
         try:
             self._connect(settings)
         except KiwiError as error:
-            self._fault = (time.monotonic(), error)
+            self._fault = (settings, time.monotonic(), error)
             self.close()
             raise
         self._settings, self._fault = settings, None

@@ -53,6 +53,10 @@ class Database(Protocol):
     def is_embedded(self) -> bool:
         """Whether a small read or write takes microseconds, so that it may be done without another thread."""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its place holds another database by now, or none: what is written here would be seen by nobody."""
+
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
 

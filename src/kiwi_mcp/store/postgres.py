@@ -136,6 +136,7 @@ class PostgresDatabase:
 
     dialect: Literal["postgres"] = "postgres"
     is_embedded = False
+    is_lost = False
 
     def __init__(self, url: str, shown: str) -> None:
         self._secret_url = url

@@ -21,7 +21,8 @@ _FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
 """What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
 _creating = Lock()
 _abandoned: list[object] = []
-"""What a parent process had opened: to close it here would harm the parent, so it is kept and never touched."""
+"""What is kept open and never touched: to close what a parent process had opened would harm the parent, and SQLite
+removes the files beside a database by their names, which may be those of another database by now."""
 
 
 def connect(url: str, shown: str) -> SqliteDatabase:
@@ -120,12 +121,21 @@ class SqliteDatabase:
         self._reading, self._writing, self._hurrying = Lock(), Lock(), Lock()
         self._connections = [_connection(self._path, patience) for patience in (PATIENCE, PATIENCE, 0)]
         self._reader, self._writer, self._hasty = (connection.cursor() for connection in self._connections)
+        self._file = _file_at(self._path)
         # A new connection counts from the start again, so that a process that was forked must not see a number again.
         self._base = self._process << 40
 
     def _reopen(self) -> None:
-        _abandoned.append((self._connections, self._reader, self._writer, self._hasty))
+        self._abandon()
         self._open()
+
+    def _abandon(self) -> None:
+        _abandoned.append((self._connections, self._reader, self._writer, self._hasty))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was removed, or another one put in its place."""
+        return _file_at(self._path) != self._file
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -200,8 +210,19 @@ class SqliteDatabase:
         """Let go of every connection."""
         if os.getpid() != self._process:
             return
+        if self.is_lost:
+            self._abandon()
+            return
         for connection in self._connections:
             connection.close()
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - text, as this is on the way of every call
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _connection(path: str, patience: float) -> library.Connection:

@@ -26,7 +26,10 @@ class Process:
 
     async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
         """Judge the entrypoint's syntax by the runtime's own words."""
-        return await check_syntax(chain, space)
+        try:
+            return await check_syntax(chain, space)
+        except OSError as fault:
+            raise _unwritable(space, fault) from fault
 
     async def aclose(self) -> None:
         """Let go of nothing: nothing is kept between calls."""

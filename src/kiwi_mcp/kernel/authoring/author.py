@@ -13,6 +13,7 @@ from kiwi_mcp.domain.errors import (
     InvalidRequest,
     KiwiError,
     ReservedName,
+    VersionSealed,
 )
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
@@ -208,6 +209,8 @@ class Author:
                 return tool, self._space.project_ai
             case "user":
                 return tool, self._space.user
+            case "registry":
+                raise VersionSealed(tool.identity)
             case _:
                 raise ReservedName(tool.id)
 

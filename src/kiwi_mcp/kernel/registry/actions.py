@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import VersionName
 from kiwi_mcp.kernel.answers import Answer
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.compare import compare
-from kiwi_mcp.kernel.registry.history import listing, mark, rollback, verify, versions
+from kiwi_mcp.kernel.registry.history import (
+    listing,
+    mark,
+    markable,
+    planned_mark,
+    planned_rollback,
+    rollback,
+    verify,
+    versions,
+    way_back,
+)
 from kiwi_mcp.kernel.registry.port import RegistryRemote
-from kiwi_mcp.kernel.registry.publish import prepare_publication, publish, told
+from kiwi_mcp.kernel.registry.publish import foresee, prepare_publication, publish, told
 from kiwi_mcp.kernel.registry.remotes import open_remote
 from kiwi_mcp.kernel.registry.sync import pull, told_of
 from kiwi_mcp.kernel.registry.told import Wanted
@@ -62,19 +72,14 @@ def _told(request: ExecuteRequest, catalog: Catalog, store: Store) -> JsonObject
             return compare(item, read(DiffWords, action, written), catalog, registry)
         case "yank" | "deprecate":
             words = read(MarkWords, action, written)
-            return _planned(request, item, store) or mark(item, action, words, registry)
+            found = markable(item, action, registry)
+            return planned_mark(found, action, words) if request.dry_run else mark(found, action, words, registry)
         case "rollback":
             chosen = read(RollbackWords, action, written)
-            return _planned(request, item, store) or rollback(item, chosen, registry)
+            target, newer = way_back(item, chosen, registry)
+            return planned_rollback(target, newer) if request.dry_run else rollback(target, newer, chosen, registry)
         case _:
             raise TypeError(action)
-
-
-def _planned(request: ExecuteRequest, item: str, store: Store) -> JsonObject | None:
-    """Return what a dry run answers: which versions it is about, and that nothing was done."""
-    return (
-        {**versions(item, store.registry()), "action": request.action, "status": "planned"} if request.dry_run else None
-    )
 
 
 async def _publish(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
@@ -82,11 +87,9 @@ async def _publish(request: ExecuteRequest, catalog: Catalog, store: Store, repo
     registry, item = store.registry(), _item(request)
     report(Progress(f"checking {item}"))
     publication = await prepare_publication(item, words, catalog, registry)
-    if request.dry_run:
-        return told(publication, (), is_planned=True)
-    published = await asyncio.to_thread(publish, publication, registry)
-    answer = told(publication, published, is_planned=False)
-    if words.to is None:
+    published = await asyncio.to_thread(foresee if request.dry_run else publish, publication, registry)
+    answer = told(publication, published, is_planned=request.dry_run)
+    if words.to is None or request.dry_run:
         return answer
     source = RegistryRemote(registry, registry.database.url)
     target = await open_remote(words.to, store.settings, catalog.space)
@@ -113,7 +116,8 @@ async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report:
         if held.is_private(name) and not registry.actor.is_member(name.namespace):
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
         if request.dry_run:
-            return {**_about(name, held.versions[name]), "status": "planned", "from": source.key}
+            about = _about(name, held.versions[name])
+            return {**about, "status": "planned", "message": f"{name} would be pulled", "from": source.key}
         published = await pull(source, own, Wanted.parse(str(name)), namespaces=order, report=report)
     finally:
         await source.aclose()
@@ -126,12 +130,13 @@ async def _pulled(
 ) -> JsonObject:
     """Return a version that is in the registry by now, opened and held against its digest with all it stands on."""
     registry = store.registry()
-    chain = await asyncio.to_thread(catalog.resolve, f"registry/{name}")
     (listed, *_) = [one for one in registry.named(name.tool_id, namespace=name.namespace) if one.name == name]
+    if listed.is_builtin:
+        raise InvalidRequest(f"{name} is built in, so it is here already.", suggestion="Name an item that is not.")
+    chain = await asyncio.to_thread(catalog.resolve, f"registry/{name}")
     if not request.dry_run:
         await asyncio.to_thread(registry.count_download, listed.id)
-    is_short = catalog.find(name.tool_id).identity == f"registry/{name}"
-    shown = name.tool_id if is_short else f"registry/{name}"
+    shown = name.tool_id if _is_meant(name, catalog) else f"registry/{name}"
     return {
         **_about(name, listed.digest),
         **about,
@@ -141,6 +146,14 @@ async def _pulled(
         "warnings": [*chain.notes, *chain.drift],
         "next": f"Run it with `kiwi run {shown}`, or copy it here with `kiwi load {shown} --destination project`.",
     }
+
+
+def _is_meant(name: VersionName, catalog: Catalog) -> bool:
+    """Whether the short name leads to a version: what a stranger published never answers to it."""
+    try:
+        return catalog.find(name.tool_id).identity == f"registry/{name}"
+    except KiwiError:
+        return False
 
 
 def _about(name: VersionName, digest: str) -> JsonObject:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Literal
 
 from kiwi_mcp.catalog.refs import Ref
@@ -12,15 +13,20 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.registry import Listed
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel.registry.words import ListWords, MarkWords, RollbackWords
+from kiwi_mcp.store.marks import MarkOp
 from kiwi_mcp.store.registry import Registry
 
 _MAX_ISSUES = 1_000
-_PAST: dict[str, str] = {
-    "yank": "yanked",
-    "unyank": "taken up again",
-    "deprecate": "deprecated",
-    "undeprecate": "no longer deprecated",
-}
+_Kind = Literal["yank", "deprecate"]
+_OPS: Mapping[tuple[_Kind, bool], tuple[MarkOp, str]] = MappingProxyType(
+    {
+        ("yank", False): ("yank", "yanked"),
+        ("yank", True): ("unyank", "taken up again"),
+        ("deprecate", False): ("deprecate", "deprecated"),
+        ("deprecate", True): ("undeprecate", "no longer deprecated"),
+    }
+)
+"""What is done for a kind of mark, or to take it back, and how it is told."""
 
 
 def listing(words: ListWords, registry: Registry) -> JsonObject:
@@ -50,54 +56,84 @@ def versions(item: str, registry: Registry) -> JsonObject:
     }
 
 
-def mark(item: str, kind: Literal["yank", "deprecate"], words: MarkWords, registry: Registry) -> JsonObject:
-    """Say of one version, or of all that a reference covers, that it should not be used any more; or take it back."""
+def markable(item: str, kind: _Kind, registry: Registry) -> Sequence[Listed]:
+    """Return what a mark is about: one version, or all that a reference covers."""
     ref = Ref.parse(item)
     if kind == "yank" and ref.version is None:
         raise InvalidRequest(
             "Yanking takes one version out of use, and none is named.",
             suggestion=f"Name it: `{ref.name}@1.2.3`. `kiwi rollback {ref.name}` goes back to the version before.",
         )
-    found = covered(ref, registry)
-    op: Literal["yank", "unyank", "deprecate", "undeprecate"] = kind
-    if words.undo:
-        op = "unyank" if kind == "yank" else "undeprecate"
+    return covered(ref, registry)
+
+
+def mark(found: Sequence[Listed], kind: _Kind, words: MarkWords, registry: Registry) -> JsonObject:
+    """Say of versions that they should not be used any more, or take it back."""
+    op, told = _OPS[kind, words.undo]
     registry.mark([listed.name for listed in found], op, words.reason)
     names = ", ".join(str(listed.name) for listed in found)
     return {
-        "tool_id": ref.name,
+        "tool_id": found[0].name.tool_id,
         "action": kind,
-        "status": _PAST[op],
-        "message": f"{names} {'is' if len(found) == 1 else 'are'} {_PAST[op]}",
+        "status": told,
+        "message": f"{names} {'is' if len(found) == 1 else 'are'} {told}",
         "versions": [listed.name.version for listed in found],
         "latest": _latest(found[0], registry),
     }
 
 
-def rollback(item: str, words: RollbackWords, registry: Registry) -> JsonObject:
-    """Make an earlier version the latest again, by yanking every one that is newer."""
+def way_back(item: str, words: RollbackWords, registry: Registry) -> tuple[Listed, Sequence[Listed]]:
+    """Return the version that a rollback leads to, and the newer ones that it takes out of use."""
     ref = Ref.parse(item)
     found = every_version(ref, registry)
     standing = [listed for listed in found if listed.yanked is None]
     target = _target(ref, words.to, standing, found)
     newer = [listed for listed in standing if _order(listed) > _order(target)]
-    if not newer:
+    if not newer and target.yanked is None:
         raise InvalidRequest(
             f"{target.name} is the newest version that is in use already.",
             suggestion=f"`kiwi versions {ref.name}` lists what there is.",
         )
+    return target, newer
+
+
+def rollback(target: Listed, newer: Sequence[Listed], words: RollbackWords, registry: Registry) -> JsonObject:
+    """Make an earlier version the latest again, by yanking every one that is newer."""
+    tool_id = target.name.tool_id
     reason = words.reason or f"rolled back to {target.name.version}"
     if target.yanked is not None:
         registry.mark([target.name], "unyank")
-    registry.mark([listed.name for listed in newer], "yank", reason)
+    if newer:
+        registry.mark([listed.name for listed in newer], "yank", reason)
+    back = f"{tool_id}@{newer[0].name.version} --undo" if newer else f"{tool_id}@{target.name.version}"
     return {
-        "tool_id": ref.name,
+        "tool_id": tool_id,
         "action": "rollback",
         "status": "rolled back",
         "message": f"{target.name} is the latest again",
         "latest": _latest(target, registry),
         "yanked": [listed.name.version for listed in newer],
-        "next": f"Take it back with `kiwi yank {ref.name}@{newer[0].name.version} --undo`.",
+        "next": f"Take it back with `kiwi yank {back}`.",
+    }
+
+
+def planned_mark(found: Sequence[Listed], kind: _Kind, words: MarkWords) -> JsonObject:
+    """Return which versions a mark would be made on, with nothing done."""
+    return _planned(kind, found, _OPS[kind, words.undo][1])
+
+
+def planned_rollback(target: Listed, newer: Sequence[Listed]) -> JsonObject:
+    """Return which version would be the latest again, and which would be yanked for it, with nothing done."""
+    return {**_planned("rollback", newer or [target], "yanked" if newer else "taken up again"), "to": str(target.name)}
+
+
+def _planned(action: str, found: Sequence[Listed], word: str) -> JsonObject:
+    return {
+        "tool_id": found[0].name.tool_id,
+        "action": action,
+        "status": "planned",
+        "message": f"{', '.join(str(listed.name) for listed in found)} would be {word}",
+        "versions": [_version(listed) for listed in found],
     }
 
 
@@ -140,12 +176,15 @@ def _fitting(ref: Ref, found: Sequence[Listed]) -> Sequence[Listed]:
 def _target(ref: Ref, to: str | None, standing: Sequence[Listed], found: Sequence[Listed]) -> Listed:
     if to is not None:
         return _fitting(Ref(ref.name, version=to), found)[0]
-    if len(standing) < 2:  # noqa: PLR2004 - the one in use and one before it
+    latest = next((_order(one) for one in standing if one.is_latest), Version(0, 0, 0))
+    earlier = [one for one in standing if _order(one) < latest]
+    if not earlier:
         raise InvalidRequest(
             f"{ref.name!r} has no earlier version to go back to.",
             suggestion=f"Yank the only one with `kiwi yank {ref.name}@{found[0].name.version}`, or publish a new one.",
         )
-    return standing[1]
+    # As for the latest version, a pre-release counts only where there is no release.
+    return next((one for one in earlier if not _order(one).pre), earlier[0])
 
 
 def _order(listed: Listed) -> Version:
@@ -167,6 +206,7 @@ def _line(listed: Listed) -> JsonObject:
         "visibility": listed.visibility,
         "identity": f"registry/{listed.name}",
         "digest": listed.digest,
+        **_marks(listed),
     }
 
 
@@ -182,7 +222,9 @@ def _version(listed: Listed) -> JsonObject:
     }
     if listed.changelog:
         told["changelog"] = listed.changelog
-    for word, said in (("yanked", listed.yanked), ("deprecated", listed.deprecated)):
-        if said is not None:
-            told[word] = {"at": said.at, "reason": said.reason}
-    return told
+    return {**told, **_marks(listed)}
+
+
+def _marks(listed: Listed) -> JsonObject:
+    marks = (("yanked", listed.yanked), ("deprecated", listed.deprecated))
+    return {word: {"at": said.at, "reason": said.reason} for word, said in marks if said is not None}

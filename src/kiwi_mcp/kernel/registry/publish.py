@@ -58,10 +58,28 @@ def publish(publication: Publication, registry: Registry) -> Sequence[Published]
     try:
         return registry.publish(publication.releases)
     except VersionConflict as error:
-        name = publication.name
-        known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
-        error.suggestion = f"{error.suggestion} The next free one is {_next(known)!r}."
-        raise
+        raise _with_next(error, publication.name, registry) from error
+
+
+def foresee(publication: Publication, registry: Registry) -> Sequence[Published]:
+    """Return what publishing would give, or the conflict it would end in; nothing is written."""
+    known = {
+        listed.name: listed
+        for release in publication.releases
+        for listed in registry.named(release.name.tool_id, namespace=release.name.namespace)
+    }
+    taken = [str(one.name) for one in publication.releases if known.get(one.name, one).digest != one.digest]
+    if taken:
+        raise _with_next(VersionConflict(taken), publication.name, registry)
+    return [Published(one.name, one.digest, "", is_new=one.name not in known) for one in publication.releases]
+
+
+def _with_next(error: VersionConflict, name: VersionName, registry: Registry) -> VersionConflict:
+    """Return a conflict that says which version is free."""
+    known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
+    if known:
+        error.suggestion = f"{error.suggestion} The next free one of {name.tool_id!r} is {_next(known)!r}."
+    return error
 
 
 def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, registry: Registry) -> Sequence[Release]:
@@ -135,13 +153,13 @@ def told(publication: Publication, published: Sequence[Published], *, is_planned
     """Return what is answered to whoever published."""
     top, tool = publication.releases[-1], publication.tool
     by_name = {one.name: one for one in published}
-    is_new = is_planned or by_name[top.name].is_new
-    word = "would be published" if is_planned else ("published" if is_new else "is published already, as it is")
+    is_new = by_name[top.name].is_new
+    published_word = "would be published" if is_planned else "published"
     answer: dict[str, Json] = {
         "tool_id": tool.id,
         "action": "publish",
         "status": "planned" if is_planned else ("published" if is_new else "unchanged"),
-        "message": f"{top.name} {word}",
+        "message": f"{top.name} {published_word if is_new else 'is published already, as it is'}",
         "identity": f"registry/{top.name}",
         "version": top.name.version,
         "namespace": top.name.namespace,
@@ -150,7 +168,7 @@ def told(publication: Publication, published: Sequence[Published], *, is_planned
         "files": [file.path for file in top.files],
         "next": f"Others get it with `kiwi pull {tool.id}`; `kiwi versions {tool.id}` lists its history.",
     }
-    if top.name in by_name:
+    if not is_planned:
         answer["closure"] = by_name[top.name].closure
     if also := [str(release.name) for release in publication.releases[:-1]]:
         answer["also_published"] = also

@@ -71,6 +71,7 @@ def _diff(content: JsonObject, screen: Screen) -> None:
 def _mark(content: JsonObject, screen: Screen) -> None:
     if content.get("status") == "planned":
         _versions(content, screen)
+        talk(as_text(content.get("message")))
         return
     show_message(content, screen)
     if latest := as_text(content.get("latest")):
@@ -92,7 +93,8 @@ def _list(content: JsonObject, screen: Screen) -> None:
     for one in items:
         name = f"{as_text(one.get('namespace'))}/{as_text(one.get('name'))}".ljust(width)
         version, kind = as_text(one.get("version")), as_text(one.get("tool_type"))
-        screen.line(f"{name}  {version:<10} {kind:<12} {as_text(one.get('description'))}")
+        marks = "".join(f" ({word})" for word in ("yanked", "deprecated") if word in one)
+        screen.line(f"{name}  {version:<10} {kind:<12} {as_text(one.get('description'))}{marks}")
     talk(f"{len(items)} item{'s' * (len(items) != 1)} in {as_text(content.get('registry'))}")
     if hint := as_text(content.get("suggestion")):
         talk(f"hint: {hint}")

@@ -15,6 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from kiwi_mcp import __version__
+from kiwi_mcp.catalog.seeds import seed
 from kiwi_mcp.domain.errors import InvalidRequest, Unavailable
 from kiwi_mcp.kernel.settings import RegistrySettings
 from kiwi_mcp.store.open import open_database
@@ -61,8 +63,10 @@ def serve(user: Path, settings: RegistrySettings, listening: Listening, announce
     door = _door(tokens, listening)
     database = open_database(settings.url)
     try:
-        app = gateway(Registry(database, settings.actor), door)
-        asyncio.run(_Server(_config(app, listening), partial(_announce, announce, listening)).serve())
+        registry = Registry(database, settings.actor)
+        seed(registry, __version__)  # what others push stands on what ships with Kiwi, which only the server brings
+        server = _Server(_config(gateway(registry, door), listening), partial(_announce, announce, listening))
+        asyncio.run(server.serve())
     finally:
         database.close()
 

@@ -1,0 +1,404 @@
+"""Versions that mean harm, by every way into a registry: refused before the store or the cache has seen a byte."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import uvicorn
+
+import kiwi_mcp
+from kiwi_mcp.domain.items import ToolFile
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel.registry import wire
+from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.store.artifact import encode
+from kiwi_mcp.store.database import Database
+from kiwi_mcp.store.index import Entry
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.soundness import MAX_FILES
+from kiwi_mcp.surfaces.gateway.app import gateway
+from kiwi_mcp.surfaces.gateway.serve import Listening, _config
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visitors import Door
+
+Ask = Callable[..., Answer]
+Tree = Callable[[Path], Mapping[str, str]]
+
+TABLES = (
+    "namespaces", "tools", "tool_versions", "tool_version_files", "blobs", "registry_log", "remotes", "tool_types",
+)  # fmt: skip
+MAIN = ReleaseFile("main.sh", b"echo hello\n")
+
+
+def a_release(
+    name: str = "public/say@1.0.0",
+    *,
+    on: Pin | None = None,
+    kind: str = "script",
+    files: Sequence[ReleaseFile] = (MAIN,),
+    manifest: str = "",
+) -> Release:
+    """A version as an attacker makes it: whatever the files are, it is stated and hashed as it should be."""
+    namespace, _, rest = name.partition("/")
+    tool_id, _, version = rest.partition("@")
+    text = manifest or f"tool_id: {tool_id}\ntool_type: {kind}\nversion: {version}\ndescription: Says.\n" + (
+        f"executor: {on.ref}\nconfig:\n  entrypoint: main.sh\n" if on else ""
+    )
+    statement = statement_of(
+        tool_id=tool_id,
+        version=version,
+        executor=on.ref if on else None,
+        manifest_body=text.encode(),
+        files=[ToolFile(file.path, file.sha256, len(file.data), file.is_executable) for file in files],
+    )
+    whole = (*files, ReleaseFile("tool.yaml", text.encode()))
+    return Release(VersionName(namespace, tool_id, version), f"tools/{tool_id}/tool.yaml", statement, {}, whole, on)
+
+
+def pin(release: Release) -> Pin:
+    return Pin(release.name.tool_id, release.name, release.digest)
+
+
+BASE = a_release("public/base@1.0.0", kind="primitive")
+RUNTIME = a_release("public/my_runtime@1.0.0", kind="runtime", on=pin(BASE))
+SAY = a_release(on=pin(RUNTIME))
+
+
+def layout_of(folder: Path, *releases: Release) -> Path:
+    """A folder with these versions, an index that fits them, and nobody who checked any of it."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    rows = []
+    for release in releases:
+        artifact = encode(release)
+        rows.append(Entry.of(release, artifact).to_json())
+        for data in {artifact.manifest, *artifact.blobs.values()}:
+            if not (path := blobs / sha256(data).hexdigest()).exists():
+                path.write_bytes(data)
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": rows}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return folder
+
+
+def blob_of(folder: Path, data: bytes) -> Path:
+    return folder / "blobs" / "sha256" / sha256(data).hexdigest()
+
+
+def with_files(*files: ReleaseFile) -> Callable[[Path], Path]:
+    return lambda folder: layout_of(folder, BASE, RUNTIME, a_release(on=pin(RUNTIME), files=(MAIN, *files)))
+
+
+def linked(folder: Path) -> Path:
+    layout_of(folder, BASE, RUNTIME, SAY)
+    outside = folder.with_name("outside")
+    outside.write_bytes(MAIN.data)
+    blob_of(folder, MAIN.data).unlink()
+    blob_of(folder, MAIN.data).symlink_to(outside)
+    return folder
+
+
+def with_other_bytes(folder: Path) -> Path:
+    layout_of(folder, BASE, RUNTIME, SAY)
+    blob_of(folder, MAIN.data).write_bytes(MAIN.data.replace(b"hello", b"EVIL!"))
+    return folder
+
+
+def with_a_larger_blob(folder: Path) -> Path:
+    layout_of(folder, BASE, RUNTIME, SAY)
+    with blob_of(folder, MAIN.data).open("r+b") as file:
+        file.truncate(5_000_000_000)  # a hole: it takes no room, and would take all memory
+    return folder
+
+
+def without_a_blob(folder: Path) -> Path:
+    layout_of(folder, BASE, RUNTIME, SAY)
+    blob_of(folder, MAIN.data).unlink()
+    return folder
+
+
+def with_a_false_index(folder: Path) -> Path:
+    layout_of(folder, BASE, RUNTIME, SAY)
+    index = folder / "index.json"
+    index.write_text(index.read_text().replace(SAY.digest, f"sha256:{'0' * 64}"))
+    return folder
+
+
+def with_a_false_name(folder: Path) -> Path:
+    other = a_release("public/other@1.0.0", on=pin(RUNTIME))
+    return layout_of(folder, BASE, RUNTIME, replace(other, name=SAY.name, place=SAY.place))
+
+
+def with_a_bomb(folder: Path) -> Path:
+    levels = "".join(f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]\n" for level in range(1, 9))
+    text = f"tool_id: say\ntool_type: primitive\nversion: 1.0.0\nl0: &l0 [x]\n{levels}"
+    return layout_of(folder, a_release(kind="primitive", manifest=text))
+
+
+def in_a_circle(folder: Path) -> Path:
+    first = a_release("public/first@1.0.0", kind="runtime", on=Pin("say", SAY.name, f"sha256:{'1' * 64}"))
+    return layout_of(folder, first, a_release(on=pin(first)))
+
+
+def with_a_thousand_links(folder: Path) -> Path:
+    chain = [BASE]
+    for number in range(1_000):
+        name = "public/say@1.0.0" if number == 999 else f"public/link_{number}@1.0.0"
+        chain.append(a_release(name, kind="runtime", on=pin(chain[-1])))
+    return layout_of(folder, *chain)
+
+
+MALICE: Mapping[str, Callable[[Path], Path]] = {
+    "a path above": with_files(ReleaseFile("../../evil.sh", b"evil")),
+    "an absolute path": with_files(ReleaseFile("/tmp/evil.sh", b"evil")),
+    "a path of another system": with_files(ReleaseFile("..\\evil.sh", b"evil")),
+    "a path twice": with_files(ReleaseFile("a.sh", b"a"), ReleaseFile("a.sh", b"a")),
+    "letters that collide": with_files(ReleaseFile("a.sh", b"a"), ReleaseFile("A.sh", b"b")),
+    "a file that is a folder": with_files(ReleaseFile("lib", b"a"), ReleaseFile("lib/a.sh", b"b")),
+    "files without end": with_files(*(ReleaseFile(f"f{number}", b"") for number in range(MAX_FILES + 1))),
+    "a link": linked,
+    "other bytes": with_other_bytes,
+    "a larger blob": with_a_larger_blob,
+    "a missing blob": without_a_blob,
+    "a false index": with_a_false_index,
+    "a false name": with_a_false_name,
+    "a bomb": with_a_bomb,
+    "a circle": in_a_circle,
+    "a thousand links": with_a_thousand_links,
+}
+
+
+def dump(database: Database) -> dict[str, list[str]]:
+    """Every row of the registry's tables."""
+    return {table: sorted(map(repr, database.read(f"select * from {table}"))) for table in TABLES}
+
+
+@pytest.fixture
+def own(store_url: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """The user's own store, seeded, of each kind."""
+    monkeypatch.setenv("KIWI_REGISTRY", store_url)
+    assert "error" not in ask("registry").content
+    database = open_database(store_url)
+    yield database
+    database.close()
+
+
+def check_refused(answer: JsonObject) -> None:
+    assert answer["code"] == "artifact_refused", answer
+    assert answer["suggestion"]
+    issues = [as_object(issue) for issue in as_list(answer["issues"])]
+    assert issues
+    assert all(issue["reason"] and issue["fix"] for issue in issues)
+
+
+@pytest.mark.case("PATH-03", "PATH-08", "PATH-09", "BOMB-08")
+@pytest.mark.parametrize("what", MALICE)
+def test_a_malicious_folder_is_refused_before_anything_is_written(
+    what: str, own: Database, ask: Ask, tmp_path: Path, home: Path, tree: Tree
+) -> None:
+    folder = MALICE[what](tmp_path / "folder")
+    before, files = dump(own), tree(home)
+
+    begun = time.monotonic()
+    check_refused(ask("registry", action="pull", remote=str(folder)).content)
+    check_refused(ask("execute", action="pull", item_id="public/say", parameters={"from": str(folder)}).content)
+    assert time.monotonic() - begun < 10
+
+    assert dump(own) == before
+    assert tree(home) == files
+
+
+def test_everything_that_is_wrong_in_a_folder_is_told_at_once(own: Database, ask: Ask, tmp_path: Path) -> None:
+    bad = [a_release(f"public/bad_{number}@1.0.0", kind="primitive", files=[MAIN, ReleaseFile(path, b"")])
+           for number, path in enumerate(("../x", "/x", "a//b"))]  # fmt: skip
+    before = dump(own)
+
+    refused = ask("registry", action="pull", remote=str(layout_of(tmp_path / "folder", *bad))).content
+
+    check_refused(refused)
+    places = " ".join(as_text(as_object(issue)["place"]) for issue in as_list(refused["issues"]))
+    assert all(str(release.name) in places for release in bad)
+    assert dump(own) == before
+
+
+def test_a_bad_version_among_many_good_ones_never_arrives(own: Database, ask: Ask, tmp_path: Path) -> None:
+    good = [a_release(f"public/good_{number}@1.0.0", kind="primitive") for number in range(60)]
+    bad = a_release("public/bad@1.0.0", kind="primitive", files=[MAIN, ReleaseFile("../x", b"")])
+
+    check_refused(ask("registry", action="pull", remote=str(layout_of(tmp_path / "folder", *good, bad))).content)
+
+    registry = Registry(own, Actor("ann"))
+    assert registry.named("bad", "public") == ()
+    assert [*registry.verify()] == []
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that runs before a store, and a token that may write to it."""
+
+    port: int
+    token: str
+
+    def write(self, *bundles: Json) -> JsonObject:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            words = {"Authorization": f"Bearer {self.token}"}
+            connection.request("POST", wire.WRITE, json.dumps({"bundles": list(bundles)}), words)
+            return as_object(json.loads(connection.getresponse().read()))
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def served(own: Database, home: Path) -> Iterator[Gateway]:
+    tokens = Tokens(home / ".ai")
+    door = Door(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False)
+    server = uvicorn.Server(_config(gateway(Registry(own, Actor("owner", ("public",))), door), Listening(port=0)))
+    with _running(server):
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Gateway(port, tokens.add("eve", ["public"], can_write=True))
+
+
+@contextmanager
+def _running(server: uvicorn.Server) -> Iterator[None]:
+    thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    end = time.monotonic() + 20
+    while not server.started:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+@pytest.mark.case("PATH-03", "PATH-08", "PATH-09", "BOMB-08")
+def test_malicious_bundles_are_refused_by_the_gateway_before_anything_is_written(
+    served: Gateway, own: Database, tmp_path: Path
+) -> None:
+    before = dump(own)
+    # A link and an index are things of folders: what comes over the wire has neither.
+    for what in MALICE.keys() - {"a link", "a false index"}:
+        answer = served.write(*_bundles(MALICE[what](tmp_path / what)))
+        assert answer["code"] == ("too_large" if what == "a thousand links" else "artifact_refused"), (what, answer)
+        assert answer["suggestion"]
+        assert dump(own) == before, what
+
+
+def _bundles(folder: Path) -> Iterator[Json]:
+    """The versions of a folder as an attacker sends them, with such bytes as are there."""
+    blobs = folder / "blobs" / "sha256"
+    for row in json.loads((folder / "index.json").read_text())["manifests"]:
+        manifest = (blobs / row["digest"].removeprefix("sha256:")).read_text()
+        document = json.loads(manifest)
+        digests = [part["digest"] for part in (document["config"], *document["layers"])]
+        sent = {digest: _start_of(blobs / digest.removeprefix("sha256:")) for digest in digests}
+        yield {"manifest": manifest, "blobs": {digest: data for digest, data in sent.items() if data is not None}}
+
+
+def _start_of(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return b64encode(file.read(100_000)).decode()
+
+
+@pytest.fixture
+def impostors(tmp_path: Path) -> Path:
+    """A folder in which somebody speaks for Kiwi: a new primitive, newer versions of what there is, and a trap."""
+    evil = a_release("kiwi/evil@1.0.0", kind="primitive")
+    runtime = a_release("kiwi/bash_runtime@99.0.0", kind="runtime", on=pin(evil))
+    server = a_release("kiwi/github_mcp@99.0.0", on=pin(runtime))
+    trap = a_release("public/trap@1.0.0", on=pin(runtime))
+    official = [replace(one, is_official=True, is_builtin=True) for one in (evil, runtime, server)]
+    return layout_of(tmp_path / "impostors", *official, trap)
+
+
+def identity(answer: Answer) -> Json:
+    return answer.content.get("identity", answer.content.get("code"))
+
+
+def test_nothing_that_comes_from_elsewhere_answers_to_a_name_of_kiwis_own(
+    own: Database, ask: Ask, impostors: Path
+) -> None:
+    names = ("evil", "bash_runtime", "github_mcp", "registry/kiwi/evil", "registry/kiwi/github_mcp")
+    before = {name: identity(ask("load", item_id=name)) for name in names}
+    assert before["evil"] == "tool_not_found"
+    assert "kiwi/bash_runtime@" in str(before["bash_runtime"])
+
+    everything = ask("registry", action="pull", remote=str(impostors)).content
+    for name in ("kiwi/github_mcp@99.0.0", "kiwi/evil@1.0.0", "public/trap"):
+        ask("execute", action="pull", item_id=name, parameters={"from": str(impostors)})
+
+    assert "error" not in everything
+    assert {name: identity(ask("load", item_id=name)) for name in names} == before
+    exact = [identity(ask("load", item_id=f"registry/kiwi/{name}")) for name in ("evil@1.0.0", "github_mcp@99.0.0")]
+    assert not {f"registry/kiwi/{name}" for name in ("evil@1.0.0", "github_mcp@99.0.0")} & {*map(str, exact)}
+    assert ask("execute", item_id="evil").content["code"] == "tool_not_found"
+    found = str(ask("search", query="says", source="all", limit=100).content)
+    assert "kiwi/evil" not in found
+    assert "99.0.0" not in found
+    latest = {one.name.tool_id: one.name.version for one in Registry(own, Actor("ann")).find() if one.is_official}
+    assert "99.0.0" not in latest.values()
+    assert "evil" not in latest
+
+
+def test_what_stands_on_an_impostor_runs_on_what_ships_with_kiwi_and_says_so(
+    ask: Ask, own: Database, impostors: Path
+) -> None:
+    ask("registry", action="pull", remote=str(impostors))
+
+    ran = ask("execute", item_id="trap").content
+
+    assert ran["result"] == "hello"
+    assert any("kiwi/bash_runtime@99.0.0" in as_text(warning) for warning in as_list(ran["warnings"]))
+
+
+def test_an_impostor_is_not_taken_by_the_gateway(served: Gateway, own: Database, impostors: Path) -> None:
+    before = dump(own)
+    bundles = [*_bundles(impostors)]
+    for some in (bundles, bundles[:1], bundles[:3]):
+        answer = served.write(*some)
+        assert answer["code"] in {"namespace_denied", "artifact_refused"}, answer
+    assert dump(own) == before
+
+
+def test_the_commands_say_what_was_refused_and_leave_nothing(tmp_path: Path, project: Path, home: Path) -> None:
+    folder = MALICE["a path above"](tmp_path / "folder")
+    for words in (["registry", "pull", str(folder)], ["pull", "public/say", "--from", str(folder)]):
+        done = kiwi(project, *words)
+        assert done.returncode == 5, done.stderr
+        assert "evil.sh" in done.stderr
+        assert "hint:" in done.stderr
+        assert done.stdout == ""
+    listed = kiwi(project, "list", "--json").stdout
+    assert '"bash_runtime"' in listed
+    assert '"say"' not in listed
+    assert [*tmp_path.rglob("evil.sh")] == []
+
+
+def kiwi(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    program = [sys.executable, "-c", "from kiwi_mcp.surfaces.start import main; main()"]
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
+    return subprocess.run(
+        [*program, *words, "--project", str(project)], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
