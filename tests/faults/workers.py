@@ -27,17 +27,15 @@ from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionNa
 from kiwi_mcp.domain.run import Run
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel import Kernel
-
-# What is imported later by a word is imported here, so that a worker's life is spent on the store.
-from kiwi_mcp.kernel.registry import over_http as _  # noqa: F401 - as above
 from kiwi_mcp.manifest.digest import statement_of
 from kiwi_mcp.manifest.sheets import load_sheets
-from kiwi_mcp.store import postgres as _postgres  # noqa: F401 - as above
-from kiwi_mcp.store import sqlite as _sqlite  # noqa: F401 - as above
+from kiwi_mcp.store import postgres, sqlite
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.runs import RunRetention, Runs, new_run
 
+IMPORTED = (postgres, sqlite)
+"""What is otherwise imported by its name when a store is opened: a worker's life is spent on the store."""
 TEAM = Actor("ann", ("team",))
 Tell = Callable[[str], None]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.store.registry import Registry
 
 _KEPT = 4_096
+_ATTEMPTS = 5
 
 
 class RegistrySource:
@@ -161,33 +163,33 @@ class RegistrySource:
 
     def _open(self, listed: Listed) -> Opened:
         base = self._copies / listed.digest.removeprefix("sha256:")
-        opened = self._read(listed, base) if (base / listed.place).is_file() else None
-        if opened is None or f"sha256:{opened.tool.digest}" != listed.digest:
-            self._copy(listed, base)
-            opened = self._read(listed, base)
-        actual = f"sha256:{opened.tool.digest}" if opened else ""
-        if opened is None or actual != listed.digest:
-            raise IntegrityMismatch(listed.name.tool_id, expected=listed.digest, actual=actual, where=str(base))
-        if opened.tool.integrity == "unsigned":
-            opened = replace(opened, tool=replace(opened.tool, integrity="published"))
-        return opened
+        actual = ""
+        for _ in range(_ATTEMPTS):  # another process may be mending the same copy
+            is_there = base.exists()
+            opened = self._read(listed, base) if is_there else None
+            actual = f"sha256:{opened.tool.digest}" if opened else actual
+            if opened and actual == listed.digest:
+                is_signed = opened.tool.integrity != "unsigned"
+                return opened if is_signed else replace(opened, tool=replace(opened.tool, integrity="published"))
+            self._copy(listed, base, is_bad=is_there)
+        raise IntegrityMismatch(listed.name.tool_id, expected=listed.digest, actual=actual, where=str(base))
 
     def _read(self, listed: Listed, base: Path) -> Opened | None:
         try:
             return open_tool(
                 base / listed.place, source="registry", base=base, namespace=listed.name.namespace, sheets=self._sheets
             )
-        except KiwiError:
+        except (KiwiError, OSError):
             return None
 
-    def _copy(self, listed: Listed, base: Path) -> None:
-        """Lay a version out below a folder named by its digest: whole, or not at all."""
+    def _copy(self, listed: Listed, base: Path, *, is_bad: bool) -> None:
+        """Lay a version out below a folder named by its digest: whole, or not at all; a bad one there goes away."""
         (release,) = self._registry().read([listed.id])
         made = self._new_folder()
         try:
             lay_out(release, made)
-            if base.exists():
-                shutil.rmtree(base)
+            if is_bad:
+                _remove(base, made.with_name(f"{made.name}-old"))
             made.rename(base)
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
@@ -206,6 +208,13 @@ class RegistrySource:
             f"What is published cannot be copied to {self._copies}: {error.strerror}.",
             suggestion="Make room there, give yourself write access, or name another cache in XDG_CACHE_HOME.",
         )
+
+
+def _remove(folder: Path, aside: Path) -> None:
+    """Take a folder away in one step, so that nobody finds half of it."""
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _is_usable(listed: Listed) -> bool:

@@ -27,6 +27,7 @@ from kiwi_mcp.kernel.places import cache_folder, project_space, user_space
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.actions import act
 from kiwi_mcp.kernel.registry.exchange import exchange
+from kiwi_mcp.kernel.registry.owner import refuse_strangers
 from kiwi_mcp.kernel.requests import (
     ACTIONS,
     REGISTRY_ACTIONS,
@@ -56,14 +57,23 @@ _WORD = 100
 class Kernel:
     """Answers every verb for one user: `await kernel.call("execute", {...})`.
 
-    `project` is the project of requests that name none; without it they must.
+    `project` is the project of requests that name none; without it they must. `is_owner` says whether requests come
+    from the owner's own hand; a model's do not, and cannot choose where anything is sent.
     """
 
-    def __init__(self, project: Path | None = None, *, user: Path | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        project: Path | None = None,
+        *,
+        user: Path | None = None,
+        cache: Path | None = None,
+        is_owner: bool = True,
+    ) -> None:
         self._project = project
         self._user = user or user_space()
         self._cache = cache or cache_folder()
         self._store = Store(self._user)
+        self._is_owner = is_owner
         self._catalogs: dict[Space, Catalog] = {}
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
@@ -72,7 +82,10 @@ class Kernel:
         about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
         try:
-            return await self._answer(read_request(verb, payload), report)
+            request = read_request(verb, payload)
+            if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
+                refuse_strangers(request, self._store.settings)
+            return await self._answer(request, report)
         except KiwiError as error:
             return refusal(error, item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback

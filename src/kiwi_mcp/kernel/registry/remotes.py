@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,6 +42,11 @@ def _at(address: str, settings: RegistrySettings) -> RemoteSettings:
 
 def _over_http(remote: RemoteSettings, space: Space) -> Remote:
     host = _host(remote.url)
+    if remote.token and remote.url.startswith("http:") and not _is_here(urlsplit(remote.url).hostname or ""):
+        raise InvalidRequest(
+            "The token would go over the network for all to read: the address begins with http, not https.",
+            suggestion="Use `https://…`, or leave the token out.",
+        )
     found = Variables().resolve(
         names_in(remote.token), project=space.project, user=space.user, needed_by=f"the registry at {host}"
     )
@@ -59,6 +65,14 @@ def _host(url: str) -> str:
         "The address of a registry is a host and perhaps a path, with no user name and no query.",
         suggestion="Write it as `https://kiwi.example.com`; a token belongs into a variable.",
     )
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine, under one of the names that always mean it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _in_database(url: str, settings: RegistrySettings) -> Remote:

@@ -24,7 +24,9 @@ from kiwi_mcp.surfaces.gateway.visitors import Visitor, visitor_of
 
 _BODY_SECONDS = 60.0
 _AT_ONCE = 4
-"""How many requests that carry versions are worked on at a time: each may hold a large body."""
+"""How many requests that carry versions are worked on at a time, each way: each may hold a large body."""
+_MAX_WISH = 1_000_000
+"""How many bytes the names of wanted versions may take."""
 
 
 class TooSlow(RequestFailed):
@@ -38,7 +40,8 @@ class RegistryRoutes:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        # Whoever sends slowly keeps others from sending, and nobody from reading.
+        self._reads, self._writes = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
 
     async def events(self, request: Request) -> Response:
         """Answer with what happened after an event, as far as the visitor may see it."""
@@ -56,8 +59,8 @@ class RegistryRoutes:
     async def read(self, request: Request) -> Response:
         """Answer with versions: as many of those asked for as fit, at least the first."""
         registry = self._seen_by(visitor_of(request))
-        async with self._slots:
-            names = wire.names_from((await _body(request)).get("names"))
+        names = wire.names_from((await _body(request, _MAX_WISH)).get("names"))
+        async with self._reads:
             return await asyncio.to_thread(_bundles, registry, names)
 
     async def write(self, request: Request) -> Response:
@@ -65,8 +68,8 @@ class RegistryRoutes:
         visitor = visitor_of(request)
         if not visitor.can_write:
             raise PolicyDenied(visitor.why_not, suggestion="Ask the owner of this registry for a token that may write.")
-        async with self._slots:
-            body = await _body(request)
+        async with self._writes:
+            body = await _body(request, wire.MAX_BODY)
             published = await asyncio.to_thread(_write, self._seen_by(visitor), visitor, body)
         return JSONResponse({"published": wire.published_to_json(published)})
 
@@ -114,17 +117,17 @@ def _number(request: Request, word: str, default: int) -> int:
     return int(text)
 
 
-async def _body(request: Request) -> JsonObject:
+async def _body(request: Request, limit: int) -> JsonObject:
     """Return the body, which has to come within its limits of size and time."""
-    if _length(request.headers) > wire.MAX_BODY:
-        raise TooLarge("The body", size=_length(request.headers), limit=wire.MAX_BODY)
+    if _length(request.headers) > limit:
+        raise TooLarge("The body", size=_length(request.headers), limit=limit)
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > wire.MAX_BODY:
-                    raise TooLarge("The body", size=None, limit=wire.MAX_BODY)
+                if len(body) > limit:
+                    raise TooLarge("The body", size=None, limit=limit)
     except TimeoutError:
         raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
     return await asyncio.to_thread(wire.read_body, bytes(body), what="The body")

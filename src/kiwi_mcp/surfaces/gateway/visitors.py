@@ -61,7 +61,7 @@ class Door:
                 suggestion="Use the address that `kiwi up` printed, or start it with `--name NAME`.",
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if origin is not None and _authority(origin) != headers.get("host", "").lower():
             raise PolicyDenied(
                 "The request comes from a page of another origin.", suggestion="Call the server from a program."
             )
@@ -104,6 +104,13 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return "?"  # which no host is called
 
 
 def _host(authority: str) -> str:

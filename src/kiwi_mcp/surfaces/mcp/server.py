@@ -44,7 +44,7 @@ class KernelApi(Protocol):
 
 def run(wire: Wire, opening: Opening, project: str) -> None:
     """Serve the rest of a conversation that stage one has opened, with a kernel of its own."""
-    kernel = Kernel(Path(project).expanduser().absolute() if project else None)
+    kernel = Kernel(Path(project).expanduser().absolute() if project else None, is_owner=False)
     asyncio.run(serve(kernel, wire, opening, has_project=bool(project)))
 
 
