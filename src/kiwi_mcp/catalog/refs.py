@@ -16,7 +16,10 @@ from kiwi_mcp.manifest.names import is_tool_id
 _SOURCES: tuple[Source, ...] = get_args(Source)
 _MAX_LENGTH = 400
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_EXAMPLES = "Write `name`, `name@^1.2`, `name@sha256:…`, or a full identity such as `project/local/name@1.0.0`."
+_EXAMPLES = (
+    "Write `name`, `name@^1.2`, `name@sha256:…`, `namespace/name` for a published one, or a full identity such as "
+    "`project/local/name@1.0.0`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,14 @@ class Ref:
             raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
         if not home:
             return cls(name, version=version)
-        source = next((word for word in _SOURCES if [word] == home[:1]), None)
-        if source is None or len(home) != 2:  # noqa: PLR2004 - a source and a namespace
-            raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
-        return cls(name, source, home[1], version)
+        source = next((word for word in _SOURCES if word == home[0]), None)
+        match home:
+            case [namespace] if source is None and is_tool_id(namespace):
+                return cls(name, "registry", namespace, version)  # as lists of what is published name it
+            case [_, namespace] if source is not None:
+                return cls(name, source, namespace, version)
+            case _:
+                raise InvalidRequest(f"{issue.reason}.", suggestion=_EXAMPLES)
 
     def is_from(self, source: Source, namespace: str | None) -> bool:
         """Whether an item of that source and namespace may be meant."""

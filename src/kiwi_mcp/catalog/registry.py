@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from errno import EEXIST, ENOTEMPTY
 from pathlib import Path
 
 from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
@@ -193,7 +194,7 @@ class RegistrySource:
             made.rename(base)
         except OSError as error:
             shutil.rmtree(made, ignore_errors=True)
-            if not base.is_dir():  # otherwise another process was quicker
+            if error.errno not in {ENOTEMPTY, EEXIST}:  # otherwise another process was quicker
                 raise self._unwritable(error) from error
 
     def _new_folder(self) -> Path:

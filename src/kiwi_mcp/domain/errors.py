@@ -98,7 +98,7 @@ class ToolNotFound(NotFound):
     def __init__(self, tool_id: str, *, near: Sequence[str] = ()) -> None:
         hint = f"Did you mean {', '.join(f'`{name}`' for name in near)}? " if near else ""
         super().__init__(
-            f"No tool named {tool_id!r} in the project, user or built-in catalog.",
+            f"No tool named {tool_id!r} in the project, user, registry or built-in catalog.",
             suggestion=f"{hint}Search for it, or create .ai/tools/{tool_id}.yaml.",
             tool_id=tool_id,
         )
@@ -154,8 +154,10 @@ class RemoteNotFound(NotFound):
         known = f"Known here: {', '.join(remotes)}. " if remotes else ""
         super().__init__(
             f"{remote!r} is neither a remote of this installation nor the address of one.",
-            suggestion=f"{known}Give a folder, `sqlite:///path`, `postgresql://…`, `http(s)://…`, or add one with "
-            "`kiwi registry add NAME URL`.",
+            suggestion=f"{known}Give a folder as `./{remote}`, an address (`sqlite:///path`, `postgresql://…`, "
+            "`http(s)://…`), or add one with `kiwi registry add NAME URL`."
+            if "/" not in remote
+            else f"{known}Give a folder, or an address: `sqlite:///path`, `postgresql://…`, `http(s)://…`.",
             remotes=list(remotes),
         )
 
@@ -379,9 +381,9 @@ class NamespaceDenied(Denied):
 
     def __init__(self, namespace: str, *, namespaces: Sequence[str]) -> None:
         super().__init__(
-            f"You may not publish to the namespace {namespace!r}.",
-            suggestion=f"Publish to one of yours: {', '.join(namespaces) or 'none yet'}. "
-            "They are listed under `namespaces` in registry.yaml of the user space.",
+            f"You do not belong to the namespace {namespace!r}.",
+            suggestion=f"Yours: {', '.join(namespaces) or 'none yet'}. They are listed under `namespaces` in "
+            "registry.yaml of the user space, or with the token; `--namespace` chooses one of them.",
             namespaces=list(namespaces),
         )
 

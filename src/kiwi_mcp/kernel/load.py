@@ -11,6 +11,7 @@ from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequ
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
+from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.kernel.requests import LoadRequest, Where
 from kiwi_mcp.store.outputs import read_page
 
@@ -23,9 +24,8 @@ def load(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes])
     `stored` gives the result that is in the store, by the id of its run.
     """
     if request.item_type == "output":
-        return read_page(
-            catalog.space.project_ai, request.item_id, offset=request.offset, length=request.length, stored=stored
-        )
+        home = outputs_home(catalog.space.project_ai, catalog.space.user)
+        return read_page(home, request.item_id, offset=request.offset, length=request.length, stored=stored)
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
         return definition(tool, catalog, request.file)

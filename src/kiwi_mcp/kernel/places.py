@@ -35,6 +35,11 @@ def nearest_project(start: Path) -> Path:
     return start
 
 
+def outputs_home(project_ai: Path, user: Path) -> Path:
+    """Return the `.ai` folder in which runs leave their outputs: the project's, else the user's: none is made for it."""
+    return project_ai if os.path.isdir(project_ai) else user  # noqa: PTH112 - quicker, on the way of every run
+
+
 def project_space(asked: str | None, default: Path | None, *, user: Path, cache: Path) -> Space:
     """Return the folders a request sees, with its project path canonical and permitted."""
     if asked is None and default is None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 
 from ruamel.yaml import YAML
 
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
+from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE, Actor
+from kiwi_mcp.kernel.private_file import changing
 from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.store.open import DIALECTS
 
 FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
@@ -26,6 +29,8 @@ _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+_SCHEMES = ("http", "https", *DIALECTS)
 
 _Stat = tuple[int, int, int] | None
 _read: dict[tuple[str, str], tuple[_Stat, RegistrySettings]] = {}
@@ -72,17 +77,34 @@ def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:
         raise InvalidRequest(
             "; ".join(f"{issue.place} {issue.reason}" for issue in issues) + ".", suggestion=issues[0].fix
         )
-    registry_settings(user)  # a file that cannot be read as it is must not be written to either
+    entry = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
+    _rewrite(user, lambda remotes: remotes.update({name: entry}))
+
+
+def remove_remote(user: Path, name: str) -> None:
+    """Take a remote out of the owner's file, and leave all else in it as it was."""
+    known = registry_settings(user).remotes
+    if name not in known:
+        raise RemoteNotFound(name, remotes=sorted(known))
+    _rewrite(user, lambda remotes: remotes.pop(name, None))
+
+
+def _rewrite(user: Path, change: Callable[[dict[str, Json]], object]) -> None:
     path = user / FILE_NAME
-    yaml = YAML()
-    written = (yaml.load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
-    remotes = written["remotes"] = written.get("remotes") or {}
-    remotes[name] = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
-    user.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{FILE_NAME}.new")
-    with draft.open("w", encoding="utf-8") as file:
-        yaml.dump(written, file)
-    draft.replace(path)
+    with changing(path) as put:
+        registry_settings(user)  # a file that cannot be read as it is must not be written to either
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        yaml = YAML()
+        yaml.preserve_quotes, yaml.width = True, 4_096
+        written = yaml.load(text)
+        # Nothing is read of a file of comments alone, so they are kept as they are.
+        kept = f"{text.rstrip()}\n" if written is None and text.strip() else ""
+        written = written or {}
+        remotes = written["remotes"] = written.get("remotes") or {}
+        change(remotes)
+        made = StringIO()
+        yaml.dump(written, made)
+        put(f"{kept}{made.getvalue()}".encode())
 
 
 def default_url(user: Path) -> str:
@@ -97,15 +119,15 @@ def is_namespace(word: str) -> bool:
 
 def _parse(path: Path, user: Path) -> RegistrySettings:
     try:
-        value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
+        value = read_yaml(path.read_text(encoding="utf-8"), what=str(path)).value
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidManifest(
-            _what(), [Issue("", f"cannot be read: {error}", "Make it a readable text file.")]
+            str(path), [Issue("", f"cannot be read: {error}", "Make it a readable text file.")]
         ) from error
     issues: list[Issue] = []
     settings = _settings(_mapping(value, "", _WORDS, issues), user, issues)
     if issues:
-        raise InvalidManifest(_what(), issues)
+        raise InvalidManifest(str(path), issues)
     return settings
 
 
@@ -142,11 +164,21 @@ def _remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
     place, token = f"remotes.{name}", words.get("token") or ""
     if not _NAMESPACE.fullmatch(name):
         yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
-    if not as_text(words.get("url")):
-        yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
+    yield from _address_issues(place, as_text(words.get("url")))
     if token and not _TOKEN.fullmatch(as_text(token)):
         # A token in a file is a secret in a file: it is named here, and lives where variables live.
         yield Issue(f"{place}.token", "is not the name of a variable", "Write it as `${TEAM_TOKEN}`.")
+
+
+def _address_issues(place: str, url: str) -> Iterator[Issue]:
+    scheme, is_address, _ = url.partition("://")
+    if not url:
+        yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
+    elif is_address and scheme not in _SCHEMES:
+        known = ", ".join(f"`{word}://`" for word in _SCHEMES)
+        yield Issue(place, "has an address of a kind that no registry has", f"Use a folder, or one of {known}.")
+    elif not is_address and "/" not in url and not url.startswith("oci:"):
+        yield Issue(place, "is neither a folder nor an address", "Write a folder with a `/`, such as `/srv/shelf`.")
 
 
 def _text(words: JsonObject, word: str, issues: list[Issue]) -> str:
@@ -188,7 +220,3 @@ def _stat(path: str) -> _Stat:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _what() -> str:
-    return f"The owner's {FILE_NAME}"

@@ -6,7 +6,7 @@ import time
 from asyncio import CancelledError, to_thread
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.run import Run, RunStatus, iso
+from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.manifest.digest import sha256_hex
 from kiwi_mcp.primitives.secrets import redact
 from kiwi_mcp.store.outputs import (
@@ -148,11 +149,14 @@ class Trail:
 
     def _keep(self, record: JsonObject, warnings: list[str]) -> Kept | None:
         """Keep the record as a file; a project that cannot be written loses the file, not the result."""
+        space = self._call.space
+        home = outputs_home(_home(space), space.user)
         try:
-            return keep(_home(self._call.space), self._tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
+            kept = keep(home, self._tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
         except OSError as error:
-            warnings.append(f"The output could not be kept in the project: {error.strerror or error}.")
+            warnings.append(f"The output could not be kept: {error.strerror or error}.")
             return None
+        return kept if home is _home(space) else replace(kept, path=str(home.parent / kept.path))
 
     async def _store(self, run: Run, data: bytes | None, warnings: list[str]) -> bool:
         """Record the run, and say whether that was done."""
@@ -173,7 +177,7 @@ class Trail:
     def _lighten(self, kept: Kept, record: JsonObject) -> None:
         # The file holds the whole result until the store does, so that there is no moment without it.
         with suppress(OSError):
-            rewrite(_home(self._call.space), kept, record)
+            rewrite(outputs_home(_home(self._call.space), self._call.space.user), kept, record)
 
 
 async def _add(runs: Runs, run: Run, data: bytes | None) -> None:

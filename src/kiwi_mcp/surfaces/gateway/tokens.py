@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,11 +13,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
-from time import monotonic, sleep
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.kernel.private_file import changing
 from kiwi_mcp.kernel.settings import is_namespace
 from kiwi_mcp.manifest.json_text import read_json
 
@@ -27,7 +26,6 @@ PREFIX = "kiwi_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_TOKENS = 1_000
-_PATIENCE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,38 +115,11 @@ class Tokens:
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
         """Give the tokens to change, and keep them if nothing went wrong; one process at a time."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _lock(folder)
+        with changing(self._path) as replace:
             tokens = list(_parse(self._path) if self._state() else ())
             yield tokens
-            self._keep(tokens)
-        finally:
-            os.close(folder)
-
-    def _keep(self, tokens: Sequence[Token]) -> None:
-        words: Json = {"tokens": [{**token.to_json(), "sha256": token.sha256} for token in tokens]}
-        draft = self._path.with_name(f".{FILE_NAME}.{secrets.token_hex(4)}")
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump(words, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
-def _lock(folder: int) -> None:
-    end = monotonic() + _PATIENCE
-    while True:
-        try:
-            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if monotonic() > end:
-                raise Unavailable("Another process is changing the tokens.", suggestion="Try again.") from None
-            sleep(0.02)
+            rows: list[Json] = [{**token.to_json(), "sha256": token.sha256} for token in tokens]
+            replace(json.dumps({"tokens": rows}, indent=2).encode())
 
 
 def _parse(path: Path) -> Sequence[Token]:
