@@ -99,7 +99,6 @@ def _pin_of_subprocess(machine: Machine) -> Pin:
     return Pin("subprocess", VersionName("kiwi", "subprocess", "1.0.0"), f"sha256:{digest}")
 
 
-@pytest.mark.case("SIG-06")
 def test_nothing_that_only_says_it_ships_with_kiwi_answers_to_a_name(ann: Machine) -> None:
     text = "tool_type: runtime\nexecutor: subprocess\nconfig: {command: bash}\n"
     pin = _pin_of_subprocess(ann)

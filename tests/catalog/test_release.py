@@ -117,6 +117,22 @@ def test_a_release_that_says_other_than_its_files_is_refused(make: Callable[[str
         assert refused.value.issues[0].fix
 
 
+@pytest.mark.case("SIG-06")
+def test_files_swapped_added_or_made_executable_are_seen(make: Callable[[str], Release]) -> None:
+    release = make("folder")
+    by_path = {file.path: file for file in release.files}
+    main, data = by_path["main.py"], by_path["deep/data.txt"]
+    others = tuple(file for file in release.files if file not in {main, data})
+    for changed in (
+        (replace(main, data=data.data), replace(data, data=main.data)),
+        (main, data, ReleaseFile("more.py", b"")),
+        (replace(main, is_executable=True), data),
+        (main,),
+    ):
+        with pytest.raises(ArtifactRefused):
+            check_release(replace(release, files=(*others, *changed)))
+
+
 @pytest.mark.case("SIG-01")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -276,7 +276,8 @@ def test_a_byte_that_changed_in_a_store_is_refused_and_one_in_a_copy_is_healed(
 def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Path) -> None:
     ann, bob = a_machine("ann"), a_machine("bob")
     write_items(ann)
-    share = str(tmp_path / "share")
+    for machine in (ann, bob):
+        machine.exchange("add", "share", url=str(tmp_path / "share"))
 
     async def ask(machine: Machine, *requests: JsonObject) -> list[dict[str, Any]]:
         command = ["-m", "kiwi_mcp", "serve", "--project", str(machine.project)]
@@ -286,7 +287,7 @@ def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Pat
         return [answer.structured_content or {} for answer in answers]
 
     published: list[JsonObject] = [
-        {"action": "publish", "item_type": item_type, "item_id": name, "parameters": {"to": share}, "dry_run": is_dry}
+        {"action": "publish", "item_type": item_type, "item_id": name, "parameters": {"to": "share"}, "dry_run": is_dry}
         for item_type, name, *_ in ITEMS
         for is_dry in (True, False)
     ]
@@ -294,7 +295,7 @@ def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Pat
     assert [one.get("status") for one in told] == ["planned", "published"] * len(ITEMS), told
 
     pulled: list[JsonObject] = [
-        {"action": "pull", "item_type": item_type, "item_id": name, "parameters": {"from": share}, "dry_run": is_dry}
+        {"action": "pull", "item_type": item_type, "item_id": name, "parameters": {"from": "share"}, "dry_run": is_dry}
         for item_type, name, *_ in ITEMS
         for is_dry in (True, False)
     ]

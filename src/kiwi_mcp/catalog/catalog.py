@@ -23,7 +23,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
 from kiwi_mcp.store.registry import Registry
 
@@ -184,16 +184,26 @@ class Catalog:
 
     def _find_executor(self, links: Sequence[Tool]) -> _Choice:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
-        pin = self._home(links[-1]).pin(links[-1])
-        # What ships with Kiwi is taken from this installation, whichever was there when the tool was published.
-        if pin and pin.name.namespace != BUILTIN_NAMESPACE:
-            executor = f"registry/{pin.name}"
         try:
-            return self._find(Ref.parse(executor), home=links[-1].origin.source)
+            wanted = Ref.parse(executor)
+            pin = self._home(links[-1]).pin(links[-1])
+            return self._find(self._pinned(wanted, pin) if pin else wanted, home=links[-1].origin.source)
         except VersionNotFound as error:
             raise MissingLink(executor, chain=names, reason=f" in that version ({error.message})") from error
         except (ToolNotFound, InvalidRequest) as error:
             raise MissingLink(executor, chain=names) from error
+
+    def _pinned(self, wanted: Ref, pin: Pin) -> Ref:
+        """Return which executor a published version stands on.
+
+        What ships with Kiwi is taken from this installation, whichever was there when the version was published, and
+        a reserved name means that whatever the pin says: the version's digest covers the name and not the pin.
+        """
+        if wanted.source is None and self.is_reserved(wanted.name):
+            return replace(wanted, source="builtin", namespace=BUILTIN_NAMESPACE)
+        if pin.is_builtin:
+            return wanted if wanted.source else replace(wanted, source="registry", namespace=BUILTIN_NAMESPACE)
+        return Ref(pin.name.tool_id, "registry", pin.name.namespace, pin.name.version)
 
     def _find(self, wanted: Ref, *, home: Source = "project") -> _Choice:
         choice = self._choose(wanted, home, is_last=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,8 +10,9 @@ from pathlib import Path
 import kiwi_mcp
 from kiwi_mcp.catalog.read import load_bytes, read_tool
 from kiwi_mcp.catalog.release import release_of
+from kiwi_mcp.domain.errors import VersionConflict
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin, Release, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Cursor, Pin, Release, VersionName
 from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.registry import Registry
 
@@ -26,11 +27,27 @@ _CREATED_AT = "2026-01-01T00:00:00.000Z"
 
 
 def seed(registry: Registry, release: str) -> None:
-    """Publish what comes with this release of Kiwi, once for each registry."""
+    """Publish what comes with this release of Kiwi, once for each registry.
+
+    A name that is taken by something else is left as it is, which `unseeded` tells: nothing that stands in a registry
+    can keep anybody from opening it, and what ships with Kiwi is never run from there.
+    """
     source = f"kiwi:{release}"
-    if not registry.cursor(source):
-        registry.publish(tuple(seeds()), is_seeding=True)
-        registry.set_cursor(source, registry.head())
+    if registry.cursor(source).seq:
+        return
+    releases = tuple(seeds())
+    try:
+        registry.publish(releases, is_seeding=True)
+    except VersionConflict:
+        taken = {*unseeded(registry)}
+        registry.publish([one for one in releases if one.name not in taken], is_seeding=True)
+    registry.set_cursor(source, Cursor(registry.head()))
+
+
+def unseeded(registry: Registry) -> Sequence[VersionName]:
+    """Return the names of this release of Kiwi under which a registry holds something else."""
+    held = {one.name: (one.digest, one.executor) for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
+    return [one.name for one in seeds() if held.get(one.name, one_hash(one)) != one_hash(one)]
 
 
 @cache

@@ -383,7 +383,7 @@ class NamespaceDenied(Denied):
         super().__init__(
             f"You do not belong to the namespace {namespace!r}.",
             suggestion=f"Yours: {', '.join(namespaces) or 'none yet'}. They are listed under `namespaces` in "
-            "registry.yaml of the user space, or with the token; `--namespace` chooses one of them.",
+            "registry.yaml of the user space, or belong to the token; publish and push take one as `--namespace`.",
             namespaces=list(namespaces),
         )
 
@@ -506,14 +506,14 @@ class AlreadyExists(Conflict):
 
 
 class VersionConflict(Conflict):
-    """The version is published already, with other content."""
+    """The version is published already, with other content or on another executor."""
 
     code, error = "version_conflict", "Version conflict"
 
     def __init__(self, conflicts: Sequence[str]) -> None:
         told = ", ".join(conflicts[:10]) + (f" and {len(conflicts) - 10} more" if len(conflicts) > 10 else "")  # noqa: PLR2004 - ten fit in a sentence
         super().__init__(
-            f"Published already, with other content: {told}. A published version never changes.",
+            f"Published already, with other content or on another executor: {told}. A published version never changes.",
             suggestion="Give the changed item a new version (`version:` in its manifest), then publish that.",
             conflicts=list(conflicts),
         )

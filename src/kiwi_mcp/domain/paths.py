@@ -10,6 +10,7 @@ MAX_PATH = 255
 MAX_PATH_DEPTH = 16
 
 _TOOL_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,127}", re.ASCII)
+_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.[^/]*)?", re.ASCII | re.IGNORECASE)
 # Control characters, halves of characters, marks that turn the direction of text, and what some system forbids.
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\:*?"<>|]')
@@ -18,6 +19,11 @@ _UNSAFE = re.compile(r'[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 def is_tool_id(text: str) -> bool:
     """Whether the text may name an item: ASCII, lower case, and no device of any system."""
     return _TOOL_ID.fullmatch(text) is not None and _DEVICE.fullmatch(text) is None
+
+
+def is_namespace(text: str) -> bool:
+    """Whether the text may name a namespace: ASCII, lower case, and no device of any system."""
+    return _NAMESPACE.fullmatch(text) is not None and _DEVICE.fullmatch(text) is None
 
 
 def is_safe_path(path: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
@@ -16,6 +18,8 @@ BUILTIN_NAMESPACE = "kiwi"
 """The namespace of what ships with Kiwi, to which nobody publishes."""
 
 DEFAULT_NAMESPACE = "public"
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,11 @@ class Pin:
     ref: str
     name: VersionName
     digest: str
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether it ships with Kiwi: then it is kept for the record, and every installation brings its own."""
+        return self.name.namespace == BUILTIN_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,7 @@ class Listed:
     name: VersionName
     digest: str
     closure: str
-    """One hash for the version and all that it stands on."""
+    """One hash for the version and all that it stands on, down to what ships with Kiwi."""
     place: str
     tool_type: str
     title: str = ""
@@ -199,6 +208,15 @@ class Event:
     """Why, for a mark; the new visibility, for `visibility`."""
     visibility: Visibility = "public"
     """The visibility that the item has now."""
+    hash: str = ""
+    """What seals the entry and all before it, by which two logs are told apart; a folder has none."""
+
+
+class Cursor(NamedTuple):
+    """Up to which entry a log has been followed: its number, and the hash that it had."""
+
+    seq: int = 0
+    hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +227,21 @@ class Published:
     digest: str
     closure: str
     is_new: bool
+
+
+def is_digest(text: str) -> bool:
+    """Whether the text is a digest as Kiwi writes it, which can lead nowhere when it names a file."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:
+    """Return what counts of an executor in a closure: its own, or the mere name of what ships with Kiwi.
+
+    Each installation brings its own release of that, so a version has one closure wherever it was published.
+    """
+    if executor is None:
+        return None
+    return f"{BUILTIN_NAMESPACE}/{executor.name.tool_id}" if executor.is_builtin else closures.get(executor.name)
 
 
 def closure_of(digest: str, executor_closure: str | None) -> str:

@@ -15,13 +15,14 @@ from kiwi_mcp import __version__
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 
 _COUNTED = 200_000
+_MOST_FIXES = 10
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
 
 
@@ -44,6 +45,15 @@ def examine(catalog: Catalog, store: Store) -> JsonObject:
 def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> JsonObject:
     told: dict[str, Json] = {"check": name, "status": status, "detail": detail}
     return {**told, "fix": fix} if fix else told
+
+
+def _fix(error: KiwiError) -> str:
+    """Return what mends an error: the fix of each of its issues, where it has any."""
+    issues = map(as_object, as_list(error.details.get("issues")))
+    fixes = dict.fromkeys(
+        f"{as_text(one.get('place'))}: {as_text(one.get('fix'))}".removeprefix(": ") for one in issues
+    )
+    return " ".join([*fixes][:_MOST_FIXES]) or error.suggestion
 
 
 def _machine() -> Iterator[JsonObject]:
@@ -80,7 +90,7 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     try:
         grant = owner_policy(user).grant
     except KiwiError as error:
-        yield _check("policy", error.message, status="problem", fix=error.suggestion)
+        yield _check("policy", error.message, status="problem", fix=_fix(error))
         return
     granted = ", ".join(grant.hosts.allow) or "public addresses only"
     yield _check(
@@ -93,7 +103,7 @@ def _store(store: Store) -> Iterator[JsonObject]:
         registry = store.registry()
         yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
     except KiwiError as error:
-        yield _check("store", error.message, status="problem", fix=error.suggestion)
+        yield _check("store", error.message, status="problem", fix=_fix(error))
         return
     for doubt in registry.database.doubts():
         yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
@@ -107,7 +117,7 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
             tool = catalog.find(entry.identity)
             words = read_words(tool)
         except KiwiError as error:
-            yield _check(entry.tool_id, error.message, status="problem", fix=error.suggestion)
+            yield _check(entry.tool_id, error.message, status="problem", fix=_fix(error))
             continue
         if not tool.manifest.config.get("command") or not words.command:
             continue
@@ -125,12 +135,12 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     for issue in catalog.sheets.issues:
         yield _check(f"type sheet {issue.place}", issue.reason, status="problem", fix=issue.fix)
     for broken in catalog.broken():
-        yield _check(broken.path, broken.error.message, status="problem", fix=broken.error.suggestion)
+        yield _check(broken.path, broken.error.message, status="problem", fix=_fix(broken.error))
     for name in sorted({entry.tool_id for entry in own}):
         try:
             hidden = catalog.shadows(catalog.find(name))
         except KiwiError as error:
-            yield _check(name, error.message, status="problem", fix=error.suggestion)
+            yield _check(name, error.message, status="problem", fix=_fix(error))
             continue
         for sentence in hidden:
             yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")

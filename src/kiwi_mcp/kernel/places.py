@@ -36,7 +36,7 @@ def nearest_project(start: Path) -> Path:
 
 
 def outputs_home(project_ai: Path, user: Path) -> Path:
-    """Return the `.ai` folder in which runs leave their outputs: the project's, else the user's: none is made for it."""
+    """Return the `.ai` folder in which a run leaves its output: the project's, if there is one, else the user's."""
     return project_ai if os.path.isdir(project_ai) else user  # noqa: PTH112 - quicker, on the way of every run
 
 

@@ -39,6 +39,8 @@ def _issue(fault: ErrorDetails, model: type[BaseModel]) -> Issue:
         return Issue(name, "is not a word of this verb", fix)
     if fault["type"] == "literal_error" and isinstance(given := fault["input"], str):
         known = _QUOTED.findall(fault["ctx"]["expected"])
-        return Issue(name, f"there is no {given[:60]!r}", f"{did_you_mean(given, known)}Use one of: {', '.join(known)}.")
+        return Issue(
+            name, f"there is no {given[:60]!r}", f"{did_you_mean(given, known)}Use one of: {', '.join(known)}."
+        )
     told = reason[:1].lower() + reason[1:]
     return Issue(name, told, f"Send `{name}` otherwise: its {told}." if "should" in told else f"Send `{name}`.")

@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.seeds import seed
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
-from kiwi_mcp.store.database import Database
+from kiwi_mcp.store.database import Database, within
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.runs import RunRetention, Runs
 
-_PATIENCE = 5.0
-"""For how many seconds a store that could not be opened is not tried again: a call must not wait each time."""
+_PATIENCE, _MOST_PATIENCE = 5.0, 60.0
+"""For how many seconds a store that could not be opened is not tried again, at first and at the most.
+
+A call must not wait each time; each time that it could not be opened, this doubles.
+"""
+_OPENING = 10.0
+"""For how many seconds any step of opening a store may be silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A store that is ready: all of it, so that nobody ever sees a part."""
+
+    settings: RegistrySettings
+    database: Database
+    registry: Registry
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Why a store could not be opened, and until when that holds without another try."""
+
+    settings: RegistrySettings
+    error: KiwiError
+    patience: float
+    until: float
 
 
 class Store:
-    """What one user remembers: published versions and runs, in one database."""
+    """What one user remembers: published versions and runs, in one database; it may be used from several threads."""
 
     def __init__(self, user: Path) -> None:
         self._user = user
-        self._settings: RegistrySettings | None = None
-        self._database: Database | None = None
-        self._registry: Registry | None = None
-        self._runs: Runs | None = None
-        self._fault: tuple[RegistrySettings, float, KiwiError] | None = None
+        self._lock = Lock()
+        self._opened: _Opened | None = None
+        self._fault: _Fault | None = None
 
     @property
     def settings(self) -> RegistrySettings:
@@ -42,42 +67,59 @@ class Store:
 
     def registry(self) -> Registry:
         """Return the registry as the owner sees it; one that cannot be opened is an error that says why."""
-        self._open()
-        assert self._registry is not None  # noqa: S101 - opened, as the line above makes sure
-        return self._registry
+        return self._open().registry
 
     def runs(self) -> Runs:
         """Return the runs."""
-        self._open()
-        assert self._runs is not None  # noqa: S101 - as above
-        return self._runs
+        return self._open().runs
 
     def close(self) -> None:
         """Let go of the database."""
-        if self._database is not None:
-            self._database.close()
-        self._settings = self._database = self._registry = self._runs = None
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.database.close()
 
-    def _open(self) -> None:
+    def _open(self) -> _Opened:
         settings = self.settings
-        if settings is self._settings and self._database is not None and not self._database.is_lost:
-            return
-        if self._fault is not None:
-            failed, at, fault = self._fault
-            if failed is settings and time.monotonic() - at < _PATIENCE:
-                raise fault.with_traceback(None)
-        self.close()
-        try:
-            self._connect(settings)
-        except KiwiError as error:
-            self._fault = (settings, time.monotonic(), error)
-            self.close()
-            raise
-        self._settings, self._fault = settings, None
+        opened = self._opened
+        if opened is not None and _is_current(opened, settings):
+            return opened
+        with self._lock:
+            if self._opened is not None and _is_current(self._opened, settings):
+                return self._opened
+            # What is replaced is not closed here: another thread may be in the middle of using it. Without the store
+            # it is closed with its last user.
+            self._opened = None
+            self._opened = self._tried(settings)
+            return self._opened
 
-    def _connect(self, settings: RegistrySettings) -> None:
-        database = self._database = open_database(settings.url)
-        self._registry = Registry(database, settings.actor)
-        retention = RunRetention(settings.run_count, settings.run_days)
-        self._runs = Runs(database, retention=retention, actor=settings.actor.name)
-        seed(self._registry, __version__)
+    def _tried(self, settings: RegistrySettings) -> _Opened:
+        fault = self._fault if self._fault and self._fault.settings == settings else None
+        if fault and time.monotonic() < fault.until:
+            raise fault.error.with_traceback(None)
+        try:
+            opened = _connected(settings)
+        except KiwiError as error:
+            patience = min(fault.patience * 2, _MOST_PATIENCE) if fault else _PATIENCE
+            self._fault = _Fault(settings, error, patience, time.monotonic() + patience)
+            raise
+        self._fault = None
+        return opened
+
+
+def _is_current(opened: _Opened, settings: RegistrySettings) -> bool:
+    return opened.settings == settings and not opened.database.is_lost
+
+
+def _connected(settings: RegistrySettings) -> _Opened:
+    with within(_OPENING):
+        database = open_database(settings.url)
+        try:
+            registry = Registry(database, settings.actor)
+            seed(registry, __version__)
+        except BaseException:
+            database.close()
+            raise
+    retention = RunRetention(settings.run_count, settings.run_days)
+    return _Opened(settings, database, registry, Runs(database, retention=retention, actor=settings.actor.name))

@@ -12,10 +12,10 @@ from itertools import islice
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.registry import Release, ReleaseFile
+from kiwi_mcp.domain.registry import Release, ReleaseFile, is_digest
 from kiwi_mcp.store.json_bytes import NotJson, canonical, read_json
 from kiwi_mcp.store.order import MAX_ISSUES
-from kiwi_mcp.store.soundness import MAX_BYTES, MAX_FILES, MAX_STATEMENT, MAX_WORD, is_digest, unsafe_files, unsound
+from kiwi_mcp.store.soundness import MAX_BYTES, MAX_FILES, MAX_STATEMENT, MAX_WORD, unsafe_files, unsound
 from kiwi_mcp.store.words import (
     CHANGELOG,
     EXECUTABLE,

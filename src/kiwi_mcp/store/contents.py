@@ -11,10 +11,10 @@ from typing import cast
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.domain.registry import Listed, Release, ReleaseFile
+from kiwi_mcp.domain.registry import Listed, Release, ReleaseFile, is_digest
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 from kiwi_mcp.store.rows import chunks, filled, marks_for, new_id
-from kiwi_mcp.store.soundness import is_digest, unsound
+from kiwi_mcp.store.soundness import unsound
 
 FILE_COLUMNS = (
     "id", "tool_version_id", "path", "media_type", "sha256", "size_bytes", "mode", "is_entrypoint", "content_text",

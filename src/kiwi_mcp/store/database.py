@@ -6,12 +6,30 @@ text, int, float, bool (`1`/`0` on the way out), bytes, None; a time, a uuid and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Value, ...]
+
+_silence: ContextVar[float] = ContextVar("silence", default=65.0)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Give up on a server, for whatever this block asks of it, once it was silent for so many seconds."""
+    before = _silence.set(seconds)
+    try:
+        yield
+    finally:
+        _silence.reset(before)
+
+
+def longest_silence() -> float:
+    """Return for how many seconds a server may be silent now."""
+    return _silence.get()
 
 
 class IntegrityFault(Exception):

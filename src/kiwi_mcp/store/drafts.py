@@ -56,7 +56,7 @@ def drafts_of(releases: Sequence[Release], actor: Actor, *, is_seeding: bool) ->
         found = _draft(release)
         if not isinstance(found, Draft):
             issues += found
-        elif drafts.setdefault(found.name, found).digest != found.digest:
+        elif (known := drafts.setdefault(found.name, found)).digest != found.digest or known.executor != found.executor:
             conflicts.append(str(found.name))
     if issues:
         what = str(releases[0].name) if len(releases) == 1 else "The set of versions"

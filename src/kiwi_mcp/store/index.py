@@ -9,11 +9,10 @@ from itertools import islice
 from kiwi_mcp.domain.errors import ArtifactRefused, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Release, VersionName
+from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Release, VersionName, is_digest
 from kiwi_mcp.store.artifact import ARTIFACT_TYPE, MANIFEST_TYPE, MAX_MANIFEST, Artifact, Descriptor
 from kiwi_mcp.store.json_bytes import NotJson, canonical, most_values, read_json
 from kiwi_mcp.store.order import MAX_ISSUES, closures, order
-from kiwi_mcp.store.soundness import is_digest
 from kiwi_mcp.store.words import (
     DIGEST,
     REF_NAME,
@@ -73,6 +72,13 @@ class Entry:
         """What the version stands on."""
         return self.facts.executor
 
+    def is_like(self, other: Entry) -> bool:
+        """Whether both are the same version of the same thing: the same content on the same executor."""
+        here, there = self.executor, other.executor
+        if here and there and here.is_builtin and there.is_builtin:  # each Kiwi pins to its own release of it
+            here = there
+        return (self.digest, here) == (other.digest, there)
+
     def to_json(self) -> JsonObject:
         """Return the entry as a descriptor."""
         name = self.name
@@ -113,11 +119,9 @@ class Index:
         return _ordered(what, entries)
 
     def grown(self, entries: Sequence[Entry], marks: Sequence[Event]) -> Index:
-        """Return the index with more entries and marks; a version that is there with other content refuses all."""
+        """Return the index with more entries and marks; a version that is there with another closure refuses all."""
         by_name = dict(self.entries)
-        conflicts = [
-            str(entry.name) for entry in entries if by_name.setdefault(entry.name, entry).digest != entry.digest
-        ]
+        conflicts = [str(entry.name) for entry in entries if not entry.is_like(by_name.setdefault(entry.name, entry))]
         if conflicts:
             raise VersionConflict(conflicts)
         _mark(by_name, marks, self.what)

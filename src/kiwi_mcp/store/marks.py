@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from kiwi_mcp.domain.errors import (
@@ -13,12 +14,13 @@ from kiwi_mcp.domain.errors import (
     listing,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import VersionName, Visibility
+from kiwi_mcp.domain.registry import Event, VersionName, Visibility
+from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import log
 from kiwi_mcp.store.database import Database, Transaction
 from kiwi_mcp.store.latest import choose_again
 from kiwi_mcp.store.publishing import seen_further
-from kiwi_mcp.store.rows import Sight, filled, moment
+from kiwi_mcp.store.rows import Sight, filled
 from kiwi_mcp.store.soundness import bad_text, bad_time, bad_visibility
 
 MarkOp: TypeAlias = Literal["yank", "unyank", "deprecate", "undeprecate"]
@@ -31,6 +33,7 @@ _SET: Mapping[MarkOp, str] = {
     "undeprecate": "update tool_versions set deprecated_at = ?, deprecated_reason = ?"
     " where deprecated_at is not null and id = ?",
 }
+_HERE = "select 1 from tools where namespace = ? and tool_id = ?"
 _ITEM = "select t.id, t.visibility from tools t where t.namespace = ? and t.tool_id = ? and $sees"
 _VERSIONS = """select id, version, content_hash, closure_hash from tool_versions where tool_id = ?
 order by version_key desc"""
@@ -54,33 +57,74 @@ class Found(NamedTuple):
 
 def mark(database: Database, sight: Sight, names: Sequence[VersionName], op: MarkOp, *, reason: str, at: str) -> None:
     """Say something of versions, or take it back; what is so already is left as it is."""
+    with database.transaction() as transaction:
+        _mark(transaction, database, sight, names, op, reason=reason, at=at)
+
+
+def settle_visibilities(transaction: Transaction, sight: Sight, said: Sequence[Event]) -> Sequence[Event]:
+    """Let the items that are here be seen by whom it was said, and return what is left to be said."""
+    rest = []
+    for event in said:
+        name = event.name
+        if event.op == "visibility" and transaction.read(_HERE, (name.namespace, name.tool_id)):
+            _show(transaction, sight, name.namespace, name.tool_id, event.reason)
+        else:
+            rest.append(event)
+    return rest
+
+
+def repeat(transaction: Transaction, database: Database, sight: Sight, said: Sequence[Event]) -> None:
+    """Say again what was said elsewhere, in that order."""
+    for (op, reason, at), group in groupby(said, key=lambda event: (event.op, event.reason, event.at)):
+        names = [event.name for event in group]
+        match op:
+            case "visibility":
+                for name in names:
+                    _show(transaction, sight, name.namespace, name.tool_id, reason)
+            case "yank" | "unyank" | "deprecate" | "undeprecate":
+                _mark(transaction, database, sight, names, op, reason=reason, at=at)
+
+
+def _mark(
+    transaction: Transaction,
+    database: Database,
+    sight: Sight,
+    names: Sequence[VersionName],
+    op: MarkOp,
+    *,
+    reason: str,
+    at: str,
+) -> None:
     if op not in _SET:
         raise InvalidRequest(f"{str(op)[:64]!r} cannot be done to a version.", suggestion=f"Use {', '.join(_SET)}.")
     _check([*bad_text(reason, "reason"), *bad_time(at, "at")])
     now, is_said = moment(), op in {"yank", "deprecate"}
     time = moment(at or now)
-    with database.transaction() as transaction:
-        found = [_find(transaction, sight, name) for name in names]
-        values = (time, reason) if is_said else (None, None)
-        changed = [one for one in found if transaction.write(_SET[op], (*values, one.id))]
-        for tool in {one.tool: None for one in changed}:
-            choose_again(transaction, database, tool, now)
-        entries = [log.Entry(op, one.name, one.digest, one.closure, time, reason) for one in changed]
-        log.append(transaction, sight.actor.name, entries)
+    found = [_find(transaction, sight, name) for name in names]
+    values = (time, reason) if is_said else (None, None)
+    changed = [one for one in found if transaction.write(_SET[op], (*values, one.id))]
+    for tool in {one.tool: None for one in changed}:
+        choose_again(transaction, database, tool, now)
+    entries = [log.Entry(op, one.name, one.digest, one.closure, time, reason) for one in changed]
+    log.append(transaction, sight.actor.name, entries)
 
 
 def set_visibility(database: Database, sight: Sight, namespace: str, tool_id: str, visibility: Visibility) -> None:
     """Let an item be seen by everybody, by whoever knows its name, or by members only."""
-    _check([*bad_visibility(visibility)])
     with database.transaction() as transaction:
-        tool, current = _item(transaction, sight, namespace, tool_id)
-        if current == visibility:
-            return
-        _check_sight(transaction, tool, namespace, tool_id, visibility)
-        now = moment()
-        transaction.write("update tools set visibility = ?, updated_at = ? where id = ?", (visibility, now, tool))
-        entry = log.Entry("visibility", VersionName(namespace, tool_id, ""), "", "", now, visibility)
-        log.append(transaction, sight.actor.name, [entry])
+        _show(transaction, sight, namespace, tool_id, visibility)
+
+
+def _show(transaction: Transaction, sight: Sight, namespace: str, tool_id: str, visibility: str) -> None:
+    _check([*bad_visibility(visibility)])
+    tool, current = _item(transaction, sight, namespace, tool_id)
+    if current == visibility:
+        return
+    _check_sight(transaction, tool, namespace, tool_id, visibility)
+    now = moment()
+    transaction.write("update tools set visibility = ?, updated_at = ? where id = ?", (visibility, now, tool))
+    entry = log.Entry("visibility", VersionName(namespace, tool_id, ""), "", "", now, visibility)
+    log.append(transaction, sight.actor.name, [entry])
 
 
 def _check(issues: Sequence[Issue]) -> None:
@@ -108,7 +152,7 @@ def _item(transaction: Transaction, sight: Sight, namespace: str, tool_id: str) 
     return tool, visibility
 
 
-def _check_sight(transaction: Transaction, tool: str, namespace: str, tool_id: str, visibility: Visibility) -> None:
+def _check_sight(transaction: Transaction, tool: str, namespace: str, tool_id: str, visibility: str) -> None:
     """Refuse to let an item be seen by anybody who cannot see what it stands on."""
     if visibility == "private":
         if transaction.read(_STOOD_ON, (tool, namespace)):

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from kiwi_mcp.domain.errors import ArtifactRefused, draw
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import Pin, VersionName, closure_of
+from kiwi_mcp.domain.registry import Pin, VersionName, closure_below, closure_of
 
 MAX_LINKS = 16
 MAX_ISSUES = 100
@@ -52,15 +52,15 @@ def order(versions: Iterable[AnyLinked], *, what: str = "The set of versions") -
 
 
 def closures(ordered: Sequence[Linked], *, what: str) -> Mapping[VersionName, str]:
-    """Return the closure of each version of a complete set that stands in order."""
+    """Return the closure of each version of a set that stands in order and lacks nothing but what ships with Kiwi."""
     found: dict[VersionName, str] = {}
     issues: list[Issue] = []
     for version in ordered:
         below = version.executor
-        if below is not None and below.name not in found:
+        if below is not None and not below.is_builtin and below.name not in found:
             fix = f"Add {below.name} first."
             issues.append(Issue(str(version.name), f"it stands on {below.name}, which is not there", fix))
-        found[version.name] = closure_of(version.digest, found.get(below.name) if below else None)
+        found[version.name] = closure_of(version.digest, closure_below(below, found))
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from threading import Lock
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -19,13 +19,12 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
 
-from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
-from kiwi_mcp.store.database import Row, Value
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreUnavailable
+from kiwi_mcp.store.database import IntegrityFault, Row, Value, longest_silence
 from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, unreachable
+from kiwi_mcp.store.postgres_line import Connection, Patience, Silence
 
-Connection: TypeAlias = psycopg.Connection[Row]
-
-_SETTINGS = {
+SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "application_name": "kiwi",
@@ -33,6 +32,9 @@ _SETTINGS = {
     "lock_timeout": f"{PATIENCE:.0f}s",
     "idle_in_transaction_session_timeout": "300s",
 }
+"""What holds for every connection."""
+_CONNECTING = 4
+"""How many seconds a server may take to let somebody in."""
 _WRITERS = 0x6B697769
 """The number of the lock that writers take, so that the entries of the log are committed in their order."""
 _FAULTS = (psycopg.Error, UnicodeEncodeError)
@@ -84,13 +86,13 @@ def translated(statement: str) -> bytes:
 class PostgresTransaction:
     """Work between BEGIN and COMMIT."""
 
-    def __init__(self, shown: str, connection: Connection) -> None:
-        self._shown = shown
+    def __init__(self, fault: Callable[[BaseException], Exception], connection: Connection) -> None:
+        self._fault = fault
         self._cursor = connection.cursor()
         self._failure: Exception | None = None
 
     def _fail(self, error: BaseException) -> Exception:
-        self._failure = fault(error, self._shown)
+        self._failure = self._fault(error)
         return self._failure
 
     def raise_failure(self) -> None:
@@ -132,16 +134,18 @@ class PostgresTransaction:
 
 
 class PostgresDatabase:
-    """One database of a PostgreSQL server."""
+    """One database of a PostgreSQL server. It is closed with its last user, where nobody closes it before."""
 
     dialect: Literal["postgres"] = "postgres"
     is_embedded = False
     is_lost = False
 
-    def __init__(self, url: str, shown: str) -> None:
+    def __init__(self, url: str, shown: str, settings: Mapping[str, str] = SETTINGS) -> None:
         self._secret_url = url
+        self._settings = settings
         self.url = shown
         self._stamps = count(1)
+        self._patience = Patience()
         self._reader: Connection | None = None
         self._writer: Connection | None = None
         self._begin_anew()
@@ -149,6 +153,9 @@ class PostgresDatabase:
 
     def __repr__(self) -> str:
         return f"PostgresDatabase({self.url!r})"
+
+    def __del__(self) -> None:
+        self.close()
 
     def _begin_anew(self) -> None:
         self._process = os.getpid()
@@ -164,19 +171,31 @@ class PostgresDatabase:
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query; if the connection turns out to be lost, it is made again once."""
         self._leave_parent()
+        self._patience.check()
         query = translated(statement)
-        with self._reading:
+        if not self._reading.acquire(timeout=longest_silence()):
+            raise busy(self.url)
+        try:
             if (reader := self._reader) is not None and not reader.closed:
                 try:
                     return reader.execute(query, values).fetchall()
                 except _FAULTS as error:
-                    if not reader.closed:
-                        raise fault(error, self.url) from error
+                    if not reader.closed or isinstance(error, Silence):
+                        raise self._fault(error) from error
             self._reader = reader = self._connection()
             try:
                 return reader.execute(query, values).fetchall()
             except _FAULTS as error:
-                raise fault(error, self.url) from error
+                raise self._fault(error) from error
+        finally:
+            self._reading.release()
+
+    def _fault(self, error: BaseException) -> KiwiError | IntegrityFault:
+        """Return what an error means; a server that is silent is not waited for again for a while."""
+        told = fault(error, self.url)
+        if isinstance(error, Silence) and isinstance(told, KiwiError):
+            self._patience.lose(told)
+        return told
 
     def stamp(self) -> int:
         """Return a new number each time: only the server knows whether somebody wrote."""
@@ -186,11 +205,12 @@ class PostgresDatabase:
     def transaction(self) -> Iterator[PostgresTransaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
         self._leave_parent()
-        if not self._writing.acquire(timeout=PATIENCE):
+        self._patience.check()
+        if not self._writing.acquire(timeout=min(PATIENCE, longest_silence())):
             raise busy(self.url)
         try:
             connection = self._begun()
-            transaction = PostgresTransaction(self.url, connection)
+            transaction = PostgresTransaction(self._fault, connection)
             try:
                 yield transaction
                 transaction.raise_failure()
@@ -208,22 +228,23 @@ class PostgresDatabase:
             try:
                 return _begin(writer)
             except psycopg.Error as error:
-                if not writer.closed:
+                if not writer.closed or isinstance(error, Silence):
                     _forget(writer)
-                    raise fault(error, self.url) from error
+                    raise self._fault(error) from error
         self._writer = writer = self._connection()
         try:
             return _begin(writer)
         except psycopg.Error as error:
             _forget(writer)
-            raise fault(error, self.url) from error
+            raise self._fault(error) from error
 
     def _commit(self, connection: Connection) -> None:
         try:
             connection.execute(b"commit")
         except psycopg.Error as error:
+            told = self._fault(error)
             if not connection.closed:
-                raise fault(error, self.url) from error
+                raise told from error
             raise StoreUnavailable(
                 f"The connection to {self.url} broke at the last moment: it is unknown whether this was written.",
                 suggestion="Look, or do the same again: publishing what is already there changes nothing.",
@@ -248,35 +269,42 @@ class PostgresDatabase:
         return ()
 
     def close(self) -> None:
-        """Let go of every connection."""
-        if os.getpid() == self._process:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
+        """Let go of every connection; whoever waits for an answer is told that it was lost."""
+        connections = [one for one in (self._reader, self._writer) if one is not None]
+        if os.getpid() != self._process:
+            _abandoned.append(connections)
+            return
+        for connection in connections:
+            connection.close()
 
     def _connection(self) -> Connection:
         try:
-            connection = psycopg.connect(
+            connection = Connection.connect(
                 self._secret_url,
                 autocommit=True,
                 prepare_threshold=1,
-                connect_timeout=10,
-                # A server that is not there any more is given up after a minute.
+                connect_timeout=_CONNECTING,
+                # A server that is not there any more is given up after a minute, and sooner while it is written to.
                 keepalives_idle=30,
                 keepalives_interval=10,
                 keepalives_count=3,
+                tcp_user_timeout=30_000,
             )
         except psycopg.Error as error:
             # As above: the driver's words are looked at, and not kept.
-            raise unreachable(self.url, str(error)) from None
+            told = unreachable(self.url, str(error))
+            if isinstance(error, psycopg.errors.ConnectionTimeout):
+                self._patience.lose(told)
+            raise told from None
         try:
             for name, loader in _LOADERS.items():
                 connection.adapters.register_loader(name, loader)
-            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in _SETTINGS.items()]
+            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in self._settings.items()]
             connection.execute(f"select {', '.join(wanted)}".encode())
         except psycopg.Error as error:
             connection.close()
-            raise fault(error, self.url) from error
+            raise self._fault(error) from error
+        self._patience.gain()
         return connection
 
 

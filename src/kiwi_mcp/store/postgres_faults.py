@@ -9,6 +9,7 @@ from psycopg import errors
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
 from kiwi_mcp.store.database import IntegrityFault
+from kiwi_mcp.store.postgres_line import Silence
 
 PATIENCE = 30.0
 """How many seconds a writer waits for the writers before it."""
@@ -39,6 +40,8 @@ def fault(error: BaseException, shown: str) -> KiwiError | IntegrityFault:
             return InvalidRequest(
                 "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
             )
+        case Silence():
+            return _unavailable(shown, "it does not answer", "Check the server; it is asked again in a while.")
         case psycopg.OperationalError():
             return _unavailable(shown, "the connection was lost", "Check that the server runs, then try again.")
     return _unavailable(shown, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from kiwi_mcp.domain.errors import ArtifactRefused, ChainTooDeep, InvalidRequest, MissingLink, VersionConflict
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import Mark, Published, closure_of
+from kiwi_mcp.domain.registry import Mark, Pin, Published, VersionName, closure_below, closure_of
+from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import log
 from kiwi_mcp.store.contents import FILE_COLUMNS, file_rows, keep_blobs
 from kiwi_mcp.store.database import Database, Transaction, Value
 from kiwi_mcp.store.drafts import Draft
 from kiwi_mcp.store.latest import Standing, latest_of, show, words_of
 from kiwi_mcp.store.order import MAX_LINKS
-from kiwi_mcp.store.rows import Sight, chunks, filled, marks_for, moment, new_id
+from kiwi_mcp.store.rows import Sight, chunks, filled, marks_for, new_id
 from kiwi_mcp.store.stored import Item, ItemName, Sealed, Stored, look_up
 
 _TOOL_COLUMNS = (
@@ -23,9 +24,9 @@ _TOOL_COLUMNS = (
 )  # fmt: skip
 _VERSION_COLUMNS = (
     "id", "tool_id", "version", "version_key", "place", "manifest", "manifest_yaml", "manifest_sha256",
-    "manifest_canon", "content_hash", "executor_ref", "executor_version_id", "closure_hash", "depth", "changelog",
-    "is_latest", "is_prerelease", "published_by", "created_at", "sealed_at", "yanked_at", "yanked_reason",
-    "deprecated_at", "deprecated_reason",
+    "manifest_canon", "content_hash", "executor_ref", "executor_namespace", "executor_tool_id", "executor_version",
+    "executor_hash", "executor_version_id", "closure_hash", "depth", "changelog", "is_latest", "is_prerelease",
+    "published_by", "created_at", "sealed_at", "yanked_at", "yanked_reason", "deprecated_at", "deprecated_reason",
 )  # fmt: skip
 
 
@@ -46,26 +47,37 @@ class Sealing(NamedTuple):
         return Standing(self.row.id, draft.key, draft.is_prerelease, draft.release.yanked is not None, is_latest=False)
 
 
-def publish(database: Database, sight: Sight, drafts: Sequence[Draft]) -> Mapping[object, Published]:
+def publish(
+    transaction: Transaction, database: Database, sight: Sight, drafts: Sequence[Draft]
+) -> Mapping[VersionName, Published]:
     """Keep what is not there yet, and return what came of each draft, by its name."""
-    with database.transaction() as transaction:
-        stored = look_up(transaction, _items(drafts))
-        conflicts = [
-            str(draft.name)
-            for draft in drafts
-            if (known := stored.versions.get(draft.name)) and known.digest != draft.digest
-        ]
-        if conflicts:
-            raise VersionConflict(conflicts)
-        fresh = [draft for draft in drafts if draft.name not in stored.versions]
-        if fresh:
-            _check_types(transaction, fresh)
-            _write(transaction, database, sight, stored, _seal(fresh, stored, sight))
+    stored = look_up(transaction, _items(drafts))
+    closures = _closures(drafts, stored)
+    conflicts = [
+        str(draft.name)
+        for draft in drafts
+        if (known := stored.versions.get(draft.name))
+        and (known.digest, known.closure) != (draft.digest, closures[draft.name])
+    ]
+    if conflicts:
+        raise VersionConflict(conflicts)
+    fresh = [draft for draft in drafts if draft.name not in stored.versions]
+    if fresh:
+        _check_types(transaction, fresh)
+        _write(transaction, database, sight, stored, _seal(fresh, stored, sight, closures))
     new = {draft.name for draft in fresh}
     return {
         draft.name: Published(draft.name, draft.digest, stored.versions[draft.name].closure, draft.name in new)
         for draft in drafts
     }
+
+
+def _closures(drafts: Sequence[Draft], stored: Stored) -> Mapping[VersionName, str]:
+    """Return the closure of each draft, which stands behind its executor or finds it in the store."""
+    found = {name: row.closure for name, row in stored.versions.items()}
+    for draft in drafts:
+        found[draft.name] = closure_of(draft.digest, closure_below(draft.executor, found))
+    return found
 
 
 def _items(drafts: Sequence[Draft]) -> Iterator[ItemName]:
@@ -91,27 +103,28 @@ def _check_types(transaction: Transaction, drafts: Sequence[Draft]) -> None:
     transaction.insert("tool_types", ("tool_type",), [(word,) for word in sorted(new)])
 
 
-def _seal(drafts: Sequence[Draft], stored: Stored, sight: Sight) -> Sequence[Sealing]:
+def _seal(
+    drafts: Sequence[Draft], stored: Stored, sight: Sight, closures: Mapping[VersionName, str]
+) -> Sequence[Sealing]:
     """Give every draft its row; drafts stand behind their executors, so each finds the one it is pinned to."""
     for draft in drafts:
         home = (draft.name.namespace, draft.name.tool_id)
         stored.items.setdefault(home, Item(new_id(), draft.release.visibility, is_new=True))
     sealings = []
     for draft in drafts:
-        below = _executor(draft, stored, sight)
-        closure = closure_of(draft.digest, below.closure if below else None)
-        row = Sealed(new_id(), draft.digest, closure, below.depth + 1 if below else 1)
+        below = _executor(draft, draft.executor, stored, sight) if draft.executor else None
+        row = Sealed(new_id(), draft.digest, closures[draft.name], below.depth + 1 if below else 1)
         stored.versions[draft.name] = row
         tool = stored.items[draft.name.namespace, draft.name.tool_id].id
         sealings.append(Sealing(draft, tool, row, below.id if below else None))
     return sealings
 
 
-def _executor(draft: Draft, stored: Stored, sight: Sight) -> Sealed | None:
-    pin = draft.executor
-    if pin is None:
-        return None
+def _executor(draft: Draft, pin: Pin, stored: Stored, sight: Sight) -> Sealed | None:
+    """Return the row that a draft stands on; there need not be one for another release of what ships with Kiwi."""
     found, home = stored.versions.get(pin.name), stored.items.get((pin.name.namespace, pin.name.tool_id))
+    if pin.is_builtin:
+        return found if found and found.digest == pin.digest else None
     if (
         found is None
         or home is None
@@ -200,11 +213,17 @@ def _version_row(one: Sealing, is_latest: bool, actor: str, now: str) -> tuple[V
     draft, release = one.draft, one.draft.release
     return (
         one.row.id, one.tool, draft.name.version, draft.key, release.place, draft.manifest, draft.text,
-        draft.text_hash, release.statement.decode(), draft.digest, draft.executor.ref if draft.executor else None,
-        one.below, one.row.closure, one.row.depth, release.changelog, is_latest, draft.is_prerelease,
+        draft.text_hash, release.statement.decode(), draft.digest, *_pin(draft.executor), one.below, one.row.closure,
+        one.row.depth, release.changelog, is_latest, draft.is_prerelease,
         release.published_by or actor, moment(release.created_at or now), now,
         *_mark(release.yanked, now), *_mark(release.deprecated, now),
     )  # fmt: skip
+
+
+def _pin(pin: Pin | None) -> tuple[Value, ...]:
+    if pin is None:
+        return (None,) * 5
+    return (pin.ref, pin.name.namespace, pin.name.tool_id, pin.name.version, pin.digest)
 
 
 def _mark(mark: Mark | None, now: str) -> tuple[Value, Value]:

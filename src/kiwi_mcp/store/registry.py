@@ -8,7 +8,19 @@ from typing import NoReturn, cast
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidRequest, MissingLink, NotFound, ToolNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.paths import is_safe_path, is_tool_id
-from kiwi_mcp.domain.registry import Actor, Event, Link, Listed, Published, Release, VersionName, Visibility
+from kiwi_mcp.domain.registry import (
+    Actor,
+    Cursor,
+    Event,
+    Link,
+    Listed,
+    Published,
+    Release,
+    VersionName,
+    Visibility,
+    is_digest,
+)
+from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import marks, publishing, verify
 from kiwi_mcp.store.contents import read_contents
 from kiwi_mcp.store.database import Database, Value
@@ -24,11 +36,9 @@ from kiwi_mcp.store.rows import (
     filled,
     is_id,
     marks_for,
-    moment,
     to_event,
     to_listed,
 )
-from kiwi_mcp.store.soundness import is_digest
 
 MAX_EVENTS = 10_000
 """How many entries of the log are given at a time, unless fewer are asked for."""
@@ -52,15 +62,16 @@ _TOP_LATEST = """select * from (select v.id, v.executor_version_id, 1 from tools
   order by case t.namespace $cases end limit 1) as top"""
 _HEAD = "select seq from registry_log order by seq desc limit 1"
 _EVENTS = """select l.seq, l.op, l.namespace, l.tool_id, l.version, l.content_hash, l.closure_hash, l.actor,
-  l.created_at, l.reason, t.visibility
+  l.created_at, l.reason, t.visibility, l.hash
 from registry_log l cross join tools t
 where l.seq > ? and t.namespace = l.namespace and t.tool_id = l.tool_id and $sees order by l.seq limit ?"""
 _HISTORY = _EVENTS.replace("where ", "where l.tool_id = ? and ")
 _COUNT = (
     "update tools set download_count = download_count + 1 where id = (select tool_id from tool_versions where id = ?)"
 )
-_CURSOR = """insert into remotes (url, cursor_seq, updated_at) values (?, ?, ?)
-on conflict (url) do update set cursor_seq = excluded.cursor_seq, updated_at = excluded.updated_at"""
+_CURSOR = """insert into remotes (url, cursor_seq, cursor_hash, updated_at) values (?, ?, ?, ?)
+on conflict (url) do update set cursor_seq = excluded.cursor_seq, cursor_hash = excluded.cursor_hash,
+  updated_at = excluded.updated_at"""
 
 
 class Registry:
@@ -87,18 +98,29 @@ class Registry:
         return self._database
 
     def count(self) -> int:
-        """Return how many versions the store holds, whoever may see them."""
-        rows = self._database.read("select count(*) from tool_versions")
+        """Return how many versions the store holds that lists may show to the actor."""
+        statement = f"select count(*) from {BY_VERSION} where v.tool_id = t.id and {self._sight.listed}"
+        rows = self._database.read(statement, self._sight.members)
         return int(str(rows[0][0]))
 
     def as_seen_by(self, actor: Actor) -> Registry:
         """Return the same registry for somebody else."""
         return Registry(self._database, actor)
 
-    def publish(self, releases: Sequence[Release], *, is_seeding: bool = False) -> tuple[Published, ...]:
-        """Seal releases as versions, all or none; what is there already with the same content stays as it is."""
+    def publish(
+        self, releases: Sequence[Release], said: Sequence[Event] = (), *, is_seeding: bool = False
+    ) -> tuple[Published, ...]:
+        """Seal releases as versions and mark versions as was said of them: all of it, or nothing.
+
+        What is there already with the same content stays as it is.
+        """
         drafts = drafts_of(releases, self.actor, is_seeding=is_seeding)
-        published = publishing.publish(self._database, self._sight, drafts)
+        database, sight = self._database, self._sight
+        with database.transaction() as transaction:
+            # Who sees an item is settled first: a version may stand on what is private only where its item is.
+            rest = marks.settle_visibilities(transaction, sight, said)
+            published = publishing.publish(transaction, database, sight, drafts)
+            marks.repeat(transaction, database, sight, rest)
         return tuple(published[release.name] for release in releases)
 
     def named(self, tool_id: str, namespace: str | None = None) -> tuple[Listed, ...]:
@@ -218,15 +240,15 @@ class Registry:
             return verify.store(self._database, self._sight)
         return verify.versions(self._database, self._by_ids(version_ids))
 
-    def cursor(self, remote_key: str) -> int:
+    def cursor(self, remote_key: str) -> Cursor:
         """Return up to which entry the log of a remote has been followed."""
-        rows = self._database.read("select cursor_seq from remotes where url = ?", (remote_key,))
-        return int(str(rows[0][0])) if rows else 0
+        rows = self._database.read("select cursor_seq, cursor_hash from remotes where url = ?", (remote_key,))
+        return Cursor(int(str(rows[0][0])), str(rows[0][1] or "")) if rows else Cursor()
 
-    def set_cursor(self, remote_key: str, seq: int) -> None:
+    def set_cursor(self, remote_key: str, cursor: Cursor) -> None:
         """Remember up to which entry the log of a remote has been followed."""
         with self._database.transaction() as transaction:
-            transaction.write(_CURSOR, (remote_key, seq, moment()))
+            transaction.write(_CURSOR, (remote_key, *cursor, moment()))
 
     def _listed(self, where: str, values: Sequence[Value], tables: str = BY_ITEM) -> tuple[Listed, ...]:
         database = self._database

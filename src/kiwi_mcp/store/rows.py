@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from random import getrandbits
 from time import time_ns
@@ -18,11 +17,10 @@ CHUNK = 500
 """How many names or ids one query asks for."""
 
 LISTED = """select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.closure_hash, v.place, t.tool_type,
-  t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, et.namespace, et.tool_id, e.version,
-  e.content_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog, v.published_by, v.created_at,
+  t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, v.executor_namespace, v.executor_tool_id,
+  v.executor_version, v.executor_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog, v.published_by, v.created_at,
   v.yanked_at, v.yanked_reason, v.deprecated_at, v.deprecated_reason
-from $tables left join tool_versions e on e.id = v.executor_version_id left join tools et on et.id = e.tool_id
-where v.tool_id = t.id and """
+from $tables where v.tool_id = t.id and """
 """Everything that is told of a version; a condition on it follows."""
 
 # SQLite keeps the order of a CROSS JOIN, so the table that the condition is about stands first.
@@ -85,14 +83,6 @@ def is_id(text: str) -> bool:
     return [len(part) for part in parts] == [8, 4, 4, 4, 12] and not text.strip("-0123456789abcdef")
 
 
-def moment(text: str = "") -> str:
-    """Return a time, or the present one, as every store keeps it: in UTC, with milliseconds."""
-    if len(text) == 24 and text[19] == "." and text.endswith("Z"):  # noqa: PLR2004 - already so
-        return text
-    given = datetime.fromisoformat(text).astimezone(UTC) if text else datetime.now(UTC)
-    return f"{given.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
-
-
 def to_listed(row: Row, database: Database) -> Listed:
     """Return what a row of LISTED says."""
     (
@@ -141,9 +131,9 @@ def _written(manifest: str) -> JsonObject:
 
 
 def to_event(row: Row) -> Event:
-    """Return the log's entry in a row: seq, op, name, digest, closure, actor, time, reason, visibility of the item."""
+    """Return the log's entry in a row: seq, op, name, digest, closure, actor, time, reason, the item's visibility, hash."""
     seq, *texts = row
-    op, namespace, tool_id, version, digest, closure, actor, at, reason, visibility = (str(text) for text in texts)
+    op, namespace, tool_id, version, digest, closure, actor, at, reason, visibility, seal = map(str, texts)
     return Event(
         int(str(seq)),
         cast("Op", op),
@@ -154,6 +144,7 @@ def to_event(row: Row) -> Event:
         at,
         reason,
         cast("Visibility", visibility),
+        seal,
     )
 
 

@@ -9,9 +9,9 @@ from typing import get_args
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.paths import clashes, is_safe_path, is_tool_id
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Mark, Pin, Release, VersionName, Visibility
-from kiwi_mcp.domain.version import Version
+from kiwi_mcp.domain.paths import clashes, is_namespace, is_safe_path, is_tool_id
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Mark, Pin, Release, VersionName, Visibility, is_digest
+from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.store.json_bytes import NotJson, canonical, read_json
 
 MAX_FILES = 2_000
@@ -26,8 +26,6 @@ _KIND = "kiwi.item/1"
 _KINDS = ("tools", "directives", "knowledge", "scripts")
 _MAX_VALUES = 1_000_000
 _MAX_VERSION = 64
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|\+00:00)", re.ASCII)
 _BROKEN_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 _VISIBILITIES: tuple[Visibility, ...] = get_args(Visibility)
@@ -40,11 +38,6 @@ def unsound(release: Release) -> Iterator[Issue]:
     issues = [*_names(release), *_words(release), *unsafe_files(files)]
     yield from issues
     yield from _statement(release, is_clean=not issues)
-
-
-def is_digest(text: str) -> bool:
-    """Whether the text is a digest as Kiwi writes it, which can lead nowhere when it names a file."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def unsafe_files(files: Sequence[tuple[str, int]]) -> Iterator[Issue]:
@@ -66,7 +59,7 @@ def unsafe_files(files: Sequence[tuple[str, int]]) -> Iterator[Issue]:
 
 def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
     """Yield what is wrong with the parts of a version's name."""
-    if _NAMESPACE.fullmatch(name.namespace) is None or not is_safe_path(name.namespace):
+    if not is_namespace(name.namespace):
         yield Issue(f"{place}namespace", f"{name.namespace[:MAX_WORD]!r} cannot be a namespace", _AGAIN)
     if not is_tool_id(name.tool_id):
         yield Issue(f"{place}tool_id", f"{name.tool_id[:MAX_WORD]!r} cannot name an item", _AGAIN)
@@ -77,15 +70,39 @@ def bad_name(name: VersionName, place: str) -> Iterator[Issue]:
         yield Issue(f"{place}version", f"{name.version[:MAX_WORD]!r} is not a version that can be published", fix)
 
 
-def bad_pin(pin: Pin) -> Iterator[Issue]:
-    """Yield what is wrong with the version that an executor was when it was pinned."""
+def bad_pin(pin: Pin, namespace: str) -> Iterator[Issue]:
+    """Yield what is wrong with the version that the executor of something in a namespace was when it was pinned.
+
+    The digest of that something covers the reference and not the pin, so a pin may say no more than the reference
+    does: the same name, a version that it covers, at home or with Kiwi, unless it names another place itself.
+    """
     yield from bad_name(pin.name, "executor.")
     if not is_digest(pin.digest):
         yield Issue("executor.digest", f"{pin.digest[:MAX_WORD]!r} is not a digest", _AGAIN)
     yield from bad_text(pin.ref, "executor", limit=MAX_WORD)
-    if pin.ref.partition("@")[0].rpartition("/")[2] != pin.name.tool_id:
+    place, _, wanted = pin.ref[: MAX_WORD + 1].partition("@")
+    home, _, tool_id = place.rpartition("/")
+    if tool_id != pin.name.tool_id or not _covers(wanted, pin):
         reason = f"it asks for {pin.ref[:MAX_WORD]!r} and is pinned to {str(pin.name)[:MAX_WORD]}"
         yield Issue("executor", reason, _AGAIN)
+    elif pin.name.namespace not in _homes(home, namespace):
+        reason = f"it asks for {pin.ref[:MAX_WORD]!r}, which does not mean {str(pin.name)[:MAX_WORD]}"
+        fix = f"Write `executor: registry/{pin.name.namespace[:MAX_WORD]}/{tool_id}` in its manifest, if that is meant."
+        yield Issue("executor", reason, fix)
+
+
+def _covers(wanted: str, pin: Pin) -> bool:
+    """Whether a pin is to a version that a reference asks for."""
+    if wanted in {"", pin.name.version, pin.digest}:
+        return True
+    covered, version = Range.parse(wanted), Version.parse(pin.name.version)
+    return covered is not None and version is not None and covered.covers(version)
+
+
+def _homes(home: str, namespace: str) -> tuple[str, ...]:
+    """Return the namespaces that the executor of something in a namespace may be from."""
+    source, _, named = home.partition("/")
+    return (named,) if source in {"registry", "builtin"} else (namespace, BUILTIN_NAMESPACE)
 
 
 def bad_mark(mark: Mark, place: str) -> Iterator[Issue]:
@@ -124,7 +141,7 @@ def bad_visibility(text: str) -> Iterator[Issue]:
 def _names(release: Release) -> Iterator[Issue]:
     yield from bad_name(release.name, "")
     if release.executor is not None:
-        yield from bad_pin(release.executor)
+        yield from bad_pin(release.executor, release.name.namespace)
     if not is_safe_path(release.place) or release.place.partition("/")[0] not in _KINDS or "/" not in release.place:
         fix = f"An item stands below one of: {', '.join(_KINDS)}."
         yield Issue("place", f"{release.place[:MAX_WORD]!r} is not where an item can stand", fix)

@@ -1,12 +1,13 @@
-"""A store in one file: SQLite in WAL mode, with one connection that reads and one that writes."""
+"""A store in one file: SQLite in WAL mode, with connections that read and one that writes."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Lock
 from time import monotonic, sleep
 from typing import Literal
@@ -15,10 +16,17 @@ from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
 from kiwi_mcp.store.database import Row, Value
 from kiwi_mcp.store.sqlite_faults import PATIENCE, busy, code_of, fault
 from kiwi_mcp.store.sqlite_library import SOUND, library, version
+from kiwi_mcp.store.sqlite_line import FAULTS, Line
 
-_PRAGMAS = "PRAGMA synchronous=NORMAL", "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
-_FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
-"""What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
+_PRAGMAS = "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
+_MODES = (PATIENCE, "FULL"), (0.0, "NORMAL"), (PATIENCE, "NORMAL"), (PATIENCE, "NORMAL")
+"""How long each connection waits for others, and for the disk: the one that writes, the hasty one, and two that read.
+
+What is published must outlive a loss of power; the record of a run need not, and is made at every call. Two read, so
+that a long list does not make a glance wait.
+"""
+_CLOSING = 5.0
+"""How many seconds are waited for whoever uses a connection that is to be closed."""
 _creating = Lock()
 _abandoned: list[object] = []
 """What is kept open and never touched: to close what a parent process had opened would harm the parent, and SQLite
@@ -59,9 +67,9 @@ def _create(path: Path) -> None:
 class SqliteTransaction:
     """Work between BEGIN and COMMIT."""
 
-    def __init__(self, path: str, cursor: library.Cursor) -> None:
+    def __init__(self, path: str, line: Line) -> None:
         self._path = path
-        self._cursor = cursor
+        self._line = line
         self._failure: Exception | None = None
 
     def _fail(self, error: BaseException) -> Exception:
@@ -76,15 +84,15 @@ class SqliteTransaction:
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""
         try:
-            return self._cursor.execute(statement, values).fetchall()
-        except _FAULTS as error:
+            return self._line.read(statement, values)
+        except FAULTS as error:
             raise self._fail(error) from error
 
     def write(self, statement: str, values: Sequence[Value] = ()) -> int:
         """Run one statement that changes rows, and return how many it changed."""
         try:
-            return self._cursor.execute(statement, values).rowcount
-        except _FAULTS as error:
+            return self._line.write(statement, values)
+        except FAULTS as error:
             raise self._fail(error) from error
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
@@ -92,8 +100,8 @@ class SqliteTransaction:
         marks = ", ".join("?" * len(columns))
         statement = f"insert into {table} ({', '.join(columns)}) values ({marks})"  # noqa: S608 - names from our own code
         try:
-            self._cursor.executemany(statement, rows)
-        except _FAULTS as error:
+            self._line.insert(statement, rows)
+        except FAULTS as error:
             raise self._fail(error) from error
 
     def run_script(self, script: str) -> None:
@@ -103,7 +111,7 @@ class SqliteTransaction:
 
 
 class SqliteDatabase:
-    """One SQLite file."""
+    """One SQLite file. It is closed with its last user, where nobody closes it before."""
 
     dialect: Literal["sqlite"] = "sqlite"
     is_embedded = True
@@ -111,26 +119,36 @@ class SqliteDatabase:
     def __init__(self, path: str) -> None:
         self._path = path
         self.url = f"sqlite://{path}"
+        self._process = os.getpid()
+        self._connections: list[library.Connection] = []
         self._open()
 
     def __repr__(self) -> str:
         return f"SqliteDatabase({self.url!r})"
 
+    def __del__(self) -> None:
+        self.close()
+
     def _open(self) -> None:
         self._process = os.getpid()
-        self._reading, self._writing, self._hurrying = Lock(), Lock(), Lock()
-        self._connections = [_connection(self._path, patience) for patience in (PATIENCE, PATIENCE, 0)]
-        self._reader, self._writer, self._hasty = (connection.cursor() for connection in self._connections)
+        self._writing, self._hurrying = Lock(), Lock()
+        self._connections = [_connection(self._path, patience, mode) for patience, mode in _MODES]
+        self._writer, self._hasty, *readers = map(Line, self._connections)
+        self._idle: SimpleQueue[Line] = SimpleQueue()
+        for line in readers:
+            self._idle.put(line)
         self._file = _file_at(self._path)
         # A new connection counts from the start again, so that a process that was forked must not see a number again.
         self._base = self._process << 40
 
-    def _reopen(self) -> None:
-        self._abandon()
-        self._open()
-
     def _abandon(self) -> None:
-        _abandoned.append((self._connections, self._reader, self._writer, self._hasty))
+        _abandoned.append((self._connections, self._writer, self._hasty, self._idle))
+
+    def _leave_parent(self) -> None:
+        """Forget what a parent process had opened, in a process that was forked from it."""
+        if os.getpid() != self._process:
+            self._abandon()
+            self._open()
 
     @property
     def is_lost(self) -> bool:
@@ -139,24 +157,33 @@ class SqliteDatabase:
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
-        if os.getpid() != self._process:
-            self._reopen()
-        with self._reading:
-            try:
-                return self._reader.execute(statement, values).fetchall()
-            except _FAULTS as error:
-                raise fault(error, self._path) from error
+        self._leave_parent()
+        idle = self._idle
+        try:
+            line = idle.get(timeout=PATIENCE)
+        except Empty:
+            raise busy(self._path) from None
+        try:
+            return line.read(statement, values)
+        except FAULTS as error:
+            raise fault(error, self._path) from error
+        finally:
+            idle.put(line)
 
     def stamp(self) -> int:
-        """Return a number that changes with every commit of any other connection to the file."""
-        ((version,),) = self.read("PRAGMA data_version")
+        """Return a number that grows with every commit: the hasty connection notices all but its own, which are counted."""
+        self._leave_parent()
+        with self._hurrying:
+            try:
+                ((version,),) = self._hasty.read("PRAGMA data_version")
+            except FAULTS as error:
+                raise fault(error, self._path) from error
         return self._base + int(version or 0)
 
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
-        if os.getpid() != self._process:
-            self._reopen()
+        self._leave_parent()
         if not self._writing.acquire(timeout=PATIENCE):
             raise busy(self._path)
         try:
@@ -174,21 +201,21 @@ class SqliteDatabase:
 
     def _roll_back(self) -> None:
         # SQLite ends a transaction by itself after some faults, such as a full disk.
-        if self._writer.connection.in_transaction:
-            with suppress(library.Error):
-                self._writer.execute("ROLLBACK")
+        with suppress(library.Error):
+            if self._writer.connection.in_transaction:
+                self._writer.write("ROLLBACK")
 
     def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
         """Run one statement if no other writer is at work, and say whether it was done."""
-        if os.getpid() != self._process:
-            self._reopen()
+        self._leave_parent()
         with self._hurrying:
             try:
-                self._hasty.execute(statement, values)
-            except _FAULTS as error:
+                self._hasty.write(statement, values)
+            except FAULTS as error:
                 if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
                     return False
                 raise fault(error, self._path) from error
+            self._base += 1
         return True
 
     def encode_list(self, values: Sequence[str]) -> Value:
@@ -207,14 +234,29 @@ class SqliteDatabase:
         return (f"SQLite {library.sqlite_version} may damage a file that several processes write; {wanted} does not",)
 
     def close(self) -> None:
-        """Let go of every connection."""
-        if os.getpid() != self._process:
+        """Let go of every connection once nobody uses it: SQLite does not bear to be closed in the middle."""
+        if not self._connections:
             return
-        if self.is_lost:
-            self._abandon()
-            return
-        for connection in self._connections:
-            connection.close()
+        with ExitStack() as held:
+            if os.getpid() == self._process and not self.is_lost and self._takes_all(held):
+                for connection in self._connections:
+                    connection.close()
+            else:
+                self._abandon()
+        self._connections = []
+
+    def _takes_all(self, held: ExitStack) -> bool:
+        """Take every connection from whoever uses it until `held` ends, and say whether that was possible."""
+        for lock in (self._writing, self._hurrying):
+            if not lock.acquire(timeout=_CLOSING):
+                return False
+            held.callback(lock.release)
+        for _ in self._connections[2:]:
+            try:
+                held.callback(self._idle.put, self._idle.get(timeout=_CLOSING))
+            except Empty:
+                return False
+        return True
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
@@ -225,14 +267,14 @@ def _file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _connection(path: str, patience: float) -> library.Connection:
+def _connection(path: str, patience: float, synchronous: str) -> library.Connection:
     try:
         connection = library.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
     except library.Error as error:
         raise fault(error, path) from error
     try:
         _turn_on_wal(connection)
-        for pragma in _PRAGMAS:
+        for pragma in (*_PRAGMAS, f"PRAGMA synchronous={synchronous}"):
             connection.execute(pragma)
     except library.Error as error:
         connection.close()

@@ -39,6 +39,8 @@ def fault(error: BaseException, path: str) -> KiwiError | IntegrityFault:
             return _unavailable(
                 path, "the disk failed to read or write", "Check the disk and its limits, then try again."
             )
+        case library.SQLITE_INTERRUPT:
+            return _unavailable(path, "it took longer than a statement may", "Check the store with `kiwi verify`.")
         case library.SQLITE_ERROR if told.startswith("no such table"):
             return _incomplete(path, "table")
         case library.SQLITE_ERROR if told.startswith("no such column") or "has no column" in told:
@@ -47,6 +49,8 @@ def fault(error: BaseException, path: str) -> KiwiError | IntegrityFault:
         return InvalidRequest(
             "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
         )
+    if isinstance(error, library.ProgrammingError) and "closed" in told:
+        return _unavailable(path, "it was closed meanwhile", "Try again.")
     return _unavailable(path, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import Listed, VersionName, closure_of
+from kiwi_mcp.domain.registry import Listed, Pin, VersionName, closure_below, closure_of
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.store.contents import as_bytes, read_contents
 from kiwi_mcp.store.database import Database, Row
@@ -19,8 +19,9 @@ from kiwi_mcp.store.rows import BY_VERSION, FIRST_ID, LISTED, Sight, chunks, fil
 
 _PAGE = "v.id > ? order by v.id limit 100"
 _SEALED = """select v.id, v.version, v.version_key, v.is_prerelease, v.content_hash, v.closure_hash, v.depth,
-  v.executor_ref, e.closure_hash, e.depth
-from tool_versions v left join tool_versions e on e.id = v.executor_version_id where v.id in ($marks)"""
+  et.namespace, et.tool_id, e.version, e.content_hash, e.closure_hash, e.depth
+from tool_versions v left join tool_versions e on e.id = v.executor_version_id left join tools et on et.id = e.tool_id
+where v.id in ($marks)"""
 _TOOLS = """select t.id, t.namespace, t.tool_id, t.visibility, t.latest_version, v.id, v.version, v.version_key,
   v.is_prerelease, v.yanked_at, v.is_latest
 from tools t left join tool_versions v on v.tool_id = t.id
@@ -79,22 +80,28 @@ def versions(database: Database, listed: Sequence[Listed]) -> Iterator[Issue]:
     """Yield whatever is wrong with some versions: their files, their hashes, and what they stand on."""
     for contents in read_contents(database, listed):
         yield from contents.issues
-    names = {one.id: one.name for one in listed}
-    for some in chunks(names):
+    by_id = {one.id: one for one in listed}
+    for some in chunks(by_id):
         for row in database.read(filled(_SEALED, marks=marks_for(some)), some):
-            yield from (Issue(str(names[str(row[0])]), fault, _RESTORE) for fault in _row_faults(row))
+            one = by_id[str(row[0])]
+            yield from (Issue(str(one.name), fault, _RESTORE) for fault in _row_faults(row, one.executor))
 
 
-def _row_faults(row: Row) -> Iterator[str]:
-    _, text, key, is_prerelease, digest, closure, depth, ref, below_closure, below_depth = cast(
-        "tuple[str, str, str, bool, str, str, int, str | None, str | None, int | None]", row
+def _row_faults(row: Row, pin: Pin | None) -> Iterator[str]:
+    _, text, key, is_prerelease, digest, closure, depth, *name, below_digest, below_closure, below_depth = cast(
+        "tuple[str, str, str, bool, str, str, int, str, str, str, str | None, str | None, int | None]", row
     )
     version = Version.parse(text)
     if version is None or (version.key, bool(version.pre)) != (key, bool(is_prerelease)):
         yield "its place in the order of versions is wrong"
-    if (ref is None) != (below_closure is None):
+    below = VersionName(*map(str, name))
+    if pin is not None and below_closure is None and not pin.is_builtin:
         yield "what it stands on is missing"
-    elif closure_of(digest, below_closure) != closure or (below_depth or 0) + 1 != depth:
+    elif (
+        (below_closure is not None and (pin is None or (pin.name, pin.digest) != (below, below_digest)))
+        or closure_of(digest, closure_below(pin, {below: below_closure or ""})) != closure
+        or (below_depth or 0) + 1 != depth
+    ):
         yield "it does not stand on what it was published on"
 
 

@@ -82,7 +82,7 @@ class Facts:
         """Yield what is wrong with the facts."""
         yield from bad_name(self.name, "")
         if self.executor is not None:
-            yield from bad_pin(self.executor)
+            yield from bad_pin(self.executor, self.name.namespace)
         yield from bad_text(self.published_by, "published_by", limit=MAX_WORD)
         yield from bad_time(self.created_at, "created_at")
 

@@ -15,8 +15,6 @@ from tests.plugins.machines import Machine
 
 from kiwi_mcp.surfaces import start
 
-from tests.surfaces.cli.test_registry import Ended
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -26,8 +24,21 @@ class Ended:
     out: str
     err: str
 
+    @property
+    def told(self) -> tuple[int, list[str], list[str]]:
+        """All of it, line by line, with long lines cut."""
+        return self.code, *([line[:100] for line in text.splitlines()] for text in (self.out, self.err))
+
 
 Kiwi = Callable[..., Ended]
+DIRECTIVE = """```xml
+<directive name="guide" version="1.0.0">
+  <metadata><description>Guide</description><model tier="fast" /><permissions /></metadata>
+  <process><step name="go"><action>Go.</action></step></process>
+</directive>
+```
+"""
+KNOWLEDGE = "---\nid: guide\ntitle: Guide\nversion: 1.0.0\nentry_type: reference\n---\nGo.\n"
 VARYING = (
     (r"sha256:[0-9a-f]{12,64}", "sha256:…"),
     (r"\d{4}-\d\d-\d\d(T[\d:.]+Z)?", "DATE"),
@@ -76,53 +87,105 @@ def filled(machine: Machine) -> Machine:
 @pytest.mark.req("K-ME-02")
 def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("tick")
-    assert kiwi("publish", "tick", "-m", "The first.", "--dry-run") == snapshot(Ended(code=0, out='acme/tick@1.0.0 would be published\n', err="""\
-  ! it is not signed
-      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed since.
-  digest: sha256:…
-hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.
-"""))
-    assert kiwi("publish", "tick", "-m", "The first.", "--to", "../share") == snapshot(Ended(code=0, out='acme/tick@1.0.0 published\n', err="""\
-  ! it is not signed
-      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed since.
-  digest: sha256:…
-  to: oci:HOME/share
-hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.
-"""))
+    assert kiwi("publish", "tick", "-m", "The first.", "--dry-run").told == snapshot(
+        (
+            0,
+            ["acme/tick@1.0.0 would be published"],
+            [
+                "  ! it is not signed",
+                "      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed sinc",
+                "  digest: sha256:…",
+                "hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.",
+            ],
+        )
+    )
+    assert kiwi("publish", "tick", "-m", "The first.", "--to", "../share").told == snapshot(
+        (
+            0,
+            ["acme/tick@1.0.0 published"],
+            [
+                "  ! it is not signed",
+                "      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed sinc",
+                "  digest: sha256:…",
+                "  to: oci:HOME/share",
+                "hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.",
+            ],
+        )
+    )
     assert json.loads(kiwi("publish", "tick", "--json").out)["status"] == "unchanged"
     machine.script("tick", says="other")
-    assert kiwi("publish", "tick") == snapshot(Ended(code=8, out='', err="""\
-error: Published already, with other content: acme/tick@1.0.0. A published version never changes.
-hint: Give the changed item a new version (`version:` in its manifest), then publish that. The next free one of 'tick' is '1.0.1'.
-"""))
+    assert kiwi("publish", "tick").told == snapshot(
+        (
+            8,
+            [],
+            [
+                "error: Published already, with other content: acme/tick@1.0.0. A published version never changes.",
+                "hint: Give the changed item a new version (`version:` in its manifest), then publish that. The next ",
+            ],
+        )
+    )
 
 
 @pytest.mark.req("K-ME-02")
 def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
     filled.do("deprecate", "tick@1.0.0", {"reason": "Old."})
-    assert kiwi("pull", "tick@1.0.0") == snapshot(Ended(code=0, out='acme/tick@1.0.0 is here, whole and verified\n', err="""\
-warning: registry/acme/tick@1.0.0 is deprecated: Old.
-  registry/acme/tick@1.0.0  sha256:…
-  └─ builtin/kiwi/bash_runtime@1.0.0  sha256:…
-     └─ builtin/kiwi/subprocess@1.0.0  sha256:…
-hint: Run it with `kiwi run registry/acme/tick@1.0.0`, or copy it here with `kiwi load registry/acme/tick@1.0.0 --destination project`.
-"""))
+    assert kiwi("pull", "tick@1.0.0").told == snapshot(
+        (
+            0,
+            ["acme/tick@1.0.0 is here, whole and verified"],
+            [
+                "warning: registry/acme/tick@1.0.0 is deprecated: Old.",
+                "  registry/acme/tick@1.0.0  sha256:…",
+                "  └─ builtin/kiwi/bash_runtime@1.0.0  sha256:…",
+                "     └─ builtin/kiwi/subprocess@1.0.0  sha256:…",
+                "hint: Run it with `kiwi run registry/acme/tick@1.0.0`, or copy it here with `kiwi load registry/acme",
+            ],
+        )
+    )
     kiwi("registry", "push", "../share")
-    assert kiwi("pull", "acme/tick", "--from", "../share", "--dry-run") == snapshot(Ended(code=0, out='acme/tick@1.1.0 would be pulled\n', err=''))
+    assert kiwi("pull", "acme/tick", "--from", "../share", "--dry-run").told == snapshot(
+        (0, ["acme/tick@1.1.0 would be pulled"], [])
+    )
     assert json.loads(kiwi("pull", "acme/tick", "--from", "../share", "--json").out)["status"] == "pulled"
-    assert kiwi("pull", "nothing") == snapshot(Ended(code=3, out='', err="""\
-error: The registry has no 'nothing' in acme, public, kiwi.
-hint: Write `name`, `namespace/name`, `name@^1.2`, `name@1.2.3` or a digest `sha256:…`.
-"""))
+    assert kiwi("pull", "nothing").told == snapshot(
+        (
+            3,
+            [],
+            [
+                "error: The registry has no 'nothing' in acme, public, kiwi.",
+                "hint: Write `name`, `namespace/name`, `name@^1.2`, `name@1.2.3` or a digest `sha256:…`.",
+            ],
+        )
+    )
+
+
+@pytest.mark.req("K-ME-02")
+@pytest.mark.parametrize(("place", "text"), [("directives/guide.md", DIRECTIVE), ("knowledge/guide.md", KNOWLEDGE)])
+def test_directives_and_knowledge_are_published_and_pulled_alike(
+    kiwi: Kiwi, machine: Machine, place: str, text: str
+) -> None:
+    path = machine.put(place, text)
+    assert kiwi("publish", "guide", "--to", "../share", "--dry-run").out == "acme/guide@1.0.0 would be published\n"
+    assert kiwi("pull", "guide", "--from", "../share").code == 3
+    assert kiwi("publish", "guide", "--to", "../share").out == "acme/guide@1.0.0 published\n"
+    path.unlink()
+    assert kiwi("pull", "guide", "--from", "../share").out == "acme/guide@1.0.0 is here, whole and verified\n"
+    assert kiwi("load", "guide").out == text + "\n"
 
 
 def test_versions_are_a_table(kiwi: Kiwi, filled: Machine) -> None:
     filled.do("yank", "tick@1.1.0", {"reason": "It leaks."})
-    assert kiwi("versions", "tick") == snapshot(Ended(code=0, out="""\
-1.1.0          DATE ann          sha256:…  yanked             \n\
-               yanked: It leaks.
-1.0.0          DATE ann          sha256:…  latest             The first.
-""", err=''))
+    assert kiwi("versions", "tick").told == snapshot(
+        (
+            0,
+            [
+                "1.1.0          DATE ann          sha256:…  yanked",
+                "               yanked: It leaks.",
+                "1.0.0          DATE ann          sha256:…  latest             The first.",
+            ],
+            [],
+        )
+    )
     assert [one["version"] for one in json.loads(kiwi("versions", "tick", "--json").out)["versions"]] == [
         "1.1.0",
         "1.0.0",
@@ -131,76 +194,114 @@ def test_versions_are_a_table(kiwi: Kiwi, filled: Machine) -> None:
 
 
 def test_a_diff_is_data_and_its_heading_is_talk(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("diff", "tick") == snapshot(Ended(code=0, out="""\
---- a/main.sh
-+++ b/main.sh
-@@ -1 +1 @@
--echo hi
-+echo two
---- a/tool.yaml
-+++ b/tool.yaml
-@@ -1,6 +1,6 @@
- tool_id: tick
- tool_type: script
--version: "1.0.0"
-+version: "1.1.0"
- executor: "bash_runtime"
- description: Says a word called tick
- config:
-""", err='registry/acme/tick@1.0.0 → registry/acme/tick@1.1.0\n'))
-    assert kiwi("diff", "tick", "1.1.0", "1.1.0") == snapshot(Ended(code=0, out='', err="""\
-registry/acme/tick@1.1.0 → registry/acme/tick@1.1.0
-Nothing differs.
-"""))
+    assert kiwi("diff", "tick").told == snapshot(
+        (
+            0,
+            [
+                "--- a/main.sh",
+                "+++ b/main.sh",
+                "@@ -1 +1 @@",
+                "-echo hi",
+                "+echo two",
+                "--- a/tool.yaml",
+                "+++ b/tool.yaml",
+                "@@ -1,6 +1,6 @@",
+                " tool_id: tick",
+                " tool_type: script",
+                '-version: "1.0.0"',
+                '+version: "1.1.0"',
+                ' executor: "bash_runtime"',
+                " description: Says a word called tick",
+                " config:",
+            ],
+            ["registry/acme/tick@1.0.0 → registry/acme/tick@1.1.0"],
+        )
+    )
+    assert kiwi("diff", "tick", "1.1.0", "1.1.0").told == snapshot(
+        (0, [], ["registry/acme/tick@1.1.0 → registry/acme/tick@1.1.0", "Nothing differs."])
+    )
     assert json.loads(kiwi("diff", "tick", "1.0.0", "1.1.0", "--json").out)["status"] == "different"
     assert kiwi("diff", "tick", "1.0.0", "9.0.0").code == 3
 
 
 def test_marks_are_sentences(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("deprecate", "tick@1.0.0", "-m", "Old.") == snapshot(Ended(code=0, out='acme/tick@1.0.0 is deprecated\n', err='  latest: 1.1.0\n'))
-    assert kiwi("deprecate", "tick", "--undo") == snapshot(Ended(code=0, out='acme/tick@1.1.0, acme/tick@1.0.0 are no longer deprecated\n', err='  latest: 1.1.0\n'))
-    assert kiwi("yank", "tick@1.1.0", "--dry-run") == snapshot(Ended(code=0, out='1.1.0          DATE ann          sha256:…  latest             \n', err='acme/tick@1.1.0 would be yanked\n'))
-    assert kiwi("rollback", "tick", "-m", "It leaks.") == snapshot(Ended(code=0, out='acme/tick@1.0.0 is the latest again\n', err="""\
-hint: Take it back with `kiwi yank tick@1.1.0 --undo`.
-  latest: 1.0.0
-"""))
-    assert kiwi("yank", "tick@1.1.0", "--undo") == snapshot(Ended(code=0, out='acme/tick@1.1.0 is taken up again\n', err='  latest: 1.1.0\n'))
+    assert kiwi("deprecate", "tick@1.0.0", "-m", "Old.").told == snapshot(
+        (0, ["acme/tick@1.0.0 is deprecated"], ["  latest: 1.1.0"])
+    )
+    assert kiwi("deprecate", "tick", "--undo").told == snapshot(
+        (0, ["acme/tick@1.1.0, acme/tick@1.0.0 are no longer deprecated"], ["  latest: 1.1.0"])
+    )
+    assert kiwi("yank", "tick@1.1.0", "--dry-run").told == snapshot(
+        (0, ["1.1.0          DATE ann          sha256:…  latest"], ["acme/tick@1.1.0 would be yanked"])
+    )
+    assert kiwi("rollback", "tick", "-m", "It leaks.").told == snapshot(
+        (
+            0,
+            ["acme/tick@1.0.0 is the latest again"],
+            ["hint: Take it back with `kiwi yank tick@1.1.0 --undo`.", "  latest: 1.0.0"],
+        )
+    )
+    assert kiwi("yank", "tick@1.1.0", "--undo").told == snapshot(
+        (0, ["acme/tick@1.1.0 is taken up again"], ["  latest: 1.1.0"])
+    )
     assert kiwi("yank", "tick").code == 4
     assert json.loads(kiwi("rollback", "tick", "--to", "1.0.0", "--json").out)["latest"] == "1.0.0"
 
 
 def test_lists_and_verification(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("list", "--namespace", "acme") == snapshot(Ended(code=0, out="""\
-acme/tick  1.1.0      script       Says a word called tick
-acme/tock  1.0.0      script       Says a word called tock
-""", err='2 items in STORE\n'))
-    assert kiwi("list", "--limit", "1") == snapshot(Ended(code=0, out='acme/tick  1.1.0      script       Says a word called tick\n', err="""\
-1 item in STORE
-hint: There are more than 1: raise `limit`, or search with `source: registry`.
-"""))
+    assert kiwi("list", "--namespace", "acme").told == snapshot(
+        (
+            0,
+            [
+                "acme/tick  1.1.0      script       Says a word called tick",
+                "acme/tock  1.0.0      script       Says a word called tock",
+            ],
+            ["2 items in STORE"],
+        )
+    )
+    assert kiwi("list", "--limit", "1").told == snapshot(
+        (
+            0,
+            ["acme/tick  1.1.0      script       Says a word called tick"],
+            ["1 item in STORE", "hint: There are more than 1: raise `limit`, or search with `source: registry`."],
+        )
+    )
     assert len(json.loads(kiwi("list", "--type", "primitive", "--json").out)["items"]) == 2
-    assert kiwi("verify") == snapshot(Ended(code=0, out='', err='Everything is as it was sealed: 14 versions in STORE\n'))
-    assert kiwi("verify", "tick") == snapshot(Ended(code=0, out='', err='Everything is as it was sealed: 2 versions in STORE\n'))
+    assert kiwi("verify").told == snapshot((0, [], ["Everything is as it was sealed: 14 versions in STORE"]))
+    assert kiwi("verify", "tick").told == snapshot((0, [], ["Everything is as it was sealed: 2 versions in STORE"]))
     assert json.loads(kiwi("verify", "--json").out)["issues"] == []
 
 
 def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("registry", "add", "share", "../share") == snapshot(Ended(code=0, out='share is ../share\n', err='hint: Copy from it with `kiwi registry pull share`, to it with `kiwi registry push share`.\n'))
+    assert kiwi("registry", "add", "share", "../share").told == snapshot(
+        (
+            0,
+            ["share is HOME/share"],
+            ["hint: Copy from it with `kiwi registry pull share`, to it with `kiwi registry push share`."],
+        )
+    )
     assert kiwi("registry", "add", "team", "https://kiwi.example.com", "--token", "TEAM_TOKEN").code == 0
-    assert kiwi("registry", "show") == snapshot(Ended(code=0, out="""\
-store: STORE (14 versions)
-as: ann, in acme, public
-remote: share  ../share
-remote: team  https://kiwi.example.com
-""", err=''))
-    assert kiwi("registry", "push", "share", "--dry-run") == snapshot(Ended(code=0, out='oci:HOME/share: 4 new, 0 unchanged, 0 marked\n', err="""\
-  + kiwi/subprocess@1.0.0
-  + kiwi/bash_runtime@1.0.0
-  + acme/tick@1.0.0
-  + acme/tick@1.1.0
-"""))
+    assert kiwi("registry", "show").told == snapshot(
+        (
+            0,
+            [
+                "store: STORE (14 versions)",
+                "as: ann, in acme, public",
+                "remote: share  HOME/share",
+                "remote: team  https://kiwi.example.com",
+            ],
+            [],
+        )
+    )
+    assert kiwi("registry", "push", "share", "--dry-run").told == snapshot(
+        (
+            0,
+            ["oci:HOME/share: 4 new, 0 unchanged, 0 marked"],
+            ["  + kiwi/subprocess@1.0.0", "  + kiwi/bash_runtime@1.0.0", "  + acme/tick@1.0.0", "  + acme/tick@1.1.0"],
+        )
+    )
     assert kiwi("registry", "push", "share", "--with-private").code == 0
-    assert kiwi("registry", "pull", "share") == snapshot(Ended(code=0, out='oci:HOME/share: 0 new, 2 unchanged, 0 marked\n', err=''))
+    assert kiwi("registry", "pull", "share").told == snapshot((0, ["oci:HOME/share: 0 new, 2 unchanged, 0 marked"], []))
     assert json.loads(kiwi("registry", "show", "--json").out)["remotes"]["team"]["token"] == "${TEAM_TOKEN}"
     assert json.loads(kiwi("registry", "pull", "share", "--json").out)["status"] == "pulled"
     assert kiwi("registry", "push", "nowhere").code == 3
@@ -215,8 +316,14 @@ def test_search_and_load_reach_the_registry(kiwi: Kiwi, filled: Machine) -> None
 
 def test_a_store_that_is_down_is_an_error_with_a_hint(kiwi: Kiwi, machine: Machine) -> None:
     machine.settle(url="postgresql://127.0.0.1:1/kiwi")
-    assert kiwi("versions", "tick") == snapshot(Ended(code=7, out='', err="""\
-error: The store postgresql://127.0.0.1:1/kiwi is not available: nobody listens there. Nothing was written.
-hint: Check that the server runs and that the URL names its host and port.
-"""))
+    assert kiwi("versions", "tick").told == snapshot(
+        (
+            7,
+            [],
+            [
+                "error: The store postgresql://127.0.0.1:1/kiwi is not available: nobody listens there. Nothing was w",
+                "hint: Check that the server runs and that the URL names its host and port.",
+            ],
+        )
+    )
     assert kiwi("doctor").code == 1

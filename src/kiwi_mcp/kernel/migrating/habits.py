@@ -39,6 +39,8 @@ class Habits:
     """What it imports, dotted; names taken from a module too, since they may be modules themselves."""
     packages: tuple[str, ...]
     """The first parts of what it imports from outside itself."""
+    needed: frozenset[str]
+    """Those of them without which it does not even begin: imported at the top, with nothing tried in their place."""
     is_relative: bool
     """Whether it imports from its own package, which a file that is run does not have."""
     variables: Mapping[str, str | None]
@@ -67,6 +69,9 @@ def _habits(tree: ast.Module) -> Habits:
         entry=f"{entry.name}({ast.unparse(entry.args)})"[:_MAX_SIGNATURE] if entry else "script",
         modules=tuple(dict.fromkeys((*outward, *inward))),
         packages=tuple(dict.fromkeys(name.partition(".")[0] for name in outward)),
+        needed=frozenset(
+            name.partition(".")[0] for node in tree.body if not _is_relative(node) for name in _imported(node)
+        ),
         is_relative=bool(inward),
         variables=_variables(nodes),
         is_module=entry is None and all(_is_inert(node) for node in tree.body),
@@ -128,30 +133,33 @@ def _spare(written: list[ast.expr]) -> str | None:
             return None
 
 
-def warnings_of(habits: Habits, manifest: Manifest, beside: Collection[str], *, is_folder: bool) -> Iterator[Issue]:
+def faults_of(habits: Habits, manifest: Manifest, beside: Collection[str], *, is_folder: bool) -> Iterator[Issue]:
     """Give what the file counts on and will not find; `beside` are the modules that lie next to it."""
     if beside and not is_folder:
         listed = ", ".join(f"`{name}`" for name in sorted(beside))
         fix = "Migrate with `rewrite` (`--rewrite`): the tool becomes a folder that has them."
-        yield _warning("", f"imports {listed} from beside it, and a tool of one file runs alone", fix)
+        yield Issue("", f"imports {listed} from beside it, and a tool of one file runs alone", fix)
     if habits.is_relative:
         fix = "Write `from name import …` in place of `from .name import …`."
         yield _warning("", "imports from its own package, which a file that is run does not have", fix)
-    for name in undeclared_packages(habits, manifest, beside):
-        fix = f"Add `{name}` to `config.requires` (in Python: `DEPENDENCIES`), if it is a package you know."
-        yield _warning("config.requires", f"imports `{name}`, which it does not ask for", fix)
+    for module, package in undeclared_packages(habits, manifest, beside).items():
+        fix = (
+            f"If `{module}` was a file beside it, migrate the folder that has it with `rewrite` (`--rewrite`); if it "
+            f"is a package you know, add `{package}` to `config.requires` (in Python: `DEPENDENCIES`)."
+        )
+        reason = f"imports `{module}`, which is neither a file of it nor a package that it asks for"
+        yield Issue("config.requires", reason, fix, "error" if module in habits.needed else "warning")
     for name in undeclared_variables(habits, manifest):
         fix = f"Add `{name}` to `config.variables`, or migrate with `rewrite` (`--rewrite`), which does."
         yield _warning("config.variables", f"reads the variable `{name}`, which it does not declare", fix)
 
 
-def undeclared_packages(habits: Habits, manifest: Manifest, beside: Collection[str]) -> list[str]:
-    """Return the packages that a file imports and its manifest does not ask for."""
+def undeclared_packages(habits: Habits, manifest: Manifest, beside: Collection[str]) -> Mapping[str, str]:
+    """Return the modules that a file imports and will not find, each with the package that would bring it."""
     asked = {package_name(text_of(one)) for one in as_list(manifest.config.get("requires"))}
     known = {*sys.stdlib_module_names, *beside, *(SHARED_CODE for _ in as_list(manifest.config.get("lib_imports")))}
-    foreign = [name for name in habits.packages if name not in known]
-    names = [_PACKAGES.get(name, name) for name in foreign]
-    return [name for name in names if package_name(name) not in asked]
+    foreign = {name: _PACKAGES.get(name, name) for name in habits.packages if name not in known}
+    return {name: package for name, package in foreign.items() if package_name(package) not in asked}
 
 
 def undeclared_variables(habits: Habits, manifest: Manifest) -> Mapping[str, str | None]:

@@ -52,7 +52,9 @@ async def migrate(request: MigrateRequest, catalog: Catalog, report: Report) -> 
     if request.apply:
         steps = [_retired(step, target.base, old) for step in steps]
         steps = [await _signed(step, request, target, report) for step in steps]
-    return _told(request, steps, old, target)
+    # Where nothing is an item, a list of what is none helps nobody.
+    is_fruitless = not any(step.tool_id for step in steps)
+    return _told(request, [] if is_fruitless else steps, old, target)
 
 
 def _target(request: MigrateRequest, old: OldFolder, catalog: Catalog) -> Target:
@@ -126,8 +128,8 @@ def _told(request: MigrateRequest, steps: Sequence[Step], old: OldFolder, target
     return {
         "action": "migrate",
         "status": "migrated" if request.apply else "planned",
-        "message": ", ".join(parts) or "There is nothing here that looks like an item.",
-        "path": str(old.roots[0][0] if len(old.roots) == 1 else old.base),
+        "message": ", ".join(parts) or f"There is no item in {_path(old)}.",
+        "path": _path(old),
         "target": str(target.base),
         "items": [step.to_json(target.base) for step in ordered[:MAX_TOLD]],
         "left_off": max(len(ordered) - MAX_TOLD, 0),
@@ -136,7 +138,13 @@ def _told(request: MigrateRequest, steps: Sequence[Step], old: OldFolder, target
     }
 
 
+def _path(old: OldFolder) -> str:
+    return str(old.roots[0][0] if len(old.roots) == 1 else old.base)
+
+
 def _next(request: MigrateRequest, counts: Counter[What], *, is_home: bool) -> str:
+    if not counts:
+        return "Name a project, its `.ai` folder, or a folder of tools that describe themselves."
     if not any(counts[what] for what in _ORDER if what in _CHANGES):
         keeps = counts["keep"] and is_home and not request.rewrite
         return (

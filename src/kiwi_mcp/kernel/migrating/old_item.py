@@ -10,7 +10,7 @@ from pathlib import Path
 from kiwi_mcp.catalog.read import read_head, read_tool
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.kernel.migrating.habits import Habits, read_habits, warnings_of
+from kiwi_mcp.kernel.migrating.habits import Habits, faults_of, read_habits
 from kiwi_mcp.kernel.migrating.modules import modules_beside, tops
 from kiwi_mcp.kernel.migrating.old_folder import Candidate
 from kiwi_mcp.manifest.parse import parse
@@ -53,11 +53,11 @@ class OldItem:
         alone = parse(written.value, stem=own.tool_id, sheets=sheets)
         return (alone.tool_type, alone.version, alone.executor) == (own.tool_type, own.version, own.executor)
 
-    def warnings(self) -> Iterator[Issue]:
+    def faults(self) -> Iterator[Issue]:
         """Give what its code counts on and does not find."""
         if self.habits is not None:
             is_folder = self.tool.origin.is_folder
-            yield from warnings_of(self.habits, self.tool.manifest, tops(self.modules), is_folder=is_folder)
+            yield from faults_of(self.habits, self.tool.manifest, tops(self.modules), is_folder=is_folder)
 
 
 def read_old(candidate: Candidate, *, source: Source, base: Path, sheets: Sheets) -> OldItem | None:

@@ -17,7 +17,7 @@ from kiwi_mcp.domain.items import Manifest, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.authoring.drafts import Draft, place_for, write
 from kiwi_mcp.kernel.migrating.convert import convert
-from kiwi_mcp.kernel.migrating.habits import warnings_of
+from kiwi_mcp.kernel.migrating.habits import faults_of
 from kiwi_mcp.kernel.migrating.modules import tops
 from kiwi_mcp.kernel.migrating.old_folder import Candidate, OldFolder
 from kiwi_mcp.kernel.migrating.old_item import OldItem, read_old
@@ -142,7 +142,7 @@ class Planner:
 
     def _kept(self, step: Step, old: OldItem) -> Step:
         changed = [_modified(old.tool)] if old.tool.integrity == "modified" else []
-        step = replace(step, what="keep", issues=(*changed, *self._faults(old.tool), *old.warnings()))
+        step = replace(step, what="keep", issues=(*changed, *self._faults(old.tool), *old.faults()))
         is_signable = step.is_sound and old.tool.integrity != "signed"
         return replace(step, what="sign") if self._sign and is_signable else step
 
@@ -157,15 +157,15 @@ class Planner:
         kind = "tools" if old.kind == "scripts" and old.says_all(self._sheets) else old.kind
         category = category_of(path, self._old.base) or (tool.manifest.category if kind == "tools" else "")
         draft = Draft(place_for(kind=kind, category=category, name=name), path.name, own, executables)
-        issues = (*self._faults(tool), *old.warnings())
+        issues = (*self._faults(tool), *old.faults())
         return self._placed(replace(step, what="copy", draft=draft, shared=lent, issues=issues), tool)
 
     def _converted(self, step: Step, old: OldItem) -> Step:
         assert old.habits is not None  # noqa: S101 - only Python code is old, and has habits
         made = convert(old.tool, old.habits, old.modules, self._sheets)
         modules = tops(made.draft.files)
-        warnings = [*made.issues, *warnings_of(old.habits, made.tool.manifest, modules, is_folder=True)]
-        step = replace(step, issues=(*self._faults(made.tool), *warnings))
+        found = [*made.issues, *faults_of(old.habits, made.tool.manifest, modules, is_folder=True)]
+        step = replace(step, issues=(*self._faults(made.tool), *found))
         if not step.is_sound:
             return replace(step, reason="it has issues that a tool of today may not have")
         return self._placed(replace(step, what="convert", draft=made.draft), made.tool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, ToolNotFound, VersionConflict
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import VersionName
@@ -13,7 +13,6 @@ from kiwi_mcp.kernel.answers import Answer
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.compare import compare
 from kiwi_mcp.kernel.registry.history import (
-    listing,
     mark,
     markable,
     planned_mark,
@@ -23,8 +22,17 @@ from kiwi_mcp.kernel.registry.history import (
     versions,
     way_back,
 )
-from kiwi_mcp.kernel.registry.port import RegistryRemote
-from kiwi_mcp.kernel.registry.publish import foresee, prepare_publication, publish, told
+from kiwi_mcp.kernel.registry.listing import list_items
+from kiwi_mcp.kernel.registry.missing import (
+    another_here,
+    choose,
+    demand_exact,
+    half_published,
+    refuse_taken,
+    unpublished,
+)
+from kiwi_mcp.kernel.registry.port import RegistryRemote, Remote
+from kiwi_mcp.kernel.registry.publish import Publication, foresee, prepare_publication, publish, told
 from kiwi_mcp.kernel.registry.remotes import open_remote
 from kiwi_mcp.kernel.registry.sync import pull, told_of
 from kiwi_mcp.kernel.registry.told import Wanted
@@ -39,6 +47,7 @@ from kiwi_mcp.kernel.registry.words import (
 )
 from kiwi_mcp.kernel.requests import ExecuteRequest
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.store.registry import Registry
 
 _EXIT_DAMAGED = 5
 
@@ -60,10 +69,17 @@ async def act(request: ExecuteRequest, catalog: Catalog, store: Store, report: R
 
 
 def _told(request: ExecuteRequest, catalog: Catalog, store: Store) -> JsonObject:
-    registry, action, written = store.registry(), request.action, request.parameters
-    if action == "list":
-        return listing(read(ListWords, action, written), registry)
-    item = _item(request)
+    registry = store.registry()
+    if request.action == "list":
+        return list_items(read(ListWords, "list", request.parameters), catalog, registry)
+    try:
+        return _told_of(_item(request), request, catalog, registry)
+    except ToolNotFound as error:
+        raise unpublished(_item(request), catalog, registry) from error
+
+
+def _told_of(item: str, request: ExecuteRequest, catalog: Catalog, registry: Registry) -> JsonObject:
+    action, written = request.action, request.parameters
     match action:
         case "versions":
             read(NoWords, action, written)
@@ -73,6 +89,8 @@ def _told(request: ExecuteRequest, catalog: Catalog, store: Store) -> JsonObject
         case "yank" | "deprecate":
             words = read(MarkWords, action, written)
             found = markable(item, action, registry)
+            if action == "yank":
+                demand_exact(item, found)
             return planned_mark(found, action, words) if request.dry_run else mark(found, action, words, registry)
         case "rollback":
             chosen = read(RollbackWords, action, written)
@@ -87,18 +105,34 @@ async def _publish(request: ExecuteRequest, catalog: Catalog, store: Store, repo
     registry, item = store.registry(), _item(request)
     report(Progress(f"checking {item}"))
     publication = await prepare_publication(item, words, catalog, registry)
-    published = await asyncio.to_thread(foresee if request.dry_run else publish, publication, registry)
-    answer = told(publication, published, is_planned=request.dry_run)
-    if words.to is None or request.dry_run:
-        return answer
-    source = RegistryRemote(registry, registry.database.url)
+    if words.to is None:
+        return await _sealed(publication, registry, is_planned=request.dry_run)
+    # A remote that is not there, or has other content, is found out before anything is sealed here.
     target = await open_remote(words.to, store.settings, catalog.space)
     try:
-        wanted = Wanted.parse(str(publication.name))
-        pushed = await pull(source, target, wanted, namespaces=registry.actor.order, report=report)
+        await refuse_taken(publication, target)
+        answer = await _sealed(publication, registry, is_planned=request.dry_run)
+        if request.dry_run:
+            return {**answer, "to": target.key}
+        pushed = await _sent(publication.name, words.to, target, registry, report)
     finally:
         await target.aclose()
-    return {**answer, "to": target.key, "pushed": [str(one.name) for one in pushed if one.is_new]}
+    return {**answer, "to": target.key, "pushed": pushed}
+
+
+async def _sent(name: VersionName, address: str, target: Remote, registry: Registry, report: Report) -> list[Json]:
+    """Copy a version that is sealed here to a remote, and return what was new there."""
+    source, wanted = RegistryRemote(registry, registry.database.url), Wanted.parse(str(name))
+    try:
+        sent = await pull(source, target, wanted, namespaces=registry.actor.order, report=report)
+    except KiwiError as error:
+        raise half_published(error, name, address) from error
+    return [str(one.name) for one in sent if one.is_new]
+
+
+async def _sealed(publication: Publication, registry: Registry, *, is_planned: bool) -> JsonObject:
+    published = await asyncio.to_thread(foresee if is_planned else publish, publication, registry)
+    return told(publication, published, is_planned=is_planned)
 
 
 async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
@@ -107,18 +141,20 @@ async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report:
     order = registry.actor.order
     own = RegistryRemote(registry, registry.database.url, is_own=True)
     if words.remote is None:
-        name = wanted.choose(await told_of(own, wanted), order)
+        name = await choose(wanted, own, order)
         return await _pulled(name, {}, catalog, store, request)
     source = await open_remote(words.remote, store.settings, catalog.space)
     try:
-        held = await told_of(source, wanted)
-        name = wanted.choose(held, order)
+        name = await choose(wanted, source, order)
+        held = await told_of(source, Wanted.parse(str(name)))
         if held.is_private(name) and not registry.actor.is_member(name.namespace):
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
         if request.dry_run:
             about = _about(name, held.versions[name])
             return {**about, "status": "planned", "message": f"{name} would be pulled", "from": source.key}
         published = await pull(source, own, Wanted.parse(str(name)), namespaces=order, report=report)
+    except VersionConflict as error:
+        raise another_here(error, registry) from error
     finally:
         await source.aclose()
     new: list[Json] = [str(one.name) for one in published if one.is_new]
@@ -136,7 +172,7 @@ async def _pulled(
     chain = await asyncio.to_thread(catalog.resolve, f"registry/{name}")
     if not request.dry_run:
         await asyncio.to_thread(registry.count_download, listed.id)
-    shown = name.tool_id if _is_meant(name, catalog) else f"registry/{name}"
+    shown = name.tool_id if _is_meant(name, catalog) else str(name)
     return {
         **_about(name, listed.digest),
         **about,

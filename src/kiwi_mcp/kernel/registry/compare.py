@@ -9,11 +9,14 @@ from difflib import unified_diff
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, ToolNotFound
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.kernel.registry.history import every_version
 from kiwi_mcp.kernel.registry.words import DiffWords
+from kiwi_mcp.kernel.requests import Where
+from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.store.registry import Registry
 
 _MAX_DIFF = 200_000
@@ -50,7 +53,7 @@ def _sides(ref: Ref, words: DiffWords, catalog: Catalog, registry: Registry) -> 
     if words.first and words.second:
         return _side(ref, words.first, catalog), _side(ref, words.second, catalog)
     published = every_version(ref, registry)
-    latest = next(listed for listed in published if listed.is_latest)
+    latest = next((listed for listed in published if listed.is_latest), published[0])
     if words.first:
         return _side(ref, words.first, catalog), _side(ref, latest.name.version, catalog)
     here = _here(ref, catalog)
@@ -70,11 +73,27 @@ def _side(ref: Ref, word: str, catalog: Catalog) -> _Side:
     """Return a version of the registry, or the item in a folder where the word is `project` or `user`."""
     match word:
         case "project" | "user":
-            return _read(catalog.find(ref.name, source=word))
+            return _read(_in_folder(ref.name, word, catalog))
         case _:
+            if Version.parse(word) is None and Range.parse(word) is None and not Ref(ref.name, version=word).digest:
+                hint = did_you_mean(word, ("project", "user"))
+                raise InvalidRequest(
+                    f"{word[:60]!r} is neither a version nor `project` or `user`.",
+                    suggestion=f"{hint}`kiwi versions {ref.name}` lists the versions.",
+                )
             namespace = ref.namespace if ref.source == "registry" else None
             home = f"registry/{namespace}/" if namespace else ""
             return _read(catalog.find(f"{home}{ref.name}@{word}", source="registry"))
+
+
+def _in_folder(name: str, source: Where, catalog: Catalog) -> Tool:
+    try:
+        return catalog.find(name, source=source)
+    except ToolNotFound as error:
+        raise InvalidRequest(
+            f"There is no {name!r} in the {source} space.",
+            suggestion=f"Copy it there with `kiwi load {name} --destination {source}`, or name two versions.",
+        ) from error
 
 
 def _here(ref: Ref, catalog: Catalog) -> _Side | None:

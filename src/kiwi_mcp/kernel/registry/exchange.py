@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Report
-from kiwi_mcp.domain.registry import Event, Published, Release, VersionName
+from kiwi_mcp.domain.registry import Cursor, Event, Published, Release, VersionName
 from kiwi_mcp.kernel.registry.port import RegistryRemote, Remote
-from kiwi_mcp.kernel.registry.remotes import open_remote
+from kiwi_mcp.kernel.registry.remotes import lasting, open_remote
 from kiwi_mcp.kernel.registry.sync import copy, cursor_name, everything
 from kiwi_mcp.kernel.requests import RegistryRequest
 from kiwi_mcp.kernel.settings import RemoteSettings, add_remote
@@ -58,6 +59,7 @@ def _added(request: RegistryRequest, catalog: Catalog) -> JsonObject:
             "The address holds a password, which would stand in a file for all to read.",
             suggestion="Leave it out: PostgreSQL's own `~/.pgpass` or PGPASSWORD supplies it.",
         )
+    url = lasting(url, catalog.space)
     add_remote(catalog.space.user, request.remote, RemoteSettings(url, request.token or ""))
     return {
         "action": "add",
@@ -81,20 +83,23 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
     remote = await open_remote(request.remote, store.settings, catalog.space)
     is_push = request.action == "push"
     source, target = (own, remote) if is_push else (remote, own)
-    cursor = cursor_name("push" if is_push else "pull", remote, with_private=request.with_private)
+    # A push compares what both sides hold; a pull goes on from where the last one ended.
+    is_followed = not is_push and not request.only
+    cursor = cursor_name(remote, registry.actor, with_private=request.with_private)
     try:
         done = await copy(
             source,
             _Blind(target) if request.dry_run else target,
-            after=0 if request.only or is_push else registry.cursor(cursor),
+            after=await asyncio.to_thread(registry.cursor, cursor) if is_followed else Cursor(),
             only=_within(request.only) if request.only else everything,
             with_private=request.with_private,
             report=report,
         )
     finally:
         await remote.aclose()
-    if not request.dry_run and not request.only:
-        registry.set_cursor(cursor, done.cursor)
+    # What was left out lies before the cursor, and may be had the next time.
+    if is_followed and not request.dry_run and not done.left_out:
+        await asyncio.to_thread(registry.set_cursor, cursor, done.cursor)
     shown: list[Json] = [str(name) for name in done.new[:_SHOWN]]
     return {
         "action": request.action,

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from itertools import groupby
-from typing import Protocol, cast
+from typing import Protocol
 
-from kiwi_mcp.catalog.seeds import vouched
 from kiwi_mcp.domain.errors import NotFound
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Event, Mark, Published, Release, VersionName, Visibility
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Event, Published, Release, VersionName
 from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.registry import Registry
 
@@ -134,35 +131,8 @@ def not_held(missing: Sequence[str]) -> NotFound:
 
 
 def write_all(registry: Registry, releases: Sequence[Release], marks: Iterable[Event]) -> Sequence[Published]:
-    """Publish versions and apply marks, as the registry's actor."""
-    is_seeding = any(release.name.namespace == BUILTIN_NAMESPACE for release in releases)
-    published = registry.publish([_kept(one) for one in releases], is_seeding=is_seeding) if releases else ()
-    for (op, reason, at), group in groupby(marks, key=lambda mark: (mark.op, mark.reason, mark.at)):
-        names = [mark.name for mark in group]
-        match op:
-            case "visibility":
-                for name in names:
-                    registry.set_visibility(name.namespace, name.tool_id, cast("Visibility", reason))
-            case "yank" | "unyank" | "deprecate" | "undeprecate":
-                registry.mark(names, op, reason=reason, at=at)
-    return published
-
-
-def _kept(release: Release) -> Release:
-    """Return a version as it is kept when it comes from elsewhere.
-
-    Versions of what ships with Kiwi come along as a record of what others stand on. One that this installation does
-    not bring itself is yanked, so that no name ever leads to it.
-    """
-    if release.name.namespace != BUILTIN_NAMESPACE or release.digest in vouched():
-        return release
-    return replace(
-        release, is_official=False, is_builtin=False, yanked=Mark(_now(), "a record of what others stand on")
-    )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Publish versions and say again what was said, as the registry's actor: all of it, or nothing."""
+    return registry.publish(releases, tuple(marks))
 
 
 def joined(actor: Actor, namespaces: Iterable[str]) -> Actor:

@@ -10,6 +10,7 @@ from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.catalog.release import release_of
 from kiwi_mcp.domain.errors import (
     IntegrityMismatch,
+    InvalidManifest,
     InvalidRequest,
     NamespaceDenied,
     VersionConflict,
@@ -46,11 +47,13 @@ async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, 
         raise VersionSealed(tool.identity)
     verdict = await examine(tool, catalog)
     verdict.demand(tool.id)
-    links = catalog.resolve(tool.identity).links
+    chain = catalog.resolve(tool.identity)
+    if chain.faults:
+        raise InvalidManifest(tool.id, chain.faults)
     namespace = words.namespace or registry.actor.namespaces[0]
     if not is_namespace(namespace) or not registry.actor.is_member(namespace):
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
-    return Publication(tool, tuple(_releases(links, words, namespace, registry)), verdict)
+    return Publication(tool, tuple(_releases(chain.links, words, namespace, registry)), verdict)
 
 
 def publish(publication: Publication, registry: Registry) -> Sequence[Published]:

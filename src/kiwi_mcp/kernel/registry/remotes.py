@@ -82,5 +82,15 @@ def _in_database(url: str, settings: RegistrySettings) -> Remote:
 
 
 def _in_folder(path: str, space: Space) -> Remote:
-    folder = Path(os.path.normpath(space.project / Path(path).expanduser()))
+    folder = _absolute(path, space)
     return FolderRemote(Layout(folder), f"{_FOLDER}{folder}")
+
+
+def lasting(url: str, space: Space) -> str:
+    """Return an address that means the same from every project: that of a folder with its whole path."""
+    is_folder = "://" not in url and (url.startswith(_FOLDER) or "/" in url)
+    return str(_absolute(url.removeprefix(_FOLDER), space)) if is_folder else url
+
+
+def _absolute(path: str, space: Space) -> Path:
+    return Path(os.path.normpath(space.project / Path(path).expanduser()))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kiwi_mcp.domain.errors import ArtifactRefused, InvalidRequest, NotFound
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import Event, VersionName, Visibility
+from kiwi_mcp.domain.paths import is_namespace, is_tool_id
+from kiwi_mcp.domain.registry import Event, VersionName, Visibility, is_digest
 from kiwi_mcp.domain.version import Range, Version
-from kiwi_mcp.manifest.names import is_tool_id
 
 _ASPECTS = {
     "yank": "yank",
@@ -21,7 +20,6 @@ _ASPECTS = {
     "visibility": "visibility",
 }
 """What each event is about: the last one about a thing is how the thing stands."""
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _EXAMPLES = "Write `name`, `namespace/name`, `name@^1.2`, `name@1.2.3` or a digest `sha256:…`."
 _MAX_LENGTH = 400
 
@@ -31,10 +29,11 @@ Subject = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A registry without its contents: each version's digest, who sees it, and the last word on it."""
+    """A registry without its contents: the hashes of each version, who sees it, and the last word on it."""
 
     versions: Mapping[VersionName, str]
-    """By name, in the order in which they were published."""
+    """The digests, by name, in the order in which they were published."""
+    closures: Mapping[VersionName, str]
     visibilities: Mapping[tuple[str, str], Visibility]
     marks: Mapping[Subject, Event]
 
@@ -42,6 +41,7 @@ class Told:
     def by(cls, events: Iterable[Event]) -> Told:
         """Return what a log tells; one that publishes a version twice, with two contents, is no log."""
         versions: dict[VersionName, str] = {}
+        closures: dict[VersionName, str] = {}
         visibilities: dict[tuple[str, str], Visibility] = {}
         marks: dict[Subject, Event] = {}
         twice = []
@@ -50,11 +50,14 @@ class Told:
             if event.op != "publish":
                 marks.pop(subject(event), None)  # the last words stay in their order, in which they were possible
                 marks[subject(event)] = event
-            elif versions.setdefault(event.name, event.digest) != event.digest:
+            elif (versions.setdefault(event.name, event.digest), closures.setdefault(event.name, event.closure)) != (
+                event.digest,
+                event.closure,
+            ):
                 twice.append(Issue(str(event.name), "stands twice in the log, with two contents", "Ask its owner."))
         if twice:
             raise ArtifactRefused("The log of the registry", twice)
-        return cls(versions, visibilities, marks)
+        return cls(versions, closures, visibilities, marks)
 
     def is_private(self, name: VersionName) -> bool:
         """Whether only members of its namespace see a version."""
@@ -89,26 +92,31 @@ def subject(event: Event) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One version of an item: by name, and by range, exact version or digest."""
+    """One version of an item: by name, by range or exact version, and by digest or closure."""
 
     tool_id: str = ""
     namespace: str = ""
     version: str = ""
     digest: str = ""
+    """Its digest, which names its own bytes, or its closure, which names those of its executors too."""
 
     @classmethod
     def parse(cls, text: str) -> Wanted:
         """Return what a text asks for; what can name nothing is refused."""
-        if _DIGEST.fullmatch(text):
+        if is_digest(text):
             return cls(digest=text)
         place, at, version = text[:_MAX_LENGTH].partition("@")
         namespace, slash, tool_id = place.rpartition("/")
-        is_digest = _DIGEST.fullmatch(version) is not None
+        is_hash = is_digest(version)
         is_range = Version.parse(version) is not None or Range.parse(version) is not None
-        is_named = is_tool_id(tool_id) and (not slash or is_tool_id(namespace))
-        if not is_named or len(text) > _MAX_LENGTH or (at and not is_digest and not is_range):
+        is_named = is_tool_id(tool_id) and (not slash or is_namespace(namespace))
+        if not is_named or len(text) > _MAX_LENGTH or (at and not is_hash and not is_range):
             raise InvalidRequest(f"{text[:100]!r} names no version.", suggestion=_EXAMPLES)
-        return cls(tool_id, namespace, "" if is_digest else version, version if is_digest else "")
+        return cls(tool_id, namespace, "" if is_hash else version, version if is_hash else "")
+
+    def exactly(self, name: VersionName) -> Wanted:
+        """Return the wish for the version that was chosen, which still has to have the hash that was asked for."""
+        return replace(self, tool_id=name.tool_id, namespace=name.namespace, version=name.version)
 
     def __str__(self) -> str:
         place = f"{self.namespace}/{self.tool_id}" if self.namespace else self.tool_id
@@ -139,8 +147,8 @@ class Wanted:
     def _covers(self, name: VersionName, told: Told) -> bool:
         if self.tool_id and name.tool_id != self.tool_id:
             return False
-        if self.digest:
-            return told.versions[name] == self.digest
+        if self.digest and self.digest not in {told.versions[name], told.closures[name]}:
+            return False
         if not self.version or self.version == name.version:
             return True
         wanted, version = Range.parse(self.version), Version.parse(name.version)

@@ -9,9 +9,9 @@ from typing import get_args
 from kiwi_mcp.domain.errors import ArtifactRefused, InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.registry import Event, Op, Published, Release, VersionName
+from kiwi_mcp.domain.registry import Event, Op, Published, Release, VersionName, is_digest
 from kiwi_mcp.manifest.json_text import read_json
-from kiwi_mcp.store.soundness import bad_name, bad_text, bad_time, bad_visibility, is_digest
+from kiwi_mcp.store.soundness import bad_name, bad_text, bad_time, bad_visibility
 
 EVENTS, READ, WRITE, HEALTH = "/registry/v1/events", "/registry/v1/read", "/registry/v1/write", "/health"
 
@@ -93,13 +93,14 @@ def event_to_json(event: Event) -> JsonObject:
         "at": event.at,
         "reason": event.reason,
         "visibility": event.visibility,
+        "hash": event.hash,
     }
 
 
 def event_from(value: Json) -> Event:
     """Return the event that a JSON object is, or refuse it with every fault it has."""
     words = as_object(value)
-    texts = {word: as_text(words.get(word)) for word in ("op", "digest", "closure", "actor", "at", "reason")}
+    texts = {word: as_text(words.get(word)) for word in ("op", "digest", "closure", "actor", "at", "reason", "hash")}
     visibility, seq = as_text(words.get("visibility")), words.get("seq")
     event = Event(
         seq=seq if isinstance(seq, int) and 0 <= seq < _MAX_SEQ else -1,
@@ -111,6 +112,7 @@ def event_from(value: Json) -> Event:
         at=texts["at"],
         reason=texts["reason"],
         visibility=visibility,  # type: ignore[arg-type]  # held against the list below
+        hash=texts["hash"],
     )
     if issues := [*_faults(event, texts["op"])]:
         raise ArtifactRefused(f"An event of {str(event.name)[:_MAX_ACTOR]}", issues)
@@ -128,6 +130,8 @@ def _faults(event: Event, op: str) -> Iterator[Issue]:
     for place, digest in (("digest", event.digest), ("closure", event.closure)):
         if not is_digest(digest) and not is_of_item:
             yield Issue(place, f"{digest[:100]!r} is not a digest", _ASK)
+    if event.hash and not is_digest(event.hash):
+        yield Issue("hash", f"{event.hash[:100]!r} is not a digest", _ASK)
     yield from bad_time(event.at or "never", "at")
     yield from bad_text(event.actor, "actor", limit=_MAX_ACTOR)
     yield from bad_text(event.reason, "reason")

@@ -51,7 +51,9 @@ def kiwi(
 @app.command()
 def search(
     query: Annotated[list[str], typer.Argument(help="What you need, in words.")],
-    source: Annotated[str, typer.Option(help="local, all, project, user or builtin.")] = "local",
+    source: Annotated[
+        str, typer.Option(help="local (project and user), all, project, user, registry or builtin.")
+    ] = "local",
     limit: Annotated[int, typer.Option(help="At most this many.")] = 10,
     sort_by: Annotated[str, typer.Option(help="score, date or name.")] = "score",
     item_type: Annotated[str, typer.Option("--type", help="tool, directive or knowledge.")] = "tool",
@@ -72,7 +74,7 @@ def search(
 @app.command()
 def load(
     item: Item,
-    source: Annotated[str | None, typer.Option(help="project, user or builtin.")] = None,
+    source: Annotated[str | None, typer.Option(help="project, user, registry or builtin.")] = None,
     to: Annotated[str | None, typer.Option(help="Copy it to project or user.")] = None,
     destination: Annotated[str | None, typer.Option(help="The same as --to.")] = None,
     file: Annotated[str | None, typer.Option(help="One file of an item with several.")] = None,
@@ -246,7 +248,7 @@ def init(
 @app.command("help")
 def help_(
     topic: Annotated[
-        str | None, typer.Argument(help="tool, create, execute, search, load, runtimes, api, errors.")
+        str | None, typer.Argument(help="tool, create, execute, search, load, registry, runs, migrate, up, errors, …")
     ] = None,
     project: Project = None,
     is_json: IsJson = False,
@@ -257,7 +259,7 @@ def help_(
 
 @app.command()
 def call(
-    verb: Annotated[str, typer.Argument(help="search, load, execute, help, init or doctor.")],
+    verb: Annotated[str, typer.Argument(help="search, load, execute, help, init, doctor, registry, runs or migrate.")],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",
     project: Project = None,
 ) -> None:

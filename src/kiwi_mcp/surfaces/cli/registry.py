@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kiwi_mcp.kernel.places import user_space
+from kiwi_mcp.kernel.settings import remove_remote
+from kiwi_mcp.surfaces.cli.screen import Screen
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
 
@@ -16,8 +20,9 @@ commands.add_typer(registry, name="registry")
 
 Reason = Annotated[str | None, typer.Option("--reason", "-m", help="Why, for all who look at the history.")]
 Undo = Annotated[bool, typer.Option("--undo", help="Take it back.")]
-Remote = Annotated[str, typer.Argument(help="A remote's name, a folder, or an address.")]
+Remote = Annotated[str, typer.Argument(help="A remote's name, a folder such as ./shelf, or an address.")]
 Only = Annotated[str | None, typer.Option("--namespace", help="Only this namespace.")]
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 Private = Annotated[bool, typer.Option("--with-private", help="Private items too.")]
 
 
@@ -27,7 +32,7 @@ def publish(
     namespace: Annotated[str | None, typer.Option(help="One of yours; the first of them otherwise.")] = None,
     visibility: Annotated[str | None, typer.Option(help="public, unlisted or private.")] = None,
     changelog: Annotated[str | None, typer.Option("--changelog", "-m", help="What changed, in a line or two.")] = None,
-    to: Annotated[str | None, typer.Option(help="A remote that gets it as well.")] = None,
+    to: Annotated[str | None, typer.Option(help="A remote that gets it as well: a name, a folder, an address.")] = None,
     location: Location = None,
     is_dry: DryRun = False,
     project: Project = None,
@@ -42,7 +47,10 @@ def publish(
 @commands.command()
 def pull(
     item: Annotated[str, typer.Argument(help="name, namespace/name, name@range, name@version or sha256:digest.")],
-    remote: Annotated[str | None, typer.Option("--from", help="The remote to pull it from.")] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--from", help="The remote to pull it from: a name, a folder such as ./shelf, an address."),
+    ] = None,
     is_dry: DryRun = False,
     project: Project = None,
     is_json: IsJson = False,
@@ -63,8 +71,8 @@ def versions(item: Item, project: Project = None, is_json: IsJson = False) -> No
 @commands.command()
 def diff(
     item: Item,
-    first: Annotated[str | None, typer.Argument(metavar="[FROM]", help="A version, project or user.")] = None,
-    second: Annotated[str | None, typer.Argument(metavar="[TO]", help="A version, project or user.")] = None,
+    first: Annotated[str | None, typer.Argument(metavar="FROM", help="A version, project or user.")] = None,
+    second: Annotated[str | None, typer.Argument(metavar="TO", help="A version, project or user.")] = None,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
@@ -83,7 +91,7 @@ def deprecate(
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
-    """Warn whoever uses a version; it still runs."""
+    """Warn whoever uses a version, or all that a range covers; name alone means every version. They still run."""
     words = payload(reason=reason, undo=is_undone)
     request = payload(action="deprecate", item_id=item, parameters=words, dry_run=is_dry)
     shell_for(project, is_json=is_json).tell("execute", request, view="mark")
@@ -91,7 +99,7 @@ def deprecate(
 
 @commands.command()
 def yank(
-    item: Annotated[str, typer.Argument(help="name@version.")],
+    item: Annotated[str, typer.Argument(help="One exact version: name@1.2.3.")],
     reason: Reason = None,
     is_undone: Undo = False,
     is_dry: DryRun = False,
@@ -146,7 +154,9 @@ def list_(
 
 @commands.command()
 def runs(
-    run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="One run, whole.")] = None,
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="One run, whole: its id, or the beginning of it.")
+    ] = None,
     tool: Annotated[str | None, typer.Option(help="Only of this tool.")] = None,
     status: Annotated[str | None, typer.Option(help="success, error, timeout, refused, cancelled, …")] = None,
     since: Annotated[str | None, typer.Option(help="A time, or how long ago: 2h, 3d.")] = None,
@@ -225,11 +235,23 @@ def pull_all(
 def add(
     name: Annotated[str, typer.Argument(help="What to call it.")],
     url: Annotated[str, typer.Argument(help="Where it is.")],
-    token: Annotated[str | None, typer.Option(help="The variable that holds its token.")] = None,
+    token: Annotated[str | None, typer.Option(help="The NAME of the variable that holds its token.")] = None,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
     """Give a remote a name."""
-    variable = token if token is None or token.startswith("${") else f"${{{token}}}"
+    # Only what looks like a name is taken for one: a token given by mistake must not end up in the file.
+    variable = f"${{{token}}}" if token and _VARIABLE.fullmatch(token) else token
     request = payload(action="add", remote=name, url=url, token=variable)
     shell_for(project, is_json=is_json).tell("registry", request, view="message")
+
+
+@registry.command()
+def remove(name: Annotated[str, typer.Argument(help="What it is called.")], is_json: IsJson = False) -> None:
+    """Forget a remote; nothing there or here is deleted."""
+    remove_remote(user_space(), name)
+    screen = Screen()
+    if is_json:
+        screen.json({"action": "remove", "status": "removed", "remote": name})
+    else:
+        screen.data(f"{name} is forgotten")

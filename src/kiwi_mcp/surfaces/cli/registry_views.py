@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from textwrap import indent
 from types import MappingProxyType
@@ -9,8 +10,14 @@ from types import MappingProxyType
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
 
+_RESULT_WORDS = frozenset({"result", "result_is_preview", "result_characters", "result_handle", "logs"})
 _SHORT = 19
 """How much of a digest is enough to tell it apart: `sha256:` and twelve digits."""
+
+
+def _place(url: str) -> str:
+    """Return where a store is, as a sentence says it: a file by its path."""
+    return url.removeprefix("sqlite:///")
 
 
 def _digest(content: JsonObject, word: str = "digest") -> str:
@@ -44,7 +51,8 @@ def _versions(content: JsonObject, screen: Screen) -> None:
         state = ", ".join((["latest"] if version.get("is_latest") else []) + marks)
         at, by = as_text(version.get("published_at"))[:10], as_text(version.get("published_by"))
         changelog = as_text(version.get("changelog")).partition("\n")[0]
-        screen.line(f"{as_text(version.get('version')):<14} {at} {by:<12} {_digest(version)}  {state:<18} {changelog}")
+        line = f"{as_text(version.get('version')):<14} {at} {by:<12} {_digest(version)}  {state:<18} {changelog}"
+        screen.line(line.rstrip())
         for word in marks:
             if reason := as_text(as_object(version[word]).get("reason")):
                 screen.line(f"{'':<14} {word}: {reason}")
@@ -81,10 +89,8 @@ def _mark(content: JsonObject, screen: Screen) -> None:
 def _verify(content: JsonObject, screen: Screen) -> None:
     for issue in map(as_object, as_list(content.get("issues"))):
         screen.data(issue_text(issue))
-    count = content.get("checked")
-    talk(
-        f"{as_text(content.get('message'))}: {count} version{'s' * (count != 1)} in {as_text(content.get('registry'))}"
-    )
+    count, place = content.get("checked"), _place(as_text(content.get("registry")))
+    talk(f"{as_text(content.get('message'))}: {count} version{'s' * (count != 1)} in {place}")
 
 
 def _list(content: JsonObject, screen: Screen) -> None:
@@ -95,7 +101,7 @@ def _list(content: JsonObject, screen: Screen) -> None:
         version, kind = as_text(one.get("version")), as_text(one.get("tool_type"))
         marks = "".join(f" ({word})" for word in ("yanked", "deprecated") if word in one)
         screen.line(f"{name}  {version:<10} {kind:<12} {as_text(one.get('description'))}{marks}")
-    talk(f"{len(items)} item{'s' * (len(items) != 1)} in {as_text(content.get('registry'))}")
+    talk(f"{len(items)} item{'s' * (len(items) != 1)} in {_place(as_text(content.get('registry')))}")
     if hint := as_text(content.get("suggestion")):
         talk(f"hint: {hint}")
 
@@ -110,17 +116,34 @@ def _runs(content: JsonObject, screen: Screen) -> None:
             f"{as_text(run.get('id'))}  {at}  {status:<11} {took:>9}  {name}{f'  {message}' if message else ''}"
         )
     if not runs:
-        talk("No runs to show.")
+        talk(as_text(content.get("suggestion")) or "No runs to show.")
     if following := as_text(content.get("next")):
         talk(f"hint: go on with --before {following}")
 
 
 def _run(content: JsonObject, screen: Screen) -> None:
-    screen.json(content)
+    for word, value in content.items():
+        if word not in _RESULT_WORDS:
+            screen.data(f"{f'{word}:':<14} {text_of(value)}")
+    logs = as_object(content.get("logs"))
+    for name in ("stdout", "stderr"):
+        if printed := as_text(logs.get(name)).rstrip():
+            screen.data(f"{name}:\n{indent(printed, '  ')}")
+    if "result" in content:
+        result = content["result"]
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, indent=2)
+        screen.data(f"result:\n{indent(text, '  ')}")
+        if content.get("result_is_preview"):
+            talk(f"That is the beginning of {content.get('result_characters')} characters.")
+            talk(f"hint: kiwi load --type output {_handle(content)} --project {as_text(content.get('project'))}")
+
+
+def _handle(content: JsonObject) -> str:
+    return f"{as_text(content.get('result_handle'))} --offset {len(as_text(content.get('result')))}"
 
 
 def _registry(content: JsonObject, screen: Screen) -> None:
-    screen.data(f"store: {as_text(content.get('registry'))} ({content.get('versions')} versions)")
+    screen.data(f"store: {_place(as_text(content.get('registry')))} ({content.get('versions')} versions)")
     names = ", ".join(map(text_of, as_list(content.get("namespaces"))))
     screen.data(f"as: {as_text(content.get('actor'))}, in {names}")
     for name, remote in as_object(content.get("remotes")).items():
@@ -128,7 +151,8 @@ def _registry(content: JsonObject, screen: Screen) -> None:
 
 
 def _exchange(content: JsonObject, screen: Screen) -> None:
-    screen.data(f"{as_text(content.get('remote'))}: {as_text(content.get('message'))}")
+    would = "would be " if content.get("status") == "planned" else ""
+    screen.data(f"{as_text(content.get('remote'))}: {would}{as_text(content.get('message'))}")
     for name in as_list(content.get("new")):
         talk(f"  + {text_of(name)}")
     for reason in as_list(content.get("left_out")):
@@ -149,7 +173,8 @@ def _migrate(content: JsonObject, screen: Screen) -> None:
     if left_off := content.get("left_off"):
         talk(f"… and {left_off} more")
     talk(as_text(content.get("message")))
-    talk(f"hint: {as_text(content.get('next'))}")
+    if hint := as_text(content.get("next")):
+        talk(f"hint: {hint}")
 
 
 VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(

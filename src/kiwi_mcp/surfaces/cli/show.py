@@ -29,6 +29,7 @@ def _error(content: JsonObject) -> None:
     for name in ("stdout", "stderr"):
         if printed := as_text(logs.get(name)).rstrip():
             talk(printed)
+    show_warnings(content)
     talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
     for issue in as_list(content.get("issues")):
         talk(issue_text(as_object(issue)))
@@ -64,15 +65,22 @@ def _run(content: JsonObject, screen: Screen) -> None:
 
 def _search(content: JsonObject, screen: Screen) -> None:
     results = [as_object(one) for one in as_list(content.get("results"))]
-    width = max((len(as_text(one.get("name"))) for one in results), default=0)
+    width = max((len(_name(one)) for one in results), default=0)
     for one in results:
-        name = as_text(one.get("name")).ljust(width)
+        name = _name(one).ljust(width)
         kind = f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}"
         screen.line(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {as_text(one.get('description'))}")
     total = content.get("total")
     talk(f"{len(results)} of {total} found" if results else f"Nothing found. {as_text(content.get('suggestion'))}")
     for broken in map(as_object, as_list(content.get("broken"))):
         talk(f"warning: {as_text(broken.get('message'))}")
+
+
+def _name(found: JsonObject) -> str:
+    """Return the name by which a result is asked for: what is published is told with its namespace."""
+    if found.get("source") != "registry":
+        return as_text(found.get("name"))
+    return as_text(found.get("identity")).removeprefix("registry/").partition("@")[0]
 
 
 def _load(content: JsonObject, screen: Screen) -> None:

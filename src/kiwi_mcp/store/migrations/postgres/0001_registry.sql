@@ -52,6 +52,10 @@ create table tool_versions (
   manifest_canon text not null,
   content_hash text collate "C" not null check (content_hash ~ '^sha256:[0-9a-f]{64}$'),
   executor_ref text,
+  executor_namespace text,
+  executor_tool_id text,
+  executor_version text,
+  executor_hash text,
   executor_version_id uuid references tool_versions (id),
   closure_hash text not null check (closure_hash ~ '^sha256:[0-9a-f]{64}$'),
   depth integer not null check (depth between 1 and 16),
@@ -66,7 +70,11 @@ create table tool_versions (
   deprecated_at timestamptz,
   deprecated_reason text,
   unique (tool_id, version),
-  check ((executor_ref is null) = (executor_version_id is null)),
+  -- What ships with Kiwi may be missing here: its name and hash are kept for the record, and none of it travels.
+  check ((executor_ref is null) = (executor_namespace is null) and (executor_ref is null) = (executor_tool_id is null)
+    and (executor_ref is null) = (executor_version is null) and (executor_ref is null) = (executor_hash is null)),
+  check (executor_version_id is null or executor_ref is not null),
+  check (executor_version_id is not null or executor_ref is null or executor_namespace = 'kiwi'),
   check ((manifest_yaml is null) = (manifest_sha256 is null)),
   check ((executor_version_id is null) = (depth = 1))
 );
@@ -191,6 +199,10 @@ create trigger versions_are_sealed before update on tool_versions for each row
     or new.manifest_canon is distinct from old.manifest_canon or new.content_hash is distinct from old.content_hash
     or new.executor_ref is distinct from old.executor_ref
     or new.executor_version_id is distinct from old.executor_version_id
+    or new.executor_namespace is distinct from old.executor_namespace
+    or new.executor_tool_id is distinct from old.executor_tool_id
+    or new.executor_version is distinct from old.executor_version
+    or new.executor_hash is distinct from old.executor_hash
     or new.closure_hash is distinct from old.closure_hash or new.depth is distinct from old.depth
     or new.changelog is distinct from old.changelog or new.is_prerelease is distinct from old.is_prerelease
     or new.published_by is distinct from old.published_by or new.created_at is distinct from old.created_at

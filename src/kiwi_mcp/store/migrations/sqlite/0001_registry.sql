@@ -53,6 +53,10 @@ create table tool_versions (
   content_hash text not null check (
     length(content_hash) = 71 and content_hash glob 'sha256:*' and substr(content_hash, 8) not glob '*[^0-9a-f]*'),
   executor_ref text,
+  executor_namespace text,
+  executor_tool_id text,
+  executor_version text,
+  executor_hash text,
   executor_version_id text references tool_versions (id),
   closure_hash text not null check (
     length(closure_hash) = 71 and closure_hash glob 'sha256:*' and substr(closure_hash, 8) not glob '*[^0-9a-f]*'),
@@ -68,7 +72,11 @@ create table tool_versions (
   deprecated_at text,
   deprecated_reason text,
   unique (tool_id, version),
-  check ((executor_ref is null) = (executor_version_id is null)),
+  -- What ships with Kiwi may be missing here: its name and hash are kept for the record, and none of it travels.
+  check ((executor_ref is null) = (executor_namespace is null) and (executor_ref is null) = (executor_tool_id is null)
+    and (executor_ref is null) = (executor_version is null) and (executor_ref is null) = (executor_hash is null)),
+  check (executor_version_id is null or executor_ref is not null),
+  check (executor_version_id is not null or executor_ref is null or executor_namespace = 'kiwi'),
   check ((manifest_yaml is null) = (manifest_sha256 is null)),
   check ((executor_version_id is null) = (depth = 1))
 );
@@ -165,6 +173,8 @@ when new.id is not old.id or new.tool_id is not old.tool_id or new.version is no
   or new.manifest_yaml is not old.manifest_yaml or new.manifest_sha256 is not old.manifest_sha256
   or new.manifest_canon is not old.manifest_canon or new.content_hash is not old.content_hash
   or new.executor_ref is not old.executor_ref or new.executor_version_id is not old.executor_version_id
+  or new.executor_namespace is not old.executor_namespace or new.executor_tool_id is not old.executor_tool_id
+  or new.executor_version is not old.executor_version or new.executor_hash is not old.executor_hash
   or new.closure_hash is not old.closure_hash or new.depth is not old.depth or new.changelog is not old.changelog
   or new.is_prerelease is not old.is_prerelease or new.published_by is not old.published_by
   or new.created_at is not old.created_at or new.sealed_at is not old.sealed_at

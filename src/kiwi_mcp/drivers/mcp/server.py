@@ -1,0 +1,140 @@
+"""An MCP server as its manifest describes it: how it is reached, and what is known of it before it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Literal, TypeAlias
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
+from kiwi_mcp.drivers.process.environments import Environment
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
+from kiwi_mcp.manifest.render import escape, variables
+
+Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
+
+CALL_TIMEOUT = 60.0
+"""How long one request may take, in seconds, where nothing else is written."""
+STARTUP_TIMEOUT = 30.0
+"""How long a server may take to start and to greet, in seconds, where nothing else is written."""
+MAX_BYTES = 16_000_000
+"""The most that one message of a server may have, in bytes, where nothing else is written."""
+RECONNECT_DELAY = 0.5
+"""What the waits between starts of a server that fails are multiples of, in seconds."""
+_SPELLINGS: Mapping[str, Transport] = {
+    "stdio": "stdio",
+    "http": "http",
+    "streamable_http": "http",
+    "streamable-http": "http",
+    "sse": "sse",
+    "websocket": "websocket",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server: its identity, the single act by which it is reached, and its limits."""
+
+    identity: str
+    digest: str
+    transport: Transport
+    spec: ProcessSpec | HttpSpec
+    startup_timeout: float = STARTUP_TIMEOUT
+    reconnect: bool = True
+    reconnect_delay: float = RECONNECT_DELAY
+    max_bytes: int = MAX_BYTES
+
+    @property
+    def name(self) -> str:
+        """The short name of the server."""
+        return self.identity.rpartition("/")[2].partition("@")[0]
+
+    def key(self, secrets: Mapping[str, str]) -> str:
+        """Return what a connection is shared by: the server, where it runs, whose credentials, which hosts."""
+        where: Json
+        match self.spec:
+            case ProcessSpec(cwd=cwd):
+                where = cwd
+            case HttpSpec(granted=granted, denied=denied):
+                where = [list(granted), list(denied)]
+        parts: Json = [self.identity, self.digest, self.transport, where, sorted([*pair] for pair in secrets.items())]
+        return sha256(compact(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def server_of(link: Tool, space: Space) -> Server:
+    """Return the server that a manifest describes; starts nothing."""
+    config = link.manifest.config
+    transport = _SPELLINGS.get(as_text(config.get("transport")))
+    if transport is None:
+        fix = f"Use one of: {', '.join(_SPELLINGS)}."
+        raise InvalidManifest(f"{link.id!r}", [Issue("config.transport", "is no transport that is spoken", fix)])
+    limit = config.get("max_bytes")
+    max_bytes = limit if isinstance(limit, int) and not isinstance(limit, bool) else MAX_BYTES
+    spec = _process(link, space) if transport == "stdio" else _address(config, max_bytes)
+    return Server(
+        identity=link.identity,
+        digest=link.digest,
+        transport=transport,
+        spec=replace(spec, timeout=seconds(config.get("timeout"), CALL_TIMEOUT)),
+        startup_timeout=seconds(config.get("startup_timeout"), STARTUP_TIMEOUT),
+        reconnect=config.get("reconnect") is not False,
+        reconnect_delay=seconds(config.get("reconnect_delay"), RECONNECT_DELAY),
+        max_bytes=max_bytes,
+    )
+
+
+def words_of(spec: ProcessSpec | HttpSpec) -> Json:
+    """Return all words of a spec in which variables may stand."""
+    match spec:
+        case ProcessSpec():
+            return [list(spec.argv), dict(spec.env)]
+        case HttpSpec():
+            return [spec.url, dict(spec.headers), list(spec.basic or ())]
+
+
+def visible_variables(spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
+    """Return the variables that stand in a command line, where every user of the machine can read them."""
+    return variables(list(spec.argv)) if isinstance(spec, ProcessSpec) else ()
+
+
+def _process(link: Tool, space: Space) -> ProcessSpec:
+    config = link.manifest.config
+    own = {name: escape(value) for name, value in base_env(Chain((link,), ""), space, Environment()).items()}
+    program = find_program(as_text(config.get("command")), Words(link.id, command=()), Environment())
+    arguments = tuple(text_of(word) for word in as_list(config.get("args")))
+    return ProcessSpec(argv=(program, *arguments), cwd=str(space.project), env={**declared_env(link), **own})
+
+
+def _address(config: JsonObject, max_bytes: int) -> HttpSpec:
+    auth = as_object(config.get("auth"))
+    url = as_text(config.get("url"))
+    if auth.get("type") == "api_key" and auth.get("in") == "query":
+        url += f"{'&' if '?' in url else '?'}{as_text(auth.get('name'))}={as_text(auth.get('key'))}"
+    headers = {name: text_of(value) for name, value in as_object(config.get("headers")).items()}
+    return HttpSpec(
+        method="POST",
+        url=url,
+        headers={**headers, **_auth_headers(auth)},
+        basic=(as_text(auth.get("username")), as_text(auth.get("password"))) if auth.get("type") == "basic" else None,
+        max_bytes=max_bytes,
+        max_redirects=0,
+    )
+
+
+def _auth_headers(auth: JsonObject) -> Mapping[str, str]:
+    secret = as_text(auth.get("token")) or as_text(auth.get("key"))
+    match auth:
+        case {"type": "bearer"}:
+            return {"Authorization": f"Bearer {secret}"}
+        case {"type": "api_key" | "header"} if auth.get("in") != "query":
+            return {as_text(auth.get("name")) or as_text(auth.get("header")) or "X-API-Key": secret}
+        case _:
+            return {}

@@ -1,0 +1,336 @@
+"""A process that is talked to for as long as it lives: lines go in, lines come out, and nothing of it is left behind.
+
+It is started like any other (a clean environment, a session of its own, a mark that everything it starts inherits),
+but its pipes stay open. What it prints is read only as fast as it is taken, a line has a limit, and of its standard
+error the last part is kept. Leaving the block closes its input, then asks it to end, then ends its whole family.
+
+If Kiwi itself is killed, the input of the process ends, which is how well-behaved ones know that they are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from subprocess import Popen
+
+from kiwi_mcp.domain.errors import TooLarge
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
+from kiwi_mcp.primitives.pipes import Source
+from kiwi_mcp.primitives.program import locate, spawning
+from kiwi_mcp.primitives.secrets import Redactor, reveal
+
+LONGEST_LINE = 16_000_000
+"""The most that one line may have, in bytes."""
+UNREAD = 64_000_000
+"""The most that may wait for a process which does not read, in bytes."""
+KEPT = 65_536
+"""How much of the end of standard error is kept, in bytes."""
+GRACE = 1.0
+"""How long a process may take to end after its input ended, and again after it was told to, in seconds."""
+DRAIN = 0.25
+"""How long output may still come from what a leader left behind, in seconds."""
+_AHEAD = 1_000_000
+"""How much is read ahead of whoever takes the lines, in bytes."""
+_CHUNK = 65_536
+
+
+@asynccontextmanager
+async def talking(
+    spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int = LONGEST_LINE
+) -> AsyncIterator[Peer]:
+    """Start a process to talk to; it is gone with all that it started when the block ends.
+
+    `${NAME}` is revealed in the values of `env`, and in `argv`, where the whole machine can see it.
+    """
+    env = {name: reveal(value, secrets) for name, value in spec.env.items()}
+    told = replace(spec, argv=tuple(reveal(word, secrets) for word in spec.argv))
+    with adopting():
+        peer = Peer(told, env, Redactor(secrets), longest_line)
+        try:
+            yield peer
+        finally:
+            await _completed(peer.end())
+
+
+async def _completed(work: Coroutine[object, object, None]) -> None:
+    """Wait for work that must be done, however often this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
+
+
+class Peer:
+    """A running process and its three pipes."""
+
+    def __init__(self, spec: ProcessSpec, env: Mapping[str, str], redactor: Redactor, longest_line: int) -> None:
+        self._redactor = redactor
+        self._errors = bytearray()
+        self._ending = ""
+        program, mark = locate(spec, env), Mark.new()
+        with ExitStack() as theirs, ExitStack() as ours, spawning(spec):
+            stdin, stdout, stderr = _pipe(theirs, ours), _pipe(ours, theirs), _pipe(ours, theirs)
+            with mark.pressed():
+                self._process = Popen(
+                    spec.argv,
+                    executable=program,
+                    cwd=spec.cwd,
+                    env={**env, MARK: mark.name},
+                    stdin=stdin[0],
+                    stdout=stdout[1],
+                    stderr=stderr[1],
+                    start_new_session=True,
+                )
+            ours.callback(_abandon, self._process)
+            handle = os.pidfd_open(self._process.pid)
+            ours.pop_all()
+        mark.seal(self._process.pid)
+        self._family = Family(self._process.pid, mark)
+        self._lines = Lines(stdout[0], longest_line)
+        self._writer = Writer(stdin[1])
+        self._stderr = Source(stderr[0], self._complained)
+        self._exited = _exit_of(handle)
+        self._exited.add_done_callback(self._leader_ended)
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    def send(self, data: bytes) -> None:
+        """Write to the process, now or as soon as it reads; one that is gone or never reads is a broken pipe."""
+        self._writer.write(data)
+
+    async def line(self) -> bytes | None:
+        """Return the next line without its end, or None where there will be none; one over the limit is refused."""
+        return await self._lines.take()
+
+    def complaints(self) -> str:
+        """Return the last part of what the process wrote to standard error, without secrets."""
+        return self._redactor.clean(bytes(self._errors))[-KEPT:].decode(errors="replace")
+
+    def ending(self) -> str:
+        """Return how the process ended, in words; empty while it runs."""
+        if not self._ending and self._exited.done() and self._process.returncode is None:
+            # Looked at and not waited for: its family is found by its number, which must stay its own until then.
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self._ending = _ending(ended) if ended else ""
+        return self._ending
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait for the process to end; whether it has."""
+        await asyncio.wait((self._exited,), timeout=seconds)
+        return self._exited.done()
+
+    async def end(self) -> None:
+        """End the process: first its input, then politely, then with all that came of it."""
+        try:
+            self._writer.close()
+            if not await self.ends_within(GRACE):
+                self._family.signal_group(SIGTERM)
+                self._family.signal_group(SIGCONT)  # what is stopped hears nothing else
+                if not await self.ends_within(GRACE):
+                    self._family.signal_group(SIGKILL)
+                    await self.ends_within(GRACE)
+            await self._family.sweep()
+        finally:
+            self._family.signal_group(SIGKILL)  # the last resort where the loop itself is being taken down
+            self._stderr.read()
+            self._stderr.close()
+            self._lines.close()
+            self.ending()
+            self._process.poll()
+            self._exited.cancel()
+
+    def _complained(self, data: bytes) -> None:
+        self._errors += data
+        reach = KEPT + self._redactor.longest
+        if len(self._errors) > 2 * reach:
+            del self._errors[:-reach]
+
+    def _leader_ended(self, _: object) -> None:
+        # What it left behind may hold the pipes open for ever, so their end is not waited for.
+        self._writer.close()
+        asyncio.get_running_loop().call_later(DRAIN, self._lines.close)
+
+
+class Lines:
+    """The reading end of a pipe as lines, read only as far ahead as a limit allows."""
+
+    def __init__(self, descriptor: int, longest: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._longest = longest
+        self._ready: deque[bytes] = deque()
+        self._ahead = 0
+        self._rest = bytearray()
+        self._is_open, self._is_reading, self._is_overlong = True, False, False
+        self._waiter: asyncio.Future[None] | None = None
+        os.set_blocking(descriptor, False)
+        self._resume()
+
+    async def take(self) -> bytes | None:
+        """Return the next line, or None at the end."""
+        while not self._ready:
+            if self._is_overlong:
+                raise TooLarge("A line of the process's output", size=None, limit=self._longest)
+            if not self._is_open:
+                return None
+            self._resume()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        line = self._ready.popleft()
+        self._ahead -= len(line)
+        return line
+
+    def close(self) -> None:
+        """Read no more; what is here already can still be taken."""
+        if self._is_open:
+            if self._is_reading:
+                self._read()
+            self._is_open = False
+            self._pause()
+            os.close(self._descriptor)
+            if self._rest and not self._is_overlong:  # a last line without its end
+                self._add(bytes(self._rest))
+            self._rest.clear()
+            self._wake()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._is_reading = False
+            self._loop.remove_reader(self._descriptor)
+            self.close()
+            return
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            self._rest += line
+            if self._is_overlong or len(self._rest) > self._longest:
+                break
+            self._add(bytes(self._rest))
+            self._rest.clear()
+        else:
+            self._rest += rest
+        if len(self._rest) > self._longest:
+            self._is_overlong = True
+            self._rest.clear()
+        if self._is_overlong or self._ahead > _AHEAD:
+            self._pause()
+        if whole or self._is_overlong:
+            self._wake()
+
+    def _add(self, line: bytes) -> None:
+        self._ready.append(line)
+        self._ahead += len(line)
+
+    def _resume(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._descriptor, self._read)
+
+    def _pause(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Writer:
+    """The writing end of a pipe: what is written waits in memory until it is read, up to a limit."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._waiting = bytearray()
+        self._is_open = True
+        os.set_blocking(descriptor, False)
+
+    def write(self, data: bytes) -> None:
+        """Write as much as is taken now; the rest follows by itself."""
+        if not self._is_open:
+            raise BrokenPipeError
+        if len(self._waiting) + len(data) > UNREAD:
+            raise BrokenPipeError
+        is_idle = not self._waiting
+        self._waiting += data
+        if is_idle:
+            self._flush()
+            if self._waiting and self._is_open:
+                self._loop.add_writer(self._descriptor, self._flush)
+
+    def _flush(self) -> None:
+        try:
+            with memoryview(self._waiting) as view:
+                written = os.write(self._descriptor, view[:_CHUNK])
+            del self._waiting[:written]
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads any more
+            self.close()
+            return
+        if not self._waiting:
+            self._loop.remove_writer(self._descriptor)
+
+    def close(self) -> None:
+        """Deliver the end, whatever was not written."""
+        if self._is_open:
+            self._is_open = False
+            self._waiting.clear()
+            self._loop.remove_writer(self._descriptor)
+            os.close(self._descriptor)
+
+
+def _ending(ended: os.waitid_result) -> str:
+    if ended.si_code == os.CLD_EXITED:
+        return f"it ended with exit code {ended.si_status}"
+    known = {number.value: number.name for number in Signals}
+    return f"it was ended by {known.get(ended.si_status, f'signal {ended.si_status}')}"
+
+
+def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    reading, writing = os.pipe()
+    readers.callback(os.close, reading)
+    writers.callback(os.close, writing)
+    return reading, writing
+
+
+def _abandon(process: Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _exit_of(handle: int) -> asyncio.Future[None]:
+    """Return a future that is done when the process has ended; it is not waited for, so its number stays its own."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[None] = loop.create_future()
+
+    def gone(_: object) -> None:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+    def settle() -> None:
+        if not exited.done():
+            exited.set_result(None)
+
+    exited.add_done_callback(gone)
+    loop.add_reader(handle, settle)
+    return exited
