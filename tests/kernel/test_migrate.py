@@ -356,7 +356,7 @@ def test_items_can_go_to_the_user_and_code_they_share_comes_too(
 
 def test_nothing_is_run_to_read_it_and_links_are_not_followed(tmp_path: Path, project: Path, move: Migrate) -> None:
     marker = tmp_path / "ran"
-    put(tmp_path / "old/.ai/scripts/act.py", f"open({str(marker)!r}, 'w').close()\nimport aside\n")
+    put(tmp_path / "old/.ai/scripts/act.py", f"open({str(marker)!r}, 'w').close()\nif True:\n    import aside\n")
     secret = put(tmp_path / "secret.py", "KEY = 1\n")
     scripts = tmp_path / "old/.ai/scripts"
     (scripts / "linked.py").symlink_to(secret)
@@ -411,3 +411,43 @@ def test_a_path_that_is_no_folder_is_refused_with_a_suggestion(path: str, move: 
 def test_a_project_with_nothing_old_has_nothing_to_do(move: Migrate) -> None:
     answer = move()
     assert (answer["counts"], answer["next"]) == ({}, "Nothing to do.")
+
+
+LETTER = '"""Write a letter."""\nfrom page import page\n\n\ndef run(to: str) -> str:\n    return page(to)\n'
+PAGE = "def page(text):\n    return f'--- {text} ---'\n"
+
+
+def test_a_tool_that_lacks_a_module_is_neither_signed_nor_converted(
+    tmp_path: Path, project: Path, move: Migrate
+) -> None:
+    put(tmp_path / "old/.ai/scripts/mail/letter.py", LETTER)
+    put(tmp_path / "old/.ai/scripts/mail/page.py", PAGE)
+
+    copied = items(move(path=str(tmp_path / "old"), apply=True, sign=True))["letter.py"]
+    assert (copied["what"], "signed" in copied) == ("copy", False)
+    (beside,) = (as_object(issue) for issue in as_list(copied["issues"]))
+    assert "imports `page` from beside it" in as_text(beside["reason"])
+    assert "requires" not in as_text(beside["fix"])
+
+    left = items(move(apply=True, rewrite=True, sign=True))["letter.py"]
+    assert left["what"] == "skip"
+    assert "neither a file of it nor a package" in str(left["issues"])
+    assert (project / ".ai/scripts/mail/letter.py").read_text() == LETTER
+
+    whole = items(move(path=str(tmp_path / "old"), apply=True, rewrite=True, sign=True, location="user"))["letter.py"]
+    assert (whole["what"], whole["signed"]) == ("convert", True)
+
+
+def test_a_package_that_may_be_missing_is_only_warned_of(tmp_path: Path, move: Migrate) -> None:
+    text = "try:\n    import rich\nexcept ImportError:\n    rich = None\n\n\ndef run() -> str:\n    return 'ok'\n"
+    put(tmp_path / "old/.ai/scripts/plain.py", text)
+    plain = items(move(path=str(tmp_path / "old"), apply=True, rewrite=True, sign=True))["plain.py"]
+    assert (plain["what"], plain["signed"]) == ("convert", True)
+    assert [as_object(issue)["severity"] for issue in as_list(plain["issues"])] == ["warning"]
+
+
+def test_a_folder_without_any_item_is_told_in_one_sentence(tmp_path: Path, move: Migrate) -> None:
+    for number in range(50):
+        put(tmp_path / "etc" / f"{number}.json", "{}")
+    answer = move(path=str(tmp_path / "etc"))
+    assert (answer["items"], answer["message"]) == ([], f"There is no item in {tmp_path / 'etc'}.")

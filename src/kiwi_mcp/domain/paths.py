@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from unicodedata import normalize
 
 MAX_PATH = 255
@@ -28,10 +29,15 @@ def is_namespace(text: str) -> bool:
 
 def is_safe_path(path: str) -> bool:
     """Whether the text is a relative POSIX path that stays below its folder on every system."""
+    return 0 < len(path) <= MAX_PATH and _is_safe(path)
+
+
+@lru_cache(maxsize=4_096)
+def _is_safe(path: str) -> bool:
+    # Remembered, as the same few names stand in thousands of versions.
     parts = path.split("/")
     return (
-        0 < len(path) <= MAX_PATH
-        and len(parts) <= MAX_PATH_DEPTH
+        len(parts) <= MAX_PATH_DEPTH
         and not path.startswith("~")
         and _UNSAFE.search(path) is None
         and all(_is_safe_part(part) for part in parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import total_ordering
+from functools import lru_cache, total_ordering
 
 _PRE = r"(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
 _SEMVER = re.compile(
@@ -29,11 +29,7 @@ class Version:
     @classmethod
     def parse(cls, text: str) -> Version | None:
         """Return the version, or None where the text is not one."""
-        found = _SEMVER.fullmatch(text) if len(text) <= _MAX_LENGTH else None
-        if found is None:
-            return None
-        major, minor, patch, pre, _build = found.groups()
-        return cls(int(major), int(minor), int(patch), tuple(pre.split(".")) if pre else ())
+        return _parse(text) if len(text) <= _MAX_LENGTH else None
 
     def __lt__(self, other: Version) -> bool:
         return self._key() < other._key()
@@ -55,6 +51,15 @@ class Version:
     def __str__(self) -> str:
         core = f"{self.major}.{self.minor}.{self.patch}"
         return f"{core}-{'.'.join(self.pre)}" if self.pre else core
+
+
+@lru_cache(maxsize=4_096)
+def _parse(text: str) -> Version | None:
+    found = _SEMVER.fullmatch(text)
+    if found is None:
+        return None
+    major, minor, patch, pre, _build = found.groups()
+    return Version(int(major), int(minor), int(patch), tuple(pre.split(".")) if pre else ())
 
 
 def _sortable(number: int) -> str:

@@ -48,6 +48,7 @@ from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.store.runs import Runs
 
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
@@ -134,7 +135,10 @@ class Kernel:
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
                 return planned(prepare(call, catalog, grant))
-            run = await execute(call, catalog, grant, report, runs=self._recorder(), actor=self._store.actor.name)
+            recorder = self._recorder()
+            # Whoever's settings cannot be read has no name, and no record either.
+            actor = recorder.actor if isinstance(recorder, Runs) else ""
+            run = await execute(call, catalog, grant, report, runs=recorder, actor=actor)
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
             return await act(request, catalog, self._store, report)

@@ -21,7 +21,7 @@ from psycopg.types.string import TextLoader
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreUnavailable
 from kiwi_mcp.store.database import IntegrityFault, Row, Value, longest_silence
-from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, unreachable
+from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, occupied, unreachable
 from kiwi_mcp.store.postgres_line import Connection, Patience, Silence
 
 SETTINGS: Mapping[str, str] = {
@@ -174,13 +174,13 @@ class PostgresDatabase:
         self._patience.check()
         query = translated(statement)
         if not self._reading.acquire(timeout=longest_silence()):
-            raise busy(self.url)
+            raise occupied(self.url)
         try:
             if (reader := self._reader) is not None and not reader.closed:
                 try:
                     return reader.execute(query, values).fetchall()
                 except _FAULTS as error:
-                    if not reader.closed or isinstance(error, Silence):
+                    if isinstance(error, Silence) or not reader.closed:
                         raise self._fault(error) from error
             self._reader = reader = self._connection()
             try:
@@ -228,7 +228,7 @@ class PostgresDatabase:
             try:
                 return _begin(writer)
             except psycopg.Error as error:
-                if not writer.closed or isinstance(error, Silence):
+                if isinstance(error, Silence) or not writer.closed:
                     _forget(writer)
                     raise self._fault(error) from error
         self._writer = writer = self._connection()

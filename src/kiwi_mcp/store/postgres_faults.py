@@ -71,5 +71,10 @@ def busy(shown: str) -> StoreUnavailable:
     return _unavailable(shown, f"others have been writing for over {PATIENCE:.0f} s", "Wait for them, then try again.")
 
 
+def occupied(shown: str) -> StoreUnavailable:
+    """Return that other calls of this process are still being answered."""
+    return _unavailable(shown, "it has other calls to answer first", "Try again in a moment.")
+
+
 def _unavailable(shown: str, why: str, suggestion: str) -> StoreUnavailable:
     return StoreUnavailable(f"The store {shown} is not available: {why}. Nothing was written.", suggestion=suggestion)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from time import monotonic
 from typing import TypeVar
 
@@ -57,18 +56,18 @@ class Patience:
         self._fault, self._pause = None, 0.0
 
 
-def _followed(gen: PQGen[_T], limit: float) -> Generator[object, object, _T]:
+def _followed(gen: PQGen[_T], limit: float) -> PQGen[_T]:
     """Follow an exchange, and raise when nothing has come for too long; the driver asks at every interval."""
     heard = monotonic()
-    wanted = next(gen, None)
-    while True:
-        ready = yield wanted
-        now = monotonic()
-        if ready:
-            heard = now
-        elif now - heard > limit:
-            raise Silence
-        try:
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if ready:
+                heard = monotonic()
+            elif monotonic() - heard > limit:
+                raise Silence
             wanted = gen.send(ready)
-        except StopIteration as end:
-            return end.value
+    except StopIteration as end:
+        value: _T = end.value
+        return value

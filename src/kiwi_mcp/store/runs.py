@@ -13,7 +13,7 @@ from threading import Lock
 
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 
 _COLUMNS = tuple(field.name for field in fields(Run))
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
@@ -29,6 +29,8 @@ _LONGEST = 2_000
 """The most that is kept of a text, in characters."""
 _STEP = 2_000
 """How many runs one step of pruning removes at the most."""
+_RECORDING = 10.0
+"""For how many seconds a server may be silent while a run is recorded: whoever made the call waits for it."""
 _last = [0]
 _lock = Lock()
 
@@ -77,6 +79,11 @@ class Runs:
         self._retention = retention
         self._actor = actor
 
+    @property
+    def actor(self) -> str:
+        """Whose runs these are; empty where they are everybody's."""
+        return self._actor or ""
+
     def add_now(self, run: Run) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
         try:
@@ -87,7 +94,7 @@ class Runs:
     def add(self, run: Run, result: bytes | None = None) -> None:
         """Record a run and its large result, if it has one; now and then the oldest go."""
         try:
-            with self._database.transaction() as transaction:
+            with within(_RECORDING), self._database.transaction() as transaction:
                 if result is not None:
                     transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
                 transaction.write(_ADD, _row(run))
@@ -130,35 +137,44 @@ class Runs:
         return data
 
     def prune(self, now: int) -> Pruned:
-        """Remove what is beyond the retention at a time in milliseconds, one bounded step of it."""
-        first = self._first_kept(now)
-        if not self._database.read("select 1 from runs where id < ? limit 1", (first,)) and not self._excess():
+        """Remove what is beyond the retention at a time in milliseconds, one bounded step of it.
+
+        The retention is the actor's, and so is all that goes: what others keep is theirs to choose.
+        """
+        first, (own, values) = self._first_kept(now), self._own()
+        old_runs = f"from runs where {own} and id < ? order by id limit ?"
+        if not self._database.read(f"select 1 {old_runs}", (*values, first, 1)) and not self._excess():
             return Pruned()
         with self._database.transaction() as transaction:
-            old = transaction.read(
-                "select id, result_sha256 from runs where id < ? order by id limit ?", (first, _STEP)
-            )
+            old = transaction.read(f"select id, result_sha256 {old_runs}", (*values, first, _STEP))
             if old:
-                transaction.write("delete from runs where id <= ?", (old[-1][0],))
+                transaction.write(f"delete from runs where {own} and id <= ?", (*values, old[-1][0]))  # noqa: S608 - our own words
             excess = self._excess(transaction)
             for result in excess:
-                transaction.write("update runs set result_sha256 = null where result_sha256 = ?", (result,))
+                statement = f"update runs set result_sha256 = null where {own} and result_sha256 = ?"  # noqa: S608 - as above
+                transaction.write(statement, (*values, result))
             freed = dict.fromkeys([*(result for _, result in old if result is not None), *excess])
             return Pruned(len(old), sum(_drop(transaction, str(result)) for result in freed))
+
+    def _own(self) -> tuple[str, tuple[Value, ...]]:
+        """Return the condition that holds for the actor's runs, and its values."""
+        return ("true", ()) if self._actor is None else ("actor = ?", (_clean(self._actor),))
 
     def _first_kept(self, now: int) -> str:
         """Return the id from which on runs are kept, by their age and by their number."""
         oldest = run_id(now - self._retention.days * 86_400_000, 0)
-        rows = self._database.read(
-            "select id from runs order by id desc limit 1 offset ?", (max(self._retention.count - 1, 0),)
-        )
+        own, values = self._own()
+        statement = f"select id from runs where {own} order by id desc limit 1 offset ?"  # noqa: S608 - as above
+        rows = self._database.read(statement, (*values, max(self._retention.count - 1, 0)))
         return max(oldest, str(rows[0][0])) if rows else oldest
 
     def _excess(self, source: Database | Transaction | None = None) -> Sequence[str]:
         """Return the large results, by hash, that are over what is kept of them when the newest are counted first."""
+        own, values = self._own()
         rows = (source or self._database).read(
-            "select result_sha256, max(id), max(result_size) from runs where result_sha256 is not null"
-            " group by result_sha256 order by max(id) desc"
+            f"select result_sha256, max(id), max(result_size) from runs where {own} and result_sha256 is not null"  # noqa: S608 - as above
+            " group by result_sha256 order by max(id) desc",
+            values,
         )
         return tuple(_beyond(rows, self._retention.result_bytes))
 

@@ -27,6 +27,7 @@ that a long list does not make a glance wait.
 """
 _CLOSING = 5.0
 """How many seconds are waited for whoever uses a connection that is to be closed."""
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _creating = Lock()
 _abandoned: list[object] = []
 """What is kept open and never touched: to close what a parent process had opened would harm the parent, and SQLite
@@ -220,7 +221,7 @@ class SqliteDatabase:
 
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as a JSON array."""
-        return json.dumps(list(values), ensure_ascii=False)
+        return _encode(list(values)) if values else "[]"
 
     def decode_list(self, value: Value) -> tuple[str, ...]:
         """Return the texts of a JSON array."""

@@ -32,6 +32,7 @@ _WORDS: dict[What, tuple[str, str]] = {
     "present": ("there already", "there already"),
     "keep": ("left in place", "left in place"),
 }
+_FEW = 20
 _CHANGES = {"convert", "copy", "sign"}
 
 
@@ -52,8 +53,8 @@ async def migrate(request: MigrateRequest, catalog: Catalog, report: Report) -> 
     if request.apply:
         steps = [_retired(step, target.base, old) for step in steps]
         steps = [await _signed(step, request, target, report) for step in steps]
-    # Where nothing is an item, a list of what is none helps nobody.
-    is_fruitless = not any(step.tool_id for step in steps)
+    # Where nothing is an item, a long list of what is none helps nobody.
+    is_fruitless = len(steps) > _FEW and not any(step.tool_id for step in steps)
     return _told(request, [] if is_fruitless else steps, old, target)
 
 
@@ -143,7 +144,7 @@ def _path(old: OldFolder) -> str:
 
 
 def _next(request: MigrateRequest, counts: Counter[What], *, is_home: bool) -> str:
-    if not counts:
+    if not counts and request.path:
         return "Name a project, its `.ai` folder, or a folder of tools that describe themselves."
     if not any(counts[what] for what in _ORDER if what in _CHANGES):
         keeps = counts["keep"] and is_home and not request.rewrite

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import InvalidRequest, RemoteNotFound
-from kiwi_mcp.kernel.registry.over_http import HttpRemote
 from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
 from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
 from kiwi_mcp.primitives.secrets import Revealed, Variables, names_in
@@ -50,7 +51,10 @@ def _over_http(remote: RemoteSettings, space: Space) -> Remote:
     found = Variables().resolve(
         names_in(remote.token), project=space.project, user=space.user, needed_by=f"the registry at {host}"
     )
-    return HttpRemote(remote.url, remote.token, Revealed(found))
+    # Only this kind brings an HTTP client along, for which every other start would have to wait.
+    over_http = import_module("kiwi_mcp.kernel.registry.over_http")
+    make: Callable[[str, str, Mapping[str, str]], Remote] = over_http.HttpRemote
+    return make(remote.url, remote.token, Revealed(found))
 
 
 def _host(url: str) -> str:

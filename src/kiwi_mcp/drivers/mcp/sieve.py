@@ -1,0 +1,76 @@
+"""What comes from a server on any transport, watched: its end is noticed, and its notifications cannot flood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Self
+
+import anyio
+from mcp.client._transport import ReadStream
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification
+
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.drivers.mcp.messages import Block
+
+RATE = 200.0
+"""Notifications that a server may send for each second, in the long run."""
+BURST = 1_000.0
+"""Notifications that it may send at once."""
+FLOOD = 20_000
+"""Notifications too many after which a server is no longer listened to."""
+
+
+class Sieve(Block):
+    """A stream of messages without the notifications that are too many."""
+
+    def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: Callable[[Exception | None], None]) -> None:
+        self._stream = stream
+        self._ended = ended
+        self._left, self._at = BURST, monotonic()
+        self.dropped = 0
+        self.last_heard = monotonic()
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message; the end, however it comes, is told."""
+        try:
+            while not self._passes(item := await self._stream.receive()):
+                pass
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            self._ended(None)
+            raise anyio.EndOfStream from None
+        except Exception as fault:  # noqa: BLE001 - whatever the wire raises is why the connection ended
+            self._ended(fault)
+            raise anyio.EndOfStream from None
+        return item
+
+    def _passes(self, item: SessionMessage | Exception) -> bool:
+        now = monotonic()
+        self.last_heard = now
+        if isinstance(item, Exception) or not isinstance(item.message, JSONRPCNotification):
+            return True
+        self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
+        self._at = now
+        if self._left >= 0:
+            return True
+        self._left = 0
+        self.dropped += 1
+        if self.dropped > FLOOD:
+            raise Unavailable(
+                f"It sent more than {FLOOD:,} notifications too many.", suggestion="The server is at fault: report it."
+            )
+        return False
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
