@@ -12,15 +12,13 @@ import pytest
 from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.registry import RegistrySource
 from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import NamespaceDenied
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName
-from kiwi_mcp.kernel.registry.port import write_all
 from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 
@@ -61,24 +59,16 @@ def put_in(machine: Machine, *releases: Release) -> None:
     machine.do("list")
     database = open_database(f"sqlite://{machine.user}/state/registry.db")
     try:
-        write_all(Registry(database, ANN), releases, ())
+        Registry(database, ANN).publish(releases)
     finally:
         database.close()
 
 
 @pytest.mark.req("K-CH-04")
 def test_a_chain_on_another_built_in_than_it_was_published_on_warns_and_frozen_refuses(ann: Machine) -> None:
-    old = a_release(
-        "kiwi/bash_runtime@0.9.0",
-        "tool_type: runtime\nexecutor: subprocess\nconfig: {command: bash}\n",
-        pin=_pin_of_subprocess(ann),
-    )
-    tool = a_release(
-        "acme/greet@1.0.0",
-        "tool_type: script\nexecutor: bash_runtime\nconfig: {entrypoint: main.sh}\n",
-        pin=Pin("bash_runtime", old.name, old.digest),
-    )
-    put_in(ann, old, tool)
+    old = Pin("bash_runtime", VersionName("kiwi", "bash_runtime", "0.9.0"), "sha256:" + "0" * 64)
+    text = "tool_type: script\nexecutor: bash_runtime\nconfig: {entrypoint: main.sh}\n"
+    put_in(ann, a_release("acme/greet@1.0.0", text, pin=old))
 
     ran = ann.do("run", "greet")
     drift = (
@@ -94,20 +84,14 @@ def test_a_chain_on_another_built_in_than_it_was_published_on_warns_and_frozen_r
     assert ann.do("run", "wave", frozen=True)["result"] == "hi"
 
 
-def _pin_of_subprocess(machine: Machine) -> Pin:
-    digest = machine.ask("load", item_id="subprocess").content["digest"]
-    return Pin("subprocess", VersionName("kiwi", "subprocess", "1.0.0"), f"sha256:{digest}")
-
-
-def test_nothing_that_only_says_it_ships_with_kiwi_answers_to_a_name(ann: Machine) -> None:
+def test_nobody_publishes_as_kiwi(ann: Machine) -> None:
     text = "tool_type: runtime\nexecutor: subprocess\nconfig: {command: bash}\n"
-    pin = _pin_of_subprocess(ann)
-    put_in(ann, a_release("kiwi/python_runtime@99.0.0", text, pin=pin), a_release("kiwi/helper@1.0.0", text, pin=pin))
-
+    digest = ann.ask("load", item_id="subprocess").content["digest"]
+    pin = Pin("subprocess", VersionName("kiwi", "subprocess", "1.0.0"), f"sha256:{digest}")
+    for name in ("kiwi/python_runtime@99.0.0", "kiwi/helper@1.0.0"):
+        with pytest.raises(NamespaceDenied):
+            put_in(ann, a_release(name, text, pin=pin))
     assert ann.ask("load", item_id="python_runtime").content["identity"] == "builtin/kiwi/python_runtime@1.0.0"
-    for item in ("helper", "helper@1.0.0", "registry/kiwi/helper@1.0.0", "registry/kiwi/python_runtime@99.0.0"):
-        assert ann.ask("load", item_id=item).content["code"] == "tool_not_found"
-    assert ann.names("helper", "registry") == []
 
 
 @pytest.mark.req("K-CH-03")
@@ -249,20 +233,6 @@ def test_copies_made_at_the_same_time_are_one_whole_copy(space: Space, tmp_path:
 
     assert found == [digest] * 15
     assert [path.name for path in folder.parent.iterdir()] == [digest]
-
-
-def test_a_version_that_is_gone_from_the_list_is_looked_for_again(space: Space, tmp_path: Path) -> None:
-    database = open_database(f"sqlite://{tmp_path}/a.db")
-    registry = Registry(database, ANN)
-    registry.publish([a_release("acme/base@1.0.0", "tool_type: primitive\n")])
-    source = RegistrySource(lambda: registry, space.cache)
-    source.sync(load_sheets())
-    (entry,) = source.entries()
-    registry.publish([a_release("acme/other@1.0.0", "tool_type: primitive\n")])
-    source.sync(load_sheets())
-
-    assert source.open(entry) is None
-    database.close()
 
 
 @pytest.mark.req("K-ME-04")

@@ -443,7 +443,7 @@ def test_a_package_that_may_be_missing_is_only_warned_of(tmp_path: Path, move: M
     put(tmp_path / "old/.ai/scripts/plain.py", text)
     plain = items(move(path=str(tmp_path / "old"), apply=True, rewrite=True, sign=True))["plain.py"]
     assert (plain["what"], plain["signed"]) == ("convert", True)
-    assert [as_object(issue)["severity"] for issue in as_list(plain["issues"])] == ["warning"]
+    assert [as_object(issue)["severity"] for issue in as_list(plain["issues"])] == ["warning", "warning"]
 
 
 def test_a_folder_without_any_item_is_told_in_one_sentence(tmp_path: Path, move: Migrate) -> None:

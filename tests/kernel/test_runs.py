@@ -321,4 +321,10 @@ def test_old_runs_are_removed_when_asked(database: Database) -> None:
         runs.add(Run(run_id(1_769_601_600_000, noise), "say", "success", "2026-01-28T12:00:00.000Z", 1, "", ""))
 
     removed = answer(RunsRequest(action="prune"), runs, now=datetime(2026, 1, 28, 12, tzinfo=UTC))
-    assert removed == {"action": "prune", "status": "success", "runs": 2, "results": 0}
+    assert removed == {
+        "action": "prune",
+        "status": "success",
+        "message": "2 runs and 0 large results removed",
+        "runs": 2,
+        "results": 0,
+    }

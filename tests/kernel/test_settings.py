@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError
+from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, RemoteNotFound, Unavailable
 from kiwi_mcp.domain.registry import Actor
-from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings, add_remote, default_url, registry_settings
+from kiwi_mcp.kernel.settings import (
+    RegistrySettings,
+    RemoteSettings,
+    add_remote,
+    default_url,
+    registry_settings,
+    remove_remote,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +159,8 @@ def test_a_remote_is_added_where_there_was_no_file(home: Path) -> None:
         ("../x", RemoteSettings("/srv/kiwi")),
         ("team", RemoteSettings("")),
         ("team", RemoteSettings("https://kiwi.example.com", "s3cret")),
+        ("team", RemoteSettings("ftp://kiwi.example.com")),
+        ("team", RemoteSettings("shelf")),
     ],
 )
 def test_a_remote_that_cannot_be_is_not_written(user: Path, name: str, remote: RemoteSettings) -> None:
@@ -167,3 +176,39 @@ def test_a_file_with_faults_is_left_alone(user: Path, text: str) -> None:
     with pytest.raises(KiwiError):
         add_remote(user, "team", RemoteSettings("/srv/kiwi"))
     assert (user / "registry.yaml").read_text() == text
+
+
+def test_a_file_with_faults_is_told_by_its_path(user: Path) -> None:
+    write(user, "urls: x\n")
+    with pytest.raises(InvalidManifest) as fault:
+        registry_settings(user)
+    assert f"{user}/registry.yaml has 1 issue" in fault.value.message
+
+
+def test_comments_the_mode_and_a_link_stay_when_a_remote_comes_and_goes(user: Path, tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles.yaml"
+    real.write_text("# nothing yet")
+    real.chmod(0o640)
+    (user / "registry.yaml").symlink_to(real)
+
+    add_remote(user, "share", RemoteSettings("/srv/kiwi"))
+    add_remote(user, "team", RemoteSettings("https://kiwi.example.com"))
+    remove_remote(user, "share")
+
+    assert (user / "registry.yaml").is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert real.read_text() == "# nothing yet\nremotes:\n  team:\n    url: https://kiwi.example.com\n"
+    with pytest.raises(RemoteNotFound):
+        remove_remote(user, "share")
+
+
+def test_a_new_file_is_for_its_owner_alone(user: Path) -> None:
+    add_remote(user, "share", RemoteSettings("/srv/kiwi"))
+    assert (user / "registry.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_space_that_cannot_be_written_is_told(home: Path) -> None:
+    (home / "file").write_text("in the way")
+    with pytest.raises(Unavailable) as fault:
+        add_remote(home / "file" / ".ai", "share", RemoteSettings("/srv/kiwi"))
+    assert "cannot be written" in fault.value.message

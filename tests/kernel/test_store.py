@@ -72,11 +72,13 @@ def test_without_the_registry_local_tools_run_and_the_rest_says_why(ann: Machine
     assert (check["status"], bool(check["fix"])) == ("problem", True)
 
 
-def test_settings_with_a_fault_refuse_whatever_needs_them(ann: Machine) -> None:
+def test_settings_with_a_fault_refuse_whatever_needs_them_and_nothing_else(ann: Machine) -> None:
     ann.settle(namespaces=["KIWI"])
 
-    for action in ("publish", "versions", "list", "run"):
+    for action in ("publish", "versions", "list"):
         assert ann.refused(action, "local") == "invalid_manifest"
+    ran = ann.do("run", "local")
+    assert (ran["result"], "cannot be a namespace" in json.dumps(ran["warnings"])) == ("here", True)
     (check,) = checks(ann)
     assert "cannot be a namespace" in str(check["detail"])
 

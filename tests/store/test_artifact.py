@@ -186,6 +186,15 @@ def test_executors_stand_before_what_stands_on_them(places: list[int]) -> None:
 
 
 def test_a_version_whose_executor_is_elsewhere_can_be_put_in_order() -> None:
-    assert order([a_release()]) == (a_release(),)
+    *_, top = chain_of(2)
+    assert order([top]) == (top,)
     with pytest.raises(ArtifactRefused, match="which is not there"):
-        closures([a_release()], what="A folder")
+        closures([top], what="A folder")
+
+
+def test_what_ships_with_kiwi_counts_by_its_name_alone() -> None:
+    pin = Pin(RUNTIME.tool_id, RUNTIME, f"sha256:{'1' * 64}")
+    other = replace(pin, name=replace(RUNTIME, version="9.9.9"), digest=f"sha256:{'2' * 64}")
+
+    found = [closures([replace(a_release(), executor=one)], what="A folder") for one in (pin, other)]
+    assert found[0] == found[1]

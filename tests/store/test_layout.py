@@ -59,8 +59,8 @@ def event(release: Release, op: Op, reason: str = "", at: str = LATER) -> Event:
     return Event(7, op, release.name, release.digest, "", "ana", at, reason)
 
 
-PRIMITIVE = a_release("subprocess", namespace="kiwi")
-RUNTIME = a_release("python_runtime", namespace="kiwi", on=PRIMITIVE)
+PRIMITIVE = a_release("spawn")
+RUNTIME = a_release("my_runtime", on=PRIMITIVE)
 TOOL = a_release(on=RUNTIME)
 CHAIN = (TOOL, RUNTIME, PRIMITIVE)
 
@@ -394,9 +394,9 @@ def test_the_folder_is_an_oci_image_layout(layout: Layout) -> None:
     assert {path.name for path in layout.folder.iterdir()} == {"oci-layout", "index.json", "blobs"}
     assert all((layout.folder / "blobs/sha256" / row["digest"][7:]).is_file() for row in document["manifests"])
     assert [row["annotations"]["org.opencontainers.image.ref.name"] for row in document["manifests"]] == [
-        "kiwi/python_runtime/1.0.0",
-        "kiwi/subprocess/1.0.0",
+        "team/my_runtime/1.0.0",
         "team/say/1.0.0",
+        "team/spawn/1.0.0",
     ]
 
 

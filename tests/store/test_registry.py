@@ -23,7 +23,18 @@ from kiwi_mcp.domain.errors import (
     VersionConflict,
     VersionNotFound,
 )
-from kiwi_mcp.domain.registry import Actor, Mark, Pin, Release, ReleaseFile, VersionName, Visibility, closure_of
+from kiwi_mcp.domain.registry import (
+    START,
+    Actor,
+    Cursor,
+    Mark,
+    Pin,
+    Release,
+    ReleaseFile,
+    VersionName,
+    Visibility,
+    closure_of,
+)
 from kiwi_mcp.store.database import Database, IntegrityFault
 from kiwi_mcp.store.registry import Registry
 
@@ -43,8 +54,10 @@ def release(
     tool_type: str = "",
     visibility: Visibility = "public",
     description: str = "Says hello",
+    ref: str = "",
 ) -> Release:
     """A release as the catalog makes one: its statement speaks of every byte."""
+    ref = ref or (on.name.tool_id if on else "")
     place = place or f"tools/{tool_id}/tool.yaml"
     held = {place.rpartition("/")[2]: YAML, **({"main.py": b"print('hi')\n"} if files is None else files)}
     manifest_path = place.rpartition("/")[2]
@@ -57,7 +70,7 @@ def release(
         "kind": "kiwi.item/1",
         "tool_id": tool_id,
         "version": version,
-        "executor": on.name.tool_id if on else None,
+        "executor": ref or None,
         "manifest": sha256(held[manifest_path].replace(b"\r\n", b"\n")).hexdigest(),
         "files": listed,
     }
@@ -73,10 +86,10 @@ def release(
             "description": description,
             "category": "demo",
             "tags": ["one", "zwei", "три"],
-            **({"executor": on.name.tool_id} if on else {}),
+            **({"executor": ref} if on else {}),
         },
         files=tuple(ReleaseFile(path, data, path.endswith(".sh")) for path, data in sorted(held.items())),
-        executor=Pin(on.name.tool_id, on.name, on.digest) if on else None,
+        executor=Pin(ref, on.name, on.digest) if on else None,
         visibility=visibility,
     )
 
@@ -446,7 +459,7 @@ def test_an_item_is_never_seen_further_than_what_it_stands_on(ann: Registry) -> 
     with pytest.raises(InvalidRequest, match="is private"):
         ann.publish([TOOL])
     with pytest.raises(InvalidRequest, match="is private"):
-        ann.publish([replace(TOOL, name=replace(TOOL.name, namespace="public"), visibility="private")])
+        ann.publish([release(namespace="public", on=private, ref="registry/team/python", visibility="private")])
     ann.publish([replace(TOOL, visibility="private")])
     with pytest.raises(InvalidRequest, match="is private"):
         ann.set_visibility("team", "greet", "unlisted")
@@ -505,10 +518,10 @@ def test_the_head_sees_what_others_wrote(ann: Registry, bob: Registry) -> None:
 
 
 def test_a_cursor_is_remembered_for_each_remote(ann: Registry) -> None:
-    assert ann.cursor("https://one") == 0
-    ann.set_cursor("https://one", 7)
-    ann.set_cursor("https://one", 9)
-    assert (ann.cursor("https://one"), ann.cursor("https://two")) == (9, 0)
+    assert ann.cursor("https://one") == START
+    ann.set_cursor("https://one", Cursor(7, "sha256:7"))
+    ann.set_cursor("https://one", Cursor(9, "sha256:9"))
+    assert (ann.cursor("https://one"), ann.cursor("https://two")) == (Cursor(9, "sha256:9"), START)
 
 
 def test_downloads_are_counted(ann: Registry, database: Database) -> None:
@@ -534,7 +547,8 @@ def test_what_can_name_nothing_finds_nothing(ann: Registry) -> None:
 
 
 def test_lists_are_limited_and_filtered(ann: Registry) -> None:
-    ann.publish([release(f"t{number}") for number in range(5)] + [release("p", namespace="public", on=release("t0"))])
+    other = release("p", namespace="public", on=release("t0"), ref="registry/team/t0")
+    ann.publish([release(f"t{number}") for number in range(5)] + [other])
 
     assert [one.name.tool_id for one in ann.find(limit=2)] == ["p", "t0"]
     assert [one.name.tool_id for one in ann.find(namespace="team", limit=1)] == ["t0"]

@@ -22,9 +22,13 @@ from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Link, Listed, Mark, Pin, Release
 from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.store.changes import Item, changed_items, listed_now
+from kiwi_mcp.store.database import within
 from kiwi_mcp.store.registry import Registry
 
 _KEPT = 4_096
+_GLANCE, _ANSWER = 2.0, 10.0
+"""For how many seconds a server may be silent: when every call looks whether there is news, and when it is asked."""
 _ATTEMPTS = 5
 
 
@@ -41,11 +45,12 @@ class RegistrySource:
         self._copies = cache / "registry"
         self._sheets: Sheets | None = None
         self._seen: Registry | None = None
-        self._head = -1
+        self._head = self._followed = -1
         self._generation = 0
         self._listed: dict[str, Listed] = {}
         self._named: dict[Ref, Sequence[Entry]] = {}
         self._opened: dict[str, Opened] = {}
+        self._latest: dict[Item, Entry] | None = None
         self._entries: Sequence[Entry] | None = None
         self._fault: KiwiError | None = None
 
@@ -58,19 +63,25 @@ class RegistrySource:
         """Notice whether anything was published or marked, by whichever process."""
         registry = None
         try:
-            registry = self._registry()
-            head, self._fault = registry.head(), None
+            with within(_GLANCE):
+                registry = self._registry()
+                head, self._fault = registry.head(), None
         except KiwiError as fault:
             head, self._fault = -1, fault
         # Another store, or the same one seen by another actor, may have a log that is just as long.
+        if registry is not self._seen or sheets is not self._sheets or not 0 <= self._head <= head:
+            self._begin_anew()
         if head != self._head or registry is not self._seen or sheets is not self._sheets:
-            self._head, self._seen, self._sheets = head, registry, sheets
             self._generation += 1
             self._named.clear()
-            self._listed.clear()
             self._opened.clear()
             self._entries = None
+            self._head, self._seen, self._sheets = head, registry, sheets
         return self._generation
+
+    def _begin_anew(self) -> None:
+        self._latest, self._followed = None, -1
+        self._listed.clear()
 
     def refresh(self, sheets: Sheets) -> int:
         """Notice every change, which a glance at the log does."""
@@ -79,9 +90,28 @@ class RegistrySource:
     def entries(self) -> Sequence[Entry]:
         """Return the latest version of every item that lists may show."""
         if self._entries is None:
-            found = self._asked(lambda registry: registry.find())
-            self._entries = [self._enter(one) for one in found if _is_usable(one) and one.yanked is None]
+            self._follow()
+            self._entries = [*(self._latest or {}).values()]
         return self._entries
+
+    def _follow(self) -> None:
+        """List everything, or only what changed since everything was listed."""
+        if self._fault:
+            return
+        try:
+            with within(_ANSWER):
+                registry = self._registry()
+                changed = None if self._latest is None else changed_items(registry, self._followed)
+                if self._latest is None or changed is None:
+                    self._latest = {_item(one): self._enter(one) for one in registry.find() if _is_shown(one)}
+                else:
+                    now = listed_now(registry, changed)
+                    for item in changed:
+                        self._latest.pop(item, None)
+                    self._latest |= {item: self._enter(one) for item, one in now.items() if _is_shown(one)}
+                self._followed = self._head
+        except Unavailable as fault:
+            self._fail(fault)
 
     def broken(self) -> Sequence[Broken]:
         """Return nothing: what is published was whole when it was sealed."""
@@ -134,8 +164,9 @@ class RegistrySource:
                 return None
             if len(self._opened) >= _KEPT:
                 self._opened.clear()
-            self._enter_chain(listed)
-            known = self._opened[entry.path] = self._open(listed)
+            with within(_ANSWER):
+                self._enter_chain(listed)
+                known = self._opened[entry.path] = self._open(listed)
         return known
 
     def _asked(self, question: Callable[[Registry], Sequence[Listed]]) -> Sequence[Listed]:
@@ -143,11 +174,15 @@ class RegistrySource:
         if self._fault:
             return ()
         try:
-            return question(self._registry())
+            with within(_ANSWER):
+                return question(self._registry())
         except Unavailable as fault:
-            # With no head known, the next look at the log that goes well begins anew.
-            self._fault, self._head = fault, -1
+            self._fail(fault)
             return ()
+
+    def _fail(self, fault: KiwiError) -> None:
+        # With no head known, the next look at the log that goes well begins anew.
+        self._fault, self._head = fault, -1
 
     def _enter_chain(self, listed: Listed) -> None:
         """Take in all that a version stands on, which one query gives."""
@@ -221,6 +256,14 @@ def _remove(folder: Path, aside: Path) -> None:
 def _is_usable(listed: Listed) -> bool:
     """Whether a version is used from here: what ships with Kiwi is not, nor what only says that it does."""
     return not listed.is_builtin and (listed.name.namespace != BUILTIN_NAMESPACE or listed.digest in vouched())
+
+
+def _is_shown(listed: Listed) -> bool:
+    return _is_usable(listed) and listed.yanked is None
+
+
+def _item(listed: Listed) -> Item:
+    return listed.name.namespace, listed.name.tool_id
 
 
 def _version(link: Link, below: Link | None) -> Listed:

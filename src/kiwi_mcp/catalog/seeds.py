@@ -12,7 +12,7 @@ from kiwi_mcp.catalog.read import load_bytes, read_tool
 from kiwi_mcp.catalog.release import release_of
 from kiwi_mcp.domain.errors import VersionConflict
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Cursor, Pin, Release, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Cursor, Pin, Release, VersionName, is_same_executor
 from kiwi_mcp.manifest.sheets import load_sheets
 from kiwi_mcp.store.registry import Registry
 
@@ -46,8 +46,13 @@ def seed(registry: Registry, release: str) -> None:
 
 def unseeded(registry: Registry) -> Sequence[VersionName]:
     """Return the names of this release of Kiwi under which a registry holds something else."""
-    held = {one.name: (one.digest, one.executor) for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
-    return [one.name for one in seeds() if held.get(one.name, one_hash(one)) != one_hash(one)]
+    held = {one.name: one for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
+    return [
+        one.name
+        for one in seeds()
+        if (known := held.get(one.name))
+        and not (known.digest == one.digest and is_same_executor(known.executor, one.executor))
+    ]
 
 
 @cache

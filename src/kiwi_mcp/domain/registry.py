@@ -215,8 +215,12 @@ class Event:
 class Cursor(NamedTuple):
     """Up to which entry a log has been followed: its number, and the hash that it had."""
 
-    seq: int = 0
+    seq: int
     hash: str = ""
+
+
+START = Cursor(0)
+"""The cursor of a log of which nothing was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,13 @@ class Published:
 def is_digest(text: str) -> bool:
     """Whether the text is a digest as Kiwi writes it, which can lead nowhere when it names a file."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def is_same_executor(one: Pin | None, other: Pin | None) -> bool:
+    """Whether two pins count alike in a closure: to the same version, or to any release of what ships with Kiwi."""
+    if one and other and one.is_builtin and other.is_builtin:
+        return one.name.tool_id == other.name.tool_id
+    return (one and (one.name, one.digest)) == (other and (other.name, other.digest))
 
 
 def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:

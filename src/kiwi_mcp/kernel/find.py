@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from types import MappingProxyType
 from typing import get_args
 from weakref import WeakKeyDictionary
@@ -33,19 +34,39 @@ class Desk:
         self.search: Search = Keywords()
 
     def follow(self, entries: Sequence[Entry]) -> None:
-        """Make the cards anew where the catalog has changed; it gives the same entries as long as it has not."""
+        """Make cards where the catalog has changed; it gives the same entries as long as it has not."""
         if entries is not self._entries:
+            # What has not changed is the same entry, and keeps its card: the index sees at a glance that it may stay.
+            made = dict(zip(map(id, self._entries), self.cards, strict=True))
+            self.cards = tuple(made.get(id(entry)) or _card(entry) for entry in entries)
             self._entries = entries
-            self.cards = tuple(map(_card, entries))
 
 
-_desks: WeakKeyDictionary[Catalog, dict[str, Desk]] = WeakKeyDictionary()
+class _Room:
+    """The desks of one catalog, where one search is made at a time."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.desks: dict[str, Desk] = {}
+
+
+_rooms: WeakKeyDictionary[Catalog, _Room] = WeakKeyDictionary()
+
+
+def asks_registry(request: SearchRequest) -> bool:
+    """Whether a search looks through what is published, which may be much and may be far."""
+    return "registry" in _SOURCES[request.source]
 
 
 def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
     """Return the items that match a need, best first."""
+    room = _rooms.setdefault(catalog, _Room())
+    with room.lock:
+        return _found(request, catalog, room.desks.setdefault(request.source, Desk()))
+
+
+def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
     asked = _SOURCES[request.source]
-    desk = _desks.setdefault(catalog, {}).setdefault(request.source, Desk())
     desk.follow(catalog.all(asked))
     if request.source == "registry":
         for fault in catalog.faults():

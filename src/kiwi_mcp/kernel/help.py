@@ -18,6 +18,8 @@ _ALIASES = {
     "run": "execute",
     "sign": "execute",
     **dict.fromkeys(("publish", "pull", "versions", "diff", "yank", "deprecate", "rollback", "verify"), "registry"),
+    **dict.fromkeys(("list", "push", "remote", "remotes", "namespace", "namespaces", "visibility"), "registry"),
+    **dict.fromkeys(("gateway", "token", "tokens"), "up"),
     "runtime": "runtimes",
     "error": "errors",
     "": "overview",
@@ -29,7 +31,7 @@ def explain(topic: str | None, catalog: Catalog | None) -> JsonObject:
     word = (topic or "").strip().lower()
     name = _ALIASES.get(word, word)
     if name not in topics():
-        raise TopicNotFound(word, topics=topics())
+        raise TopicNotFound(word[:100], topics=topics())
     text = page(name)
     told: dict[str, Json] = {"help": text, "topic": name, "examples": examples(text), "topics": list(topics())}
     if catalog is not None:

@@ -17,7 +17,7 @@ from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.doctor import examine
-from kiwi_mcp.kernel.find import find
+from kiwi_mcp.kernel.find import asks_registry, find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
 from kiwi_mcp.kernel.load import load
@@ -76,6 +76,8 @@ class Kernel:
         self._store = Store(self._user)
         self._is_owner = is_owner
         self._catalogs: dict[Space, Catalog] = {}
+        # A catalog is used by one thread at a time, and a search through what is published takes a thread of its own.
+        self._searched: dict[Space, Catalog] = {}
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
@@ -97,11 +99,15 @@ class Kernel:
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
         self._catalogs.clear()
+        self._searched.clear()
         self._store.close()
         await close_drivers()
 
     async def _answer(self, request: Request, report: Report) -> Answer:
         match request:
+            case SearchRequest() if asks_registry(request):
+                searched = self._kept(self._searched, request.project_path)
+                return Answer(await asyncio.to_thread(find, request, searched))
             case SearchRequest():
                 return Answer(find(request, self._catalog(request.project_path)))
             case LoadRequest():
@@ -162,11 +168,14 @@ class Kernel:
         return project_space(project_path, self._project, user=self._user, cache=self._cache)
 
     def _catalog(self, project_path: str | None) -> Catalog:
+        return self._kept(self._catalogs, project_path)
+
+    def _kept(self, catalogs: dict[Space, Catalog], project_path: str | None) -> Catalog:
         space = self._space(project_path)
-        catalog = self._catalogs.pop(space, None) or Catalog(space, registry=self._store.registry)
-        self._catalogs[space] = catalog  # the newest stands last, so the first is the one unused for longest
-        if len(self._catalogs) > _SPACES_KEPT:
-            del self._catalogs[next(iter(self._catalogs))]
+        catalog = catalogs.pop(space, None) or Catalog(space, registry=self._store.registry)
+        catalogs[space] = catalog  # the newest stands last, so the first is the one unused for longest
+        if len(catalogs) > _SPACES_KEPT:
+            del catalogs[next(iter(catalogs))]
         return catalog
 
     def _catalog_if_any(self, project_path: str | None) -> Catalog | None:

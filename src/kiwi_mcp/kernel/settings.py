@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from ruamel.yaml import YAML
 
+from kiwi_mcp.domain import paths
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -27,7 +28,7 @@ FILE_NAME = "registry.yaml"
 _WORDS = ("url", "actor", "namespaces", "remotes", "runs")
 _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
-_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_REMOTE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 _SCHEMES = ("http", "https", *DIALECTS)
@@ -114,7 +115,7 @@ def default_url(user: Path) -> str:
 
 def is_namespace(word: str) -> bool:
     """Whether a word can name a namespace that people publish to."""
-    return bool(_NAMESPACE.fullmatch(word)) and word != BUILTIN_NAMESPACE
+    return paths.is_namespace(word) and word != BUILTIN_NAMESPACE
 
 
 def _parse(path: Path, user: Path) -> RegistrySettings:
@@ -162,7 +163,7 @@ def _remotes(written: Json, issues: list[Issue]) -> Iterator[tuple[str, RemoteSe
 
 def _remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
     place, token = f"remotes.{name}", words.get("token") or ""
-    if not _NAMESPACE.fullmatch(name):
+    if not _REMOTE.fullmatch(name):
         yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
     yield from _address_issues(place, as_text(words.get("url")))
     if token and not _TOKEN.fullmatch(as_text(token)):

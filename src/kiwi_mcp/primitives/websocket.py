@@ -1,20 +1,21 @@
-"""WebSockets: a connection to a checked address, one message sent if there is one, and messages received."""
+"""WebSockets: a connection to a checked address, one message sent if there is one and messages received, or a talk."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidHandshake, WebSocketException
+from websockets.typing import Subprotocol
 
 from kiwi_mcp.domain.errors import TooLarge
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.http_faults import connection_failed, failed
 from kiwi_mcp.primitives.http_pool import Network
-from kiwi_mcp.primitives.http_request import AGENT, Request, refuse_denied
+from kiwi_mcp.primitives.http_request import AGENT, Request, prepare, refuse_denied
 
 IDLE = 60.0
 """How long a server may be silent, in seconds, where the request's own limit is not shorter."""
@@ -22,6 +23,8 @@ _CLOSE = 0.5
 """How long a server may take to say goodbye, in seconds."""
 _LONGEST = 4_000_000
 """The most one message may have, in bytes."""
+_SENDING = 30.0
+"""How long the other side may take to accept one message of a talk, in seconds."""
 _TOO_BIG = 1009
 _ALSO_OURS = frozenset({"accept", "accept-encoding", "content-type", "user-agent"})
 
@@ -45,7 +48,43 @@ async def messages(spec: HttpSpec, request: Request, through: Network) -> AsyncG
             yield message
 
 
-async def _opened(spec: HttpSpec, request: Request, through: Network) -> ClientConnection:
+class Channel:
+    """A WebSocket on which both sides speak whenever they like."""
+
+    def __init__(self, connection: ClientConnection, request: Request) -> None:
+        self._connection = connection
+        self._request = request
+
+    async def send(self, message: bytes) -> None:
+        """Send one message as text; a connection that is gone is a broken pipe."""
+        try:
+            async with asyncio.timeout(_SENDING):
+                await self._connection.send(message, text=True)
+        except (ConnectionClosed, TimeoutError):
+            raise BrokenPipeError from None
+
+    async def receive(self) -> bytes | None:
+        """Return the next message, or None where the other side has said goodbye."""
+        message = await _received(self._connection, self._request)
+        return message.encode(errors="surrogatepass") if isinstance(message, str) else message
+
+
+@asynccontextmanager
+async def channel(
+    spec: HttpSpec, *, secrets: Mapping[str, str], through: Network, protocol: str
+) -> AsyncIterator[Channel]:
+    """Open a WebSocket for a talk in a protocol of its own, for as long as the block lasts."""
+    request = prepare(spec, secrets, schemes=("ws", "wss"))
+    connection = await _opened(spec, request, through, protocol=protocol, longest=spec.max_bytes)
+    try:
+        yield Channel(connection, request)
+    finally:
+        await connection.close()
+
+
+async def _opened(
+    spec: HttpSpec, request: Request, through: Network, *, protocol: str = "", longest: int = _LONGEST
+) -> ClientConnection:
     is_secure = request.url.scheme == "wss"
     refuse_denied(request, spec.denied)
     try:
@@ -58,7 +97,8 @@ async def _opened(spec: HttpSpec, request: Request, through: Network) -> ClientC
             user_agent_header=AGENT,
             proxy=None,
             compression=None,  # so that a small message cannot become a large one
-            max_size=min(_LONGEST, spec.max_bytes),
+            subprotocols=[Subprotocol(protocol)] if protocol else None,
+            max_size=min(longest, spec.max_bytes),
             open_timeout=None,
             close_timeout=_CLOSE,
         )
@@ -79,7 +119,9 @@ async def _received(connection: ClientConnection, request: Request) -> str | byt
         return None
     except ConnectionClosed as fault:
         if fault.sent is not None and fault.sent.code == _TOO_BIG:
-            raise TooLarge(f"A message of {request.authority}", size=None, limit=_LONGEST) from None
+            raise TooLarge(
+                f"A message of {request.authority}", size=None, limit=connection.protocol.max_message_size or _LONGEST
+            ) from None
         raise failed(request, "protocol", "the connection was lost") from None
     except WebSocketException:
         raise failed(request, "protocol", "the server did not speak the WebSocket protocol") from None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kiwi_mcp.domain.errors import ArtifactRefused, NamespaceDenied, VersionConflict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import as_text
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Pin, Release, VersionName
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Pin, Release, VersionName, is_same_executor
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.store.contents import column_json, is_stated, manifest_text
 from kiwi_mcp.store.order import MAX_ISSUES, order
@@ -38,6 +38,10 @@ class Draft(NamedTuple):
     text: str | None
     """The manifest's own file, where it is a file of its own."""
 
+    def is_like(self, other: Draft) -> bool:
+        """Whether both have the same content, on the same executor."""
+        return self.digest == other.digest and is_same_executor(self.executor, other.executor)
+
     @property
     def text_hash(self) -> str | None:
         """The hash of the manifest's own file."""
@@ -56,7 +60,7 @@ def drafts_of(releases: Sequence[Release], actor: Actor, *, is_seeding: bool) ->
         found = _draft(release)
         if not isinstance(found, Draft):
             issues += found
-        elif (known := drafts.setdefault(found.name, found)).digest != found.digest or known.executor != found.executor:
+        elif not found.is_like(drafts.setdefault(found.name, found)):
             conflicts.append(str(found.name))
     if issues:
         what = str(releases[0].name) if len(releases) == 1 else "The set of versions"

@@ -9,7 +9,7 @@ from itertools import islice
 from kiwi_mcp.domain.errors import ArtifactRefused, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Release, VersionName, is_digest
+from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Release, VersionName, is_digest, is_same_executor
 from kiwi_mcp.store.artifact import ARTIFACT_TYPE, MANIFEST_TYPE, MAX_MANIFEST, Artifact, Descriptor
 from kiwi_mcp.store.json_bytes import NotJson, canonical, most_values, read_json
 from kiwi_mcp.store.order import MAX_ISSUES, closures, order
@@ -73,11 +73,8 @@ class Entry:
         return self.facts.executor
 
     def is_like(self, other: Entry) -> bool:
-        """Whether both are the same version of the same thing: the same content on the same executor."""
-        here, there = self.executor, other.executor
-        if here and there and here.is_builtin and there.is_builtin:  # each Kiwi pins to its own release of it
-            here = there
-        return (self.digest, here) == (other.digest, there)
+        """Whether both have the same content, on the same executor."""
+        return self.digest == other.digest and is_same_executor(self.executor, other.executor)
 
     def to_json(self) -> JsonObject:
         """Return the entry as a descriptor."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreNewer
+from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import migrations
 from kiwi_mcp.store.database import Database, Transaction
 
@@ -64,12 +64,8 @@ def _apply(url: str, known: Sequence[Migration], migration: Migration, transacti
     transaction.run_script(migration.script)
     transaction.write(
         "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
-        (migration.number, migration.name, migration.checksum, _now()),
+        (migration.number, migration.name, migration.checksum, moment()),
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _applied(source: Database | Transaction) -> Mapping[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
 from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
 from kiwi_mcp.store.database import Database
@@ -26,6 +27,12 @@ def open_database(url: str) -> Database:
     return database
 
 
+def open_source(url: str) -> Database:
+    """Open the store that somebody else has at a URL, to read from it and no more."""
+    connect: Callable[[str, str], Database] = _module(url, "_source").connect_source
+    return connect(url, masked(url))
+
+
 def masked(url: str) -> str:
     """Return a URL without its password, fit to be shown."""
     return _PASSWORD_WORD.sub(r"\1", _PASSWORD.sub(r"\1@", url)).rstrip("?&")
@@ -33,6 +40,12 @@ def masked(url: str) -> str:
 
 def connect_to(url: str) -> Database:
     """Open the store at a URL, whatever schema it has."""
+    connect: Callable[[str, str], Database] = _module(url).connect
+    return connect(url, masked(url))
+
+
+def _module(url: str, kind: str = "") -> ModuleType:
+    """Return the module that speaks to the store at a URL."""
     dialect = DIALECTS.get(url.partition("://")[0])
     if dialect is None:
         raise InvalidRequest(
@@ -40,10 +53,9 @@ def connect_to(url: str) -> Database:
             suggestion="Use `sqlite:///absolute/path/registry.db` or `postgresql://user@host/database`.",
         )
     try:
-        connect: Callable[[str, str], Database] = import_module(f"kiwi_mcp.store.{dialect}").connect
+        return import_module(f"kiwi_mcp.store.{dialect}{kind}")
     except ImportError as error:
         raise StoreUnavailable(
             f"{masked(url)} needs a package that is not installed: {error.name}.",
             suggestion=f"Install it: pip install 'kiwi-mcp[{dialect}]'.",
         ) from error
-    return connect(url, masked(url))

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal
 
 import psycopg
@@ -24,7 +25,7 @@ from kiwi_mcp.store.database import IntegrityFault, Row, Value, longest_silence
 from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, occupied, unreachable
 from kiwi_mcp.store.postgres_line import Connection, Patience, Silence
 
-SETTINGS: Mapping[str, str] = {
+_SETTINGS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "application_name": "kiwi",
@@ -65,6 +66,12 @@ _LOADERS: Mapping[str | int, type[TextLoader | FloatLoader | TimeLoader]] = {
 
 def connect(url: str, shown: str) -> PostgresDatabase:
     """Open the database of a `postgresql://user@host/database` URL."""
+    check_url(url, shown)
+    return PostgresDatabase(url, shown)
+
+
+def check_url(url: str, shown: str) -> None:
+    """Refuse what is not the URL of a database."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:
@@ -73,7 +80,6 @@ def connect(url: str, shown: str) -> PostgresDatabase:
             f"{shown!r} is not a PostgreSQL URL.",
             suggestion="Use `postgresql://user:password@host:5432/database`, with special characters percent-encoded.",
         ) from None
-    return PostgresDatabase(url, shown)
 
 
 @lru_cache(maxsize=512)
@@ -140,9 +146,9 @@ class PostgresDatabase:
     is_embedded = False
     is_lost = False
 
-    def __init__(self, url: str, shown: str, settings: Mapping[str, str] = SETTINGS) -> None:
+    def __init__(self, url: str, shown: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         self._secret_url = url
-        self._settings = settings
+        self._further = settings
         self.url = shown
         self._stamps = count(1)
         self._patience = Patience()
@@ -299,7 +305,8 @@ class PostgresDatabase:
         try:
             for name, loader in _LOADERS.items():
                 connection.adapters.register_loader(name, loader)
-            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in self._settings.items()]
+            settings = {**_SETTINGS, **self._further}.items()
+            wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in settings]
             connection.execute(f"select {', '.join(wanted)}".encode())
         except psycopg.Error as error:
             connection.close()

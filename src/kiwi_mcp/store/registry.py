@@ -9,6 +9,7 @@ from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidRequest, MissingLin
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.paths import is_safe_path, is_tool_id
 from kiwi_mcp.domain.registry import (
+    START,
     Actor,
     Cursor,
     Event,
@@ -60,6 +61,7 @@ _TOP = """select v.id, v.executor_version_id, 1 from tool_versions v cross join 
 _TOP_LATEST = """select * from (select v.id, v.executor_version_id, 1 from tools t cross join tool_versions v
   where t.tool_id = ? and t.namespace in ($order) and $sees and v.tool_id = t.id and v.is_latest = true
   order by case t.namespace $cases end limit 1) as top"""
+_HOW_MANY = "select count(*) from tool_versions v cross join tools t where t.id = v.tool_id and $sees"
 _HEAD = "select seq from registry_log order by seq desc limit 1"
 _EVENTS = """select l.seq, l.op, l.namespace, l.tool_id, l.version, l.content_hash, l.closure_hash, l.actor,
   l.created_at, l.reason, t.visibility, l.hash
@@ -99,8 +101,7 @@ class Registry:
 
     def count(self) -> int:
         """Return how many versions the store holds that lists may show to the actor."""
-        statement = f"select count(*) from {BY_VERSION} where v.tool_id = t.id and {self._sight.listed}"
-        rows = self._database.read(statement, self._sight.members)
+        rows = self._database.read(filled(_HOW_MANY, sees=self._sight.listed), self._sight.members)
         return int(str(rows[0][0]))
 
     def as_seen_by(self, actor: Actor) -> Registry:
@@ -243,7 +244,7 @@ class Registry:
     def cursor(self, remote_key: str) -> Cursor:
         """Return up to which entry the log of a remote has been followed."""
         rows = self._database.read("select cursor_seq, cursor_hash from remotes where url = ?", (remote_key,))
-        return Cursor(int(str(rows[0][0])), str(rows[0][1] or "")) if rows else Cursor()
+        return Cursor(int(str(rows[0][0])), str(rows[0][1] or "")) if rows else START
 
     def set_cursor(self, remote_key: str, cursor: Cursor) -> None:
         """Remember up to which entry the log of a remote has been followed."""

@@ -18,7 +18,8 @@ CHUNK = 500
 
 LISTED = """select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.closure_hash, v.place, t.tool_type,
   t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, v.executor_namespace, v.executor_tool_id,
-  v.executor_version, v.executor_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog, v.published_by, v.created_at,
+  v.executor_version, v.executor_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog,
+  v.published_by, v.created_at,
   v.yanked_at, v.yanked_reason, v.deprecated_at, v.deprecated_reason
 from $tables where v.tool_id = t.id and """
 """Everything that is told of a version; a condition on it follows."""
@@ -131,7 +132,7 @@ def _written(manifest: str) -> JsonObject:
 
 
 def to_event(row: Row) -> Event:
-    """Return the log's entry in a row: seq, op, name, digest, closure, actor, time, reason, the item's visibility, hash."""
+    """Return the log's entry in a row: seq, op, name, hashes, actor, time, reason, the item's visibility, seal."""
     seq, *texts = row
     op, namespace, tool_id, version, digest, closure, actor, at, reason, visibility, seal = map(str, texts)
     return Event(

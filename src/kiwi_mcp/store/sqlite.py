@@ -19,12 +19,8 @@ from kiwi_mcp.store.sqlite_library import SOUND, library, version
 from kiwi_mcp.store.sqlite_line import FAULTS, Line
 
 _PRAGMAS = "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
-_MODES = (PATIENCE, "FULL"), (0.0, "NORMAL"), (PATIENCE, "NORMAL"), (PATIENCE, "NORMAL")
-"""How long each connection waits for others, and for the disk: the one that writes, the hasty one, and two that read.
-
-What is published must outlive a loss of power; the record of a run need not, and is made at every call. Two read, so
-that a long list does not make a glance wait.
-"""
+_READERS = 2
+"""Two, so that a long list does not make a glance wait."""
 _CLOSING = 5.0
 """How many seconds are waited for whoever uses a connection that is to be closed."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -36,14 +32,20 @@ removes the files beside a database by their names, which may be those of anothe
 
 def connect(url: str, shown: str) -> SqliteDatabase:
     """Open the file of a `sqlite:///absolute/path` URL, and make it where it is not there."""
+    path = path_in(url, shown)
+    _create(Path(path))
+    return SqliteDatabase(path)
+
+
+def path_in(url: str, shown: str) -> str:
+    """Return the path of the file that a URL names."""
     path = url.removeprefix("sqlite://")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidRequest(
             f"{shown!r} does not name a file by its absolute path.",
             suggestion="Use three slashes and an absolute path: `sqlite:///home/me/.ai/registry.db`.",
         )
-    _create(Path(path))
-    return SqliteDatabase(path)
+    return path
 
 
 def _create(path: Path) -> None:
@@ -133,7 +135,9 @@ class SqliteDatabase:
     def _open(self) -> None:
         self._process = os.getpid()
         self._writing, self._hurrying = Lock(), Lock()
-        self._connections = [_connection(self._path, patience, mode) for patience, mode in _MODES]
+        # What is published must outlive a loss of power; the record of a run need not, and is made at every call.
+        modes = ((PATIENCE, "FULL"), (0.0, "NORMAL"), *[(PATIENCE, "NORMAL")] * _READERS)
+        self._connections = [_connection(self._path, patience, mode) for patience, mode in modes]
         self._writer, self._hasty, *readers = map(Line, self._connections)
         self._idle: SimpleQueue[Line] = SimpleQueue()
         for line in readers:
@@ -172,7 +176,7 @@ class SqliteDatabase:
             idle.put(line)
 
     def stamp(self) -> int:
-        """Return a number that grows with every commit: the hasty connection notices all but its own, which are counted."""
+        """Return a number that grows with every commit: one connection notices those of others, and counts its own."""
         self._leave_parent()
         with self._hurrying:
             try:
@@ -252,7 +256,7 @@ class SqliteDatabase:
             if not lock.acquire(timeout=_CLOSING):
                 return False
             held.callback(lock.release)
-        for _ in self._connections[2:]:
+        for _ in range(_READERS):
             try:
                 held.callback(self._idle.put, self._idle.get(timeout=_CLOSING))
             except Empty:

@@ -127,9 +127,9 @@ def test_without_a_copy_here_the_last_two_versions_are_compared(ann: Machine) ->
     ]
     ann.publish("once")
     assert ann.refused("diff", "once") == "invalid_request"
-    assert ann.refused("diff", "greet", {"from": "project"}) == "tool_not_found"
+    assert ann.refused("diff", "greet", {"from": "project"}) == "not_found"
     assert ann.refused("diff", "greet", {"from": "1.0.0", "to": "5.0.0"}) == "version_not_found"
-    assert ann.refused("diff", "greet", {"from": "no version at all"}) == "version_not_found"
+    assert ann.refused("diff", "greet", {"from": "no version at all"}) == "invalid_request"
 
 
 def test_a_namespace_says_whose_item_is_meant(ann: Machine) -> None:

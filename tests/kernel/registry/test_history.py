@@ -180,7 +180,7 @@ def test_an_item_without_a_version_in_use_is_not_offered(ann: Machine) -> None:
     ("action", "item", "words", "versions"),
     [
         ("yank", "tick@1.10.0", {}, ["1.10.0"]),
-        ("yank", "tick@^1", {"reason": "x"}, ["1.10.0", "1.2.0", "1.0.0"]),
+        ("yank", "acme/tick@1.2.0", {"reason": "x"}, ["1.2.0"]),
         ("deprecate", "tick", {}, ["2.0.0-rc.1", "1.10.0", "1.2.0", "1.0.0"]),
         ("rollback", "tick", {}, ["2.0.0-rc.1", "1.10.0"]),
         ("rollback", "tick", {"to": "1.0.0"}, ["2.0.0-rc.1", "1.10.0", "1.2.0"]),
@@ -223,7 +223,9 @@ def test_lists_are_filtered_and_bounded(ann: Machine) -> None:
         return [as_object(one)["name"] for one in as_list(ann.do("list", words=json.loads(json.dumps(words)))["items"])]
 
     assert names(namespace="acme") == ["tick", "tock"]
-    assert names(namespace="nobodys") == []
+    assert ann.refused("list", words={"tool_type": "bash"}) == "not_found"
+    assert ann.refused("list", words={"namespace": "nobodys"}) == "not_found"
+    assert "Did you mean `script`" in str(ann.try_to("list", words={"tool_type": "scrpt"}).content["suggestion"])
     assert names(tool_type="script") == ["tick", "tock"]
     assert names(limit=1) == ["tick"]
     assert "more than 1" in str(ann.do("list", words={"limit": 1})["suggestion"])

@@ -224,7 +224,7 @@ def test_a_cursor_is_not_believed_where_either_side_was_made_anew(new_remote: Ma
     assert len(run(copy(source, new_remote("folder"), after=first.cursor)).new) == 3
     anew = new_remote("sqlite", a_release("acme/fresh@1.0.0"))
     done = run(copy(anew, target, after=first.cursor))
-    assert (len(done.new), done.cursor) == (1, 1)
+    assert (len(done.new), done.cursor.seq) == (1, 1)
 
 
 @pytest.mark.req("K-RG-02")
@@ -388,14 +388,21 @@ def test_a_choice_brings_along_what_it_stands_on(new_remote: MakeRemote) -> None
     assert set(held(target)) == {str(release.name) for release in CHAIN}
 
 
-def test_what_ships_with_kiwi_comes_only_as_far_as_something_stands_on_it(new_remote: MakeRemote) -> None:
+@pytest.mark.parametrize("kind", ["folder", "sqlite"])
+def test_nothing_that_ships_with_kiwi_travels_and_what_stands_on_it_does(kind: str, new_remote: MakeRemote) -> None:
     ground = a_release("kiwi/ground@1.0.0", is_builtin=True, is_official=True)
-    unused = a_release("kiwi/unused@1.0.0", is_builtin=True, is_official=True)
     above = a_release("acme/above@1.0.0", on=ground)
     target = new_remote("sqlite")
-    run(copy(new_remote("sqlite", ground, unused, above), target))
+    run(copy(new_remote(kind, above), target))
 
-    assert set(held(target)) == {str(ground.name), str(above.name)}
+    assert set(held(target)) == {str(above.name)}
+    assert run(target.read([above.name]))[0].executor == above.executor
+    with pytest.raises(NamespaceDenied):
+        run(target.write([ground], ()))
+    folder = new_remote("folder", ground)
+    assert run(copy(folder, target)).new == ()
+    with pytest.raises(InvalidRequest, match="comes with Kiwi"):
+        run(pull(folder, target, Wanted.parse("kiwi/ground"), namespaces=()))
 
 
 def test_only_what_ships_with_kiwi_is_official(new_remote: MakeRemote) -> None:
@@ -406,11 +413,12 @@ def test_only_what_ships_with_kiwi_is_official(new_remote: MakeRemote) -> None:
 
 
 def test_a_tool_on_another_executor_than_the_one_there_is_left_out_and_told(new_remote: MakeRemote) -> None:
-    ground = a_release("kiwi/ground@1.0.0")
+    ground = a_release("acme/ground@1.0.0")
     above = a_release("acme/above@1.0.0", on=ground)
-    target = new_remote("sqlite", a_release("kiwi/ground@1.0.0", code="print('another')\n"))
+    target = new_remote("sqlite", a_release("acme/ground@1.0.0", code="print('another')\n"))
+    source = new_remote("sqlite", ground, above, BASE)
 
-    done = run(copy(new_remote("sqlite", ground, above, BASE), target))
+    done = run(copy(source, target, only=lambda name: name.tool_id != "ground"))
 
     assert done.new == (BASE.name,)
     assert [line.partition(":")[0] for line in done.left_out] == [str(above.name)]

@@ -119,7 +119,7 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
             8,
             [],
             [
-                "error: Published already, with other content: acme/tick@1.0.0. A published version never changes.",
+                "error: Published already, with other content or on another executor: acme/tick@1.0.0. A published ve",
                 "hint: Give the changed item a new version (`version:` in its manifest), then publish that. The next ",
             ],
         )
@@ -138,7 +138,7 @@ def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
                 "  registry/acme/tick@1.0.0  sha256:…",
                 "  └─ builtin/kiwi/bash_runtime@1.0.0  sha256:…",
                 "     └─ builtin/kiwi/subprocess@1.0.0  sha256:…",
-                "hint: Run it with `kiwi run registry/acme/tick@1.0.0`, or copy it here with `kiwi load registry/acme",
+                "hint: Run it with `kiwi run acme/tick@1.0.0`, or copy it here with `kiwi load acme/tick@1.0.0 --dest",
             ],
         )
     )
@@ -256,19 +256,26 @@ def test_lists_and_verification(kiwi: Kiwi, filled: Machine) -> None:
                 "acme/tick  1.1.0      script       Says a word called tick",
                 "acme/tock  1.0.0      script       Says a word called tock",
             ],
-            ["2 items in STORE"],
+            ["2 items in HOME/.ai/state/registry.db"],
         )
     )
     assert kiwi("list", "--limit", "1").told == snapshot(
         (
             0,
             ["acme/tick  1.1.0      script       Says a word called tick"],
-            ["1 item in STORE", "hint: There are more than 1: raise `limit`, or search with `source: registry`."],
+            [
+                "1 item in HOME/.ai/state/registry.db",
+                "hint: There are more than 1: raise `limit`, or search with `source: registry`.",
+            ],
         )
     )
     assert len(json.loads(kiwi("list", "--type", "primitive", "--json").out)["items"]) == 2
-    assert kiwi("verify").told == snapshot((0, [], ["Everything is as it was sealed: 14 versions in STORE"]))
-    assert kiwi("verify", "tick").told == snapshot((0, [], ["Everything is as it was sealed: 2 versions in STORE"]))
+    assert kiwi("verify").told == snapshot(
+        (0, [], ["Everything is as it was sealed: 14 versions in HOME/.ai/state/registry.db"])
+    )
+    assert kiwi("verify", "tick").told == snapshot(
+        (0, [], ["Everything is as it was sealed: 2 versions in HOME/.ai/state/registry.db"])
+    )
     assert json.loads(kiwi("verify", "--json").out)["issues"] == []
 
 
@@ -285,7 +292,7 @@ def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
         (
             0,
             [
-                "store: STORE (14 versions)",
+                "store: HOME/.ai/state/registry.db (14 versions)",
                 "as: ann, in acme, public",
                 "remote: share  HOME/share",
                 "remote: team  https://kiwi.example.com",
@@ -296,8 +303,8 @@ def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
     assert kiwi("registry", "push", "share", "--dry-run").told == snapshot(
         (
             0,
-            ["oci:HOME/share: 4 new, 0 unchanged, 0 marked"],
-            ["  + kiwi/subprocess@1.0.0", "  + kiwi/bash_runtime@1.0.0", "  + acme/tick@1.0.0", "  + acme/tick@1.1.0"],
+            ["oci:HOME/share: would be 2 new, 0 unchanged, 0 marked"],
+            ["  + acme/tick@1.0.0", "  + acme/tick@1.1.0"],
         )
     )
     assert kiwi("registry", "push", "share", "--with-private").code == 0
@@ -309,7 +316,7 @@ def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
 
 def test_search_and_load_reach_the_registry(kiwi: Kiwi, filled: Machine) -> None:
     found = kiwi("search", "tick", "--source", "registry")
-    assert found.out.startswith("tick  registry/script")
+    assert found.out.startswith("acme/tick  registry/script")
     assert kiwi("load", "tick", "--destination", "project").code == 0
     assert (filled.ai / "tools" / "tick" / "main.sh").read_text() == "echo two\n"
 

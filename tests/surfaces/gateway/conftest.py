@@ -41,7 +41,9 @@ def a_release() -> Callable[..., Release]:
     ) -> Release:
         namespace, _, rest = name.partition("/")
         tool_id, _, version = rest.partition("@")
-        ref = on.name.tool_id if on else None
+        # A tool that stands on another namespace says so.
+        home = f"registry/{on.name.namespace}/" if on and on.name.namespace != namespace else ""
+        ref = f"{home}{on.name.tool_id}" if on else None
         text = f"tool_id: {tool_id}\ntool_type: {'script' if on else 'primitive'}\nversion: {version}\n"
         text += f"description: Greets.\nexecutor: {ref}\nconfig:\n  entrypoint: main.py\n" if ref else ""
         main = ReleaseFile("main.py", code.encode())

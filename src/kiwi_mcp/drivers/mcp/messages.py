@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 from mcp.shared.message import SessionMessage
@@ -22,6 +22,16 @@ from kiwi_mcp.drivers.heard import NotJson, parse
 _INTERNAL = -32603
 _BREATH = 32
 """Messages after which others have their turn, however many more are here already."""
+
+
+class Incoming(Protocol):
+    """Where the messages of a server are taken from."""
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message."""
+
+    async def aclose(self) -> None:
+        """Take no more."""
 
 
 class Block:

@@ -7,25 +7,29 @@ from time import monotonic
 from typing import Self
 
 import anyio
-from mcp.client._transport import ReadStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification
 
 from kiwi_mcp.domain.errors import Unavailable
-from kiwi_mcp.drivers.mcp.messages import Block
+from kiwi_mcp.drivers.mcp.messages import Block, Incoming
 
 RATE = 200.0
 """Notifications that a server may send for each second, in the long run."""
 BURST = 1_000.0
 """Notifications that it may send at once."""
+_HEARD = frozenset(
+    {"notifications/progress", "notifications/cancelled", "notifications/subscriptions/acknowledged"}
+    | {f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")}
+)
+"""Notifications that anybody here wants to hear."""
 FLOOD = 20_000
 """Notifications too many after which a server is no longer listened to."""
 
 
 class Sieve(Block):
-    """A stream of messages without the notifications that are too many."""
+    """A stream of messages without the notifications that are too many, or that nobody wants."""
 
-    def __init__(self, stream: ReadStream[SessionMessage | Exception], ended: Callable[[Exception | None], None]) -> None:
+    def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None]) -> None:
         self._stream = stream
         self._ended = ended
         self._left, self._at = BURST, monotonic()
@@ -53,7 +57,7 @@ class Sieve(Block):
         self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
         self._at = now
         if self._left >= 0:
-            return True
+            return item.message.method in _HEARD
         self._left = 0
         self.dropped += 1
         if self.dropped > FLOOD:

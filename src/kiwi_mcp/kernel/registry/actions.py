@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.registry.missing import (
 )
 from kiwi_mcp.kernel.registry.port import RegistryRemote, Remote
 from kiwi_mcp.kernel.registry.publish import Publication, foresee, prepare_publication, publish, told
-from kiwi_mcp.kernel.registry.remotes import open_remote
+from kiwi_mcp.kernel.registry.remotes import open_remote, open_source
 from kiwi_mcp.kernel.registry.sync import pull, told_of
 from kiwi_mcp.kernel.registry.told import Wanted
 from kiwi_mcp.kernel.registry.words import (
@@ -143,16 +143,17 @@ async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report:
     if words.remote is None:
         name = await choose(wanted, own, order)
         return await _pulled(name, {}, catalog, store, request)
-    source = await open_remote(words.remote, store.settings, catalog.space)
+    source = await open_source(words.remote, store.settings, catalog.space)
     try:
         name = await choose(wanted, source, order)
-        held = await told_of(source, Wanted.parse(str(name)))
+        held = await told_of(source, wanted.exactly(name))
         if held.is_private(name) and not registry.actor.is_member(name.namespace):
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
         if request.dry_run:
             about = _about(name, held.versions[name])
-            return {**about, "status": "planned", "message": f"{name} would be pulled", "from": source.key}
-        published = await pull(source, own, Wanted.parse(str(name)), namespaces=order, report=report)
+            about = {**about, "closure": held.closures[name], "from": source.key}
+            return {**about, "status": "planned", "message": f"{name} would be pulled"}
+        published = await pull(source, own, wanted.exactly(name), namespaces=order, report=report)
     except VersionConflict as error:
         raise another_here(error, registry) from error
     finally:

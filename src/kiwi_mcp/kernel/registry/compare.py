@@ -9,7 +9,7 @@ from difflib import unified_diff
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, ToolNotFound
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, ToolNotFound
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.version import Range, Version
@@ -90,7 +90,7 @@ def _in_folder(name: str, source: Where, catalog: Catalog) -> Tool:
     try:
         return catalog.find(name, source=source)
     except ToolNotFound as error:
-        raise InvalidRequest(
+        raise NotFound(
             f"There is no {name!r} in the {source} space.",
             suggestion=f"Copy it there with `kiwi load {name} --destination {source}`, or name two versions.",
         ) from error

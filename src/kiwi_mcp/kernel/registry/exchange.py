@@ -9,9 +9,9 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Report
-from kiwi_mcp.domain.registry import Cursor, Event, Published, Release, VersionName
+from kiwi_mcp.domain.registry import START, Event, Published, Release, VersionName
 from kiwi_mcp.kernel.registry.port import RegistryRemote, Remote
-from kiwi_mcp.kernel.registry.remotes import lasting, open_remote
+from kiwi_mcp.kernel.registry.remotes import lasting, open_remote, open_source
 from kiwi_mcp.kernel.registry.sync import copy, cursor_name, everything
 from kiwi_mcp.kernel.requests import RegistryRequest
 from kiwi_mcp.kernel.settings import RemoteSettings, add_remote
@@ -80,8 +80,8 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         )
     registry = store.registry()
     own = RegistryRemote(registry, registry.database.url, is_own=True)
-    remote = await open_remote(request.remote, store.settings, catalog.space)
     is_push = request.action == "push"
+    remote = await (open_remote if is_push else open_source)(request.remote, store.settings, catalog.space)
     source, target = (own, remote) if is_push else (remote, own)
     # A push compares what both sides hold; a pull goes on from where the last one ended.
     is_followed = not is_push and not request.only
@@ -90,7 +90,7 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         done = await copy(
             source,
             _Blind(target) if request.dry_run else target,
-            after=await asyncio.to_thread(registry.cursor, cursor) if is_followed else Cursor(),
+            after=await asyncio.to_thread(registry.cursor, cursor) if is_followed else START,
             only=_within(request.only) if request.only else everything,
             with_private=request.with_private,
             report=report,

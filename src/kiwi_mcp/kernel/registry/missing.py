@@ -10,8 +10,7 @@ from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, ToolNotFound, VersionConflict
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.registry import Listed, VersionName
-from kiwi_mcp.kernel.registry.over_http import HttpRemote
-from kiwi_mcp.kernel.registry.port import Remote
+from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
 from kiwi_mcp.kernel.registry.publish import Publication
 from kiwi_mcp.kernel.registry.sync import told_of
 from kiwi_mcp.kernel.registry.told import Told, Wanted
@@ -58,8 +57,8 @@ async def choose(wanted: Wanted, source: Remote, namespaces: Sequence[str]) -> V
                 suggestion=f"Name one exactly to have it all the same: `kiwi pull {yanked[0]}`.",
                 wanted=str(wanted),
             ) from error
-        # A log that is read over the network page by page is too much to read for a hint.
-        if not told.versions and wanted.tool_id and not isinstance(source, HttpRemote):
+        # A log that comes over the network page by page is too much to read for a hint.
+        if not told.versions and wanted.tool_id and isinstance(source, RegistryRemote | FolderRemote):
             names = {name.tool_id for name in Told.by(await source.events()).versions}
             error.suggestion = did_you_mean(wanted.tool_id, names) + error.suggestion
         raise

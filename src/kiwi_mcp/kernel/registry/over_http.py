@@ -31,6 +31,8 @@ from kiwi_mcp.store.words import marks_of
 _T = TypeVar("_T")
 _TIMEOUT = 120.0
 _MAX_EVENTS = 1_000_000
+_MAX_LOG = 256_000_000
+"""How many bytes of events are taken in at the most: some hundred thousand events of the usual size."""
 _OK = 200
 _QUOTED = 300
 _FAULTS: Mapping[int, type[KiwiError]] = {
@@ -72,8 +74,11 @@ class HttpRemote:
 
     async def _events(self, about: str, after: int) -> Sequence[Event]:
         found: list[Event] = []
+        size = 0
         while True:
-            answer = await self._ask("GET", f"{wire.EVENTS}?after={after}&limit={wire.PAGE}{about}")
+            body = await self._send("GET", f"{wire.EVENTS}?after={after}&limit={wire.PAGE}{about}")
+            size += len(body)
+            answer = self._answer(body)
             page = self._understood(wire.events_from, answer.get("events"))
             seqs = [after, *(event.seq for event in page)]
             if any(later <= earlier for earlier, later in pairwise(seqs)):
@@ -81,8 +86,8 @@ class HttpRemote:
             found += page
             if not page or answer.get("more") is not True:
                 return found
-            if len(found) > _MAX_EVENTS:
-                raise self._nonsense(f"it has more than {_MAX_EVENTS:,} events")
+            if len(found) > _MAX_EVENTS or size > _MAX_LOG:
+                raise self._nonsense(f"it has more than {_MAX_EVENTS:,} events, or than {_MAX_LOG:,} bytes of them")
             after = page[-1].seq
 
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
@@ -114,7 +119,11 @@ class HttpRemote:
         await self._network.aclose()
 
     async def _ask(self, method: str, path: str, body: JsonObject | None = None) -> JsonObject:
-        """Send one request to the one host that the owner named, and return what it answered."""
+        """Send one request, and return what was answered."""
+        return self._answer(await self._send(method, path, body))
+
+    async def _send(self, method: str, path: str, body: JsonObject | None = None) -> bytes:
+        """Send one request to the one host that the owner named, and return the body of what it answered."""
         spec = HttpSpec(
             method=method,
             url=f"{self.key}{path}",
@@ -131,8 +140,11 @@ class HttpRemote:
         reply = await http_client.send(spec, secrets=self._secrets, through=self._network)
         if reply.status != _OK:
             self._refuse(reply.status, reply.body)
+        return reply.body
+
+    def _answer(self, body: bytes) -> JsonObject:
         try:
-            return wire.read_body(reply.body, what=f"The answer of {self.key}")
+            return wire.read_body(body, what=f"The answer of {self.key}")
         except InvalidRequest as fault:
             raise self._nonsense(fault.message) from fault
 
@@ -164,6 +176,7 @@ class HttpRemote:
             f"The registry at {self.key} answered {status}{f', and says: {said!r}' if said else ''}.",
             suggestion=_HINTS.get(status, "Try again later, or ask the owner of that registry."),
             status=status,
+            refusal=as_text(answer.get("code"))[:_QUOTED],
         )
 
 

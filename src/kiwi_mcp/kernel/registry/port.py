@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from kiwi_mcp.domain.errors import NotFound
@@ -57,7 +58,7 @@ class RegistryRemote:
 
     async def history(self, tool_id: str) -> Sequence[Event]:
         """Return what the log says of one name."""
-        return await asyncio.to_thread(self._registry.history, tool_id)
+        return await asyncio.to_thread(lambda: [*_pages(partial(self._registry.history, tool_id), 0)])
 
     async def read(self, names: Sequence[VersionName]) -> Sequence[Release]:
         """Return these versions, verified by the store."""
@@ -84,6 +85,11 @@ class FolderRemote:
         self.key = key
         self._layout = layout
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder holds a layout, be it an empty one."""
+        return self._layout.is_there
+
     async def events(self, after: int = 0) -> Sequence[Event]:  # noqa: ARG002 - a folder keeps no order of events
         """Return what the index says, all of it."""
         return await asyncio.to_thread(self._layout.events)
@@ -105,8 +111,12 @@ class FolderRemote:
 
 
 def all_events(registry: Registry, after: int) -> Iterator[Event]:
-    """Yield the whole log since an event, which the store gives in pages."""
-    while page := registry.events(after):
+    """Give the whole log since an event, which the store gives in pages."""
+    return _pages(registry.events, after)
+
+
+def _pages(ask: Callable[[int], Sequence[Event]], after: int) -> Iterator[Event]:
+    while page := ask(after):
         yield from page
         after = page[-1].seq
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
@@ -18,7 +18,16 @@ from kiwi_mcp.domain.errors import (
 )
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin, Published, Release, VersionName, Visibility
+from kiwi_mcp.domain.registry import (
+    BUILTIN_NAMESPACE,
+    Event,
+    Pin,
+    Published,
+    Release,
+    VersionName,
+    Visibility,
+    is_same_executor,
+)
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel.authoring.checking import Verdict, examine
 from kiwi_mcp.kernel.registry.words import PublishWords
@@ -33,11 +42,23 @@ class Publication:
     tool: Tool
     releases: tuple[Release, ...]
     verdict: Verdict
+    shown_before: Visibility | None = None
+    """Who sees the item until now, if it is published in any version."""
 
     @property
     def name(self) -> VersionName:
         """The name of the item's own version."""
         return self.releases[-1].name
+
+    @property
+    def visibility(self) -> Visibility:
+        """Who sees the item from then on, in all of its versions."""
+        return self.releases[-1].visibility
+
+    @property
+    def is_shown_otherwise(self) -> bool:
+        """Whether an item that is published already is to be seen by others than until now."""
+        return self.shown_before not in {None, self.visibility}
 
 
 async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, registry: Registry) -> Publication:
@@ -53,13 +74,16 @@ async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, 
     namespace = words.namespace or registry.actor.namespaces[0]
     if not is_namespace(namespace) or not registry.actor.is_member(namespace):
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
-    return Publication(tool, tuple(_releases(chain.links, words, namespace, registry)), verdict)
+    releases = tuple(_releases(chain.links, words, namespace, registry))
+    return Publication(tool, releases, verdict, _visibility(tool.id, namespace, registry))
 
 
 def publish(publication: Publication, registry: Registry) -> Sequence[Published]:
     """Publish all of it, or nothing; a version that is taken is answered with the next one that is free."""
+    name = replace(publication.name, version="")
+    shown = Event(0, "visibility", name, "", "", "", "", publication.visibility)
     try:
-        return registry.publish(publication.releases)
+        return registry.publish(publication.releases, [shown] if publication.is_shown_otherwise else ())
     except VersionConflict as error:
         raise _with_next(error, publication.name, registry) from error
 
@@ -71,7 +95,12 @@ def foresee(publication: Publication, registry: Registry) -> Sequence[Published]
         for release in publication.releases
         for listed in registry.named(release.name.tool_id, namespace=release.name.namespace)
     }
-    taken = [str(one.name) for one in publication.releases if known.get(one.name, one).digest != one.digest]
+    taken = [
+        str(one.name)
+        for one in publication.releases
+        if (there := known.get(one.name))
+        and not (there.digest == one.digest and is_same_executor(there.executor, one.executor))
+    ]
     if taken:
         raise _with_next(VersionConflict(taken), publication.name, registry)
     return [Published(one.name, one.digest, "", is_new=one.name not in known) for one in publication.releases]
@@ -80,8 +109,8 @@ def foresee(publication: Publication, registry: Registry) -> Sequence[Published]
 def _with_next(error: VersionConflict, name: VersionName, registry: Registry) -> VersionConflict:
     """Return a conflict that says which version is free."""
     known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
-    if known:
-        error.suggestion = f"{error.suggestion} The next free one of {name.tool_id!r} is {_next(known)!r}."
+    if name.version in known:  # otherwise it is an executor that changed
+        error.suggestion = f"{error.suggestion} The next free one is {_next(known)!r}."
     return error
 
 
@@ -97,7 +126,9 @@ def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, regist
         if held is not None and not is_top:
             below = held
             continue
-        visibility = words.visibility or _visibility(link.id, namespace, registry)
+        # What was asked for holds for the item and for links that nobody has seen yet.
+        known = _visibility(link.id, namespace, registry)
+        visibility = (words.visibility or known if is_top else known or words.visibility) or "public"
         release = _release(link, namespace, pin, words.changelog if is_top else "", visibility)
         made.append(release)
         below = (release.name, release.digest)
@@ -105,17 +136,19 @@ def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, regist
 
 
 def _held(tool: Tool, namespace: str, registry: Registry) -> tuple[VersionName, str] | None:
-    """Return under which name the registry has a link already."""
-    homes = {"builtin": BUILTIN_NAMESPACE, "registry": tool.origin.namespace}
-    wanted = homes.get(tool.origin.source, namespace)
+    """Return under which name others find a link: in the registry, or with Kiwi itself."""
     digest = f"sha256:{tool.digest}"
+    if tool.origin.source == "builtin":
+        return VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version), digest
+    is_published = tool.origin.source == "registry"
+    wanted = tool.origin.namespace if is_published else namespace
     for listed in registry.by_digest(digest):
         if listed.name.namespace == wanted and listed.name.tool_id == tool.id:
             return listed.name, digest
-    if tool.origin.source in homes:
+    if is_published:
         raise InvalidRequest(
             f"{tool.identity} is not in the registry as it is here.",
-            suggestion="Let the registry be used once by this release of Kiwi, or pull the item from a remote.",
+            suggestion="Pull it from the remote that it came from.",
         )
     return None
 
@@ -140,11 +173,9 @@ def _release(tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibi
     )
 
 
-def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility:
-    """Return the visibility that an item has already, public for a new one."""
-    for listed in registry.named(tool_id, namespace=namespace):
-        return listed.visibility
-    return "public"
+def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility | None:
+    """Return the visibility that an item has already."""
+    return next((listed.visibility for listed in registry.named(tool_id, namespace=namespace)), None)
 
 
 def _next(versions: Sequence[str]) -> str:
@@ -152,17 +183,24 @@ def _next(versions: Sequence[str]) -> str:
     return str(Version(highest.major, highest.minor, highest.patch + (not highest.pre)))
 
 
+def _done(publication: Publication, *, is_new: bool, is_planned: bool) -> str:
+    would_be = "would be" if is_planned else "is"
+    done = ("would be published" if is_planned else "published") if is_new else "is published already, as it is"
+    if not publication.is_shown_otherwise:
+        return done
+    return f"{done}; with all its versions it {would_be} {publication.visibility} now, not {publication.shown_before}"
+
+
 def told(publication: Publication, published: Sequence[Published], *, is_planned: bool) -> JsonObject:
     """Return what is answered to whoever published."""
     top, tool = publication.releases[-1], publication.tool
     by_name = {one.name: one for one in published}
     is_new = by_name[top.name].is_new
-    published_word = "would be published" if is_planned else "published"
     answer: dict[str, Json] = {
         "tool_id": tool.id,
         "action": "publish",
         "status": "planned" if is_planned else ("published" if is_new else "unchanged"),
-        "message": f"{top.name} {published_word if is_new else 'is published already, as it is'}",
+        "message": f"{top.name} {_done(publication, is_new=is_new, is_planned=is_planned)}",
         "identity": f"registry/{top.name}",
         "version": top.name.version,
         "namespace": top.name.namespace,

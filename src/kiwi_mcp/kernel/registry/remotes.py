@@ -11,25 +11,42 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.errors import InvalidRequest, RemoteNotFound
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, RemoteNotFound
 from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
 from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
 from kiwi_mcp.primitives.secrets import Revealed, Variables, names_in
+from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.open import DIALECTS, masked, open_database
+from kiwi_mcp.store.open import open_source as open_foreign
 from kiwi_mcp.store.registry import Registry
 
 _FOLDER = "oci:"
 
 
 async def open_remote(address: str, settings: RegistrySettings, space: Space) -> Remote:
-    """Return the remote of that name or address; a database is opened as the owner's actor."""
+    """Return the remote of that name or address, to write to; a database is opened as the owner's actor."""
+    return await _open(address, settings, space, open_database)
+
+
+async def open_source(address: str, settings: RegistrySettings, space: Space) -> Remote:
+    """Return the remote of that name or address, to read from: nothing there is made or changed."""
+    remote = await _open(address, settings, space, open_foreign)
+    if isinstance(remote, FolderRemote) and not remote.is_there:
+        raise NotFound(
+            f"There is no registry in {remote.key.removeprefix(_FOLDER)}.",
+            suggestion="Check the path; `kiwi registry push FOLDER` makes a folder that can be pulled from.",
+        )
+    return remote
+
+
+async def _open(address: str, settings: RegistrySettings, space: Space, opened: Callable[[str], Database]) -> Remote:
     named = settings.remotes.get(address) or _at(address, settings)
     scheme, is_address, _ = named.url.partition("://")
     if is_address and scheme in {"http", "https"}:
         return _over_http(named, space)
     if is_address and scheme in DIALECTS:
-        return await asyncio.to_thread(_in_database, named.url, settings)
+        return await asyncio.to_thread(_in_database, named.url, settings, opened)
     if not is_address and (named.url.startswith(_FOLDER) or "/" in named.url):
         return _in_folder(named.url.removeprefix(_FOLDER), space)
     raise RemoteNotFound(masked(address), remotes=sorted(settings.remotes))
@@ -79,8 +96,8 @@ def _is_here(host: str) -> bool:
         return host == "localhost"
 
 
-def _in_database(url: str, settings: RegistrySettings) -> Remote:
-    database = open_database(url)
+def _in_database(url: str, settings: RegistrySettings, opened: Callable[[str], Database]) -> Remote:
+    database = opened(url)
     is_own = url == settings.url
     return RegistryRemote(Registry(database, settings.actor), masked(url), is_own=is_own, close=database.close)
 

@@ -14,15 +14,15 @@ from kiwi_mcp.domain.errors import (
     Denied,
     Invalid,
     InvalidRequest,
+    NamespaceDenied,
     NotFound,
-    PolicyDenied,
-    TokenRefused,
     VersionConflict,
 )
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.registry import (
     BUILTIN_NAMESPACE,
+    START,
     Actor,
     Cursor,
     Event,
@@ -54,7 +54,7 @@ class SyncReport:
     marked: int = 0
     left_out: tuple[str, ...] = ()
     """What was not copied although it was asked for, each with the reason."""
-    cursor: Cursor = Cursor()
+    cursor: Cursor = START
     """The last event that was read: the next sync begins after it."""
 
 
@@ -85,9 +85,9 @@ class _Writing:
             return ()
         try:
             published = await self.target.write(ready, ())
-        except (TokenRefused, PolicyDenied):
-            raise
         except Denied as refusal:
+            if not _is_about_namespaces(refusal):
+                raise
             spaces = [[*group] for _, group in groupby(ready, key=lambda release: release.name.namespace)]
             if len(spaces) == 1:
                 self.refusal = refusal
@@ -123,7 +123,7 @@ async def copy(
     source: Remote,
     target: Remote,
     *,
-    after: Cursor = Cursor(),
+    after: Cursor = START,
     only: Callable[[VersionName], bool] = everything,
     with_private: bool = False,
     report: Report = silent,
@@ -134,7 +134,7 @@ async def copy(
     """
     held = Told.by(await target.events())
     # A target that holds nothing is not the one that was written to before.
-    events = await _events(source, after if held.versions else Cursor())
+    events = await _events(source, after if held.versions else START)
     if not events:
         return SyncReport(cursor=after)
     told = Told.by(events)
@@ -216,15 +216,20 @@ def _refuse_conflicts(wanted: Mapping[VersionName, Hashes], held: Mapping[Versio
         raise VersionConflict(conflicts)
 
 
+def _is_about_namespaces(refusal: Denied) -> bool:
+    """Whether a target refuses a namespace, and perhaps not all; a server says so in its answer."""
+    return NamespaceDenied.code in {refusal.code, refusal.details.get("refusal")}
+
+
 async def _say(target: Remote, marks: Sequence[Event]) -> Sequence[str]:
     """Say again what was said, and return what the target will not have, each with the reason: the rest is said."""
     if not marks:
         return ()
     try:
         await target.write((), marks)
-    except (TokenRefused, PolicyDenied):
-        raise
     except (Invalid, NotFound, Denied) as refusal:
+        if isinstance(refusal, Denied) and not _is_about_namespaces(refusal):
+            raise
         if len(marks) == 1:
             return (f"{marks[0].name} ({marks[0].op}): {refusal.message}",)
     else:

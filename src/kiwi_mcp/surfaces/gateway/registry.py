@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, PolicyDenied, RequestFailed, TooLarge
+from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, RequestFailed, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Published, Release, VersionName
+from kiwi_mcp.domain.registry import Published, Release, VersionName
 from kiwi_mcp.kernel.registry import wire
 from kiwi_mcp.kernel.registry.port import read_named, write_all
 from kiwi_mcp.manifest.sheets import load_sheets

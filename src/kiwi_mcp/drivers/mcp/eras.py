@@ -1,0 +1,79 @@
+"""The two eras of the protocol: which one a server speaks, found out by asking, remembered, and healed when it changes.
+
+Since 2026-07-28 a server answers `server/discover` and keeps no session; before, a conversation began with
+`initialize`. The era a server had last is tried first, then the other one on the same connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import anyio
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED, UNSUPPORTED_PROTOCOL_VERSION
+from pydantic import ValidationError
+
+from kiwi_mcp.drivers.mcp.server import Server
+
+Era: TypeAlias = Literal["modern", "legacy"]
+
+_PROBE = 10.0
+"""How long a server may take to answer `server/discover`, in seconds; some old ones never answer what is new."""
+_SHARE = 0.4
+"""How much of the time to start the probe may use up at most."""
+
+
+class Eras:
+    """The era of each server, by its identity.
+
+    `on_learn` is told what was found out, so that it can be kept beyond this process.
+    """
+
+    def __init__(self, on_learn: Callable[[str, Era], None] | None = None) -> None:
+        self._known: dict[str, Era] = {}
+        self.on_learn = on_learn
+
+    def remember(self, identity: str, era: Era) -> None:
+        """Note the era of a server."""
+        if self._known.get(identity) != era:
+            self._known[identity] = era
+            if self.on_learn is not None:
+                self.on_learn(identity, era)
+
+    async def greet(self, session: ClientSession, server: Server) -> Era:
+        """Begin a conversation in the era that both sides speak."""
+        tried = self._order(server)
+        faults: list[Exception] = []
+        for era in tried:
+            try:
+                await _begin(session, era, min(_PROBE, server.startup_timeout * _SHARE))
+            except (MCPError, ValidationError, RuntimeError, TimeoutError) as fault:
+                if isinstance(fault, MCPError) and fault.code == CONNECTION_CLOSED:
+                    raise
+                faults.append(fault)
+                # A slow server that answers the probe after all is modern from then on, and says so.
+                if _names_other_versions(fault) and era == "legacy" and len(tried) == len(faults):
+                    tried.append("modern")
+            else:
+                self.remember(server.identity, era)
+                return era
+        raise faults[-1]
+
+    def _order(self, server: Server) -> list[Era]:
+        if server.transport == "sse":  # the transport is older than the new era, and some servers hang on the probe
+            return ["legacy"]
+        return ["legacy", "modern"] if self._known.get(server.identity) == "legacy" else ["modern", "legacy"]
+
+
+async def _begin(session: ClientSession, era: Era, probe: float) -> None:
+    if era == "legacy":
+        await session.initialize()
+        return
+    with anyio.fail_after(probe):
+        await session.discover()
+
+
+def _names_other_versions(fault: Exception) -> bool:
+    return isinstance(fault, MCPError) and fault.code == UNSUPPORTED_PROTOCOL_VERSION

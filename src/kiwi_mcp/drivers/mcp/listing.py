@@ -1,0 +1,141 @@
+"""Everything a server offers, as it says it: tools, prompts, resources and templates of resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mcp.shared.exceptions import MCPError
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.drivers.mcp.connection import Connection, Greeting
+from kiwi_mcp.drivers.mcp.eras import Era
+from kiwi_mcp.drivers.mcp.failures import harmless
+from kiwi_mcp.manifest.schema import schema_faults
+
+MOST_ITEMS = 10_000
+"""The most items of one kind that are taken from a server."""
+MOST_PAGES = 1_000
+"""The most pages in which it may give them."""
+_LONGEST_NAME = 256
+_METHOD_NOT_FOUND: Final = -32601
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerListing:
+    """What a server said of itself and of each thing it offers; what was not sound is an issue instead."""
+
+    server_info: JsonObject
+    protocol_version: str
+    era: Era
+    instructions: str
+    tools: tuple[JsonObject, ...] = ()
+    prompts: tuple[JsonObject, ...] = ()
+    resources: tuple[JsonObject, ...] = ()
+    templates: tuple[JsonObject, ...] = ()
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of thing: how it is listed, under which word, by what it is named, and when it is sound."""
+
+    method: str
+    word: str
+    named_by: str
+    check: Callable[[JsonObject, str], list[Issue]] = lambda _item, _at: []
+
+
+async def listed(connection: Connection) -> ServerListing:
+    """Ask a server for everything it offers."""
+    greeting = await connection.greeted()
+    issues: list[Issue] = []
+    found = {kind.word: await _all(connection, greeting, kind, issues) for kind in _KINDS}
+    return ServerListing(
+        server_info=greeting.server_info,
+        protocol_version=greeting.protocol_version,
+        era=greeting.era,
+        instructions=greeting.instructions,
+        tools=found["tools"],
+        prompts=found["prompts"],
+        resources=found["resources"],
+        templates=found["resourceTemplates"],
+        issues=tuple(issues),
+    )
+
+
+async def _all(connection: Connection, greeting: Greeting, kind: _Kind, issues: list[Issue]) -> tuple[JsonObject, ...]:
+    if kind.method.partition("/")[0] not in greeting.capabilities:
+        return ()
+    kept: dict[str, JsonObject] = {}
+    cursor: Json = None
+    for _ in range(MOST_PAGES):
+        try:
+            page = await connection.ask(kind.method, {"cursor": cursor} if cursor else {})
+        except MCPError as refusal:
+            if refusal.code != _METHOD_NOT_FOUND:
+                issues.append(_refused(kind, refusal))
+            break
+        for number, item in enumerate(as_list(page.get(kind.word))):
+            _keep(kind, as_object(item), f"{kind.word}[{len(kept) + number}]", kept, issues)
+        if not (cursor := as_text(page.get("nextCursor"))):
+            break
+        if len(kept) >= MOST_ITEMS:
+            issues.append(_too_many(kind))
+            break
+    else:
+        issues.append(_too_many(kind))
+    return tuple(kept.values())[:MOST_ITEMS]
+
+
+def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject], issues: list[Issue]) -> None:
+    name = as_text(item.get(kind.named_by))
+    at = f"{kind.word}.{harmless(name)[:_LONGEST_NAME]}" if name else place
+    faults = _name_faults(kind, name, at) or kind.check(item, at)
+    if name in kept:
+        faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
+    issues.extend(faults)
+    if not faults:
+        kept[name] = item
+
+
+def _name_faults(kind: _Kind, name: str, at: str) -> list[Issue]:
+    longest = _LONGEST_NAME if kind.named_by == "name" else 8 * _LONGEST_NAME
+    if name and len(name) <= longest and not _CONTROLS.search(name):
+        return []
+    return [Issue(at, f"has no usable `{kind.named_by}`", "The server must give it one; the rest is kept.")]
+
+
+def _tool_faults(item: JsonObject, at: str) -> list[Issue]:
+    found: list[Issue] = []
+    for word in ("inputSchema", "outputSchema"):
+        schema = item.get(word)
+        if schema is None and word == "outputSchema":
+            continue
+        if not isinstance(schema, dict) or (word == "inputSchema" and schema.get("type") != "object"):
+            found.append(Issue(f"{at}.{word}", "is not the schema of an object", "The server must mend it."))
+        else:
+            found += schema_faults(schema, f"{at}.{word}")
+    return found
+
+
+_KINDS = (
+    _Kind("tools/list", "tools", "name", _tool_faults),
+    _Kind("prompts/list", "prompts", "name"),
+    _Kind("resources/list", "resources", "uri"),
+    _Kind("resources/templates/list", "resourceTemplates", "uriTemplate"),
+)
+
+
+def _too_many(kind: _Kind) -> Issue:
+    reason = f"the list has more than {MOST_ITEMS:,} items or {MOST_PAGES:,} pages"
+    return Issue(kind.word, reason, "The rest is left out.", severity="warning")
+
+
+def _refused(kind: _Kind, refusal: MCPError) -> Issue:
+    said = harmless(refusal.error.message)[:_LONGEST_NAME]
+    return Issue(kind.word, f"cannot be listed ({refusal.code}: {said})", "Ask whoever made the server.")

@@ -1,0 +1,145 @@
+"""Connections that are kept: one for each server and its credentials, made at first use, ended when nobody uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.drivers.mcp.circuit import Circuit
+from kiwi_mcp.drivers.mcp.connection import Connection
+from kiwi_mcp.drivers.mcp.eras import Eras
+from kiwi_mcp.drivers.mcp.server import Server
+
+IDLE = 300.0
+"""How long a connection that nobody uses is kept, in seconds."""
+MOST = 64
+"""Connections that are kept at the same time."""
+_REMEMBERED = 1_000
+"""Servers whose failures are remembered."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The place of one connection: itself, how many use it now, and how often it failed."""
+
+    connection: Connection | None = None
+    users: int = 0
+    circuit: Circuit = field(default_factory=Circuit)
+    reaper: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that can be used."""
+        return self.connection is not None and self.connection.is_usable
+
+
+class Pool:
+    """The connections of one event loop."""
+
+    def __init__(
+        self, eras: Eras, on_change: Callable[[str], None] | None = None, *, idle: float = IDLE, most: int = MOST
+    ) -> None:
+        self._eras = eras
+        self._on_change = on_change
+        self._idle = idle
+        self._most = most
+        self._slots: OrderedDict[str, _Slot] = OrderedDict()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def open_count(self) -> int:
+        """How many connections there are."""
+        return sum(slot.is_open for slot in self._slots.values())
+
+    @asynccontextmanager
+    async def using(self, server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Connection]:
+        """Use the connection to a server; it is opened if need be, by whoever comes first, and shared by all."""
+        slot = self._slot(server.key(secrets))
+        slot.users += 1
+        if slot.reaper is not None:
+            slot.reaper.cancel()
+        try:
+            connection = await self._connected(slot, server, secrets)
+            yield connection
+        finally:
+            slot.users -= 1
+            self._noticed(slot)
+            if not slot.users and slot.is_open:
+                slot.reaper = asyncio.get_running_loop().call_later(self._idle, self._reap, slot)
+
+    def worked(self, connection: Connection) -> None:
+        """Note that a server answered."""
+        for slot in self._slots.values():
+            if slot.connection is connection:
+                slot.circuit.worked()
+
+    def retire(self, connection: Connection) -> None:
+        """Let nobody else begin to use a connection, and end it where nobody else does."""
+        for slot in self._slots.values():
+            if slot.connection is connection and slot.users <= 1:
+                slot.connection = None
+                self._end(connection.aclose())
+
+    async def aclose(self) -> None:
+        """End every connection, and wait until nothing of them is left."""
+        for slot in self._slots.values():
+            if slot.reaper is not None:
+                slot.reaper.cancel()
+            if slot.connection is not None:
+                self._end(slot.connection.aclose())
+        self._slots.clear()
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    def _slot(self, key: str) -> _Slot:
+        slot = self._slots.setdefault(key, _Slot())
+        self._slots.move_to_end(key)
+        if len(self._slots) > _REMEMBERED:
+            for old in [old for old, kept in self._slots.items() if not kept.users and kept.connection is None]:
+                del self._slots[old]
+        return slot
+
+    async def _connected(self, slot: _Slot, server: Server, secrets: Mapping[str, str]) -> Connection:
+        if not slot.is_open:
+            self._noticed(slot)
+            await asyncio.sleep(slot.circuit.wait(server))
+        if slot.connection is None or not slot.is_open:  # another caller may have been first meanwhile
+            self._make_room()
+            slot.connection = Connection(server, secrets, self._eras, self._on_change)
+        connection = slot.connection
+        await connection.greeted()
+        return connection
+
+    def _noticed(self, slot: _Slot) -> None:
+        """Count the end of a connection that ended by itself, once, and let go of it."""
+        connection = slot.connection
+        if connection is None or connection.is_usable:
+            return
+        slot.connection = None
+        self._end(connection.aclose())
+        if connection.is_lost:
+            slot.circuit.failed(connection.server, connection.failure())
+
+    def _make_room(self) -> None:
+        if self.open_count < self._most:
+            return
+        idle = next((slot for slot in self._slots.values() if slot.is_open and not slot.users), None)
+        if idle is None:
+            raise Unavailable(
+                f"{self._most} MCP servers are in use, and none of them is idle.", suggestion="Try again later."
+            )
+        self._reap(idle)
+
+    def _reap(self, slot: _Slot) -> None:
+        if slot.connection is not None and not slot.users:
+            connection, slot.connection = slot.connection, None
+            self._end(connection.aclose())
+
+    def _end(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

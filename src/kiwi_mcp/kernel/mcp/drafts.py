@@ -1,0 +1,278 @@
+"""Drafts: a server as another program describes it, made into the manifest of an `mcp_server`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.paths import is_tool_id
+from kiwi_mcp.kernel.mcp.launch import Launch, anchor, unpinned, unwrap
+from kiwi_mcp.kernel.mcp.references import (
+    Gathered,
+    protect,
+    protect_header,
+    protect_url,
+    translate,
+    variable_name,
+)
+from kiwi_mcp.kernel.mcp.spotting import names_secret
+from kiwi_mcp.manifest.formats import is_url, is_variable
+from kiwi_mcp.primitives.secrets import Secret
+
+FIRST_VERSION = "1.0.0"
+_MAX_ID = 100
+_MAX_DESCRIPTION = 300
+_NOT_IN_ID = re.compile(r"[^a-z0-9_-]+")
+_HEADER = re.compile(r"([A-Za-z][A-Za-z0-9-]*):\s*(\S.*)")
+_HEADER_FLAGS = frozenset({"-H", "--header", "--headers"})
+_ASSIGNED = re.compile(r"(--?[A-Za-z][\w-]*|[A-Za-z_]\w*)=(.+)", re.DOTALL)
+_WEB = re.compile(r"(?:https?|wss?)://", re.IGNORECASE)
+# What names one exact content looks random, and is the opposite of a secret.
+_CONTENT = re.compile(r".+@(?:sha256:[0-9a-f]{64}|[0-9a-f]{40})")
+_URL_WORDS = ("url", "serverUrl", "httpUrl")
+_TRANSPORTS: Mapping[str, str] = {
+    "http": "http", "streamable-http": "http", "streamable_http": "http", "streamablehttp": "http",
+    "sse": "sse", "ws": "websocket", "wss": "websocket", "websocket": "websocket",
+}  # fmt: skip
+_KNOWN_WORDS = frozenset(
+    {
+        "type",
+        "transport",
+        "transportType",
+        "command",
+        "args",
+        "env",
+        "cwd",
+        "headers",
+        "disabled",
+        "enabled",
+        *_URL_WORDS,
+    }
+    | {"name", "description", "autoApprove", "alwaysAllow", "gallery", "version", "dev", "icon", "trust", "$schema"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDraft:
+    """A server that can become an item: its name there, and the manifest that `execute create` takes."""
+
+    name: str
+    manifest: JsonObject
+    is_disabled: bool = False
+    project: str = ""
+    """The one project for which the client knows it; empty where it is known everywhere."""
+
+    @property
+    def tool_id(self) -> str:
+        """The name the item will have."""
+        return text_of(self.manifest["tool_id"])
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The servers of a configuration, without the secrets they were written with, which stand apart.
+
+    `variables` are the names that must be set before the servers run, each with what it is for; those of `secrets`
+    have a value that was in the configuration. `others` are further ways to reach a server that has several.
+    """
+
+    servers: tuple[ServerDraft, ...] = ()
+    issues: tuple[Issue, ...] = ()
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[ServerDraft, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a server is described: by whom, and which folders its words may be relative to."""
+
+    title: str
+    home: Path
+    project: Path | None = None
+
+
+def draft_server(
+    name: str, words: JsonObject, gathered: Gathered, *, setting: Setting, tool_id: str
+) -> JsonObject | None:
+    """Return the manifest of a server in the words of a client; None, with an issue, where it cannot be one."""
+    config = _config(name, words, gathered, setting)
+    if config is None:
+        return None
+    if unknown := sorted(set(words) - _KNOWN_WORDS):
+        listed = ", ".join(f"`{word[:40]}`" for word in unknown[:10])
+        gathered.warn(name, f"not carried over: {listed}", "Look at what they did there, and set it up again here.")
+    described = " ".join(as_text(words.get("description")).split())[:_MAX_DESCRIPTION]
+    return manifest_of(tool_id, described or f"MCP server {name[:80]!r}, as {setting.title} has it", config)
+
+
+def manifest_of(tool_id: str, description: str, config: JsonObject, *, version: str = FIRST_VERSION) -> JsonObject:
+    """Return a manifest of an `mcp_server`."""
+    return {
+        "tool_id": tool_id,
+        "tool_type": "mcp_server",
+        "version": version,
+        "executor": "subprocess" if config["transport"] == "stdio" else "http_client",
+        "description": description,
+        "config": config,
+    }
+
+
+def is_disabled(words: JsonObject) -> bool:
+    """Whether the client has the server, and does not start it."""
+    return words.get("disabled") is True or words.get("enabled") is False
+
+
+def id_for(name: str, taken: Collection[str]) -> str:
+    """Return the name of the item for a server; one that is taken gets a number."""
+    plain = _NOT_IN_ID.sub("_", name.lower()).strip("_-")[:_MAX_ID].rstrip("_-") or "server"
+    base = plain if is_tool_id(plain) else f"mcp_{plain}"
+    number, wanted = 1, base
+    while wanted in taken:
+        number += 1
+        wanted = f"{base}_{number}"
+    return wanted
+
+
+def stdio_config(name: str, launch: Launch, gathered: Gathered, *, cwd: str = "") -> JsonObject:
+    """Return the config of a server that is started here, with secrets put aside."""
+    place = f"{name}.args"
+    config: dict[str, Json] = {
+        "transport": "stdio",
+        "command": translate(
+            launch.command, gathered, place=f"{name}.command", stands_for=variable_name(name, "command")
+        ),
+    }
+    if launch.args:
+        config["args"] = _arguments(launch.args, gathered, owner=name, place=place)
+    if env := _environment(launch.env, gathered, owner=name):
+        config["env"] = env
+    if cwd and cwd != "{project}":
+        config["cwd"] = cwd
+    if issue := unpinned(launch):
+        gathered.issues.append(replace(issue, place=place))
+    return config
+
+
+def remote_config(
+    name: str, url: str, headers: Mapping[str, str], transport: str, gathered: Gathered
+) -> JsonObject | None:
+    """Return the config of a server that is reached by address, with secrets put aside."""
+    address = protect_url(url, gathered, owner=name, place=f"{name}.url")
+    if not is_url(address):
+        gathered.issues.append(Issue(f"{name}.url", "is not an address of the web", "Use http, https, ws or wss."))
+        return None
+    config: dict[str, Json] = {"transport": transport, "url": address}
+    if headers:
+        config["headers"] = {
+            header: protect_header(header, value, gathered, owner=name, place=f"{name}.headers.{header}")
+            for header, value in headers.items()
+        }
+    return config
+
+
+def _config(name: str, words: JsonObject, gathered: Gathered, setting: Setting) -> JsonObject | None:
+    url = next((text for word in _URL_WORDS if (text := as_text(words.get(word)).strip())), "")
+    command = as_text(words.get("command")).strip()
+    args = as_list(words.get("args"))
+    if words.get("args") is not None and not isinstance(words["args"], list | tuple):
+        gathered.issues.append(Issue(f"{name}.args", "is not a list", 'Write each word apart: ["-y", "package"].'))
+        return None
+    if command:
+        env = _texts(words.get("env"), gathered, f"{name}.env")
+        launch = unwrap(Launch(command, tuple(text_of(word) for word in args), env))
+        if launch.is_kiwi:
+            gathered.warn(name, "is Kiwi itself, and is left out", "Nothing needs to be done.")
+            return None
+        return _started(name, launch, as_text(words.get("cwd")).strip(), gathered, setting)
+    if url:
+        transport = _transport(as_text(words.get("type")) or as_text(words.get("transport")), url)
+        headers = _texts(words.get("headers"), gathered, f"{name}.headers")
+        return remote_config(name, url, headers, transport, gathered)
+    gathered.issues.append(Issue(name, "has neither a command nor an address", "Write `command` or `url`."))
+    return None
+
+
+def _started(name: str, launch: Launch, cwd: str, gathered: Gathered, setting: Setting) -> JsonObject:
+    folder = setting.project
+    if cwd:
+        cwd = str(setting.home / cwd[2:]) if cwd.startswith("~/") else cwd
+        if "${" not in cwd:
+            folder = (setting.project / cwd) if setting.project is not None else Path(cwd)
+            cwd = "{project}" if folder == setting.project else str(folder)
+        else:
+            cwd, folder = translate(cwd, gathered, place=f"{name}.cwd", stands_for=variable_name(name, "cwd")), None
+    command = anchor(launch.command, folder=folder, home=setting.home)
+    if command.startswith(("./", "../")):
+        gathered.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")
+    return stdio_config(name, replace(launch, command=command), gathered, cwd=cwd)
+
+
+def _transport(written: str, url: str) -> str:
+    if known := _TRANSPORTS.get(written.lower()):
+        return known
+    if url.lower().startswith(("ws:", "wss:")):
+        return "websocket"
+    try:
+        return "sse" if urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
+    except ValueError:
+        return "http"
+
+
+def _texts(value: Json, gathered: Gathered, place: str) -> dict[str, str]:
+    """Return an object of texts; numbers and truth values as text, and null as not set."""
+    found = {}
+    for name, inner in as_object(value).items():
+        if isinstance(inner, str | int | float):
+            found[name] = text_of(inner)
+        elif inner is not None:
+            gathered.warn(f"{place}.{name}", "is not text, and is left out", "Write it as text.")
+    return found
+
+
+def _environment(env: Mapping[str, str], gathered: Gathered, *, owner: str) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name, value in env.items():
+        place = f"{owner}.env.{name}"
+        if not is_variable(name):
+            reason = "is left out: loaders, interpreters or Kiwi itself obey this variable"
+            gathered.warn(place, reason, "Start the server by a script of your own that sets it, if it needs it.")
+            continue
+        found[name] = protect(value, gathered, name=name, stands_for=name, owner=owner, place=place)
+    return found
+
+
+def _arguments(args: tuple[str, ...], gathered: Gathered, *, owner: str, place: str) -> list[Json]:
+    known = len(gathered.secrets)
+    words: list[Json] = []
+    for before, word in zip(("", *args), args, strict=False):
+        words.append(_argument(before, word, gathered, owner=owner, place=place))
+    if len(gathered.secrets) > known:
+        fix = "If the server can read it from a variable, put it into `config.env` and take it out of `config.args`."
+        gathered.warn(place, "holds a secret, and the words of a command are visible to every user", fix)
+    return words
+
+
+def _argument(before: str, word: str, gathered: Gathered, *, owner: str, place: str) -> str:
+    header, assigned = _HEADER.fullmatch(word), _ASSIGNED.fullmatch(word)
+    if _CONTENT.fullmatch(word):
+        return word
+    if header and (before in _HEADER_FLAGS or names_secret(header[1])):
+        spelled = word[: -len(header[2])]
+        return spelled + protect_header(header[1], header[2], gathered, owner=owner, place=place)
+    if _WEB.match(word):
+        return protect_url(word, gathered, owner=owner, place=place)
+    name, value, lead = "", word, ""
+    if assigned:
+        name, value, lead = assigned[1], assigned[2], f"{assigned[1]}="
+    elif before.startswith("-") and not word.startswith("-"):
+        name = before
+    is_own = bool(assigned) and not name.startswith("-")
+    fallback = "url" if "://" in value else "secret"
+    stands_for = name if is_own else variable_name(owner, name.lstrip("-") or fallback)
+    return lead + protect(value, gathered, name=name, stands_for=stands_for, owner=owner, place=place)

@@ -1,0 +1,124 @@
+"""A client for conversations over HTTP that go on after one answer, for protocol libraries that bring their own words.
+
+The library says what is sent; where it may go, over which connections and how large an answer may be stays here: one
+origin, an address that was checked, the shared pools and TLS context, no redirect that this client follows itself, no
+compressed answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import httpcore2
+import httpx2
+
+from kiwi_mcp.domain.errors import AddressDenied, KiwiError
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.http_client import network
+from kiwi_mcp.primitives.http_faults import explaining
+from kiwi_mcp.primitives.http_pool import Network
+from kiwi_mcp.primitives.http_reply import headers_of
+from kiwi_mcp.primitives.http_request import Request, prepare, refuse_denied
+
+CONNECT, WRITE = 10.0, 30.0
+"""How long a connection, and one piece of a body that is sent, may take, in seconds."""
+_INTERNAL = -32603
+_SPOKEN = frozenset({400, 404, 405})
+"""Statuses that say something in the protocols spoken here, and are passed on as they are."""
+_FIRST_ERROR = 400
+_OURS = frozenset({"accept", "accept-encoding", "content-type"})
+
+
+def client(spec: HttpSpec, *, secrets: Mapping[str, str], through: Network = network) -> tuple[str, httpx2.AsyncClient]:
+    """Return the address with its secrets in place, and a client that can reach its origin and no other."""
+    request = prepare(spec, secrets)
+    headers = {name: value for name, value in request.headers if name.lower() not in _OURS}
+    return str(request.url), httpx2.AsyncClient(
+        transport=_Origin(spec, request, through),
+        headers={**headers, "accept-encoding": "identity"},
+        # Silence is ordinary between the events of a stream; whoever waits for an answer has a limit of their own.
+        timeout=httpx2.Timeout(None, connect=CONNECT, write=WRITE, pool=CONNECT),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+class _Origin(httpx2.AsyncBaseTransport):
+    """Requests to one origin, over the pools of the network."""
+
+    def __init__(self, spec: HttpSpec, first: Request, through: Network) -> None:
+        self._spec = spec
+        self._first = first
+        self._through = through
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request and return its answer with the body still to come."""
+        ours = replace(self._first, method=request.method, url=request.url)
+        if ours.origin != self._first.origin:
+            raise AddressDenied(
+                f"{self._first.authority} sends its visitors to {ours.authority}, which is not asked.",
+                suggestion="Use that address itself, if it is the intended one.",
+            )
+        refuse_denied(ours, self._spec.denied)
+        is_secure = ours.url.scheme == "https"
+        pool = self._through.pool(ours.host, ours.port, self._spec.granted, is_secure=is_secure)
+        assert isinstance(request.stream, httpx2.AsyncByteStream)  # an async client makes no other
+        message = httpcore2.Request(
+            request.method,
+            httpcore2.URL(scheme=ours.url.raw_scheme, host=ours.host, port=ours.port, target=ours.url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with explaining(ours):
+            answer = await pool.handle_async_request(message)
+        return await self._passed_on(ours, answer)
+
+    async def _passed_on(self, request: Request, answer: httpcore2.Response) -> httpx2.Response:
+        headers = headers_of(answer.headers)
+        is_json = headers.get("content-type", "").lower().startswith("application/json")
+        is_packed = headers.get("content-encoding", "identity").lower() != "identity"
+        if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):
+            await answer.aclose()
+            return _told(answer.status, headers, is_packed=is_packed)
+        is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
+        limit = None if is_stream else self._spec.max_bytes
+        return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(request, answer, limit))
+
+
+class _Body(httpx2.AsyncByteStream):
+    """The body of an answer, up to a limit; what goes wrong is told as the library expects it."""
+
+    def __init__(self, request: Request, answer: httpcore2.Response, limit: int | None) -> None:
+        self._request = request
+        self._answer = answer
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            with explaining(self._request):
+                async for chunk in self._answer.aiter_stream():
+                    size += len(chunk)
+                    if self._limit is not None and size > self._limit:
+                        raise httpx2.StreamError(f"the answer has more than {self._limit:,} bytes")
+                    yield chunk
+        except KiwiError as fault:
+            raise httpx2.StreamError(fault.message) from None
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
+
+
+def _told(status: int, headers: Mapping[str, str], *, is_packed: bool) -> httpx2.Response:
+    """Return an answer that no protocol error explains as one that does, so that its status is not lost."""
+    what = "compressed its answer, which was not asked for" if is_packed else f"answered {status}"
+    data: dict[str, str | int] = {"http_status": status}
+    if challenge := headers.get("www-authenticate"):
+        data["www_authenticate"] = challenge[:1_000]
+    error = {"code": _INTERNAL, "message": f"The server {what}.", "data": data}
+    body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+    shown = status if status >= _FIRST_ERROR else 502
+    return httpx2.Response(shown, headers={"content-type": "application/json"}, content=body)

@@ -1,0 +1,111 @@
+"""A bench for the MCP driver: servers described by manifests, and items of theirs to be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.items import Manifest, Origin, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.outcome import Outcome, Report, silent
+from kiwi_mcp.drivers.mcp.drive import Mcp
+from kiwi_mcp.drivers.mcp.listing import ServerListing
+from kiwi_mcp.policy.authorize import permit
+
+HOSTILE = Path(__file__).parent / "hostile.py"
+Result = TypeVar("Result")
+
+
+def tool(tool_id: str, tool_type: str, executor: str | None, config: JsonObject, outputs: JsonObject) -> Tool:
+    manifest = Manifest(tool_id, tool_type, "1.0.0", executor, config=config, outputs=outputs)
+    digest = sha256(compact([tool_id, config]).encode()).hexdigest()
+    return Tool(manifest, Origin("project", Path("/nowhere") / tool_id, Path("/nowhere")), digest=digest)
+
+
+@dataclass
+class Bench:
+    """A driver of its own, and the project that its servers run in."""
+
+    space: Space
+    driver: Mcp = field(default_factory=Mcp)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the scripted servers noted: each start, each end, each request that was called off."""
+        path = self.space.project / "notes"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def server(self, *habits: str, server_id: str = "hostile", **config: Json) -> Tool:
+        """A scripted server with these habits."""
+        words: dict[str, Json] = {
+            "transport": "stdio",
+            "command": sys.executable,
+            "args": [str(HOSTILE), *habits],
+            "env": {"NOTES": str(self.space.project / "notes")},
+            "startup_timeout": 10,
+            "timeout": 10,
+        }
+        return tool(server_id, "mcp_server", "subprocess", {**words, **config}, {})
+
+    def remote(self, url: str, transport: str = "http", **config: Json) -> Tool:
+        """A server at an address."""
+        words: dict[str, Json] = {"transport": transport, "url": url, "startup_timeout": 10, "timeout": 10}
+        return tool("remote", "mcp_server", "http_client", {**words, **config}, {})
+
+    def chain(self, server: Tool, name: str, outputs: JsonObject | None = None, **config: Json) -> Chain:
+        """A tool of a server."""
+        words = config if "mcp_prompt_name" in config or "mcp_resource_uri" in config else {"mcp_tool_name": name}
+        item = tool(name, "mcp_tool", server.id, {**words, **config}, outputs or {})
+        primitive = tool(server.manifest.executor or "", "primitive", None, {}, {})
+        return Chain((item, server, primitive), "mcp")
+
+    async def call(
+        self,
+        chain: Chain,
+        inputs: JsonObject | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        report: Report = silent,
+    ) -> Outcome:
+        """One call, as the kernel makes it, with every loopback host granted."""
+        plan = permit(self.driver.bind(chain, inputs or {}, self.space), Grant(hosts=Rules(allow=("127.0.0.1",))))
+        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, report=report)
+
+    async def list_items(self, server: Tool) -> ServerListing:
+        """Everything a server offers."""
+        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=Rules(allow=("127.0.0.1",)))
+
+    def run(self, work: Coroutine[object, object, Result]) -> Result:
+        """Do the work in a loop of its own, and close the driver afterwards."""
+
+        async def closed() -> Result:
+            try:
+                return await work
+            finally:
+                await self.driver.aclose()
+
+        return asyncio.run(closed())
+
+    def ask(self, server: Tool, name: str, inputs: JsonObject | None = None, **config: Json) -> Outcome:
+        """One call to a fresh driver, closed afterwards."""
+        return self.run(self.call(self.chain(server, name, **config), inputs))
+
+
+@pytest.fixture
+def space(project: Path, home: Path, tmp_path: Path) -> Space:
+    return Space(project=project, user=home / ".ai", cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def bench(space: Space) -> Iterator[Bench]:
+    yield Bench(space)

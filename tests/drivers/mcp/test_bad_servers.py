@@ -1,0 +1,200 @@
+"""Servers that misbehave: each way ends as a result within its limit, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Mapping
+from time import monotonic
+
+import pytest
+from tests.drivers.mcp.conftest import Bench
+
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.outcome import Outcome
+
+
+async def beside(bench: Bench, outcome: asyncio.Task[Outcome]) -> tuple[Outcome, float]:
+    """The outcome of a call, and how long the slowest answer of a good server beside it took."""
+    good, slowest = bench.chain(bench.server(server_id="good"), "echo"), 0.0
+    await bench.call(good, {"text": "warm"})
+    while not outcome.done():
+        started = monotonic()
+        assert (await bench.call(good, {"text": "here"})).result == "here"
+        slowest = max(slowest, monotonic() - started)
+        await asyncio.sleep(0.01)
+    return await outcome, slowest
+
+
+def drive(bench: Bench, name: str, inputs: JsonObject, *habits: str, **config: Json) -> tuple[Outcome, float]:
+    """Call a tool of a bad server beside a good one."""
+
+    async def scenario() -> tuple[Outcome, float]:
+        chain = bench.chain(bench.server(*habits, **config), name, timeout=1.5)
+        return await beside(bench, asyncio.create_task(bench.call(chain, inputs)))
+
+    return bench.run(scenario())
+
+
+GOOD: Mapping[str, tuple[str, JsonObject, str]] = {
+    "garbage between messages": ("noise", {}, "after the noise"),
+    "half a message": ("half", {}, "whole"),
+    "replies to unknown ids": ("unknown_ids", {}, "yours"),
+    "two replies to one id": ("twice", {}, "first"),
+    "invalid UTF-8": ("bad_utf8", {}, "caf\ufffd"),
+    "half a character": ("surrogate", {}, "?"),
+    "questions of its own": ("ask_back", {}, "asked"),
+}
+
+
+@pytest.mark.case("MCP-01", "MCP-04")
+@pytest.mark.parametrize("habit", GOOD)
+def test_a_server_with_bad_manners_is_still_understood(bench: Bench, habit: str) -> None:
+    name, inputs, result = GOOD[habit]
+    outcome, slowest = drive(bench, name, inputs)
+
+    assert (outcome.status, outcome.result) == ("success", result)
+    assert slowest < 1
+
+
+FATAL: Mapping[str, tuple[str, JsonObject, str, str]] = {
+    "a line of 100 MB": ("long_line", {"megabytes": 100}, "unavailable", "16,000,000"),
+    "no end of a line": ("no_newline", {}, "timeout", "1.5 seconds"),
+    "no answer": ("silence", {}, "timeout", "1.5 seconds"),
+    "an exit in the middle": ("exit", {}, "unavailable", "exit code 3"),
+    "a kill in the middle": ("kill", {}, "unavailable", "SIGKILL"),
+    "a fork and an exit": ("fork_and_exit", {}, "unavailable", "exit code 0"),
+    "a number that is none": ("nan", {}, "timeout", "1.5 seconds"),
+    "100,000 parts": ("many_blocks", {}, "error", "100,000"),
+    "an endless flood": ("flood", {"seconds": 60}, "unavailable", "notifications"),
+}
+
+
+@pytest.mark.req("I3", "I4", "I5")
+@pytest.mark.case("MCP-02", "MCP-03", "MCP-05", "MCP-09")
+@pytest.mark.parametrize("habit", FATAL)
+def test_a_server_that_fails_gives_a_result_in_time_while_others_answer(bench: Bench, habit: str) -> None:
+    name, inputs, status, words = FATAL[habit]
+    started = monotonic()
+    outcome, slowest = drive(bench, name, inputs, max_bytes=16_000_000)
+
+    assert outcome.status == status
+    assert words in outcome.message
+    assert outcome.suggestion
+    assert monotonic() - started < 12
+    assert slowest < 1
+
+
+@pytest.mark.parametrize(
+    ("habit", "words"),
+    [
+        ("dies_at_start", "did not start: it ended with exit code 1. It said: no licence found"),
+        ("mute", "did not greet within 1.5 seconds"),
+        ("never_reads", "did not greet within 1.5 seconds"),
+        ("old_version", "1999-01-01"),
+    ],
+)
+@pytest.mark.case("MCP-02", "MCP-12")
+def test_a_server_that_cannot_be_greeted_is_unavailable_and_says_why(bench: Bench, habit: str, words: str) -> None:
+    outcome, slowest = drive(bench, "echo", {}, habit, startup_timeout=1.5)
+
+    assert outcome.status == "unavailable"
+    assert words in outcome.message
+    assert slowest < 1
+
+
+def test_what_a_package_runner_prints_first_is_skipped(bench: Bench) -> None:
+    assert bench.ask(bench.server("chatty_start"), "echo", {"text": "hi"}) == Outcome("success", result="hi")
+
+
+def test_noise_is_told_once(bench: Bench) -> None:
+    async def scenario() -> list[Json]:
+        chain = bench.chain(bench.server(), "noise")
+        return [(await bench.call(chain)).details.get("notices") for _ in range(3)]
+
+    assert bench.run(scenario()) == [["The server printed 4 line(s) among its messages that are none."], None, None]
+
+
+def test_a_flood_that_ends_is_dropped_counted_and_told(bench: Bench) -> None:
+    outcome = bench.ask(bench.server(), "flood", {"seconds": 0.05})
+
+    assert outcome.result == "after the flood"
+    assert "were dropped" in str(outcome.details["notices"])
+
+
+def test_last_words_hold_no_secret(bench: Bench) -> None:
+    async def scenario() -> Outcome:
+        server = bench.server(env={"KEY": "${API_KEY}"})
+        return await bench.call(bench.chain(server, "exit"), secrets={"API_KEY": "s3cr3t-value"})
+
+    outcome = bench.run(scenario())
+    assert "s3cr3t" not in repr(outcome)
+    assert "[redacted:API_KEY]" in outcome.logs.stderr
+
+
+@pytest.mark.req("I4")
+def test_a_request_that_took_too_long_is_called_off_at_the_server(bench: Bench) -> None:
+    async def scenario() -> Outcome:
+        server = bench.server()
+        slow = asyncio.create_task(bench.call(bench.chain(server, "silence", timeout=0.3)))
+        while not slow.done():
+            await bench.call(bench.chain(server, "echo"))
+            await asyncio.sleep(0.01)
+        await bench.call(bench.chain(server, "echo"))
+        return await slow
+
+    assert bench.run(scenario()).status == "timeout"
+    assert bench.notes[1:] == ["cancelled", "end"]
+
+
+def test_a_caller_who_leaves_calls_the_request_off(bench: Bench) -> None:
+    async def scenario() -> None:
+        server = bench.server()
+        await bench.call(bench.chain(server, "echo"))
+        left = asyncio.create_task(bench.call(bench.chain(server, "silence")))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        await bench.call(bench.chain(server, "echo"))
+
+    bench.run(scenario())
+    assert bench.notes[1:] == ["cancelled", "end"]
+
+
+def test_a_server_that_said_nothing_at_all_is_started_anew_for_the_next_call(bench: Bench) -> None:
+    async def scenario() -> Outcome:
+        server = bench.server()
+        assert (await bench.call(bench.chain(server, "silence", timeout=0.3))).status == "timeout"
+        return await bench.call(bench.chain(server, "echo"), {"text": "back"})
+
+    assert bench.run(scenario()).result == "back"
+    assert [note.split()[0] for note in bench.notes].count("start") == 2
+
+
+@pytest.mark.req("I6")
+def test_a_hundred_crashes_leave_the_kernel_and_other_tools_alone(bench: Bench) -> None:
+    async def scenario() -> int:
+        good = bench.chain(bench.server(server_id="good"), "pid")
+        first = (await bench.call(good)).result
+        for number in range(20):
+            bad = bench.chain(bench.server(server_id=f"bad{number}"), "kill")
+            crashed = await asyncio.gather(*(bench.call(bad) for _ in range(5)))
+            assert {outcome.status for outcome in crashed} == {"unavailable"}
+            assert (await bench.call(good)).result == first
+        return len(os.listdir("/proc/self/fd"))
+
+    assert bench.run(scenario()) < 60
+
+
+def test_memory_stays_flat_while_servers_misbehave(bench: Bench) -> None:
+    async def scenario() -> int:
+        sizes = []
+        for number in range(4):
+            server = bench.server(server_id=f"big{number}", max_bytes=4_000_000)
+            assert (await bench.call(bench.chain(server, "long_line"))).status == "unavailable"
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return sizes[-1] - sizes[0]
+
+    assert bench.run(scenario()) < 30_000

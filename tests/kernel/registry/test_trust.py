@@ -1,0 +1,300 @@
+"""What a mirror, a member and a later release can do wrong, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.plugins.machines import Machine, MakeMachine
+
+from kiwi_mcp.catalog import seeds
+from kiwi_mcp.domain.errors import ArtifactRefused, NotFound
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.domain.registry import Actor, Event, Pin, Release, VersionName
+from kiwi_mcp.kernel import store as stores
+from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote
+from kiwi_mcp.kernel.registry.sync import copy, pull
+from kiwi_mcp.kernel.registry.told import Wanted
+from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.registry import Registry
+
+RUNTIME = (
+    'tool_id: {name}\ntool_type: runtime\nversion: "1.0.0"\nexecutor: subprocess\ndescription: Runs it\n'
+    'config: {{command: bash, args: ["-c", "echo {says}"]}}\n'
+)
+TOOL = VersionName("acme", "greet", "1.0.0")
+
+
+@pytest.fixture
+def ann(a_machine: MakeMachine) -> Machine:
+    return a_machine("ann", namespaces=["acme", "public"])
+
+
+@pytest.fixture
+def bob(a_machine: MakeMachine) -> Machine:
+    return a_machine("bob", namespaces=["acme", "public"])
+
+
+def runtime(machine: Machine, name: str, says: str) -> None:
+    machine.put(f"tools/{name}/tool.yaml", RUNTIME.format(name=name, says=says))
+
+
+def shelf_of(machine: Machine, folder: Path) -> Layout:
+    machine.exchange("push", folder)
+    return Layout(folder)
+
+
+def mirror(honest: Layout, evil: Layout, runtime_id: str, folder: Path) -> Layout:
+    """A folder with the genuine bytes of a tool, pinned to the runtime of another folder."""
+    (tool,) = honest.read([TOOL])
+    (below,) = evil.read([VersionName("acme", runtime_id, "1.0.0")])
+    assert tool.executor is not None
+    swapped = replace(tool, executor=Pin(tool.executor.ref, below.name, below.digest))
+    assert swapped.digest == tool.digest
+    made = Layout(folder)
+    made.write([below, swapped])
+    return made
+
+
+def test_a_mirror_cannot_put_its_own_runtime_in_the_place_of_a_built_in(
+    ann: Machine, bob: Machine, a_machine: MakeMachine, tmp_path: Path
+) -> None:
+    eve = a_machine("eve", namespaces=["acme"])
+    published = ann.publish("greet", says="genuine")
+    runtime(eve, "bash_runtime", "PWNED")
+    eve.do("publish", "bash_runtime", {"location": "project"})
+    shelves = [shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve)]
+    mirror(*shelves, "bash_runtime", tmp_path / "mirror")
+
+    by_closure = f"acme/greet@{published['closure']}"
+    assert bob.refused("pull", by_closure, {"from": str(tmp_path / "mirror")}) == "not_found"
+    pulled = bob.do("pull", f"acme/greet@{published['digest']}", {"from": str(tmp_path / "mirror")})
+    assert pulled["closure"] != published["closure"]
+    assert bob.do("run", "greet")["result"] == "genuine"
+    conflict = bob.refused("pull", by_closure, {"from": str(shelves[0].folder)})
+    assert conflict == "version_conflict"
+
+
+def test_a_closure_covers_the_executors_and_a_digest_does_not(
+    ann: Machine, bob: Machine, a_machine: MakeMachine, tmp_path: Path
+) -> None:
+    eve = a_machine("eve", namespaces=["acme"])
+    for machine, says in ((ann, "genuine"), (eve, "PWNED")):
+        runtime(machine, "helper", says)
+        machine.script("greet", on="helper")
+        published = machine.do("publish", "greet")
+    honest, evil = (shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve))
+    mirror(honest, evil, "helper", tmp_path / "mirror")
+    closure = as_object(as_list(ann.do("versions", "greet")["versions"])[0])["closure"]
+    assert closure != published["closure"]
+
+    for item in (f"greet@{closure}", f"acme/greet@{closure}", str(closure)):
+        assert bob.refused("pull", item, {"from": str(tmp_path / "mirror")}) == "not_found"
+        planned = bob.do("pull", item, {"from": str(honest.folder)}, dry_run=True)
+        assert planned["closure"] == closure
+    assert bob.do("pull", f"greet@{closure}", {"from": str(honest.folder)})["closure"] == closure
+    assert bob.do("run", "greet")["result"] == "genuine"
+    assert bob.do("pull", f"greet@{closure}")["closure"] == closure
+    answer = bob.ask("registry", action="pull", remote=str(tmp_path / "mirror"))
+    assert answer.content["code"] == "version_conflict"
+
+
+class Lying(FolderRemote):
+    """A mirror that says one thing of a version when it is asked first, and another one later."""
+
+    def __init__(self, layout: Layout, said: Sequence[Event]) -> None:
+        super().__init__(layout, "lying")
+        self.said = [said]
+
+    async def history(self, tool_id: str) -> Sequence[Event]:
+        told = self.said.pop() if self.said else await super().events()
+        return [event for event in told if event.name.tool_id == tool_id]
+
+
+def test_a_source_that_claims_a_closure_it_does_not_have_is_refused(
+    ann: Machine, a_machine: MakeMachine, tmp_path: Path
+) -> None:
+    eve = a_machine("eve", namespaces=["acme"])
+    for machine, says in ((ann, "genuine"), (eve, "PWNED")):
+        runtime(machine, "helper", says)
+        machine.script("greet", on="helper")
+        machine.do("publish", "greet")
+    honest, evil = (shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve))
+    fake = mirror(honest, evil, "helper", tmp_path / "mirror")
+    (closure,) = [event.closure for event in honest.events() if event.name == TOOL]
+    target = FolderRemote(Layout(tmp_path / "target"), "target")
+    wanted = Wanted.parse(f"acme/greet@{closure}")
+
+    with pytest.raises(ArtifactRefused, match="other than its closure names"):
+        asyncio.run(pull(Lying(fake, honest.events()), target, wanted, namespaces=()))
+    with pytest.raises(NotFound):
+        asyncio.run(pull(Lying(fake, fake.events()), target, wanted.exactly(TOOL), namespaces=()))
+    assert not (tmp_path / "target").exists()
+
+
+def seen(machine: Machine, actor: Actor) -> list[str]:
+    database = open_database(f"sqlite://{machine.user}/state/registry.db")
+    try:
+        return [str(one.name) for one in Registry(database, actor).find(namespace="acme", is_all_versions=True)]
+    finally:
+        database.close()
+
+
+@pytest.mark.req("K-RG-04")
+def test_a_visibility_that_is_named_holds_for_the_whole_item_and_is_what_is_told(ann: Machine) -> None:
+    stranger = Actor("eve", ("public",))
+    ann.publish("greet")
+    planned = ann.script("greet", "1.1.0")
+    dry = ann.do("publish", "greet", {"visibility": "private"}, dry_run=True)
+    assert (dry["visibility"], seen(ann, stranger)) == ("private", ["acme/greet@1.0.0"])
+    assert "would be private" in str(dry["message"])
+
+    told = ann.do("publish", "greet", {"visibility": "private"})
+    assert (told["status"], told["visibility"], seen(ann, stranger)) == ("published", "private", [])
+    assert ann.do("versions", "greet")["visibility"] == "private"
+
+    again = ann.do("publish", "greet", {"visibility": "public"})
+    assert (again["status"], again["visibility"]) == ("unchanged", "public")
+    assert "is public now, not private" in str(again["message"])
+    assert seen(ann, stranger) == ["acme/greet@1.1.0", "acme/greet@1.0.0"]
+    assert ann.do("publish", "greet")["visibility"] == "public"
+    shutil.rmtree(planned)
+
+
+def test_what_others_stand_on_does_not_become_private(ann: Machine) -> None:
+    runtime(ann, "helper", "hi")
+    ann.script("greet", on="helper")
+    ann.do("publish", "greet")
+
+    assert ann.refused("publish", "helper", {"visibility": "private"}) == "invalid_request"
+    assert ann.do("versions", "helper")["visibility"] == "public"
+    ann.do("publish", "greet", {"visibility": "private"})
+    assert ann.do("publish", "helper", {"visibility": "private"})["status"] == "unchanged"
+    assert ann.refused("publish", "greet", {"visibility": "unlisted"}) == "invalid_request"
+
+
+def test_a_new_visibility_reaches_the_remote_it_is_published_to(ann: Machine, tmp_path: Path) -> None:
+    ann.script("greet")
+    to: JsonObject = {"to": str(tmp_path / "share")}
+    ann.do("publish", "greet", to)
+    ann.do("publish", "greet", {**to, "visibility": "unlisted"})
+
+    assert [event.visibility for event in Layout(tmp_path / "share").events()] == ["unlisted", "unlisted"]
+
+
+def own(told: JsonObject) -> list[str]:
+    return [str(name) for name in as_list(told["new"])]
+
+
+def test_a_source_that_was_made_anew_is_read_from_its_beginning(ann: Machine, bob: Machine) -> None:
+    url = f"sqlite://{ann.user}/state/registry.db"
+    ann.publish("old")
+    assert own(bob.exchange("pull", url)) == ["acme/old@1.0.0"]
+
+    shutil.rmtree(ann.user / "state")
+    for name in ("one", "two", "three"):
+        ann.publish(name)
+    assert own(bob.exchange("pull", url)) == ["acme/one@1.0.0", "acme/three@1.0.0", "acme/two@1.0.0"]
+    assert bob.exchange("pull", url)["message"] == "0 new, 0 unchanged, 0 marked"
+
+
+def test_who_joins_a_namespace_gets_what_lies_before_the_cursor(ann: Machine, bob: Machine) -> None:
+    url = f"sqlite://{ann.user}/state/registry.db"
+    ann.publish("greet", namespace="public")
+    ann.publish("hidden", visibility="unlisted")
+    bob.settle(namespaces=["public"])
+    assert own(bob.exchange("pull", url)) == ["public/greet@1.0.0"]
+
+    bob.settle(namespaces=["public", "acme"])
+    assert own(bob.exchange("pull", url)) == ["acme/hidden@1.0.0"]
+    bob.settle(namespaces=["acme", "public"])
+    assert bob.exchange("pull", url)["message"] == "0 new, 0 unchanged, 0 marked"
+
+
+def test_a_push_leaves_out_what_belongs_to_others_and_goes_on(
+    ann: Machine, a_machine: MakeMachine, tmp_path: Path
+) -> None:
+    eve = a_machine("eve", namespaces=["eves"])
+    ann.publish("theirs")
+    ann.exchange("push", tmp_path / "share")
+    eve.exchange("pull", tmp_path / "share")
+    team = f"sqlite://{tmp_path}/team.db"
+    answer = eve.ask("registry", action="push", remote=team)
+    assert answer.content["code"] == "namespace_denied", "nothing at all may be written there"
+
+    eve.publish("mine")
+    pushed = eve.exchange("push", team)
+    assert own(pushed) == ["eves/mine@1.0.0"]
+    assert [str(line).partition(":")[0] for line in as_list(pushed["left_out"])] == ["acme/theirs@1.0.0"]
+    again = eve.exchange("push", team)
+    assert (own(again), len(as_list(again["left_out"]))) == ([], 1)
+
+
+def test_a_word_that_the_target_refuses_leaves_the_others_said(ann: Machine, bob: Machine) -> None:
+    url = f"sqlite://{ann.user}/state/registry.db"
+    for name in ("greet", "wave"):
+        ann.publish(name)
+    runtime(ann, "helper", "hi")
+    ann.do("publish", "helper")
+    bob.exchange("pull", url)
+    bob.script("mine", on="registry/acme/helper")
+    bob.do("publish", "mine")
+
+    ann.do("yank", "greet@1.0.0")
+    ann.do("publish", "helper", {"visibility": "private"})
+    ann.do("yank", "wave@1.0.0")
+    pulled = bob.exchange("pull", url, with_private=True)
+
+    assert as_object(pulled["counts"])["marked"] == 2
+    (left,) = as_list(pulled["left_out"])
+    assert "cannot become private" in str(left)
+    assert [bob.refused("run", name) for name in ("greet", "wave")] == ["tool_not_found"] * 2
+
+
+def test_the_next_release_opens_a_store_in_which_its_names_were_taken(
+    bob: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob.publish("mine")
+    (bash,) = [one for one in seeds.seeds() if one.name.tool_id == "bash_runtime"]
+    database = open_database(f"sqlite://{bob.user}/state/registry.db")
+    newer = replace(bash, name=replace(bash.name, version="1.0.1"))
+    squatter = _as_version(newer, b"evil")
+    Registry(database, Actor("eve")).publish([squatter], is_seeding=True)
+    database.close()
+    shipped = [*seeds.seeds(), _as_version(newer, b"genuine")]
+    monkeypatch.setattr(seeds, "seeds", lambda: iter(shipped))
+    monkeypatch.setattr(stores, "__version__", "9.9.9")
+
+    assert bob.do("run", "mine")["result"] == "hi"
+    assert bob.do("list")["items"]
+    assert bob.refused("run", "registry/kiwi/bash_runtime@1.0.1") == "tool_not_found"
+
+
+def _as_version(release: Release, comment: bytes) -> Release:
+    """The same release with another manifest, and a statement that speaks of it."""
+    (file,) = release.files
+    changed = replace(file, data=file.data.replace(b"1.0.0", b"1.0.1") + b"# " + comment + b"\n")
+    statement = release.statement.replace(b'"version":"1.0.0"', b'"version":"1.0.1"')
+    old = statement.partition(b'"manifest":"')[2][:64]
+    return replace(release, files=(changed,), statement=statement.replace(old, changed.sha256.encode()))
+
+
+def test_a_tool_of_a_newer_kiwi_goes_to_an_older_server_and_back(tmp_path: Path, ann: Machine) -> None:
+    ann.publish("greet")
+    source = shelf_of(ann, tmp_path / "share")
+    (tool,) = source.read([TOOL])
+    pin = Pin("bash_runtime", VersionName("kiwi", "bash_runtime", "7.0.0"), f"sha256:{'7' * 64}")
+    newer = Layout(tmp_path / "newer")
+    newer.write([replace(tool, executor=pin)])
+    database = open_database(f"sqlite://{tmp_path}/older.db")
+    older = RegistryRemote(Registry(database, Actor("bob", ("acme",))), "older")
+
+    assert asyncio.run(copy(FolderRemote(newer, "newer"), older)).new == (TOOL,)
+    assert asyncio.run(copy(older, FolderRemote(source, "share"))).unchanged == 1
+    assert asyncio.run(older.read([TOOL]))[0].executor == pin
+    database.close()

@@ -1,0 +1,199 @@
+"""A process that is talked to: what goes in, what comes out, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+import pytest
+
+from kiwi_mcp.domain.errors import TooLarge, Unavailable
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives.peer import Peer, talking
+
+Result = TypeVar("Result")
+ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
+
+
+def run(
+    program: str,
+    talk: Callable[[Peer], Awaitable[Result]],
+    folder: Path,
+    *,
+    env: dict[str, str] | None = None,
+    secrets: dict[str, str] | None = None,
+    longest_line: int = 1_000_000,
+) -> Result:
+    """Start a program of Python, talk to it, and return what came of it."""
+    spec = ProcessSpec((sys.executable, "-c", program), str(folder), env or {})
+
+    async def whole() -> Result:
+        async with talking(spec, secrets=secrets or {}, longest_line=longest_line) as peer:
+            return await talk(peer)
+
+    return asyncio.run(whole())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_lines_go_in_and_come_out_in_order(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> list[bytes | None]:
+        peer.send(b"one\ntwo\n")
+        peer.send(b"three\n")
+        return [await peer.line() for _ in range(3)]
+
+    assert run(ECHO, talk, tmp_path) == [b"one", b"two", b"three"]
+
+
+def test_a_process_that_does_not_read_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> int:
+        sent = 0
+        with pytest.raises(BrokenPipeError):
+            for sent in range(100):
+                peer.send(b"x" * 1_000_000)
+        return sent
+
+    assert run("import time; time.sleep(60)", talk, tmp_path) >= 60
+
+
+def test_a_large_message_arrives_whole(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> bytes | None:
+        peer.send(b"x" * 500_000 + b"\n")
+        return await peer.line()
+
+    assert run(ECHO, talk, tmp_path) == b"x" * 500_000
+
+
+def test_output_is_read_no_further_than_a_limit_ahead(tmp_path: Path) -> None:
+    program = "import sys\nfor n in range(200000): print('y' * 100)\nprint('all', file=sys.stderr, flush=True)"
+
+    async def talk(peer: Peer) -> tuple[bool, int]:
+        await peer.line()
+        has_ended = await peer.ends_within(0.3)
+        count = 1
+        while await peer.line() is not None:
+            count += 1
+        return has_ended, count
+
+    assert run(program, talk, tmp_path) == (False, 200_000)
+
+
+def test_a_line_over_the_limit_is_refused_after_those_before_it(tmp_path: Path) -> None:
+    program = "print('short', flush=True); print('x' * 5_000_000, flush=True)"
+
+    async def talk(peer: Peer) -> bytes | None:
+        first = await peer.line()
+        with pytest.raises(TooLarge):
+            await peer.line()
+        return first
+
+    assert run(program, talk, tmp_path) == b"short"
+
+
+def test_a_last_line_without_its_end_is_a_line(tmp_path: Path) -> None:
+    async def talk(peer: Peer) -> list[bytes | None]:
+        return [await peer.line(), await peer.line(), await peer.line()]
+
+    assert run("print('a'); print('b', end='')", talk, tmp_path) == [b"a", b"b", None]
+
+
+def test_its_last_words_are_kept_without_secrets(tmp_path: Path) -> None:
+    program = "import os, sys; sys.stderr.write('x' * 300000 + ' key ' + os.environ['KEY']); sys.exit(4)"
+
+    async def talk(peer: Peer) -> tuple[str, str]:
+        await peer.ends_within(10)
+        await asyncio.sleep(0.05)
+        return peer.complaints(), peer.ending()
+
+    said, ending = run(program, talk, tmp_path, env={"KEY": "${KEY}"}, secrets={"KEY": "s3cr3t-value"})
+    assert len(said) <= 65_536
+    assert said.endswith("key [redacted:KEY]")
+    assert ending == "it ended with exit code 4"
+
+
+def test_a_process_sees_its_own_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTHER", "inherited")
+
+    async def talk(peer: Peer) -> bytes | None:
+        return await peer.line()
+
+    program = "import os; print(sorted(name for name in os.environ if not name.startswith(('LC_', '__'))))"
+    assert run(program, talk, tmp_path, env={"A": "1"}) == b"['A', 'KIWI_RUN']"
+
+
+@pytest.mark.case("MCP-10")
+def test_a_process_that_ignores_its_end_is_gone_within_five_seconds(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+
+    async def talk(peer: Peer) -> int:
+        return int(await peer.line() or b"0")
+
+    started = monotonic()
+    pid = run(program, talk, tmp_path)
+    assert not is_alive(pid)
+    assert monotonic() - started < 5
+
+
+def test_what_it_started_in_another_session_is_gone_too(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True, env={})\n"
+        "print(child.pid, flush=True)\nsys.stdin.read()"
+    )
+
+    async def talk(peer: Peer) -> int:
+        return int(await peer.line() or b"0")
+
+    assert not is_alive(run(program, talk, tmp_path))
+
+
+def test_the_end_of_a_leader_is_the_end_even_where_a_child_holds_its_output(tmp_path: Path) -> None:
+    program = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+
+    async def talk(peer: Peer) -> bytes | None:
+        async with asyncio.timeout(5):
+            return await peer.line()
+
+    assert run(program, talk, tmp_path) is None
+
+
+def test_a_talk_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        pids: list[int] = []
+
+        async def talk() -> None:
+            spec = ProcessSpec((sys.executable, "-c", ECHO), str(tmp_path))
+            async with talking(spec, secrets={}) as peer:
+                pids.append(peer.pid)
+                await peer.line()
+
+        task = asyncio.create_task(talk())
+        while not pids:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        return pids[0]
+
+    assert not is_alive(asyncio.run(scenario()))
+
+
+def test_a_program_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with talking(ProcessSpec(("/no/such/program",), str(tmp_path)), secrets={}):
+            pass
+
+    with pytest.raises(Unavailable):
+        asyncio.run(scenario())
