@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -73,7 +72,7 @@ class Relay:
                 threading.Thread(target=self._carry, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._carry, args=(server, client, True), daemon=True).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:  # noqa: FBT001 - two ways
+    def _carry(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
         with suppress(OSError), source, target:
             while data := source.recv(65_536):
                 if is_answer:
@@ -127,8 +126,8 @@ def test_a_change_of_settings_takes_nothing_from_whoever_still_reads(home: Path)
 
 def test_a_store_that_was_replaced_is_closed_with_its_last_user(home: Path) -> None:
     def files() -> int:
-        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-        return sum(link.is_symlink() and os.readlink(link).startswith(str(home)) for link in links)
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return sum(str(link.readlink()).startswith(str(home)) for link in links)
 
     store = Store(home)
     store.registry()
@@ -226,11 +225,8 @@ def test_a_server_that_lets_nobody_in_is_given_up(a_machine: MakeMachine) -> Non
         ann = a_machine("ann", url=f"postgresql://127.0.0.1:{door.getsockname()[1]}/kiwi")
         ann.script("local", says="here")
         run: tuple[str, JsonObject] = ("execute", {"item_id": "local"})
-        beats = [time.monotonic()]
         for limit in (8.0, 1.0):
             with seconds_at_most(limit):
                 (answer,) = ann.ask_all([run])
-            beats.append(time.monotonic())
             assert answer.content["result"] == "here"
             assert "does not answer" in str(answer.content["warnings"])
-        assert [later > earlier for earlier, later in pairwise(beats)]

@@ -12,7 +12,7 @@ import pytest
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.store import sqlite_line
-from kiwi_mcp.store.open import connect_to, open_database, open_source
+from kiwi_mcp.store.open import connect_to, open_database, open_source, open_target
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.sqlite_library import library
 
@@ -92,6 +92,22 @@ def test_what_is_no_file_or_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database at all " * 100)
     with pytest.raises(StoreDamaged):
         open_source(f"sqlite://{tmp_path}/text")
+
+
+def test_only_a_store_or_nothing_is_written_to(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    for file in (path, tmp_path / "new.db", tmp_path / "empty.db"):
+        target = open_target(f"sqlite://{file}")
+        assert target.read("select count(*) from namespaces") == [(2,)]
+        target.close()
+    change(path, "create trigger more after insert on tools begin delete from tools; end")
+    foreign = tmp_path / "foreign.db"
+    change(foreign, "create table songs (title)")
+    before = foreign.read_bytes()
+    for file in (path, foreign):
+        with pytest.raises(StoreDamaged):
+            open_target(f"sqlite://{file}")
+    assert foreign.read_bytes() == before
 
 
 @pytest.mark.parametrize("opened", [open_source, open_database])

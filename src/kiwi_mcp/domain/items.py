@@ -43,8 +43,8 @@ class Manifest:
 
     @property
     def executor_id(self) -> str | None:
-        """The executor's short name, without the version it may be pinned to."""
-        return self.executor.partition("@")[0] if self.executor else None
+        """The executor's short name, without the namespace and the version that may be asked for."""
+        return self.executor.partition("@")[0].rpartition("/")[2] if self.executor else None
 
     @property
     def written_type(self) -> str:

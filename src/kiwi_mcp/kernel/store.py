@@ -82,14 +82,14 @@ class Store:
 
     def _open(self) -> _Opened:
         settings = self.settings
-        opened = self._opened
-        if opened is not None and _is_current(opened, settings):
+        if (opened := self._opened) is not None and _is_current(opened, settings):
             return opened
+        # What is replaced is not closed, as another thread may be in the middle of using it: it is let go of, and is
+        # closed with its last user.
+        del opened
         with self._lock:
             if self._opened is not None and _is_current(self._opened, settings):
                 return self._opened
-            # What is replaced is not closed here: another thread may be in the middle of using it. Without the store
-            # it is closed with its last user.
             self._opened = None
             self._opened = self._tried(settings)
             return self._opened

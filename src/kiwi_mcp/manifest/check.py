@@ -10,6 +10,7 @@ from typing import Literal
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
+from kiwi_mcp.domain.paths import is_namespace
 from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.manifest.children import child_faults
 from kiwi_mcp.manifest.formats import formats_for
@@ -141,12 +142,20 @@ def _executor_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
     if sheet.needs_executor == "none":
         yield Issue("executor", f"{_a(sheet.type)} has no executor", "Remove `executor`, or write `executor: null`.")
         return
-    name, at, wanted = named.partition("@")
-    if not is_tool_id(name):
-        yield Issue("executor", f"{name!r:.140} cannot name an item", "Write the tool_id of the executor.")
+    place, at, wanted = named.partition("@")
+    home, _, name = place.rpartition("/")
+    if not is_tool_id(name) or not _is_home(home):
+        fix = "Write the tool_id of the executor, or `registry/<namespace>/<tool_id>` for one that others published."
+        yield Issue("executor", f"{place!r:.140} cannot name an item", fix)
     if at and Range.parse(wanted) is None:
         yield Issue("executor", f"{wanted!r:.60} is not a range of versions", f"Write a range, such as `{name}@^1.2`.")
     yield from _link_faults(subject, sheet, name)
+
+
+def _is_home(text: str) -> bool:
+    """Whether an executor may be looked for there: nowhere in particular, or in one namespace of the registry."""
+    source, _, namespace = text.partition("/")
+    return not text or (source == "registry" and is_namespace(namespace))
 
 
 def _link_faults(subject: _Subject, sheet: Sheet, name: str) -> Iterator[Issue]:

@@ -31,8 +31,8 @@ UNREAD = 64_000_000
 """The most that may wait for a process which does not read, in bytes."""
 KEPT = 65_536
 """How much of the end of standard error is kept, in bytes."""
-GRACE = 1.0
-"""How long a process may take to end after its input ended, and again after it was told to, in seconds."""
+PATIENCE, GRACE = 0.5, 1.0
+"""How long a process may take to end after its input ended, and after it was told to, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
 _AHEAD = 1_000_000
@@ -138,7 +138,7 @@ class Peer:
         """End the process: first its input, then politely, then with all that came of it."""
         try:
             self._writer.close()
-            if not await self.ends_within(GRACE):
+            if not await self.ends_within(PATIENCE):
                 self._family.signal_group(SIGTERM)
                 self._family.signal_group(SIGCONT)  # what is stopped hears nothing else
                 if not await self.ends_within(GRACE):

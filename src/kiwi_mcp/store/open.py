@@ -33,6 +33,13 @@ def open_source(url: str) -> Database:
     return connect(url, masked(url))
 
 
+def open_target(url: str) -> Database:
+    """Open the store that somebody else has at a URL to write to it, or make one where there is nothing."""
+    check: Callable[[str, str], None] = _module(url, "_source").check_target
+    check(url, masked(url))
+    return open_database(url)
+
+
 def masked(url: str) -> str:
     """Return a URL without its password, fit to be shown."""
     return _PASSWORD_WORD.sub(r"\1", _PASSWORD.sub(r"\1@", url)).rstrip("?&")

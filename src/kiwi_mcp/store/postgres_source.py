@@ -22,6 +22,11 @@ def connect_source(url: str, shown: str) -> PostgresDatabase:
     return database
 
 
+def check_target(url: str, shown: str) -> None:
+    """Refuse what is not the URL of a database; a database of a server is its owner's to make, and may be empty."""
+    check_url(url, shown)
+
+
 def _refuse_foreign(database: PostgresDatabase) -> None:
     known = {(step.number, step.checksum) for step in read_migrations(FOLDER / database.dialect)}
     if {*database.read(_APPLIED)} != known:

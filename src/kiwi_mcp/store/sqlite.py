@@ -14,7 +14,7 @@ from typing import Literal
 
 from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
 from kiwi_mcp.store.database import Row, Value
-from kiwi_mcp.store.sqlite_faults import PATIENCE, busy, code_of, fault
+from kiwi_mcp.store.sqlite_faults import PATIENCE, busy, closed, code_of, fault
 from kiwi_mcp.store.sqlite_library import SOUND, library, version
 from kiwi_mcp.store.sqlite_line import FAULTS, Line
 
@@ -146,13 +146,15 @@ class SqliteDatabase:
         # A new connection counts from the start again, so that a process that was forked must not see a number again.
         self._base = self._process << 40
 
-    def _abandon(self) -> None:
-        _abandoned.append((self._connections, self._writer, self._hasty, self._idle))
+    def _abandon(self, connections: Sequence[library.Connection]) -> None:
+        _abandoned.append((connections, self._writer, self._hasty, self._idle))
 
-    def _leave_parent(self) -> None:
-        """Forget what a parent process had opened, in a process that was forked from it."""
+    def _check(self) -> None:
+        """Refuse what comes after the end; in a process that was forked, forget what its parent had opened."""
+        if not self._connections:
+            raise closed(self._path)
         if os.getpid() != self._process:
-            self._abandon()
+            self._abandon(self._connections)
             self._open()
 
     @property
@@ -162,7 +164,7 @@ class SqliteDatabase:
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
-        self._leave_parent()
+        self._check()
         idle = self._idle
         try:
             line = idle.get(timeout=PATIENCE)
@@ -177,7 +179,7 @@ class SqliteDatabase:
 
     def stamp(self) -> int:
         """Return a number that grows with every commit: one connection notices those of others, and counts its own."""
-        self._leave_parent()
+        self._check()
         with self._hurrying:
             try:
                 ((version,),) = self._hasty.read("PRAGMA data_version")
@@ -188,7 +190,7 @@ class SqliteDatabase:
     @contextmanager
     def transaction(self) -> Iterator[SqliteTransaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
-        self._leave_parent()
+        self._check()
         if not self._writing.acquire(timeout=PATIENCE):
             raise busy(self._path)
         try:
@@ -212,7 +214,7 @@ class SqliteDatabase:
 
     def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
         """Run one statement if no other writer is at work, and say whether it was done."""
-        self._leave_parent()
+        self._check()
         with self._hurrying:
             try:
                 self._hasty.write(statement, values)
@@ -240,15 +242,15 @@ class SqliteDatabase:
 
     def close(self) -> None:
         """Let go of every connection once nobody uses it: SQLite does not bear to be closed in the middle."""
-        if not self._connections:
+        connections, self._connections = self._connections, []  # from now on nobody begins to use one
+        if not connections:
             return
         with ExitStack() as held:
             if os.getpid() == self._process and not self.is_lost and self._takes_all(held):
-                for connection in self._connections:
+                for connection in connections:
                     connection.close()
             else:
-                self._abandon()
-        self._connections = []
+                self._abandon(connections)
 
     def _takes_all(self, held: ExitStack) -> bool:
         """Take every connection from whoever uses it until `held` ends, and say whether that was possible."""

@@ -50,7 +50,7 @@ def fault(error: BaseException, path: str) -> KiwiError | IntegrityFault:
             "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
         )
     if isinstance(error, library.ProgrammingError) and "closed" in told:
-        return _unavailable(path, "it was closed meanwhile", "Try again.")
+        return closed(path)
     return _unavailable(path, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
 
 
@@ -74,6 +74,11 @@ def busy(path: str) -> StoreUnavailable:
     return _unavailable(
         path, f"another process has been writing for over {PATIENCE:.0f} s", "Wait for it, then try again."
     )
+
+
+def closed(path: str) -> StoreUnavailable:
+    """Return that whoever opened the store has closed it."""
+    return _unavailable(path, "it was closed meanwhile", "Try again.")
 
 
 def _unavailable(path: str, why: str, suggestion: str) -> StoreUnavailable:

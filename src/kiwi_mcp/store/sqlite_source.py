@@ -31,6 +31,13 @@ def connect_source(url: str, shown: str) -> SqliteSource:
     return SqliteSource(path_in(url, shown))
 
 
+def check_target(url: str, shown: str) -> None:
+    """Refuse to write to a file that holds anything but a store; one that is empty or not there becomes one."""
+    file = Path(path_in(url, shown))
+    if file.exists() and (not file.is_file() or file.stat().st_size):
+        connect_source(url, shown).close()
+
+
 class SqliteSource:
     """One SQLite file that is read."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -50,7 +50,7 @@ class Bench:
         words: dict[str, Json] = {
             "transport": "stdio",
             "command": sys.executable,
-            "args": [str(HOSTILE), *habits],
+            "args": ["-IS", str(HOSTILE), *habits],
             "env": {"NOTES": str(self.space.project / "notes")},
             "startup_timeout": 10,
             "timeout": 10,
@@ -98,7 +98,7 @@ class Bench:
 
     def ask(self, server: Tool, name: str, inputs: JsonObject | None = None, **config: Json) -> Outcome:
         """One call to a fresh driver, closed afterwards."""
-        return self.run(self.call(self.chain(server, name, **config), inputs))
+        return self.run(self.call(self.chain(server, name, None, **config), inputs))
 
 
 @pytest.fixture
@@ -107,5 +107,5 @@ def space(project: Path, home: Path, tmp_path: Path) -> Space:
 
 
 @pytest.fixture
-def bench(space: Space) -> Iterator[Bench]:
-    yield Bench(space)
+def bench(space: Space) -> Bench:
+    return Bench(space)

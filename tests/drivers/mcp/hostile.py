@@ -8,10 +8,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 HABITS = set(sys.argv[1:])
@@ -60,7 +62,7 @@ def tools(cursor: str) -> dict[str, Any]:
     return {"tools": [tool("echo"), tool("pid"), tool("add", outputSchema={"type": "object"})]}
 
 
-def call(number: object, name: str, arguments: dict[str, Any], token: object) -> None:  # noqa: PLR0912, PLR0915
+def call(number: object, name: str, arguments: dict[str, Any], token: object) -> None:  # noqa: PLR0912, PLR0915 - one case for each tool
     match name:
         case "echo":
             reply(number, text(str(arguments.get("text", ""))))
@@ -92,7 +94,8 @@ def call(number: object, name: str, arguments: dict[str, Any], token: object) ->
         case "slow":
             threading.Timer(arguments.get("seconds", 0.5), reply, (number, text("slow"))).start()
         case "exit":
-            print("Traceback: the cup is broken, key", os.environ.get("KEY", ""), file=sys.stderr, flush=True)
+            sys.stderr.write(f"Traceback: the cup is broken, key {os.environ.get('KEY', '')}\n")
+            sys.stderr.flush()
             os._exit(3)
         case "kill":
             os.kill(os.getpid(), 9)
@@ -170,7 +173,7 @@ def initialized(params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def answer(message: dict[str, Any]) -> None:
+def answer(message: dict[str, Any]) -> None:  # noqa: PLR0912 - one case for each method
     method, number, params = message.get("method"), message.get("id"), message.get("params") or {}
     if "mute" in HABITS:
         return
@@ -207,7 +210,7 @@ def answer(message: dict[str, Any]) -> None:
 
 def note(word: str) -> None:
     if path := os.environ.get("NOTES"):
-        with open(path, "a") as notes:
+        with Path(path).open("a") as notes:
             notes.write(f"{word}\n")
 
 
@@ -218,8 +221,6 @@ def main() -> None:
     if "chatty_start" in HABITS:
         raw(b"Need to install the following packages:\n  some-server\n\x1b[2Kadded 3 packages {in} 2s\n")
     if "ignores_end" in HABITS:
-        import signal
-
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "never_reads" in HABITS:
         time.sleep(600)

@@ -50,7 +50,7 @@ class Endless(BaseHTTPRequestHandler):
         event = {
             "seq": after + 1, "op": "publish", "namespace": "acme", "tool_id": "greeter", "version": "1.0.0",
             "digest": DIGEST, "closure": DIGEST, "actor": "eve", "at": "2026-01-01T00:00:00.000Z", "reason": "",
-            "visibility": "public", "hash": "b" * 64,
+            "visibility": "public", "hash": DIGEST,
         }  # fmt: skip
         body = json.dumps({"events": [event], "more": True}).encode()
         self.send_response(200)

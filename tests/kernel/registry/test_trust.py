@@ -68,15 +68,15 @@ def test_a_mirror_cannot_put_its_own_runtime_in_the_place_of_a_built_in(
     published = ann.publish("greet", says="genuine")
     runtime(eve, "bash_runtime", "PWNED")
     eve.do("publish", "bash_runtime", {"location": "project"})
-    shelves = [shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve)]
-    mirror(*shelves, "bash_runtime", tmp_path / "mirror")
+    honest, evil = (shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve))
+    mirror(honest, evil, "bash_runtime", tmp_path / "mirror")
 
     by_closure = f"acme/greet@{published['closure']}"
     assert bob.refused("pull", by_closure, {"from": str(tmp_path / "mirror")}) == "not_found"
     pulled = bob.do("pull", f"acme/greet@{published['digest']}", {"from": str(tmp_path / "mirror")})
     assert pulled["closure"] != published["closure"]
     assert bob.do("run", "greet")["result"] == "genuine"
-    conflict = bob.refused("pull", by_closure, {"from": str(shelves[0].folder)})
+    conflict = bob.refused("pull", by_closure, {"from": str(honest.folder)})
     assert conflict == "version_conflict"
 
 
@@ -87,11 +87,11 @@ def test_a_closure_covers_the_executors_and_a_digest_does_not(
     for machine, says in ((ann, "genuine"), (eve, "PWNED")):
         runtime(machine, "helper", says)
         machine.script("greet", on="helper")
-        published = machine.do("publish", "greet")
+        machine.do("publish", "greet")
     honest, evil = (shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve))
     mirror(honest, evil, "helper", tmp_path / "mirror")
-    closure = as_object(as_list(ann.do("versions", "greet")["versions"])[0])["closure"]
-    assert closure != published["closure"]
+    closure, other = (as_object(as_list(one.do("versions", "greet")["versions"])[0])["closure"] for one in (ann, eve))
+    assert closure != other
 
     for item in (f"greet@{closure}", f"acme/greet@{closure}", str(closure)):
         assert bob.refused("pull", item, {"from": str(tmp_path / "mirror")}) == "not_found"

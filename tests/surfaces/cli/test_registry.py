@@ -27,7 +27,8 @@ class Ended:
     @property
     def told(self) -> tuple[int, list[str], list[str]]:
         """All of it, line by line, with long lines cut."""
-        return self.code, *([line[:100] for line in text.splitlines()] for text in (self.out, self.err))
+        out, err = ([line[:100] for line in text.splitlines()] for text in (self.out, self.err))
+        return self.code, out, err
 
 
 Kiwi = Callable[..., Ended]

@@ -19,6 +19,7 @@ from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import (
+    CONNECTION_CLOSED,
     Implementation,
     PromptListChangedNotification,
     ResourceListChangedNotification,
@@ -119,7 +120,7 @@ class Connection:
         try:
             return await self._dispatcher.send_raw_request(method, self._stamp.params(params), options)
         except MCPError as refusal:
-            if self._closing.is_set():
+            if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
             raise
 
@@ -210,6 +211,11 @@ class Connection:
     async def _notified(self, message: IncomingMessage) -> None:
         if isinstance(message, _CHANGES) and self._on_change is not None:
             self._on_change(self.server.identity)
+
+
+def _is_closed(refusal: MCPError) -> bool:
+    # Servers use the same code for faults of their own, with words of their own.
+    return refusal.code == CONNECTION_CLOSED and refusal.error.message == "Connection closed"
 
 
 async def _listen(session: ClientSession) -> None:

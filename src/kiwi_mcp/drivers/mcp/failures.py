@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
@@ -49,21 +48,17 @@ def failure_of(
 def _reason(server: Server, wire: Wire | None, root: BaseException | None, *, is_late: bool) -> str:
     if is_late:
         return f"it did not greet within {server.startup_timeout:g} seconds"
-    if wire is not None and (ending := wire.ending()):
-        return ending
     match root:
         case KiwiError():
             return harmless(root.message).rstrip(".")
-        case MCPError(code=code) if code == CONNECTION_CLOSED:
-            return "it ended the connection"
-        case MCPError():
+        case MCPError() if root.code != CONNECTION_CLOSED:
             return f"it refused the greeting ({root.code}: {harmless(str(root))[:_LINE]})"
         case ValidationError():
             return "its greeting is not one of this protocol"
-        case None | anyio.ClosedResourceError() | anyio.BrokenResourceError():
-            return "the connection was closed"
+        case RuntimeError():
+            return harmless(str(root))[:_LINE]
         case _:
-            return harmless(str(root))[:_LINE] or type(root).__name__
+            return (wire.ending() if wire else "") or "it ended the connection"
 
 
 def _suggestion(server: Server, root: BaseException | None, *, is_late: bool) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
@@ -18,6 +19,7 @@ from kiwi_mcp.manifest.schema import faults
 MOST_BLOCKS = 10_000
 """The most parts that one answer may have."""
 _ENVELOPE = {"_meta", "resultType", "ttlMs", "cacheScope"}
+_AWAY = frozenset({502, 503, 504})
 _SUGGESTION = "The message is the server's own; mend the parameters, or load the tool to see what it takes."
 
 
@@ -42,11 +44,18 @@ def refused(name: str, refusal: MCPError) -> Outcome:
         details["mcp_data"] = json.loads(shown)
     message = harmless(refusal.error.message)[:QUOTED]
     return Outcome(
-        "error",
+        "unavailable" if _is_away(refusal) else "error",
         message=f"The server refused {name!r} ({refusal.code}): {message}",
         suggestion=_SUGGESTION,
         details=details,
     )
+
+
+def _is_away(refusal: MCPError) -> bool:
+    """Whether there was nobody to answer: something in between says so, or an answer that had begun broke off."""
+    if refusal.code == CONNECTION_CLOSED and refusal.error.message.startswith("SSE stream"):
+        return True
+    return isinstance(refusal.error.data, dict) and refusal.error.data.get("http_status") in _AWAY
 
 
 def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:

@@ -22,7 +22,7 @@ _HEARD = frozenset(
     | {f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")}
 )
 """Notifications that anybody here wants to hear."""
-FLOOD = 20_000
+FLOOD = 10_000
 """Notifications too many after which a server is no longer listened to."""
 
 

@@ -63,7 +63,7 @@ def find_configurations(home: Path, project: Path, *, platform: str = sys.platfo
         for client in clients().values():
             for place in client.places(scope, platform):
                 path = roots[scope] / place
-                if path.is_file():
+                if os.path.isfile(path):  # noqa: PTH113 - pathlib raises for folders that are not ours to see
                     found.setdefault(path, Configuration(client, scope, path))
     return tuple(found.values())
 

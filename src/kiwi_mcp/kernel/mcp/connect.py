@@ -104,15 +104,19 @@ def _write(change: Change, now: datetime) -> Path | None:
     if change.after is None:
         change.path.unlink()
         return None
-    backup = None
-    mode = change.mode
+    backup, mode = None, change.mode
     if change.before is not None:
         mode = change.path.stat().st_mode & 0o777
         if change.spent is None:
             backup = _free_name(change.path, now)
             _put(backup, change.before, mode)
-    change.path.parent.mkdir(parents=True, exist_ok=True)
-    _put(change.path, change.after, mode)
+    try:
+        change.path.parent.mkdir(parents=True, exist_ok=True)
+        _put(change.path, change.after, mode)
+    except BaseException:
+        if backup is not None:
+            backup.unlink(missing_ok=True)
+        raise
     if change.spent is not None:
         change.spent.unlink(missing_ok=True)
     return backup

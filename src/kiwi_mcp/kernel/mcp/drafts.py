@@ -34,6 +34,7 @@ _ASSIGNED = re.compile(r"(--?[A-Za-z][\w-]*|[A-Za-z_]\w*)=(.+)", re.DOTALL)
 _WEB = re.compile(r"(?:https?|wss?)://", re.IGNORECASE)
 # What names one exact content looks random, and is the opposite of a secret.
 _CONTENT = re.compile(r".+@(?:sha256:[0-9a-f]{64}|[0-9a-f]{40})")
+_HOME = re.compile(r"\$\{(?:userHome|HOME|env:HOME)\}")
 _URL_WORDS = ("url", "serverUrl", "httpUrl")
 _TRANSPORTS: Mapping[str, str] = {
     "http": "http", "streamable-http": "http", "streamable_http": "http", "streamablehttp": "http",
@@ -148,13 +149,14 @@ def stdio_config(name: str, launch: Launch, gathered: Gathered, *, cwd: str = ""
             launch.command, gathered, place=f"{name}.command", stands_for=variable_name(name, "command")
         ),
     }
-    if launch.args:
-        config["args"] = _arguments(launch.args, gathered, owner=name, place=place)
+    args = _arguments(launch.args, gathered, owner=name, place=place)
+    if args:
+        config["args"] = list(args)
     if env := _environment(launch.env, gathered, owner=name):
         config["env"] = env
     if cwd and cwd != "{project}":
         config["cwd"] = cwd
-    if issue := unpinned(launch):
+    if issue := unpinned(replace(launch, args=args)):  # which quotes one of them
         gathered.issues.append(replace(issue, place=place))
     return config
 
@@ -199,18 +201,32 @@ def _config(name: str, words: JsonObject, gathered: Gathered, setting: Setting) 
 
 
 def _started(name: str, launch: Launch, cwd: str, gathered: Gathered, setting: Setting) -> JsonObject:
-    folder = setting.project
-    if cwd:
-        cwd = str(setting.home / cwd[2:]) if cwd.startswith("~/") else cwd
-        if "${" not in cwd:
-            folder = (setting.project / cwd) if setting.project is not None else Path(cwd)
-            cwd = "{project}" if folder == setting.project else str(folder)
-        else:
-            cwd, folder = translate(cwd, gathered, place=f"{name}.cwd", stands_for=variable_name(name, "cwd")), None
-    command = anchor(launch.command, folder=folder, home=setting.home)
+    cwd, folder = _folder(name, _at_home(cwd, setting.home), gathered, setting)
+    command = anchor(_at_home(launch.command, setting.home), folder=folder)
     if command.startswith(("./", "../")):
         gathered.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")
     return stdio_config(name, replace(launch, command=command), gathered, cwd=cwd)
+
+
+def _folder(name: str, cwd: str, gathered: Gathered, setting: Setting) -> tuple[str, Path | None]:
+    """Return where a server starts, as a manifest says it and, where it is known now, as a path."""
+    if not cwd:
+        return "", setting.project
+    if "${" not in cwd:
+        folder = setting.project / cwd if setting.project is not None else Path(cwd)
+        return "{project}" if folder == setting.project else str(folder), folder
+    place = f"{name}.cwd"
+    told = translate(cwd, gathered, place=place, stands_for=variable_name(name, "cwd"))
+    if "${" in told:
+        gathered.warn(place, "depends on a variable, and is left out", "Write the whole path into `config.cwd`.")
+        return "", None
+    return told, None
+
+
+def _at_home(text: str, home: Path) -> str:
+    """Return a path with the home folder in it: programs and folders are looked up before variables have values."""
+    text = f"{home}{text[1:]}" if text.startswith("~/") else text
+    return _HOME.sub(lambda _: str(home), text)
 
 
 def _transport(written: str, url: str) -> str:
@@ -247,11 +263,10 @@ def _environment(env: Mapping[str, str], gathered: Gathered, *, owner: str) -> d
     return found
 
 
-def _arguments(args: tuple[str, ...], gathered: Gathered, *, owner: str, place: str) -> list[Json]:
+def _arguments(args: tuple[str, ...], gathered: Gathered, *, owner: str, place: str) -> tuple[str, ...]:
     known = len(gathered.secrets)
-    words: list[Json] = []
-    for before, word in zip(("", *args), args, strict=False):
-        words.append(_argument(before, word, gathered, owner=owner, place=place))
+    pairs = zip(("", *args), args, strict=False)
+    words = tuple(_argument(before, word, gathered, owner=owner, place=place) for before, word in pairs)
     if len(gathered.secrets) > known:
         fix = "If the server can read it from a variable, put it into `config.env` and take it out of `config.args`."
         gathered.warn(place, "holds a secret, and the words of a command are visible to every user", fix)

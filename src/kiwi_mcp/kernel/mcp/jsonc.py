@@ -145,7 +145,8 @@ def not_an_object(what: str, path: Sequence[str]) -> InvalidManifest:
 def _open(text: str) -> tuple[Text, int]:
     """Return the view of a text, made an empty object where it holds nothing, and where its object begins."""
     if not plain(text).strip(_BLANK):
-        text = f"{text}{{}}\n"
+        gap = "\n" if text.strip(_BLANK) and not text.endswith("\n") else ""  # it may end in a comment
+        text = f"{text}{gap}{{}}\n"
     uncommented = _COMMENT.sub(_without_comment, text)
     view = Text(text, uncommented, _COMMA.sub(_without_comma, uncommented))
     return view, view.plain.index("{")

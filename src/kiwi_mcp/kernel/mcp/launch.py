@@ -74,10 +74,8 @@ def unwrap(launch: Launch) -> Launch:
     return launch
 
 
-def anchor(command: str, *, folder: Path | None, home: Path) -> str:
+def anchor(command: str, *, folder: Path | None) -> str:
     """Return a command that does not depend on where it is started, as far as that is known."""
-    if command.startswith("~/"):
-        return str(home / command[2:])
     is_relative = "/" in command and not _ROOTED.match(command) and not command.startswith(("${", "{"))
     return str(folder / command) if is_relative and folder is not None else command
 
@@ -89,7 +87,7 @@ def unpinned(launch: Launch) -> Issue | None:
         return None
     package = _package(launch.args[len(lead) :])
     pinned = _PINNED_IMAGE if launch.program in _IMAGES else _PINNED
-    if not package or pinned.fullmatch(package):
+    if not package or "${" in package or pinned.fullmatch(package):
         return None
     fix = "Name a version, such as `package@1.2.3`, so that a new release cannot change what runs."
     return Issue("config.args", f"`{package[:100]}` is fetched in whatever version there is that day", fix, "warning")

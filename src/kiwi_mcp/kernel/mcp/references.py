@@ -146,7 +146,7 @@ def _translated(found: re.Match[str], gathered: Gathered, place: str, stands_for
     if kind == "input":
         return _input(rest, gathered)
     fix = f"Set {stands_for}, in the environment or in the user's .env, to what it gave there."
-    gathered.warn(place, f"`${{{kind}{':…' if colon else ''}}}` means something to that client alone", fix)
+    gathered.warn(place, f"`${{{kind if kind.isidentifier() else ''}…}}` means something to that client alone", fix)
     gathered.variables.setdefault(stands_for, place)
     return f"${{{stands_for}}}"
 

@@ -29,7 +29,9 @@ _MARKED = re.compile(
 )
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@")
-_QUERY_PAIR = re.compile(r"[?&;]([^=&#\s]+)=([^&#\s]+)")
+# `?token=…` of an address, `TOKEN=…` and `--token …` of a line for a shell.
+_PAIR = re.compile(r"(?:^|[?&;\s])(?:([^=&;?#\s]+)=[^&#\s]|(--?[A-Za-z][\w-]*)\s+[^\s-])")
+_PATH = re.compile(r"(?:~|\.{1,2})?/(?:[\w.@+-]+/)+[\w.@+-]*", re.ASCII)
 _RUN = re.compile(r"[A-Za-z0-9]+")
 _EDGE = re.compile(r"(?<=[0-9])(?=[A-Za-z])|(?<=[A-Za-z])(?=[0-9])")
 _FILE = re.compile(r"(?:~|\.{1,2})?/[^\s]*|[A-Za-z]:[\\/].*")
@@ -61,9 +63,10 @@ def looks_secret(value: str) -> bool:
     """Whether a value looks like a key, a token, or an address with a password in it, whatever its name is."""
     if _MARKED.search(value) or _UUID.search(value) or _USER_INFO.search(value):
         return True
-    if any(names_secret(unquote(name)) for name, _ in _QUERY_PAIR.findall(value)):
+    if any(names_secret(unquote(name or flag)) for name, flag in _PAIR.findall(value)):
         return True
-    return any(is_random(run) for run in _RUN.findall(value))
+    # Folders of package stores are named by a hash.
+    return _PATH.fullmatch(value) is None and any(is_random(run) for run in _RUN.findall(value))
 
 
 def is_random(run: str, *, shortest: int = _LONG_RUN) -> bool:

@@ -62,7 +62,7 @@ def markable(item: str, kind: _Kind, registry: Registry) -> Sequence[Listed]:
     if kind == "yank" and ref.version is None:
         raise InvalidRequest(
             "Yanking takes one version out of use, and none is named.",
-            suggestion=f"Name it: `{ref.name}@1.2.3`. `kiwi rollback {ref.name}` goes back to the version before.",
+            suggestion=f"Name it: `{item}@1.2.3`. `kiwi rollback {item}` goes back to the version before.",
         )
     return covered(ref, registry)
 
@@ -92,7 +92,7 @@ def way_back(item: str, words: RollbackWords, registry: Registry) -> tuple[Liste
     if not newer and target.yanked is None:
         raise InvalidRequest(
             f"{target.name} is the newest version that is in use already.",
-            suggestion=f"`kiwi versions {ref.name}` lists what there is.",
+            suggestion=f"`kiwi versions {item}` lists what there is.",
         )
     return target, newer
 
@@ -105,7 +105,7 @@ def rollback(target: Listed, newer: Sequence[Listed], words: RollbackWords, regi
         registry.mark([target.name], "unyank")
     if newer:
         registry.mark([listed.name for listed in newer], "yank", reason)
-    back = f"{tool_id}@{newer[0].name.version} --undo" if newer else f"{tool_id}@{target.name.version}"
+    back = f"{newer[0].name} --undo" if newer else str(target.name)
     return {
         "tool_id": tool_id,
         "action": "rollback",
@@ -181,7 +181,7 @@ def _target(ref: Ref, to: str | None, standing: Sequence[Listed], found: Sequenc
     if not earlier:
         raise InvalidRequest(
             f"{ref.name!r} has no earlier version to go back to.",
-            suggestion=f"Yank the only one with `kiwi yank {ref.name}@{found[0].name.version}`, or publish a new one.",
+            suggestion=f"Yank the only one with `kiwi yank {found[0].name}`, or publish a new one.",
         )
     # As for the latest version, a pre-release counts only where there is no release.
     return next((one for one in earlier if not _order(one).pre), earlier[0])

@@ -196,6 +196,7 @@ def told(publication: Publication, published: Sequence[Published], *, is_planned
     top, tool = publication.releases[-1], publication.tool
     by_name = {one.name: one for one in published}
     is_new = by_name[top.name].is_new
+    shown = f"{top.name.namespace}/{tool.id}"  # to others the short name may mean another item
     answer: dict[str, Json] = {
         "tool_id": tool.id,
         "action": "publish",
@@ -207,7 +208,7 @@ def told(publication: Publication, published: Sequence[Published], *, is_planned
         "visibility": top.visibility,
         "digest": top.digest,
         "files": [file.path for file in top.files],
-        "next": f"Others get it with `kiwi pull {tool.id}`; `kiwi versions {tool.id}` lists its history.",
+        "next": f"Others get it with `kiwi pull {shown}`; `kiwi versions {shown}` lists its history.",
     }
     if not is_planned:
         answer["closure"] = by_name[top.name].closure

@@ -17,7 +17,7 @@ from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
 from kiwi_mcp.primitives.secrets import Revealed, Variables, names_in
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.layout import Layout
-from kiwi_mcp.store.open import DIALECTS, masked, open_database
+from kiwi_mcp.store.open import DIALECTS, masked, open_target
 from kiwi_mcp.store.open import open_source as open_foreign
 from kiwi_mcp.store.registry import Registry
 
@@ -26,7 +26,7 @@ _FOLDER = "oci:"
 
 async def open_remote(address: str, settings: RegistrySettings, space: Space) -> Remote:
     """Return the remote of that name or address, to write to; a database is opened as the owner's actor."""
-    return await _open(address, settings, space, open_database)
+    return await _open(address, settings, space, open_target)
 
 
 async def open_source(address: str, settings: RegistrySettings, space: Space) -> Remote:

@@ -28,6 +28,8 @@ def _publish(content: JsonObject, screen: Screen) -> None:
     show_warnings(content)
     screen.data(as_text(content.get("message")))
     talk(f"  digest: {as_text(content.get('digest'))}")
+    if closure := as_text(content.get("closure")):
+        talk(f"  closure: {closure}")
     for name in as_list(content.get("also_published")):
         talk(f"  with: {text_of(name)}")
     if remote := as_text(content.get("to")):
@@ -41,6 +43,8 @@ def _pull(content: JsonObject, screen: Screen) -> None:
     for depth, link in enumerate(map(as_object, as_list(content.get("chain")))):
         branch = "   " * (depth - 1) + "└─ " if depth else ""
         talk(f"  {branch}{as_text(link.get('identity'))}  {_digest(link)}")
+    if closure := as_text(content.get("closure")):
+        talk(f"  closure: {closure}")
     if hint := as_text(content.get("next")):
         talk(f"hint: {hint}")
 

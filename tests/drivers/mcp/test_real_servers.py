@@ -1,0 +1,127 @@
+"""Servers that others wrote, in other languages and on other versions of other libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.drivers.mcp.conftest import Bench
+
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.outcome import Outcome, Progress
+
+SERVERS = Path(sys.prefix) / "mcp-servers"
+NPM = SERVERS / "npm" / "node_modules" / ".bin"
+
+pytestmark = pytest.mark.full
+
+
+def real(bench: Bench, program: Path, *arguments: str) -> Tool:
+    """A server that set-up installed."""
+    assert program.exists(), "run `scripts/setup.sh --test`"
+    words: dict[str, Json] = {"command": str(program), "args": list(arguments), "env": {}, "startup_timeout": 60}
+    return bench.server(server_id=program.name, **words)  # type: ignore[arg-type]  # words of a manifest are JSON
+
+
+def installed(name: str) -> Path:
+    return SERVERS / name / "bin" / name
+
+
+def names(bench: Bench, server: Tool) -> set[str]:
+    listing = bench.run(bench.list_items(server))
+    assert not [issue for issue in listing.issues if issue.is_error]
+    return {as_text(tool["name"]) for tool in listing.tools}
+
+
+def texts(outcome: Outcome) -> str:
+    assert outcome.status == "success", outcome.message
+    return str(outcome.result)
+
+
+@pytest.mark.req("K-MC-01", "K-MC-05")
+def test_the_everything_server_gives_everything(bench: Bench) -> None:
+    server = real(bench, NPM / "mcp-server-everything", "stdio")
+    told: list[Progress] = []
+
+    async def scenario() -> None:
+        listing = await bench.list_items(server)
+        assert len(listing.tools) > 5
+        assert listing.prompts
+        assert listing.resources or listing.templates
+        offered = {as_text(tool["name"]) for tool in listing.tools}
+        assert "Echo: hi" in texts(await bench.call(bench.chain(server, "echo"), {"message": "hi"}))
+        long = next(name for name in offered if "long" in name.lower())
+        steps: JsonObject = {"duration": 1, "steps": 3}
+        assert (await bench.call(bench.chain(server, long), steps, report=told.append)).is_success
+        prompt = as_text(next(one["name"] for one in listing.prompts if not one.get("arguments")))
+        assert (await bench.call(bench.chain(server, "p", mcp_prompt_name=prompt))).is_success
+        if listing.resources:
+            uri = as_text(listing.resources[0]["uri"])
+            assert (await bench.call(bench.chain(server, "r", mcp_resource_uri=uri))).is_success
+
+    bench.run(scenario())
+    assert told
+
+
+@pytest.mark.req("K-MC-01")
+def test_the_filesystem_server_reads_and_refuses(bench: Bench) -> None:
+    server = real(bench, NPM / "mcp-server-filesystem", "${ALLOWED_PATH}")
+    allowed = bench.space.project
+    (allowed / "note.txt").write_text("tea at five")
+
+    async def scenario() -> None:
+        secrets = {"ALLOWED_PATH": str(allowed)}
+        chain = bench.chain(server, "read_text_file")
+        inside = await bench.call(chain, {"path": str(allowed / "note.txt")}, secrets=secrets)
+        assert "tea at five" in texts(inside)
+        outside = await bench.call(chain, {"path": "/etc/hostname"}, secrets=secrets)
+        assert outside.status == "error"
+        assert "denied" in outside.message.lower()
+
+    bench.run(scenario())
+
+
+@pytest.mark.req("K-MC-01")
+def test_the_memory_server_remembers_within_a_connection(bench: Bench) -> None:
+    server = real(bench, NPM / "mcp-server-memory")
+
+    async def scenario() -> str:
+        entity: JsonObject = {"name": "Ann", "entityType": "person", "observations": ["likes tea"]}
+        await bench.call(bench.chain(server, "create_entities"), {"entities": [entity]})
+        return texts(await bench.call(bench.chain(server, "search_nodes"), {"query": "Ann"}))
+
+    assert "likes tea" in bench.run(scenario())
+
+
+@pytest.mark.req("K-MC-01")
+def test_the_time_server_tells_the_time(bench: Bench) -> None:
+    server = real(bench, installed("mcp-server-time"), "--local-timezone", "UTC")
+
+    assert names(bench, server) >= {"get_current_time", "convert_time"}
+    assert "UTC" in texts(bench.ask(server, "get_current_time", {"timezone": "UTC"}))
+
+
+@pytest.mark.req("K-MC-01")
+def test_the_git_server_reads_a_repository(bench: Bench) -> None:
+    project = bench.space.project
+    subprocess.run(["git", "init", "-q", str(project)], check=True, timeout=20)
+    server = real(bench, installed("mcp-server-git"), "--repository", str(project))
+
+    assert "git_status" in names(bench, server)
+    assert "branch" in texts(bench.ask(server, "git_status", {"repo_path": str(project)}))
+
+
+@pytest.mark.req("K-MC-01")
+def test_a_server_on_an_older_library_is_spoken_with(bench: Bench) -> None:
+    server = real(bench, installed("mcp-server-calculator"))
+
+    assert names(bench, server) == {"calculate"}
+    assert "42" in texts(bench.ask(server, "calculate", {"expression": "6 * 7"}))
+
+
+@pytest.mark.req("K-MC-01")
+def test_a_server_of_yet_another_author_lists_what_it_has(bench: Bench) -> None:
+    assert "search" in names(bench, real(bench, installed("duckduckgo-mcp-server")))

@@ -1,0 +1,130 @@
+"""What servers answer, as results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp.shared.exceptions import MCPError
+from tests.drivers.mcp.conftest import Bench
+
+from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.outcome import Outcome, Progress
+from kiwi_mcp.drivers.mcp.bind import Wanted
+from kiwi_mcp.drivers.mcp.failures import harmless
+from kiwi_mcp.drivers.mcp.messages import _messages
+from kiwi_mcp.drivers.mcp.result import outcome_of, refused
+
+CALL = Wanted("tools/call", "find")
+SCHEMA: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def text(words: str) -> dict[str, Json]:
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize(
+    ("answer", "outputs", "result"),
+    [
+        ({"content": [text("hi")]}, {}, "hi"),
+        ({"content": [text('{"a": 1}')]}, {}, '{"a": 1}'),
+        ({"content": [text('{"a": 1}')]}, SCHEMA, {"a": 1}),
+        ({"content": [text("plain")]}, SCHEMA, "plain"),
+        ({"content": [text("x")], "structuredContent": {"a": 1}}, {}, {"a": 1}),
+        ({"content": [], "structuredContent": None}, {}, None),
+        ({"content": []}, {}, None),
+        ({}, {}, None),
+        ({"content": [text("a"), text("b")]}, {}, [text("a"), text("b")]),
+        ({"content": [{"type": "image", "mimeType": "image/png", "data": "cG5n"}]}, {},
+         [{"type": "image", "mimeType": "image/png", "data": "cG5n"}]),
+        ({"content": [{"type": "resource_link", "uri": "memo://x", "name": "x"}]}, {},
+         [{"type": "resource_link", "uri": "memo://x", "name": "x"}]),
+    ],
+)  # fmt: skip
+def test_an_answer_becomes_the_simplest_value_that_holds_it(
+    answer: JsonObject, outputs: JsonObject, result: Json
+) -> None:
+    assert outcome_of(CALL, answer, outputs) == Outcome("success", result=result)
+
+
+@pytest.mark.case("MCP-06")
+def test_a_result_that_breaks_its_own_schema_is_an_error(bench: Bench) -> None:
+    outcome = outcome_of(CALL, {"content": [], "structuredContent": {"a": "one"}}, SCHEMA)
+
+    assert outcome.status == "error"
+    assert outcome.message.startswith("The result is not what the tool declares: result.a")
+
+
+def test_a_tool_that_fails_is_an_error_with_its_own_words_made_harmless(bench: Bench) -> None:
+    outcome = bench.ask(bench.server(), "fail")
+
+    assert (outcome.status, outcome.message) == ("error", "no such account")
+
+
+def test_a_refusal_keeps_its_code_and_data(bench: Bench) -> None:
+    outcome = bench.ask(bench.server(), "refuse")
+
+    assert outcome.status == "error"
+    assert outcome.message == "The server refused 'refuse' (-32001): not today"
+    assert outcome.details == {"mcp_code": -32001, "mcp_data": {"why": "sunday"}}
+
+
+def test_a_generic_fault_of_a_server_is_not_the_end_of_the_connection(bench: Bench) -> None:
+    assert bench.ask(bench.server(), "generic").status == "error"
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_gateway_that_finds_nobody_is_unavailable(status: int) -> None:
+    assert refused("find", MCPError(-32603, "no", data={"http_status": status})).status == "unavailable"
+
+
+def test_a_question_that_nobody_can_answer_is_told() -> None:
+    asked: JsonObject = {"resultType": "input_required", "inputRequests": {"q": {"method": "elicitation/create"}}}
+
+    assert outcome_of(CALL, asked, {}).details == {"input_required": True}
+
+
+def test_a_prompt_and_a_resource_are_asked_for_by_their_own_words(bench: Bench) -> None:
+    server = bench.server()
+    prompt = bench.ask(server, "greet", {"who": 7}, mcp_prompt_name="greet")
+    resource = bench.ask(server, "memo", {"name": "tea"}, mcp_resource_uri="memo://{name}")
+
+    assert prompt.result == {"messages": [{"role": "user", "content": text("Hello 7")}]}
+    assert resource.result == "about memo://tea"
+
+
+def test_progress_is_told_without_what_steers_a_terminal(bench: Bench) -> None:
+    told: list[Progress] = []
+    bench.run(bench.call(bench.chain(bench.server(), "progress"), report=told.append))
+
+    assert told == [Progress(f"step {step}", done=step, total=3) for step in (1, 2, 3)]
+
+
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+answers = st.fixed_dictionaries(
+    {}, optional={"content": anything, "structuredContent": anything, "isError": anything, "resultType": anything}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(answer=answers, outputs=st.sampled_from([{}, SCHEMA]))
+def test_whatever_a_server_answers_can_be_passed_on(answer: JsonObject, outputs: JsonObject) -> None:
+    compact(outcome_of(CALL, answer, outputs).result).encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(line=st.binary(max_size=200) | anything.map(lambda value: str(value).encode(errors="replace")))
+def test_whatever_a_server_prints_is_a_message_or_nothing(line: bytes) -> None:
+    list(_messages(line))
+
+
+@settings(max_examples=150, deadline=None)
+@given(words=st.text(alphabet=st.characters() | st.sampled_from("\x1b[]\x07\x9b31m;")))
+def test_words_of_servers_never_steer_a_terminal(words: str) -> None:
+    assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(harmless(words))
