@@ -13,6 +13,7 @@ from typing import get_args
 from kiwi_mcp.catalog.chain import judge, unsound, walk
 from kiwi_mcp.catalog.entry import Broken, Entry
 from kiwi_mcp.catalog.files import Stamps, are_fresh
+from kiwi_mcp.catalog.mcp import McpSource, refuse_unaccepted
 from kiwi_mcp.catalog.read import Opened
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.registry import RegistrySource
@@ -25,6 +26,7 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, ToolN
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
+from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.registry import Registry
 
 FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
@@ -55,7 +57,7 @@ class _Resolved:
 
 
 class Catalog:
-    """Every item of a space. Names resolve project, user, registry, built-in; built-in links are never replaced."""
+    """Every item of a space. Names resolve by the order of sources; built-in links are never replaced."""
 
     def __init__(
         self,
@@ -64,10 +66,11 @@ class Catalog:
         sheets: Sheets | None = None,
         sources: Sequence[ItemSource] | None = None,
         registry: Callable[[], Registry] | None = None,
+        definitions: Callable[[], Definitions | None] | None = None,
     ) -> None:
         self.space = space
         self._sheets = TypeSheets(space.project_ai / "types").now if sheets is None else lambda: sheets
-        self._sources = tuple(sources_of(space, registry) if sources is None else sources)
+        self._sources = tuple(sources_of(space, registry, definitions) if sources is None else sources)
         self._chains: dict[str, _Resolved] = {}
         self._listed: dict[tuple[Source, ...], tuple[tuple[int, ...], Sequence[Entry]]] = {}
 
@@ -113,6 +116,11 @@ class Catalog:
             found = [entry for source in asked for entry in source.entries()]
             self._listed[key] = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
         return self._listed[key][1]
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether MCP servers are known here whose items may be called, as of the last look."""
+        return any(isinstance(source, McpSource) and not source.is_empty for source in self._sources)
 
     def faults(self) -> Sequence[KiwiError]:
         """Return why sources could not be asked when they last were, if any could not."""
@@ -162,12 +170,14 @@ class Catalog:
             return choices[-1].opened.tool
 
         links = walk(choices[0].opened.tool, below)
+        for link in links:
+            refuse_unaccepted(link)
         chain = Chain(
             links,
             judge(links, sheets).driver,
             shadowed=tuple(sentence for choice in choices for sentence in choice.hidden),
             notes=tuple(note for link in links for note in self._home(link).notes(link)),
-            drift=tuple(self._drift(links)),
+            drift=(*self._drift(links), *self._server_drift(links)),
             faults=tuple(unsound(links, sheets)),
         )
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
@@ -182,12 +192,20 @@ class Catalog:
             if pin and pin.digest != f"sha256:{below.digest}":
                 yield f"{link.identity} was published on {pin.name} and runs on {below.identity}"
 
+    def _server_drift(self, links: Sequence[Tool]) -> Iterator[str]:
+        for source in self._sources:
+            if isinstance(source, McpSource):
+                yield from source.drift(links)
+
     def _find_executor(self, links: Sequence[Tool]) -> _Choice:
         executor, names = links[-1].manifest.executor or "", [link.id for link in links]
         try:
             wanted = Ref.parse(executor)
             pin = self._home(links[-1]).pin(links[-1])
-            return self._find(self._pinned(wanted, pin) if pin else wanted, home=links[-1].origin.source)
+            # What a server offers stands on that server, wherever the server is at home.
+            is_offered = links[-1].origin.source == "mcp" and wanted.source is not None
+            home = wanted.source if is_offered and wanted.source else links[-1].origin.source
+            return self._find(self._pinned(wanted, pin) if pin else wanted, home=home)
         except VersionNotFound as error:
             raise MissingLink(executor, chain=names, reason=f" in that version ({error.message})") from error
         except (ToolNotFound, InvalidRequest) as error:
@@ -296,14 +314,19 @@ def _has(home: ItemSource, entry: Entry, digest: str) -> bool:
     return not digest or _is_same(home, entry, digest)
 
 
-def sources_of(space: Space, registry: Callable[[], Registry] | None = None) -> Sequence[ItemSource]:
+def sources_of(
+    space: Space,
+    registry: Callable[[], Registry] | None = None,
+    definitions: Callable[[], Definitions | None] | None = None,
+) -> Sequence[ItemSource]:
     """Return the sources of a space, in the order in which short names resolve."""
     project = FolderSource("project", space.project_ai, cache=space.cache)
     user = FolderSource("user", space.user, cache=space.cache)
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi")
     published = (RegistrySource(registry, space.cache),) if registry else ()
+    offered = (McpSource(definitions, space),) if definitions else ()
     is_one = space.user.resolve() == space.project_ai.resolve()
-    return (project, *(() if is_one else (user,)), *published, builtin)
+    return (project, *(() if is_one else (user,)), *published, *offered, builtin)
 
 
 def _sentence(used: Entry, hidden: Entry) -> str:

@@ -25,7 +25,9 @@ KiwiError
 ├── Untrusted           look at what changed, then sign again
 │   ├── IntegrityMismatch
 │   ├── LockMismatch
-│   └── ArtifactRefused
+│   ├── ArtifactRefused
+│   ├── DefinitionChanged
+│   └── DefinitionNew
 ├── Denied              ask the owner
 │   ├── PolicyDenied
 │   ├── AddressDenied
@@ -353,6 +355,36 @@ class ArtifactRefused(Untrusted):
             listing(f"{what} was refused as a whole:", self.issues),
             suggestion="Do not use it. Ask its publisher for a clean copy, or take it from a registry you trust.",
             issues=[issue.to_json() for issue in self.issues],
+        )
+
+
+class DefinitionChanged(Untrusted):
+    """An MCP server describes an item otherwise than when the owner accepted it."""
+
+    code, error = "definition_changed", "Definition changed"
+
+    def __init__(self, identity: str, *, server: str, tool_id: str, diff: str) -> None:
+        super().__init__(
+            f"The MCP server {server!r} describes {tool_id!r} otherwise than when it was accepted, so it is not run.",
+            suggestion=f"Look at the change (`kiwi mcp diff {server} {tool_id}`). If it is right, the owner types "
+            f"`kiwi mcp accept {server} {tool_id}`.",
+            tool_id=tool_id,
+            identity=identity,
+            diff=diff,
+        )
+
+
+class DefinitionNew(Untrusted):
+    """An MCP server offers an item that the owner has not accepted yet."""
+
+    code, error = "definition_new", "Definition not accepted"
+
+    def __init__(self, identity: str, *, server: str, tool_id: str) -> None:
+        super().__init__(
+            f"The MCP server {server!r} offers {tool_id!r}, and the owner has not accepted it yet.",
+            suggestion=f"Look at it (`kiwi load {identity}`). The owner types `kiwi mcp accept {server} {tool_id}`.",
+            tool_id=tool_id,
+            identity=identity,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject
 
-Source = Literal["project", "user", "registry", "builtin"]
+Source = Literal["project", "user", "registry", "mcp", "builtin"]
 """Where an item was found, in the order in which short names resolve."""
 
 
@@ -107,7 +107,8 @@ class Tool:
     signature: Signature | None = None
     integrity: str = "unsigned"
     """`unsigned`, `signed`, `builtin`, `published`, `valid:<gen>` for an old hash, `modified`,
-    `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of its own."""
+    `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of its own. What an MCP
+    server offers is `accepted`, `changed` since it was, or `new`."""
 
     @property
     def id(self) -> str:

@@ -243,8 +243,8 @@ def test_an_address_with_credentials_or_without_a_host_is_refused_and_not_quoted
 
 
 def test_a_token_that_is_set_nowhere_is_named(home: Path, space: Space) -> None:
-    known = settings(home, team=RemoteSettings("http://kiwi.test", "${TEAM_TOKEN}"))
-    for address in ("team", "http://kiwi.test/"):
+    known = settings(home, team=RemoteSettings("https://kiwi.test", "${TEAM_TOKEN}"))
+    for address in ("team", "https://kiwi.test/"):
         with pytest.raises(VariableMissing) as missing:
             asyncio.run(open_remote(address, known, space))
         assert missing.value.details["variables"] == ["TEAM_TOKEN"]

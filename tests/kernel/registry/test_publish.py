@@ -56,7 +56,7 @@ def test_the_answer_names_the_version_its_hashes_and_its_files(ann: Machine) -> 
             "visibility": "public",
             "digest": "",
             "files": ["main.sh", "tool.yaml"],
-            "next": "Others get it with `kiwi pull greet`; `kiwi versions greet` lists its history.",
+            "next": "Others get it with `kiwi pull acme/greet`; `kiwi versions acme/greet` lists its history.",
             "closure": "sha256:",
         }
     )

@@ -96,7 +96,7 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
                 "  ! it is not signed",
                 "      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed sinc",
                 "  digest: sha256:…",
-                "hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.",
+                "hint: Others get it with `kiwi pull acme/tick`; `kiwi versions acme/tick` lists its history.",
             ],
         )
     )
@@ -108,8 +108,9 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
                 "  ! it is not signed",
                 "      fix: Run `kiwi sign tick` before publishing, so that others can tell that nothing changed sinc",
                 "  digest: sha256:…",
+                "  closure: sha256:…",
                 "  to: oci:HOME/share",
-                "hint: Others get it with `kiwi pull tick`; `kiwi versions tick` lists its history.",
+                "hint: Others get it with `kiwi pull acme/tick`; `kiwi versions acme/tick` lists its history.",
             ],
         )
     )
@@ -139,13 +140,14 @@ def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
                 "  registry/acme/tick@1.0.0  sha256:…",
                 "  └─ builtin/kiwi/bash_runtime@1.0.0  sha256:…",
                 "     └─ builtin/kiwi/subprocess@1.0.0  sha256:…",
+                "  closure: sha256:…",
                 "hint: Run it with `kiwi run acme/tick@1.0.0`, or copy it here with `kiwi load acme/tick@1.0.0 --dest",
             ],
         )
     )
     kiwi("registry", "push", "../share")
     assert kiwi("pull", "acme/tick", "--from", "../share", "--dry-run").told == snapshot(
-        (0, ["acme/tick@1.1.0 would be pulled"], [])
+        (0, ["acme/tick@1.1.0 would be pulled"], ["  closure: sha256:…"])
     )
     assert json.loads(kiwi("pull", "acme/tick", "--from", "../share", "--json").out)["status"] == "pulled"
     assert kiwi("pull", "nothing").told == snapshot(
@@ -239,7 +241,7 @@ def test_marks_are_sentences(kiwi: Kiwi, filled: Machine) -> None:
         (
             0,
             ["acme/tick@1.0.0 is the latest again"],
-            ["hint: Take it back with `kiwi yank tick@1.1.0 --undo`.", "  latest: 1.0.0"],
+            ["hint: Take it back with `kiwi yank acme/tick@1.1.0 --undo`.", "  latest: 1.0.0"],
         )
     )
     assert kiwi("yank", "tick@1.1.0", "--undo").told == snapshot(

@@ -13,9 +13,8 @@ from kiwi_mcp.domain.errors import InvalidArguments
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.drivers.mcp.server import Server, server_of, visible_variables, words_of
+from kiwi_mcp.drivers.mcp.server import server_of
 from kiwi_mcp.drivers.process.words import seconds
-from kiwi_mcp.manifest.render import defaulted, variables
 
 Method: TypeAlias = Literal["tools/call", "prompts/get", "resources/read"]
 
@@ -46,7 +45,6 @@ def bind_mcp(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     tool, server = chain.tool, server_of(chain.executor, space)
     wanted = wanted_of(chain, inputs)
     spec = replace(server.spec, timeout=seconds(tool.manifest.config.get("timeout"), server.spec.timeout))
-    words = words_of(spec)
     return Plan(
         identity=tool.identity,
         tool_digest=tool.digest,
@@ -54,11 +52,11 @@ def bind_mcp(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         chain=tuple((link.identity, link.digest) for link in chain.links),
         spec=spec,
         inputs=inputs,
-        variables=variables(words),
-        defaulted=defaulted(words),
+        variables=server.variables,
+        defaulted=server.defaulted,
         facts={"mcp": {"method": wanted.method, "name": wanted.name, "transport": server.transport}},
         effect=tool.manifest.effect or ("at_most_once" if wanted.method == "tools/call" else "idempotent"),
-        warnings=tuple(_visible(server, name) for name in visible_variables(spec)),
+        warnings=server.warnings,
     )
 
 
@@ -89,11 +87,4 @@ def _expanded(tool_id: str, template: str, inputs: JsonObject) -> str:
         raise InvalidArguments(tool_id, [Issue(name, "is missing", fix) for name in missing])
     return _EXPRESSION.sub(
         lambda found: quote(text_of(inputs[found[2]]), safe=":/?#[]@!$&'()*+,;=" if found[1] else ""), template
-    )
-
-
-def _visible(server: Server, name: str) -> str:
-    return (
-        f"the value of {name} stands in the command line of {server.name!r}, where every user of this machine can "
-        "read it; a secret belongs into `config.env`"
     )

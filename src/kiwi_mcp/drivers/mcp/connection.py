@@ -40,7 +40,7 @@ from kiwi_mcp.drivers.mcp.transports import Wire, opened
 for _name in ("client", "mcp.client", "mcp.shared.jsonrpc_dispatcher"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-CLOSE = 10.0
+CLOSE = 5.0
 """How long a conversation may take to end in peace, in seconds."""
 _LAST_WORDS = 3.0
 """How long a caller waits for the reason why a conversation ended, in seconds."""
@@ -177,11 +177,11 @@ class Connection:
                     self._dispatcher = dispatcher
                     self._greeted.set_result(greeting)
                     await self._converse(session, greeting)
-        except BaseException as fault:
-            self._closing.set()
-            self._fault = self._fault or fault
-            if isinstance(fault, asyncio.CancelledError) and not self._is_late:
+        except asyncio.CancelledError:
+            if not self._is_late:
                 raise
+        except Exception as fault:  # noqa: BLE001 - whatever it is, it is why the conversation ended
+            self._fault = self._fault or fault
         finally:
             watchdog.cancel()
             self._closing.set()

@@ -85,12 +85,11 @@ class Mcp:
     async def list_items(
         self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
     ) -> ServerListing:
-        """Return everything that a server offers; `chain` is the server's own, or that of an item on it.
+        """Return everything that a server offers; `chain` is the server's own.
 
         `hosts` are those that the owner grants and denies.
         """
-        link = next(link for link in chain.links if link.manifest.tool_type == "mcp_server")
-        server = server_of(link, space)
+        server = server_of(chain.tool, space)
         if hosts is not None and isinstance(server.spec, HttpSpec):
             server = replace(server, spec=replace(server.spec, granted=hosts.allow, denied=hosts.deny))
         pool = self._pool()

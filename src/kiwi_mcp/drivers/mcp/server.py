@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -15,9 +16,9 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.process.environments import Environment
-from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
-from kiwi_mcp.manifest.render import escape, variables
+from kiwi_mcp.manifest.render import defaulted, escape, variables
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
 
@@ -51,6 +52,11 @@ class Server:
     reconnect: bool = True
     reconnect_delay: float = RECONNECT_DELAY
     max_bytes: int = MAX_BYTES
+    variables: tuple[str, ...] = ()
+    """Every `${NAME}` by which it is reached."""
+    defaulted: tuple[str, ...] = ()
+    """Those of them that it can do without."""
+    warnings: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -69,8 +75,22 @@ class Server:
         return sha256(compact(parts).encode(errors="surrogatepass")).hexdigest()
 
 
+_servers: OrderedDict[tuple[int, Space, str], tuple[Tool, Server]] = OrderedDict()
+_SERVERS_KEPT = 512
+
+
 def server_of(link: Tool, space: Space) -> Server:
-    """Return the server that a manifest describes; starts nothing."""
+    """Return the server that a manifest describes, read once for as long as the catalog gives the same manifest."""
+    key = (id(link), space, search_path())
+    known = _servers.get(key)
+    if known is None or known[0] is not link:
+        known = _servers[key] = (link, _read(link, space))
+        if len(_servers) > _SERVERS_KEPT:
+            _servers.popitem(last=False)
+    return known[1]
+
+
+def _read(link: Tool, space: Space) -> Server:
     config = link.manifest.config
     transport = _SPELLINGS.get(as_text(config.get("transport")))
     if transport is None:
@@ -79,6 +99,7 @@ def server_of(link: Tool, space: Space) -> Server:
     limit = config.get("max_bytes")
     max_bytes = limit if isinstance(limit, int) and not isinstance(limit, bool) else MAX_BYTES
     spec = _process(link, space) if transport == "stdio" else _address(config, max_bytes)
+    words = _words(spec)
     return Server(
         identity=link.identity,
         digest=link.digest,
@@ -88,10 +109,13 @@ def server_of(link: Tool, space: Space) -> Server:
         reconnect=config.get("reconnect") is not False,
         reconnect_delay=seconds(config.get("reconnect_delay"), RECONNECT_DELAY),
         max_bytes=max_bytes,
+        variables=variables(words),
+        defaulted=defaulted(words),
+        warnings=_warnings(link, spec),
     )
 
 
-def words_of(spec: ProcessSpec | HttpSpec) -> Json:
+def _words(spec: ProcessSpec | HttpSpec) -> Json:
     """Return all words of a spec in which variables may stand."""
     match spec:
         case ProcessSpec():
@@ -100,9 +124,13 @@ def words_of(spec: ProcessSpec | HttpSpec) -> Json:
             return [spec.url, dict(spec.headers), list(spec.basic or ())]
 
 
-def visible_variables(spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
-    """Return the variables that stand in a command line, where every user of the machine can read them."""
-    return variables(list(spec.argv)) if isinstance(spec, ProcessSpec) else ()
+def _warnings(link: Tool, spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
+    visible = variables(list(spec.argv)) if isinstance(spec, ProcessSpec) else ()
+    return tuple(
+        f"the value of {name} stands in the command line of {link.id!r}, where every user of this machine can read it; "
+        "a secret belongs into `config.env`"
+        for name in visible
+    )
 
 
 def _process(link: Tool, space: Space) -> ProcessSpec:

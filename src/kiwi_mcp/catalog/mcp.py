@@ -1,0 +1,281 @@
+"""MCP servers as a source: what each offered when it was last asked, from the store; nothing is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
+from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, read_file, stamp_of
+from kiwi_mcp.catalog.read import Opened
+from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, Unavailable
+from kiwi_mcp.domain.items import Origin, Source, Tool, ToolFile
+from kiwi_mcp.domain.json import as_list, as_object, as_text
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, manifest_of, name_of, written
+from kiwi_mcp.domain.registry import Pin
+from kiwi_mcp.manifest.digest import sha256_hex
+from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.store.database import within
+from kiwi_mcp.store.definitions import Definitions
+
+PUBLISHED = "registry"
+"""The space of a server whose manifest is in no folder."""
+
+_KEPT = 4_096
+_GLANCE, _ANSWER = 2.0, 10.0
+"""For how many seconds a store may be silent: when every call looks whether there is news, and when it is asked."""
+_MAX_BYTES = 4_000_000
+
+
+class McpSource:
+    """What the servers that a space sees offer; of servers of one name, those of the project's.
+
+    A store that cannot be asked holds nothing: the other sources go on working without it.
+    """
+
+    name: Source = "mcp"
+
+    def __init__(self, definitions: Callable[[], Definitions | None], space: Space) -> None:
+        self._definitions = definitions
+        self._spaces = (str(space.project_ai), str(space.user), PUBLISHED)
+        self._copies = space.cache / "mcp"
+        self._marks: Mapping[ServerKey, str] = {}
+        self._servers: Mapping[ServerKey, ServerRecord] = {}
+        self._named: dict[str, Sequence[Entry]] = {}
+        self._found: dict[str, tuple[ServerRecord, Definition]] = {}
+        self._opened: dict[str, Opened] = {}
+        self._entries: Sequence[Entry] | None = None
+        self._generation = 0
+        self._fault: KiwiError | None = None
+
+    @property
+    def fault(self) -> KiwiError | None:
+        """Why the store cannot be asked now, if so."""
+        return self._fault
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no server is known, as of the last look."""
+        return not self._servers
+
+    def sync(self, sheets: Sheets) -> int:  # noqa: ARG002 - sources have one port
+        """Notice whether a server was added, removed or asked anew, by whichever process."""
+        try:
+            with within(_GLANCE):
+                definitions = self._definitions()
+                marks = self._visible(definitions.marks()) if definitions else {}
+                if marks != self._marks:
+                    servers = definitions.servers() if definitions else ()
+                    self._begin_anew(marks, servers)
+            self._fault = None
+        except KiwiError as fault:
+            self._fail(fault)
+        return self._generation
+
+    def refresh(self, sheets: Sheets) -> int:
+        """Notice every change, which a glance at the marks does."""
+        return self.sync(sheets)
+
+    def entries(self) -> Sequence[Entry]:
+        """Return everything that is offered."""
+        if self._entries is None:
+            known = self._asked(lambda store: [(key, one) for key in self._servers for one in store.of(key)])
+            if self._fault:
+                return ()
+            self._entries = [*self._entered(known)]
+        return self._entries
+
+    def broken(self) -> Sequence[Broken]:
+        """Return nothing: what is not sound was left out when it was listed."""
+        return ()
+
+    def named(self, ref: Ref) -> Sequence[Entry]:
+        """Return what answers to a name, by the names of the servers."""
+        if self._fault or not self._servers or ref.source not in {None, "mcp"}:
+            return ()
+        if ref.name not in self._named:
+            known = self._asked(lambda store: store.named(ref.name))
+            if self._fault:
+                return ()
+            if len(self._named) >= _KEPT:
+                self._named.clear()
+            self._named[ref.name] = sorted(self._entered(known), key=lambda entry: entry.namespace)
+        return self._named[ref.name]
+
+    def names(self) -> Iterable[str]:
+        """Return the names of what is offered, where it has been listed already."""
+        return {entry.tool_id for entry in self._entries or ()}
+
+    def pin(self, tool: Tool) -> Pin | None:
+        """Return nothing: what a server offers stands on that server, whichever version it has."""
+
+    def notes(self, tool: Tool) -> Sequence[str]:
+        """Return that a server could not be asked when that was last tried."""
+        found = self._found.get(tool.identity)
+        return [f"{found[0].key.server} could not be asked: {found[0].fault}"] if found and found[0].fault else ()
+
+    def stamp(self, entry: Entry) -> Stamp:  # noqa: ARG002 - sources have one port
+        """Return that there is no file: an entry is told apart by its server's mark, not by a stamp."""
+        return MISSING
+
+    def open(self, entry: Entry) -> Opened | None:
+        """Return an item in full, with its manifest written out as a file that can be read and copied."""
+        known = self._opened.get(entry.path)
+        if known is None or not are_fresh(known.stamps):
+            if entry.path not in self._found:  # a change was seen since the entry was given
+                return None
+            if len(self._opened) >= _KEPT:
+                self._opened.clear()
+            known = self._opened[entry.path] = self._open(*self._found[entry.path])
+        return known
+
+    def drift(self, links: Sequence[Tool]) -> Iterator[str]:
+        """Give how a manifest that somebody wrote for an item of a server differs from what the server offers."""
+        item = links[0]
+        if item.origin.source == "mcp" or item.manifest.tool_type != "mcp_tool" or len(links) < 2:  # noqa: PLR2004 - it and its server
+            return
+        server = next((one for one in self._servers.values() if one.executor == _unversioned(links[1])), None)
+        if server is not None and server.seen_at:
+            offered = self._asked(lambda store: [(server.key, one) for one in store.of(server.key)])
+            if offered and not self._fault:
+                yield from _drift(item, server, [one for _, one in offered if one.state != "gone"])
+
+    def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
+        """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""
+        seen: dict[str, ServerKey] = {}
+        for space in self._spaces:
+            for key, (_, path) in marks.items():
+                if key.space == space and (not path or stamp_of(path) != MISSING):
+                    seen.setdefault(key.server, key)
+        return {key: marks[key][0] for key in sorted(seen.values(), key=lambda key: key.server)}
+
+    def _begin_anew(self, marks: Mapping[ServerKey, str], servers: Iterable[ServerRecord]) -> None:
+        known = {one.key: one for one in servers}
+        self._marks = marks
+        self._servers = {key: known[key] for key in marks if key in known}
+        self._generation += 1
+        self._entries = None
+        for kept in (self._named, self._found, self._opened):
+            kept.clear()
+
+    def _fail(self, fault: KiwiError) -> None:
+        if self._fault is None:
+            self._begin_anew({}, ())
+        self._fault = fault
+
+    def _asked(
+        self, question: Callable[[Definitions], Sequence[tuple[ServerKey, Definition]]]
+    ) -> Sequence[tuple[ServerKey, Definition]]:
+        """Return the answer of the store, which may fail in the middle: then it holds nothing either."""
+        try:
+            with within(_ANSWER):
+                definitions = self._definitions()
+                return question(definitions) if definitions else ()
+        except Unavailable as fault:
+            self._fail(fault)
+            return ()
+
+    def _entered(self, known: Iterable[tuple[ServerKey, Definition]]) -> Iterator[Entry]:
+        for key, definition in known:
+            server = self._servers.get(key)
+            if server is not None and definition.state != "gone":
+                entry = entry_of_definition(definition, server)
+                self._found[entry.path] = (server, definition)
+                yield entry
+
+    def _open(self, server: ServerRecord, definition: Definition) -> Opened:
+        manifest = manifest_of(definition, server)
+        data = (json.dumps(written(manifest, server), indent=2, ensure_ascii=False) + "\n").encode(errors="replace")
+        digest = sha256_hex(data)
+        base = self._copies / digest
+        path = base / "tools" / server.key.server / f"{definition.tool_id}.yaml"
+        if definition.state == "changed":
+            manifest = replace(manifest, extra={**manifest.extra, "difference": definition.difference})
+        tool = Tool(
+            replace(manifest, written=written(manifest, server)),
+            Origin("mcp", path, path.parent, server.key.server, base),
+            (ToolFile(path.name, digest, len(data)),),
+            definition.shown_digest,
+            integrity=definition.state,
+        )
+        return Opened(tool, ((str(path), _laid_out(path, data)),))
+
+
+def refuse_unaccepted(tool: Tool) -> None:
+    """Refuse to run what an MCP server offers unless it is exactly what the owner accepted."""
+    if tool.origin.source != "mcp" or tool.integrity == "accepted":
+        return
+    server = tool.origin.namespace
+    if tool.integrity == "changed":
+        diff = as_text(tool.manifest.extra.get("difference"))
+        raise DefinitionChanged(tool.identity, server=server, tool_id=tool.id, diff=diff)
+    raise DefinitionNew(tool.identity, server=server, tool_id=tool.id)
+
+
+def entry_of_definition(definition: Definition, server: ServerRecord) -> Entry:
+    """Return the entry of something a server offers; its path is its identity, since it is in no folder."""
+    manifest = manifest_of(definition, server)
+    flags = (definition.state,) if definition.state != "accepted" else ()
+    return Entry(
+        source="mcp",
+        namespace=server.key.server,
+        path=f"mcp/{server.key.server}/{definition.tool_id}@{manifest.version}",
+        kind="tools",
+        tool_id=definition.tool_id,
+        version=manifest.version,
+        tool_type=manifest.tool_type,
+        name=manifest.name,
+        description=manifest.description[:TEXT_LIMIT],
+        category=manifest.category,
+        tags=(*manifest.tags, *flags),
+        parameters=declared(manifest.parameters.get("properties")),
+        modified=datetime.fromisoformat(definition.seen_at).timestamp() if definition.seen_at else 0.0,
+    )
+
+
+def _laid_out(path: Path, data: bytes) -> Stamp:
+    """Write a file whole unless it is there already, and return its stamp."""
+    try:
+        known = read_file(path, limit=_MAX_BYTES) if stamp_of(str(path)) != MISSING else None
+        if known is not None and known.data == data:
+            return known.stamp
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(draft).replace(path)
+    except OSError as error:
+        raise Unavailable(
+            f"What MCP servers offer cannot be written to {path.parent}: {error.strerror}.",
+            suggestion="Make room there, give yourself write access, or name another cache in XDG_CACHE_HOME.",
+        ) from error
+    return stamp_of(str(path))
+
+
+def _unversioned(tool: Tool) -> str:
+    return tool.identity.partition("@")[0]
+
+
+def _drift(item: Tool, server: ServerRecord, offered: Sequence[Definition]) -> Iterator[str]:
+    config = item.manifest.config
+    wanted = {as_text(config.get(word)) for word in ("mcp_tool_name", "mcp_prompt_name", "mcp_resource_uri")} - {""}
+    live = next((one for one in offered if {one.name, name_of(one.kind, one.offered)} & wanted), None)
+    if live is None:
+        if "mcp_resource_uri" not in config:  # a server need not list every address it can read
+            yield f"{server.key.server} offers no {', '.join(sorted(wanted))} any more, which {item.id} asks it for"
+        return
+    schema = manifest_of(replace(live, accepted=None), server).parameters
+    known, is_open = as_object(schema.get("properties")), schema.get("additionalProperties") is not False
+    sent = as_object(item.manifest.parameters.get("properties"))
+    if not is_open or known:
+        for name in sorted(sent.keys() - known.keys()):
+            yield f"{item.id} sends {name!r}, which {live.name} of {server.key.server} does not have"
+    for name in sorted({as_text(one) for one in as_list(schema.get("required"))} - sent.keys()):
+        yield f"{live.name} of {server.key.server} requires {name!r}, which {item.id} does not send"

@@ -1,0 +1,222 @@
+"""What MCP servers offer, as items: definitions that were listed, and what the owner accepted of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from typing import Literal, NamedTuple, TypeAlias
+
+from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.paths import is_tool_id
+from kiwi_mcp.domain.version import Version
+
+OfferKind: TypeAlias = Literal["tool", "prompt", "resource", "template"]
+State: TypeAlias = Literal["accepted", "changed", "new", "gone"]
+"""Whether a definition is the one that was accepted, another one, was never accepted, or is offered no more."""
+
+UNKNOWN_VERSION = "0.0.0"
+"""The version of what a server offers that reports none, or one that is not semantic."""
+
+_WORDS: Mapping[OfferKind, str] = {
+    "tool": "mcp_tool_name",
+    "prompt": "mcp_prompt_name",
+    "resource": "mcp_resource_uri",
+    "template": "mcp_resource_uri",
+}
+_NAMED_BY: Mapping[OfferKind, str] = {"tool": "name", "prompt": "name", "resource": "uri", "template": "uriTemplate"}
+_NOT_IN_ID = re.compile(r"[^a-z0-9_-]+")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_MAX_ID = 100
+_MAX_DIFF = 20_000
+_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_EXPRESSION = re.compile(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
+_SILENT = frozenset({"$schema", "$id"})
+_VOLATILE = frozenset({"_meta", "size"})
+"""What a server may say anew each time without another thing being meant."""
+
+
+class ServerKey(NamedTuple):
+    """A server of one actor: the folder its manifest is below, and its name."""
+
+    space: str
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRecord:
+    """What is remembered of a server."""
+
+    key: ServerKey
+    identity: str
+    path: str
+    """The file its manifest is in; empty for one that is published."""
+    digest: str
+    """What its manifest was when it was last asked."""
+    version: str = UNKNOWN_VERSION
+    era: str = ""
+    protocol_version: str = ""
+    info: JsonObject = field(default_factory=dict)
+    instructions: str = ""
+    seen_at: str = ""
+    fault: str = ""
+    """Why it could not be asked when that was last tried; empty where it could."""
+    fault_at: str = ""
+    accepts_first: bool = False
+    """Whether the owner accepts what it offers first, which adding it says."""
+    mark: str = ""
+    """Another one whenever anything of the server or its definitions changes."""
+
+    @property
+    def executor(self) -> str:
+        """The server as an executor of what it offers, in whichever version."""
+        return self.identity.partition("@")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One thing that a server offers, as it says it now and as it was accepted."""
+
+    kind: OfferKind
+    name: str
+    """The server's own spelling: a name, an address, or a template of addresses."""
+    tool_id: str
+    state: State
+    offered: JsonObject
+    digest: str
+    accepted: JsonObject | None = None
+    accepted_digest: str = ""
+    seen_at: str = ""
+    accepted_at: str = ""
+
+    @property
+    def shown(self) -> JsonObject:
+        """The definition that may be shown to a model: what was accepted, once something was."""
+        return self.offered if self.accepted is None else self.accepted
+
+    @property
+    def shown_digest(self) -> str:
+        """The digest of what is shown."""
+        return self.accepted_digest or self.digest
+
+    @property
+    def difference(self) -> str:
+        """What differs between what was accepted and what is offered now, as a person reads it."""
+        before = _lines(self.accepted) if self.accepted is not None else []
+        found = "\n".join(unified_diff(before, _lines(self.offered), "accepted", "offered", lineterm="", n=2))
+        return found if len(found) <= _MAX_DIFF else f"{found[:_MAX_DIFF]}\n…"
+
+
+def name_of(kind: OfferKind, definition: JsonObject) -> str:
+    """Return what a server calls one of the things it offers."""
+    return as_text(definition.get(_NAMED_BY[kind]))
+
+
+def pinned(definition: JsonObject) -> JsonObject:
+    """Return all of a definition that the owner accepts with it."""
+    kept = {word: value for word, value in definition.items() if word not in _VOLATILE}
+    if "annotations" in kept:
+        said = as_object(kept["annotations"])
+        kept["annotations"] = {word: value for word, value in said.items() if word != "lastModified"}
+    return kept
+
+
+def version_of(info: JsonObject) -> str:
+    """Return the version that a server reports, where it is a semantic one."""
+    found = Version.parse(as_text(info.get("version")).removeprefix("v"))
+    return str(found) if found else UNKNOWN_VERSION
+
+
+def id_of(kind: OfferKind, definition: JsonObject, taken: Collection[str]) -> str:
+    """Return the name of the item for something a server offers; one that is taken gets a number."""
+    called = as_text(definition.get("name")) or name_of(kind, definition)
+    plain = _NOT_IN_ID.sub("_", _CAMEL.sub("_", called).lower()).strip("_-")[:_MAX_ID].rstrip("_-")
+    base = plain if is_tool_id(plain) else f"{kind}_{plain}".rstrip("_")
+    number, wanted = 1, base
+    while wanted in taken:
+        number += 1
+        wanted = f"{base}_{number}"
+    return wanted
+
+
+def variables_of(template: str) -> tuple[str, ...] | None:
+    """Return what a template of addresses is filled with; None where it has forms that Kiwi does not fill."""
+    left = _EXPRESSION.sub("", template)
+    return None if "{" in left or "}" in left else tuple(dict.fromkeys(_EXPRESSION.findall(template)))
+
+
+def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:
+    """Return the manifest of the item that something a server offers is."""
+    shown = definition.shown
+    title = as_text(shown.get("title")) or as_text(as_object(shown.get("annotations")).get("title"))
+    return Manifest(
+        tool_id=definition.tool_id,
+        tool_type="mcp_tool",
+        version=server.version,
+        executor=server.executor,
+        name=plain(title or as_text(shown.get("name"))),
+        description=plain(as_text(shown.get("description"))),
+        category=server.key.server,
+        tags=("mcp", definition.kind),
+        config={_WORDS[definition.kind]: definition.name},
+        parameters=_parameters(definition.kind, shown),
+        outputs=as_object(shown.get("outputSchema")),
+        mutates_state=definition.kind == "tool" and as_object(shown.get("annotations")).get("readOnlyHint") is not True,
+        extra={"annotations": shown["annotations"]} if "annotations" in shown else {},
+    )
+
+
+def written(manifest: Manifest, server: ServerRecord) -> JsonObject:
+    """Return the manifest as an author would write it, to be read, or copied and changed."""
+    words: dict[str, Json] = {
+        "tool_id": manifest.tool_id,
+        "tool_type": manifest.tool_type,
+        "version": manifest.version,
+        "executor": server.key.server,
+        "name": manifest.name,
+        "description": manifest.description,
+        "tags": list(manifest.tags),
+        "config": manifest.config,
+        "parameters": manifest.parameters,
+        "outputs": manifest.outputs,
+        "mutates_state": manifest.mutates_state,
+        **manifest.extra,
+    }
+    return {word: value for word, value in words.items() if value not in ("", {}, [])}
+
+
+def plain(text: str) -> str:
+    """Return a server's text without the characters that command a terminal."""
+    return _CONTROLS.sub("", text)
+
+
+def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
+    match kind:
+        case "tool":
+            schema = as_object(shown.get("inputSchema"))
+            return {word: value for word, value in schema.items() if word not in _SILENT}
+        case "prompt":
+            arguments = [as_object(one) for one in as_list(shown.get("arguments"))]
+            properties = {as_text(one.get("name")): _text_of(as_text(one.get("description"))) for one in arguments}
+            return _closed(properties, [as_text(one["name"]) for one in arguments if one.get("required") is True])
+        case "template":
+            names = variables_of(as_text(shown.get("uriTemplate"))) or ()
+            return _closed({name: _text_of("") for name in names}, names)
+        case "resource":
+            return _closed({}, ())
+
+
+def _text_of(description: str) -> JsonObject:
+    return {"type": "string", **({"description": plain(description)} if description else {})}
+
+
+def _closed(properties: Mapping[str, JsonObject], required: Sequence[str]) -> JsonObject:
+    schema: dict[str, Json] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def _lines(definition: JsonObject) -> list[str]:
+    return json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True).splitlines()

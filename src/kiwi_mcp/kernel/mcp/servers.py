@@ -1,0 +1,303 @@
+"""Servers at work: each asked for what it offers, when the owner says so and when it says that its list has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.mcp import PUBLISHED
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import DriverMissing, InvalidRequest, KiwiError, PolicyDenied
+from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain, version_of
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.times import moment
+from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
+from kiwi_mcp.kernel.pipeline import load_driver, redacted
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.manifest.render import defaulted, variables
+from kiwi_mcp.policy.authorize import refusing_rule, verify
+from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.primitives.secrets import Revealed, Variables
+from kiwi_mcp.store.definitions import Definitions, Known
+
+SERVER_TYPE = "mcp_server"
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""How long a server that goes on saying that its list has changed waits to be asked, at first and at the most."""
+_MAX_TEXT = 16_000
+_SQLITE = "sqlite://"
+
+
+class Lister(Protocol):
+    """The driver that speaks to servers, as far as it is needed here."""
+
+    on_change: Callable[[str], None] | None
+
+    async def list_items(
+        self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
+    ) -> Listing:
+        """Return everything that a server offers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What came of asking a server."""
+
+    server: ServerRecord
+    definitions: tuple[Definition, ...]
+    issues: tuple[Issue, ...]
+
+
+class Servers:
+    """The MCP servers of one user."""
+
+    def __init__(self, store: Store, user: Path) -> None:
+        self._store = store
+        self._user = user
+        self._known: Definitions | None = None
+        self._following = Following()
+
+    def definitions(self) -> Definitions | None:
+        """Return what is remembered of servers; None where there is no store yet, which is not made for this."""
+        url = self._store.settings.url
+        if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE).partition("?")[0]).exists():
+            return None
+        return self.remembered()
+
+    def remembered(self) -> Definitions:
+        """Return what is remembered of servers; the store is made where there is none."""
+        registry = self._store.registry()
+        known = self._known
+        if known is None or known.database is not registry.database:
+            known = self._known = Definitions(registry.database, registry.actor.name)
+        return known
+
+    def attend(self, item: str, catalog: Catalog, catalogs: Callable[[], Iterable[Catalog]]) -> None:
+        """Before an item is run: if it is a server's, hear from now on when a server says that its list has changed."""
+        if self._following.is_on or not catalog.has_servers:
+            return
+        with suppress(KiwiError):
+            if catalog.resolve(item).driver == "mcp":
+                self._hear(catalogs)
+
+    async def refresh(
+        self, server: Tool, catalog: Catalog, *, catalogs: Callable[[], Iterable[Catalog]] | None = None
+    ) -> Refreshed:
+        """Ask a server for everything it offers, and remember that; why it cannot be asked is remembered too."""
+        self._hear(catalogs or (lambda: (catalog,)))
+        chain = catalog.resolve(server.identity)
+        grant = owner_policy(self._user).grant
+        _permit(chain, grant)
+        key = key_of(server, catalog.space)
+        try:
+            listing = await self._listed(chain, catalog.space, grant)
+        except KiwiError as fault:
+            await asyncio.to_thread(self.remembered().change, key, lambda *known: _failed(server, key, fault, *known))
+            raise
+        issues = [*listing.issues]
+        offers = offers_of(listing, issues) if _is_kept(server) else ()
+
+        def work(record: ServerRecord | None, known: Iterable[Definition]) -> Known:
+            return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, offers)
+
+        record, definitions = await asyncio.to_thread(self.remembered().change, key, work)
+        if not _is_kept(server):
+            definitions = merged((), offers_of(listing, []), is_accepted=False, now=moment())
+        return Refreshed(record, tuple(definitions), tuple(issues))
+
+    async def aclose(self) -> None:
+        """Ask no more."""
+        await self._following.aclose()
+
+    async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
+        config = chain.tool.manifest.config
+        spare = defaulted(config)
+        found = Variables().resolve(
+            [name for name in variables(config) if name not in spare],
+            optional=spare,
+            project=space.project,
+            user=space.user,
+            needed_by=chain.tool.id,
+        )
+        secrets = Revealed(found)
+        try:
+            return _without_secrets(await _lister().list_items(chain, space, secrets, hosts=grant.hosts), secrets)
+        except KiwiError as fault:
+            fault.message = redacted(Outcome("error", message=fault.message), secrets).message
+            raise
+
+    def _hear(self, catalogs: Callable[[], Iterable[Catalog]]) -> None:
+        async def asked(identity: str) -> None:
+            for catalog in tuple(catalogs()):
+                with suppress(KiwiError):
+                    server = catalog.find(identity)
+                    if self.remembered().find(key_of(server, catalog.space)) is not None:
+                        await self.refresh(server, catalog, catalogs=catalogs)
+
+        self._following.start(_lister(), asked)
+
+
+class Following:
+    """Asks servers that say that their list has changed: each once at a time, and the more it says so the later."""
+
+    def __init__(self) -> None:
+        self._refresh: Callable[[str], Awaitable[None]] | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether servers are heard."""
+        return self._refresh is not None
+
+    def start(self, lister: Lister, refresh: Callable[[str], Awaitable[None]]) -> None:
+        """Hear servers from now on."""
+        if self._refresh is None:
+            self._refresh = refresh
+            lister.on_change = self.heard
+
+    def heard(self, identity: str) -> None:
+        """Ask a server that says that its list has changed."""
+        self._again.add(identity)
+        if identity not in self._tasks:
+            self._tasks[identity] = asyncio.get_running_loop().create_task(self._follow(identity))
+
+    async def aclose(self) -> None:
+        """Stop asking."""
+        tasks, self._tasks, self._refresh = [*self._tasks.values()], {}, None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, identity: str) -> None:
+        pause = _PAUSE
+        try:
+            while identity in self._again and self._refresh is not None:
+                self._again.discard(identity)
+                await self._refresh(identity)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        finally:
+            self._tasks.pop(identity, None)
+
+
+def key_of(server: Tool, space: Space) -> ServerKey:
+    """Return what a server is remembered by."""
+    spaces = {"project": str(space.project_ai), "user": str(space.user)}
+    return ServerKey(spaces.get(server.origin.source, PUBLISHED), server.id)
+
+
+def fresh_record(server: Tool, key: ServerKey, *, accepts_first: bool = False) -> ServerRecord:
+    """Return what is known of a server that was never asked."""
+    path = "" if key.space == PUBLISHED else str(server.origin.path)
+    return ServerRecord(key, server.identity, path, server.digest, accepts_first=accepts_first)
+
+
+def server_named(name: str, catalog: Catalog) -> Tool:
+    """Return the server of a name, or refuse what is none."""
+    found = catalog.find(name)
+    if found.manifest.tool_type != SERVER_TYPE:
+        raise InvalidRequest(
+            f"{found.id!r} is a {found.manifest.tool_type}, not an MCP server.",
+            suggestion="`kiwi mcp list` shows the servers.",
+        )
+    return found
+
+
+def _lister() -> Lister:
+    driver = load_driver("mcp")
+    if driver is None:
+        raise DriverMissing("an MCP server", "mcp")
+    return cast("Lister", driver)
+
+
+def _permit(chain: Chain, grant: Grant) -> None:
+    verify(chain, (), is_frozen=False)
+    if denied := refusing_rule(grant, [link.identity for link in chain.links]):
+        raise PolicyDenied(
+            f"{chain.tool.id!r} may not be started: {denied[0]} is not allowed.",
+            suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
+            tool_id=chain.tool.id,
+            rule=denied[1],
+        )
+
+
+def _is_kept(server: Tool) -> bool:
+    return server.manifest.config.get("schema_cache") is not False
+
+
+def _failed(
+    server: Tool, key: ServerKey, fault: KiwiError, record: ServerRecord | None, known: Iterable[Definition]
+) -> Known:
+    now = record or fresh_record(server, key)
+    return replace(now, fault=_text(fault.message), fault_at=moment()), tuple(known)
+
+
+def _listed_now(
+    record: ServerRecord, known: tuple[Definition, ...], server: Tool, listing: Listing, offers: tuple[Offer, ...]
+) -> Known:
+    now = moment()
+    current = fresh_record(server, record.key)
+    after = merged(known, offers, is_accepted=record.accepts_first, now=now, untouched=unlisted(listing))
+    return (
+        replace(
+            current,
+            version=version_of(listing.server_info),
+            era=listing.era,
+            protocol_version=_text(listing.protocol_version),
+            info=listing.server_info,
+            instructions=_text(listing.instructions),
+            seen_at=now,
+        ),
+        after if _is_kept(server) else (),
+    )
+
+
+def _without_secrets(listing: Listing, secrets: Mapping[str, str]) -> Listing:
+    """Return a listing without the value of any secret in it: a server may say what it was started with."""
+    if not secrets:
+        return listing
+
+    def clean(value: JsonObject) -> JsonObject:
+        return as_object(redacted(Outcome("success", result=value), secrets).result)
+
+    return _Clean(
+        server_info=clean(listing.server_info),
+        protocol_version=listing.protocol_version,
+        era=listing.era,
+        instructions=redacted(Outcome("success", message=listing.instructions), secrets).message,
+        tools=tuple(map(clean, listing.tools)),
+        prompts=tuple(map(clean, listing.prompts)),
+        resources=tuple(map(clean, listing.resources)),
+        templates=tuple(map(clean, listing.templates)),
+        issues=listing.issues,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clean:
+    """A listing that may be kept."""
+
+    server_info: JsonObject
+    protocol_version: str
+    era: str
+    instructions: str
+    tools: tuple[JsonObject, ...]
+    prompts: tuple[JsonObject, ...]
+    resources: tuple[JsonObject, ...]
+    templates: tuple[JsonObject, ...]
+    issues: tuple[Issue, ...]
+
+
+def _text(text: str) -> str:
+    """Return a text that every database holds."""
+    return plain(text[:_MAX_TEXT]).encode(errors="replace").decode().replace("\0", "\ufffd")
