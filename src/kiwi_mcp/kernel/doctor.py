@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.seeds import unseeded
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -105,6 +106,9 @@ def _store(store: Store) -> Iterator[JsonObject]:
     except KiwiError as error:
         yield _check("store", error.message, status="problem", fix=_fix(error))
         return
+    for name in unseeded(registry):
+        told, fix = f"{name} here is not the one that ships with Kiwi", "It is never run; ask who writes to this store."
+        yield _check("store", told, status="warning", fix=fix)
     for doubt in registry.database.doubts():
         yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
 

@@ -51,6 +51,12 @@ def offering() -> MCPServer:
         await asyncio.sleep(seconds)
         return "awake"
 
+    @server.tool()
+    async def change(ctx: Context[Any, Any]) -> str:
+        """Says that the list has changed."""
+        await ctx.notify_tools_changed()
+        return "changed"
+
     @server.prompt()
     def greet(who: str) -> str:
         return f"Hello {who}"
@@ -105,7 +111,7 @@ def check(listing: ServerListing, outcomes: list[Outcome], era: str) -> None:
     assert "Hello Ann" in json.dumps(greeted.result)
     assert read.result == "about tea"
     assert listing.era == era
-    assert {tool["name"] for tool in listing.tools} == {"add", "count", "sleep"}
+    assert {tool["name"] for tool in listing.tools} == {"add", "change", "count", "sleep"}
     assert [prompt["name"] for prompt in listing.prompts] == ["greet"]
     assert [template["uriTemplate"] for template in listing.templates] == ["memo://{name}"]
     assert listing.instructions == "Ask me"
@@ -155,6 +161,19 @@ def test_progress_and_time_limits_pass_through(bench: Bench, path: str, transpor
     friendly = offering()
     at(bench, friendly.sse_app() if transport == "sse" else friendly.streamable_http_app(), work)
     assert [(step.message, step.done, step.total) for step in told][-1] == ("number 3", 3.0, 3.0)
+
+
+def test_a_server_of_the_new_era_tells_of_changes_to_who_listens(bench: Bench) -> None:
+    async def work(address: str) -> None:
+        changed: asyncio.Queue[str] = asyncio.Queue()
+        bench.driver.on_change = changed.put_nowait
+        server = bench.remote(f"{address}/mcp")
+        async with asyncio.timeout(10):
+            while changed.empty():  # the first call may come before the subscription stands
+                await bench.call(bench.chain(server, "change"))
+            assert await changed.get() == server.identity
+
+    at(bench, offering().streamable_http_app(), work)
 
 
 def test_calls_over_http_are_concurrent(bench: Bench) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.drivers.mcp.conftest import Bench
+from tests.drivers.mcp.conftest import HOSTILE, Bench
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.items import Tool
@@ -249,3 +252,27 @@ def test_a_change_of_the_list_is_told(bench: Bench) -> None:
     bench.ask(bench.server(), "changed")
 
     assert changed == ["project/local/hostile@1.0.0"]
+
+
+@pytest.mark.req("K-MC-02")
+def test_a_kernel_that_is_killed_takes_well_behaved_servers_with_it(bench: Bench) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from kiwi_mcp.domain.plan import ProcessSpec\n"
+        "from kiwi_mcp.primitives.peer import talking\n"
+        "async def main():\n"
+        "    async with talking(ProcessSpec(tuple(sys.argv[2:]), sys.argv[1]), secrets={}) as peer:\n"
+        "        print(peer.pid, flush=True)\n"
+        "        await peer.line()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", program, str(bench.space.project), sys.executable, str(HOSTILE)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kernel:
+        assert kernel.stdout is not None
+        pid = int(kernel.stdout.readline())
+        watched = os.pidfd_open(pid)
+        kernel.kill()
+    try:
+        assert select.select([watched], [], [], 10)[0], "the server is still there"
+    finally:
+        os.close(watched)

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.private_file import changing
 from kiwi_mcp.kernel.settings import is_namespace
 from kiwi_mcp.manifest.json_text import read_json
@@ -89,9 +89,8 @@ class Tokens:
                 raise Conflict(f"There is a token {name!r} already.", suggestion="Remove it first, or choose a name.")
             if len(tokens) >= _MAX_TOKENS:
                 raise InvalidRequest(f"There are {_MAX_TOKENS:,} tokens.", suggestion="Remove those not in use.")
-            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             hashed = sha256(secret.encode()).hexdigest()
-            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, now))
+            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment()))
         return secret
 
     def remove(self, name: str) -> None:
