@@ -119,8 +119,11 @@ class Catalog:
 
     @property
     def has_servers(self) -> bool:
-        """Whether MCP servers are known here whose items may be called, as of the last look."""
-        return any(isinstance(source, McpSource) and not source.is_empty for source in self._sources)
+        """Whether MCP servers are known here whose items may be called."""
+        offered = [source for source in self._sources if isinstance(source, McpSource)]
+        for source in offered:
+            source.sync(self.sheets)
+        return any(not source.is_empty for source in offered)
 
     def faults(self) -> Sequence[KiwiError]:
         """Return why sources could not be asked when they last were, if any could not."""

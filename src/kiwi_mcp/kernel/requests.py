@@ -40,8 +40,8 @@ class SearchRequest(ProjectRequest):
 
     query: Annotated[Text, Field(description="What you need, in words")]
     source: Annotated[
-        Literal["local", "all", "project", "user", "builtin", "registry"],
-        Field(description="local = project and user; all adds registry and built-in"),
+        Literal["local", "all", "project", "user", "builtin", "registry", "mcp"],
+        Field(description="local = project, user and MCP servers; all adds registry and built-in"),
     ] = "local"
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     sort_by: Literal["score", "date", "name"] = "score"
@@ -54,7 +54,9 @@ class LoadRequest(ProjectRequest):
     """Read one item, or copy it to another space."""
 
     item_id: Annotated[Name, Field(description="Name, name@range or full identity")]
-    source: Annotated[Literal["project", "user", "builtin", "registry"] | None, Field(description="Where it is")] = None
+    source: Annotated[
+        Literal["project", "user", "builtin", "registry", "mcp"] | None, Field(description="Where it is")
+    ] = None
     destination: Annotated[Where | None, Field(description="Copy it there, with the executors it needs")] = None
     file: Annotated[Name | None, Field(description="One file of a tool with several")] = None
     offset: Annotated[int, Field(ge=0, description="Where to go on in an output")] = 0
@@ -106,6 +108,37 @@ class RegistryRequest(Request):
     only: Annotated[Name | None, Field(description="push, pull: only this namespace")] = None
     with_private: Annotated[bool, Field(description="push, pull: private items too")] = False
     dry_run: Annotated[bool, Field(description="Show what would be copied")] = False
+    project_path: Text | None = None
+
+
+class McpRequest(Request):
+    """Add MCP servers, look at what they offer, and say what of it may be used."""
+
+    action: Literal["list", "add", "import", "refresh", "accept", "diff", "remove", "connect"] = "list"
+    server: Annotated[Name | None, Field(description="Which server; add: what to call it")] = None
+    tool: Annotated[Name | None, Field(description="accept, diff: only this item of the server")] = None
+    command: Annotated[Text | None, Field(description="add: the program that is the server")] = None
+    args: Annotated[list[Text], Field(max_length=1_000, description="add: its words")] = []
+    env: Annotated[dict[Name, Text], Field(description="add: its variables; secrets as ${NAME}")] = {}
+    url: Annotated[Text | None, Field(description="add: the server's address")] = None
+    headers: Annotated[dict[Name, Text], Field(description="add: what every request carries")] = {}
+    transport: Annotated[
+        Literal["http", "sse", "websocket"] | None, Field(description="add: how the address is spoken to")
+    ] = None
+    manifest: Annotated[dict[str, object] | None, Field(description="add: the whole manifest instead")] = None
+    paths: Annotated[list[Text], Field(max_length=100, description="import: configurations to read")] = []
+    all: Annotated[bool, Field(description="import: from every client that is found")] = False
+    with_secrets: Annotated[
+        bool, Field(description="add, import: write the secrets among the words into the user's .env")
+    ] = False
+    accept: Annotated[bool, Field(description="add, import: accept what the server offers first")] = True
+    start: Annotated[bool, Field(description="add, import: ask the server what it offers")] = True
+    client: Annotated[Name | None, Field(description="connect: the client that is to use Kiwi")] = None
+    undo: Annotated[bool, Field(description="connect: take Kiwi out again")] = False
+    location: Annotated[Where, Field(description="add, import: where the manifest goes; connect: whose file")] = (
+        "project"
+    )
+    dry_run: Annotated[bool, Field(description="Show what would happen")] = False
     project_path: Text | None = None
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.mcp import Definition, OfferKind, id_of, name_of, pinned, variables_of
+from kiwi_mcp.domain.mcp import Definition, OfferKind, State, id_of, name_of, pinned, variables_of
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 
 _KIND = "kiwi.mcp/1"
@@ -157,7 +157,7 @@ def _fault(kind: OfferKind, name: str, data: bytes) -> str:
 
 
 def _renewed(old: Definition, offer: Offer, now: str) -> Definition:
-    state = "new" if old.accepted is None else "accepted" if offer.digest == old.accepted_digest else "changed"
+    state: State = "new" if old.accepted is None else "accepted" if offer.digest == old.accepted_digest else "changed"
     return Definition(
         old.kind,
         old.name,

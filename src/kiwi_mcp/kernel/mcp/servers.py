@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -23,7 +24,6 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver, redacted
-from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import refusing_rule, verify
 from kiwi_mcp.policy.owner import owner_policy
@@ -34,7 +34,6 @@ SERVER_TYPE = "mcp_server"
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """How long a server that goes on saying that its list has changed waits to be asked, at first and at the most."""
 _MAX_TEXT = 16_000
-_SQLITE = "sqlite://"
 
 
 class Lister(Protocol):
@@ -60,40 +59,21 @@ class Refreshed:
 class Servers:
     """The MCP servers of one user."""
 
-    def __init__(self, store: Store, user: Path) -> None:
-        self._store = store
+    def __init__(
+        self, user: Path, remembered: Callable[[], Definitions], catalogs: Callable[[], Iterable[Catalog]]
+    ) -> None:
         self._user = user
-        self._known: Definitions | None = None
+        self._catalogs = catalogs
         self._following = Following()
+        self.remembered = remembered
 
-    def definitions(self) -> Definitions | None:
-        """Return what is remembered of servers; None where there is no store yet, which is not made for this."""
-        url = self._store.settings.url
-        if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE).partition("?")[0]).exists():
-            return None
-        return self.remembered()
+    def hear(self) -> None:
+        """Ask servers anew, from now on, when they say that their list has changed."""
+        self._following.start(_lister(), self._asked_anew)
 
-    def remembered(self) -> Definitions:
-        """Return what is remembered of servers; the store is made where there is none."""
-        registry = self._store.registry()
-        known = self._known
-        if known is None or known.database is not registry.database:
-            known = self._known = Definitions(registry.database, registry.actor.name)
-        return known
-
-    def attend(self, item: str, catalog: Catalog, catalogs: Callable[[], Iterable[Catalog]]) -> None:
-        """Before an item is run: if it is a server's, hear from now on when a server says that its list has changed."""
-        if self._following.is_on or not catalog.has_servers:
-            return
-        with suppress(KiwiError):
-            if catalog.resolve(item).driver == "mcp":
-                self._hear(catalogs)
-
-    async def refresh(
-        self, server: Tool, catalog: Catalog, *, catalogs: Callable[[], Iterable[Catalog]] | None = None
-    ) -> Refreshed:
+    async def refresh(self, server: Tool, catalog: Catalog) -> Refreshed:
         """Ask a server for everything it offers, and remember that; why it cannot be asked is remembered too."""
-        self._hear(catalogs or (lambda: (catalog,)))
+        self.hear()
         chain = catalog.resolve(server.identity)
         grant = owner_policy(self._user).grant
         _permit(chain, grant)
@@ -101,12 +81,12 @@ class Servers:
         try:
             listing = await self._listed(chain, catalog.space, grant)
         except KiwiError as fault:
-            await asyncio.to_thread(self.remembered().change, key, lambda *known: _failed(server, key, fault, *known))
+            await asyncio.to_thread(self.remembered().change, key, partial(_failed, server, key, fault.message))
             raise
         issues = [*listing.issues]
         offers = offers_of(listing, issues) if _is_kept(server) else ()
 
-        def work(record: ServerRecord | None, known: Iterable[Definition]) -> Known:
+        def work(record: ServerRecord | None, known: Sequence[Definition]) -> Known:
             return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, offers)
 
         record, definitions = await asyncio.to_thread(self.remembered().change, key, work)
@@ -135,15 +115,13 @@ class Servers:
             fault.message = redacted(Outcome("error", message=fault.message), secrets).message
             raise
 
-    def _hear(self, catalogs: Callable[[], Iterable[Catalog]]) -> None:
-        async def asked(identity: str) -> None:
-            for catalog in tuple(catalogs()):
-                with suppress(KiwiError):
-                    server = catalog.find(identity)
-                    if self.remembered().find(key_of(server, catalog.space)) is not None:
-                        await self.refresh(server, catalog, catalogs=catalogs)
-
-        self._following.start(_lister(), asked)
+    async def _asked_anew(self, identity: str) -> None:
+        # An identity does not say which project it is of, so every one that is in use is looked through.
+        for catalog in tuple(self._catalogs()):
+            with suppress(KiwiError):
+                server = catalog.find(identity)
+                if self.remembered().find(key_of(server, catalog.space)) is not None:
+                    await self.refresh(server, catalog)
 
 
 class Following:
@@ -236,10 +214,10 @@ def _is_kept(server: Tool) -> bool:
 
 
 def _failed(
-    server: Tool, key: ServerKey, fault: KiwiError, record: ServerRecord | None, known: Iterable[Definition]
+    server: Tool, key: ServerKey, fault: str, record: ServerRecord | None, known: Sequence[Definition]
 ) -> Known:
     now = record or fresh_record(server, key)
-    return replace(now, fault=_text(fault.message), fault_at=moment()), tuple(known)
+    return replace(now, fault=_text(fault), fault_at=moment()), tuple(known)
 
 
 def _listed_now(
