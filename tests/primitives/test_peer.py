@@ -90,6 +90,20 @@ def test_output_is_read_no_further_than_a_limit_ahead(tmp_path: Path) -> None:
     assert run(program, talk, tmp_path) == (False, 200_000)
 
 
+def test_what_was_printed_before_the_end_is_not_lost_on_a_slow_reader(tmp_path: Path) -> None:
+    program = "print('y' * 999999); print('\\n'.join(map(str, range(5000))))"
+
+    async def talk(peer: Peer) -> list[bytes]:
+        await peer.ends_within(10)
+        await asyncio.sleep(0.4)  # longer than output may still come
+        found = []
+        while (line := await peer.line()) is not None:
+            found.append(line)
+        return found
+
+    assert run(program, talk, tmp_path)[1:] == [str(number).encode() for number in range(5000)]
+
+
 def test_a_line_over_the_limit_is_refused_after_those_before_it(tmp_path: Path) -> None:
     program = "print('short', flush=True); print('x' * 5_000_000, flush=True)"
 

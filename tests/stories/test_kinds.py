@@ -110,7 +110,7 @@ def test_one_tool_of_every_kind_answers_in_the_same_envelope(
         records.add(tuple(json.loads((project / str(told["output_path"])).read_text())))
 
     assert shapes == {
-        ("tool_id", "action", "status", "result", "execution_time_ms", "output_path", "identity", "integrity")
+        ("tool_id", "action", "status", "result", "execution_time_ms", "output_path", "run_id", "identity", "integrity")
     }
     assert len(records) == 1
 

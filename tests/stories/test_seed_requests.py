@@ -34,6 +34,7 @@ _VOLATILE = (
     (r"\b[0-9a-f]{64}\b", "<hash>"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "<time>"),
     (r"output_\d{8}_\d{6}(_\d+)?", "output_<time>"),
+    (r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "<run>"),
 )
 
 
@@ -197,6 +198,7 @@ def test_run_gives_the_result_the_time_and_the_output(project: Path, ask: Ask, s
             "result": {"result": "hellohellohello"},
             "execution_time_ms": 0,
             "output_path": ".ai/outputs/tools/my_tool/output_<time>.json",
+            "run_id": "<run>",
             "identity": "project/local/my_tool@1.0.0",
             "integrity": "unsigned",
         }
@@ -232,6 +234,7 @@ def test_a_run_that_fails_says_so(project: Path, ask: Ask, steady: Steady) -> No
             "result": None,
             "execution_time_ms": 0,
             "output_path": ".ai/outputs/tools/failing/output_<time>.json",
+            "run_id": "<run>",
             "identity": "project/local/failing@1.0.0",
             "integrity": "unsigned",
             "exit_code": 1,

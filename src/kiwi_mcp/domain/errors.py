@@ -33,6 +33,7 @@ KiwiError
 │   ├── AddressDenied
 │   ├── NamespaceDenied
 │   └── TokenRefused
+│       └── TooManyTries
 ├── Unavailable         provide what is missing, or try later
 │   ├── CommandMissing
 │   ├── VariableMissing
@@ -40,6 +41,7 @@ KiwiError
 │   ├── BuildFailed
 │   ├── DriverMissing
 │   ├── RequestFailed
+│   │   └── TooSlow
 │   ├── StoreUnavailable
 │   ├── StoreDamaged
 │   └── StoreNewer
@@ -426,6 +428,12 @@ class TokenRefused(Denied):
     code, error, http_status = "token_refused", "Token refused", 401
 
 
+class TooManyTries(TokenRefused):
+    """Wrong tokens come faster than people mistype them."""
+
+    code, error, http_status = "too_many_tries", "Too many tries", 429
+
+
 class Unavailable(KiwiError):
     """Something that the call needs is not there now."""
 
@@ -489,6 +497,12 @@ class RequestFailed(Unavailable):
     """A request could not be made at all."""
 
     code, error = "request_failed", "Request failed"
+
+
+class TooSlow(RequestFailed):
+    """A body that does not come."""
+
+    code, error, http_status = "too_slow", "Too slow", 408
 
 
 class StoreUnavailable(Unavailable):

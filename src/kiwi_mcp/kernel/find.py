@@ -18,7 +18,7 @@ from kiwi_mcp.search.keywords import Keywords
 from kiwi_mcp.search.port import Card, Hit, Search
 
 _SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
-    {"local": ("project", "user"), "all": get_args(Source), **{word: (word,) for word in get_args(Source)}}
+    {"local": ("project", "user", "mcp"), "all": get_args(Source), **{word: (word,) for word in get_args(Source)}}
 )
 """Which sources a word stands for."""
 _MARKDOWN = ("directive", "knowledge")
@@ -80,7 +80,7 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
         "query": request.query,
         "source": request.source,
     }
-    if faults := catalog.faults() if "registry" in asked else ():
+    if faults := catalog.faults() if "registry" in asked or "mcp" in asked else ():
         told["warnings"] = [fault.message for fault in faults]
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
@@ -126,7 +126,14 @@ def _result(hit: Hit) -> JsonObject:
         "tool_type": card.tool_type,
         "identity": card.identity,
         "why": list(hit.why),
+        **_flag(card),
     }
+
+
+def _flag(card: Card) -> JsonObject:
+    """Return that an item of an MCP server is not used before the owner accepts it, where that is so."""
+    state = next((tag for tag in card.tags if tag in {"changed", "new"}), "") if card.source == "mcp" else ""
+    return {"state": state} if state else {}
 
 
 def _hint(request: SearchRequest, cards: Sequence[Card]) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
@@ -36,6 +40,7 @@ from kiwi_mcp.kernel.requests import (
     HelpRequest,
     InitRequest,
     LoadRequest,
+    McpRequest,
     MigrateRequest,
     RegistryRequest,
     Request,
@@ -48,11 +53,26 @@ from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.runs import Runs
 
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
 _WORD = 100
+_FILE = "sqlite://"
+
+
+class McpDesk(Protocol):
+    """What is done about MCP servers; it is loaded when one is first used."""
+
+    def hear(self) -> None:
+        """Notice from now on when servers say that their list has changed."""
+
+    async def act(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
+        """Do what a request says."""
+
+    async def aclose(self) -> None:
+        """Let go of everything."""
 
 
 class Kernel:
@@ -78,6 +98,8 @@ class Kernel:
         self._catalogs: dict[Space, Catalog] = {}
         # A catalog is used by one thread at a time, and a search through what is published takes a thread of its own.
         self._searched: dict[Space, Catalog] = {}
+        self._definitions: Definitions | None = None
+        self._desk: McpDesk | None = None
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
@@ -98,6 +120,9 @@ class Kernel:
 
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
+        if self._desk is not None:
+            await self._desk.aclose()
+            self._desk = None
         self._catalogs.clear()
         self._searched.clear()
         self._store.close()
@@ -125,6 +150,9 @@ class Kernel:
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, report))
+            case McpRequest():
+                catalog = self._catalog(request.project_path)
+                return Answer(await self._mcp().act(request, catalog, report, is_owner=self._is_owner))
             case RunsRequest():
                 return Answer(await asyncio.to_thread(runs, request, self._store.runs(), now=datetime.now(UTC)))
             case MigrateRequest():
@@ -141,6 +169,7 @@ class Kernel:
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
                 return planned(prepare(call, catalog, grant))
+            self._attend(call, catalog)
             recorder = self._recorder()
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
@@ -149,6 +178,33 @@ class Kernel:
         if request.action in REGISTRY_ACTIONS:
             return await act(request, catalog, self._store, report)
         return await Author(catalog, report).act(request)
+
+    def _mcp(self) -> McpDesk:
+        if self._desk is None:
+            make: Callable[[Path, Callable[[], Definitions], Callable[[], Iterable[Catalog]]], McpDesk]
+            make = import_module("kiwi_mcp.kernel.mcp.verbs").McpVerb
+            self._desk = make(self._user, self._remembered, self._catalogs.values)
+        return self._desk
+
+    def _attend(self, call: Call, catalog: Catalog) -> None:
+        """Before an item of an MCP server is run: hear what the server says of its list."""
+        if self._desk is None and catalog.has_servers:
+            with suppress(KiwiError):
+                if catalog.resolve(call.tool_id).driver == "mcp":
+                    self._mcp().hear()
+
+    def _remembered(self) -> Definitions:
+        """Return what is remembered of MCP servers."""
+        registry, known = self._store.registry(), self._definitions
+        if known is None or known.database is not registry.database:
+            known = self._definitions = Definitions(registry.database, registry.actor.name)
+        return known
+
+    def _remembered_if_any(self) -> Definitions | None:
+        """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
+        url = self._store.settings.url
+        is_there = not url.startswith(_FILE) or Path(url.removeprefix(_FILE)).exists()
+        return self._remembered() if is_there else None
 
     def _recorder(self) -> Recorder:
         """Return where runs are recorded, or why they cannot be: a tool runs all the same."""
@@ -172,7 +228,9 @@ class Kernel:
 
     def _kept(self, catalogs: dict[Space, Catalog], project_path: str | None) -> Catalog:
         space = self._space(project_path)
-        catalog = catalogs.pop(space, None) or Catalog(space, registry=self._store.registry)
+        catalog = catalogs.pop(space, None) or Catalog(
+            space, registry=self._store.registry, definitions=self._remembered_if_any
+        )
         catalogs[space] = catalog  # the newest stands last, so the first is the one unused for longest
         if len(catalogs) > _SPACES_KEPT:
             del catalogs[next(iter(catalogs))]

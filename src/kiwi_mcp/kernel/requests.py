@@ -41,7 +41,7 @@ class SearchRequest(ProjectRequest):
     query: Annotated[Text, Field(description="What you need, in words")]
     source: Annotated[
         Literal["local", "all", "project", "user", "builtin", "registry", "mcp"],
-        Field(description="local = project, user and MCP servers; all adds registry and built-in"),
+        Field(description="local = project, user, mcp; all adds registry, builtin"),
     ] = "local"
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     sort_by: Literal["score", "date", "name"] = "score"
@@ -135,9 +135,9 @@ class McpRequest(Request):
     start: Annotated[bool, Field(description="add, import: ask the server what it offers")] = True
     client: Annotated[Name | None, Field(description="connect: the client that is to use Kiwi")] = None
     undo: Annotated[bool, Field(description="connect: take Kiwi out again")] = False
-    location: Annotated[Where, Field(description="add, import: where the manifest goes; connect: whose file")] = (
-        "project"
-    )
+    location: Annotated[
+        Where | None, Field(description="add, import: where manifests go, the project otherwise; connect: whose file")
+    ] = None
     dry_run: Annotated[bool, Field(description="Show what would happen")] = False
     project_path: Text | None = None
 

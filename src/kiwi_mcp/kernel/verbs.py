@@ -10,6 +10,7 @@ from kiwi_mcp.kernel.requests import (
     HelpRequest,
     InitRequest,
     LoadRequest,
+    McpRequest,
     MigrateRequest,
     RegistryRequest,
     Request,
@@ -77,6 +78,13 @@ VERBS: tuple[Verb, ...] = (
         RegistryRequest,
         "Push versions to another registry, pull from one, add one, show which are known.",
         is_read_only=False,
+    ),
+    Verb(
+        "mcp",
+        McpRequest,
+        "Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
+        is_read_only=False,
+        runs_items=True,
     ),
     Verb("migrate", MigrateRequest, "Bring the tools of an older folder along.", is_read_only=False),
 )

@@ -11,33 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 from subprocess import Popen
 
-from kiwi_mcp.domain.errors import TooLarge
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
+from kiwi_mcp.primitives.open_pipes import Lines, Writer
 from kiwi_mcp.primitives.pipes import Source
 from kiwi_mcp.primitives.program import locate, spawning
 from kiwi_mcp.primitives.secrets import Redactor, reveal
 
 LONGEST_LINE = 16_000_000
 """The most that one line may have, in bytes."""
-UNREAD = 64_000_000
-"""The most that may wait for a process which does not read, in bytes."""
 KEPT = 65_536
 """How much of the end of standard error is kept, in bytes."""
 PATIENCE, GRACE = 0.5, 1.0
 """How long a process may take to end after its input ended, and after it was told to, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
-_AHEAD = 1_000_000
-"""How much is read ahead of whoever takes the lines, in bytes."""
-_CHUNK = 65_536
 
 
 @asynccontextmanager
@@ -164,139 +158,6 @@ class Peer:
         # What it left behind may hold the pipes open for ever, so their end is not waited for.
         self._writer.close()
         asyncio.get_running_loop().call_later(DRAIN, self._lines.close)
-
-
-class Lines:
-    """The reading end of a pipe as lines, read only as far ahead as a limit allows."""
-
-    def __init__(self, descriptor: int, longest: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._descriptor = descriptor
-        self._longest = longest
-        self._ready: deque[bytes] = deque()
-        self._ahead = 0
-        self._rest = bytearray()
-        self._is_open, self._is_reading, self._is_overlong = True, False, False
-        self._waiter: asyncio.Future[None] | None = None
-        os.set_blocking(descriptor, False)
-        self._resume()
-
-    async def take(self) -> bytes | None:
-        """Return the next line, or None at the end."""
-        while not self._ready:
-            if self._is_overlong:
-                raise TooLarge("A line of the process's output", size=None, limit=self._longest)
-            if not self._is_open:
-                return None
-            self._resume()
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        line = self._ready.popleft()
-        self._ahead -= len(line)
-        return line
-
-    def close(self) -> None:
-        """Read no more; what is here already can still be taken."""
-        if self._is_open:
-            if self._is_reading:
-                self._read()
-            self._is_open = False
-            self._pause()
-            os.close(self._descriptor)
-            if self._rest and not self._is_overlong:  # a last line without its end
-                self._add(bytes(self._rest))
-            self._rest.clear()
-            self._wake()
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._descriptor, _CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            self._is_reading = False
-            self._loop.remove_reader(self._descriptor)
-            self.close()
-            return
-        *whole, rest = data.split(b"\n")
-        for line in whole:
-            self._rest += line
-            if self._is_overlong or len(self._rest) > self._longest:
-                break
-            self._add(bytes(self._rest))
-            self._rest.clear()
-        else:
-            self._rest += rest
-        if len(self._rest) > self._longest:
-            self._is_overlong = True
-            self._rest.clear()
-        if self._is_overlong or self._ahead > _AHEAD:
-            self._pause()
-        if whole or self._is_overlong:
-            self._wake()
-
-    def _add(self, line: bytes) -> None:
-        self._ready.append(line)
-        self._ahead += len(line)
-
-    def _resume(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            self._loop.add_reader(self._descriptor, self._read)
-
-    def _pause(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            self._loop.remove_reader(self._descriptor)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class Writer:
-    """The writing end of a pipe: what is written waits in memory until it is read, up to a limit."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._descriptor = descriptor
-        self._waiting = bytearray()
-        self._is_open = True
-        os.set_blocking(descriptor, False)
-
-    def write(self, data: bytes) -> None:
-        """Write as much as is taken now; the rest follows by itself."""
-        if not self._is_open:
-            raise BrokenPipeError
-        if len(self._waiting) + len(data) > UNREAD:
-            raise BrokenPipeError
-        is_idle = not self._waiting
-        self._waiting += data
-        if is_idle:
-            self._flush()
-            if self._waiting and self._is_open:
-                self._loop.add_writer(self._descriptor, self._flush)
-
-    def _flush(self) -> None:
-        try:
-            with memoryview(self._waiting) as view:
-                written = os.write(self._descriptor, view[:_CHUNK])
-            del self._waiting[:written]
-        except BlockingIOError:
-            return
-        except OSError:  # nobody reads any more
-            self.close()
-            return
-        if not self._waiting:
-            self._loop.remove_writer(self._descriptor)
-
-    def close(self) -> None:
-        """Deliver the end, whatever was not written."""
-        if self._is_open:
-            self._is_open = False
-            self._waiting.clear()
-            self._loop.remove_writer(self._descriptor)
-            os.close(self._descriptor)
 
 
 def _ending(ended: os.waitid_result) -> str:

@@ -75,11 +75,11 @@ FATAL: Mapping[str, tuple[str, JsonObject, str, str]] = {
     "a fork and an exit": ("fork_and_exit", {}, "unavailable", "exit code 0"),
     "a number that is none": ("nan", {}, "timeout", "1.5 seconds"),
     "100,000 parts": ("many_blocks", {}, "error", "100,000"),
-    "an endless flood": ("flood", {"seconds": 60}, "unavailable", "notifications"),
+    "an endless flood": ("flood", {"thousands": 1_000}, "unavailable", "notifications"),
 }
 
 
-@pytest.mark.req("I3", "I4", "I5")
+@pytest.mark.req("I3", "I4")
 @pytest.mark.case("MCP-02", "MCP-03", "MCP-05", "MCP-09")
 @pytest.mark.parametrize("habit", FATAL)
 def test_a_server_that_fails_gives_a_result_in_time_while_others_answer(bench: Bench, habit: str) -> None:
@@ -125,7 +125,7 @@ def test_noise_is_told_once(bench: Bench) -> None:
 
 
 def test_a_flood_that_ends_is_dropped_counted_and_told(bench: Bench) -> None:
-    outcome = bench.ask(bench.server(), "flood", {"seconds": 0.05})
+    outcome = bench.ask(bench.server(), "flood", {"thousands": 4})
 
     assert outcome.result == "after the flood"
     assert "were dropped" in str(outcome.details["notices"])

@@ -43,7 +43,7 @@ def test_tools_prompts_and_resources_run_like_any_item(written: Path, ask: Calla
     assert ask("execute", item_id="memo", parameters={"name": "tea"}).content["result"] == "about memo://tea"
 
 
-@pytest.mark.req("I3", "I5")
+@pytest.mark.req("I3")
 def test_a_server_that_dies_is_told_as_unavailable_without_the_secret(
     written: Path, ask: Callable[..., Answer]
 ) -> None:

@@ -292,7 +292,6 @@ def test_an_answer_without_end_is_cut_off(bench: Bench) -> None:
     at(bench, Starlette(routes=[Route("/mcp", endless, methods=["POST", "GET"])]), work)
 
 
-@pytest.mark.req("I8")
 def test_a_server_that_was_replaced_is_greeted_again(bench: Bench) -> None:
     """A server of one era is stopped, and one of the other era listens at the same address."""
 

@@ -23,7 +23,7 @@ def real(bench: Bench, program: Path, *arguments: str) -> Tool:
     """A server that set-up installed."""
     assert program.exists(), "run `scripts/setup.sh --test`"
     words: dict[str, Json] = {"command": str(program), "args": list(arguments), "env": {}, "startup_timeout": 60}
-    return bench.server(server_id=program.name, **words)  # type: ignore[arg-type]  # words of a manifest are JSON
+    return bench.server(server_id=program.name, **words)
 
 
 def installed(name: str) -> Path:

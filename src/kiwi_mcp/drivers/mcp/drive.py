@@ -25,7 +25,7 @@ from kiwi_mcp.drivers.mcp.connection import Connection
 from kiwi_mcp.drivers.mcp.eras import Eras
 from kiwi_mcp.drivers.mcp.failures import harmless
 from kiwi_mcp.drivers.mcp.listing import ServerListing, listed
-from kiwi_mcp.drivers.mcp.pool import Pool
+from kiwi_mcp.drivers.mcp.pool import Lease, Pool
 from kiwi_mcp.drivers.mcp.result import outcome_of, refused
 from kiwi_mcp.drivers.mcp.server import Server, server_of
 from kiwi_mcp.primitives import http_client
@@ -92,15 +92,14 @@ class Mcp:
         server = server_of(chain.tool, space)
         if hosts is not None and isinstance(server.spec, HttpSpec):
             server = replace(server, spec=replace(server.spec, granted=hosts.allow, denied=hosts.deny))
-        pool = self._pool()
-        async with pool.using(server, secrets) as connection:
+        async with self._pool().using(server, secrets) as lease:
             try:
                 async with asyncio.timeout(server.spec.timeout):
-                    found = await listed(connection)
+                    found = await listed(lease.connection)
             except TimeoutError:
-                pool.retire(connection)
+                lease.retire()
                 raise _slow(server) from None
-            pool.worked(connection)
+            lease.worked()
             return found
 
     def _pool(self) -> Pool:
@@ -112,34 +111,20 @@ class Mcp:
     async def _ask(self, server: Server, secrets: Mapping[str, str], question: _Question) -> Outcome:
         pool = self._pool()
         for is_last in (False, True):
-            async with pool.using(server, secrets) as connection:
+            async with pool.using(server, secrets) as lease:
                 try:
-                    outcome = await _answered(connection, question)
+                    outcome = await _answered(lease.connection, question)
                 except MCPError as refusal:
-                    pool.worked(connection)
                     if not is_last and server.transport == "http" and refusal.code in _CHANGED:
-                        pool.retire(connection)
+                        lease.retire()
                         continue
                     outcome = refused(question.wanted.name, refusal)
                 except TimeoutError:
-                    return self._late(pool, connection, question)
-                else:
-                    pool.worked(connection)
-                notices: list[Json] = [*connection.notices()]
+                    return _late(lease, question)
+                lease.worked()
+                notices: list[Json] = [*lease.connection.notices()]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")
-
-    def _late(self, pool: Pool, connection: Connection, question: _Question) -> Outcome:
-        # A server that said nothing at all meanwhile hangs: it is started anew for the next call. One that did say
-        # something is only slow with this one, and was told to stop.
-        if connection.heard_at < question.asked_at:
-            pool.retire(connection)
-        return Outcome(
-            "timeout",
-            message=f"The MCP server {connection.server.name!r} did not answer {question.wanted.name!r} within "
-            f"{question.timeout:g} seconds; it was told to stop.",
-            suggestion="Ask for less, or give the tool a longer `config.timeout`.",
-        )
 
 
 @dataclass(slots=True)
@@ -177,6 +162,19 @@ async def _answered(connection: Connection, question: _Question) -> Outcome:
             schema = await _schema(connection, question.wanted.name)
             answer = await connection.ask(question.wanted.method, params, progress=question.progress, schema=schema)
     return outcome_of(question.wanted, answer, question.outputs)
+
+
+def _late(lease: Lease, question: _Question) -> Outcome:
+    # A server that said nothing at all meanwhile hangs: it is started anew for the next call. One that did say
+    # something is only slow with this one, and was told to stop.
+    if lease.connection.heard_at < question.asked_at:
+        lease.retire()
+    return Outcome(
+        "timeout",
+        message=f"The MCP server {lease.connection.server.name!r} did not answer {question.wanted.name!r} within "
+        f"{question.timeout:g} seconds; it was told to stop.",
+        suggestion="Ask for less, or give the tool a longer `config.timeout`.",
+    )
 
 
 async def _schema(connection: Connection, name: str) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -37,6 +37,25 @@ class _Slot:
         return self.connection is not None and self.connection.is_usable
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A connection in use, for as long as the block lasts."""
+
+    connection: Connection
+    _slot: _Slot
+    _end: Callable[[Connection], None]
+
+    def worked(self) -> None:
+        """Note that the server answered."""
+        self._slot.circuit.worked()
+
+    def retire(self) -> None:
+        """Let nobody else begin to use the connection, and end it, unless others use it now."""
+        if self._slot.connection is self.connection and self._slot.users <= 1:
+            self._slot.connection = None
+            self._end(self.connection)
+
+
 class Pool:
     """The connections of one event loop."""
 
@@ -56,33 +75,19 @@ class Pool:
         return sum(slot.is_open for slot in self._slots.values())
 
     @asynccontextmanager
-    async def using(self, server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Connection]:
+    async def using(self, server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Lease]:
         """Use the connection to a server; it is opened if need be, by whoever comes first, and shared by all."""
         slot = self._slot(server.key(secrets))
         slot.users += 1
         if slot.reaper is not None:
             slot.reaper.cancel()
         try:
-            connection = await self._connected(slot, server, secrets)
-            yield connection
+            yield Lease(await self._connected(slot, server, secrets), slot, self._end)
         finally:
             slot.users -= 1
             self._noticed(slot)
             if not slot.users and slot.is_open:
                 slot.reaper = asyncio.get_running_loop().call_later(self._idle, self._reap, slot)
-
-    def worked(self, connection: Connection) -> None:
-        """Note that a server answered."""
-        for slot in self._slots.values():
-            if slot.connection is connection:
-                slot.circuit.worked()
-
-    def retire(self, connection: Connection) -> None:
-        """Let nobody else begin to use a connection, and end it where nobody else does."""
-        for slot in self._slots.values():
-            if slot.connection is connection and slot.users <= 1:
-                slot.connection = None
-                self._end(connection.aclose())
 
     async def aclose(self) -> None:
         """End every connection, and wait until nothing of them is left."""
@@ -90,7 +95,7 @@ class Pool:
             if slot.reaper is not None:
                 slot.reaper.cancel()
             if slot.connection is not None:
-                self._end(slot.connection.aclose())
+                self._end(slot.connection)
         self._slots.clear()
         while self._ending:
             await asyncio.wait(self._ending)
@@ -120,7 +125,7 @@ class Pool:
         if connection is None or connection.is_usable:
             return
         slot.connection = None
-        self._end(connection.aclose())
+        self._end(connection)
         if connection.is_lost:
             slot.circuit.failed(connection.server, connection.failure())
 
@@ -137,9 +142,9 @@ class Pool:
     def _reap(self, slot: _Slot) -> None:
         if slot.connection is not None and not slot.users:
             connection, slot.connection = slot.connection, None
-            self._end(connection.aclose())
+            self._end(connection)
 
-    def _end(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _end(self, connection: Connection) -> None:
+        task = asyncio.get_running_loop().create_task(connection.aclose())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

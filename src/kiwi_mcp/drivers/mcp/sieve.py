@@ -62,7 +62,7 @@ class Sieve(Block):
         self.dropped += 1
         if self.dropped > FLOOD:
             raise Unavailable(
-                f"It sent more than {FLOOD:,} notifications too many.", suggestion="The server is at fault: report it."
+                f"it sent more than {FLOOD:,} notifications too many.", suggestion="The server is at fault: report it."
             )
         return False
 

@@ -71,9 +71,9 @@ class Offer:
     digest: str
 
 
-def offers_of(listing: Listing, issues: list[Issue]) -> tuple[Offer, ...]:
+def offers_of(server: str, listing: Listing, issues: list[Issue]) -> tuple[Offer, ...]:
     """Return what a server offers that can be pinned; what cannot becomes an issue."""
-    return tuple(_offers(listing, issues))
+    return tuple(_offers(server, listing, issues))
 
 
 def unlisted(listing: Listing) -> AbstractSet[OfferKind]:
@@ -123,7 +123,7 @@ def accepted(known: Sequence[Definition], wanted: AbstractSet[str], *, now: str)
     )
 
 
-def _offers(listing: Listing, issues: list[Issue]) -> Iterator[Offer]:
+def _offers(server: str, listing: Listing, issues: list[Issue]) -> Iterator[Offer]:
     kinds: tuple[tuple[OfferKind, tuple[JsonObject, ...]], ...] = (
         ("tool", listing.tools),
         ("prompt", listing.prompts),
@@ -136,7 +136,7 @@ def _offers(listing: Listing, issues: list[Issue]) -> Iterator[Offer]:
             name = name_of(kind, definition)
             place = f"{kind} {name[:100]}"
             try:
-                data = canonical({"kind": _KIND, "type": kind, "definition": definition})
+                data = canonical({"kind": _KIND, "server": server, "type": kind, "definition": definition})
             except KiwiError as error:
                 issues.append(Issue(place, error.message, "The server must mend it; the rest is kept."))
                 continue

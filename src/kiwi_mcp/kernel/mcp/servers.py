@@ -84,14 +84,14 @@ class Servers:
             await asyncio.to_thread(self.remembered().change, key, partial(_failed, server, key, fault.message))
             raise
         issues = [*listing.issues]
-        offers = offers_of(listing, issues) if _is_kept(server) else ()
+        offers = offers_of(server.id, listing, issues) if _is_kept(server) else ()
 
         def work(record: ServerRecord | None, known: Sequence[Definition]) -> Known:
             return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, offers)
 
         record, definitions = await asyncio.to_thread(self.remembered().change, key, work)
         if not _is_kept(server):
-            definitions = merged((), offers_of(listing, []), is_accepted=False, now=moment())
+            definitions = merged((), offers_of(server.id, listing, []), is_accepted=False, now=moment())
         return Refreshed(record, tuple(definitions), tuple(issues))
 
     async def aclose(self) -> None:

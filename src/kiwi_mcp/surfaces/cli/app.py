@@ -16,6 +16,7 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.places import nearest_project
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
 from kiwi_mcp.surfaces.cli.screen import Screen
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(registry_commands)
+app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
 
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -52,7 +54,7 @@ def kiwi(
 def search(
     query: Annotated[list[str], typer.Argument(help="What you need, in words.")],
     source: Annotated[
-        str, typer.Option(help="local (project and user), all, project, user, registry or builtin.")
+        str, typer.Option(help="local (project, user, mcp), all, project, user, registry, mcp or builtin.")
     ] = "local",
     limit: Annotated[int, typer.Option(help="At most this many.")] = 10,
     sort_by: Annotated[str, typer.Option(help="score, date or name.")] = "score",
@@ -74,7 +76,7 @@ def search(
 @app.command()
 def load(
     item: Item,
-    source: Annotated[str | None, typer.Option(help="project, user, registry or builtin.")] = None,
+    source: Annotated[str | None, typer.Option(help="project, user, registry, mcp or builtin.")] = None,
     to: Annotated[str | None, typer.Option(help="Copy it to project or user.")] = None,
     destination: Annotated[str | None, typer.Option(help="The same as --to.")] = None,
     file: Annotated[str | None, typer.Option(help="One file of an item with several.")] = None,
@@ -248,7 +250,8 @@ def init(
 @app.command("help")
 def help_(
     topic: Annotated[
-        str | None, typer.Argument(help="tool, create, execute, search, load, registry, runs, migrate, up, errors, …")
+        str | None,
+        typer.Argument(help="tool, create, execute, search, load, registry, runs, mcp, migrate, up, errors, …"),
     ] = None,
     project: Project = None,
     is_json: IsJson = False,
@@ -259,7 +262,9 @@ def help_(
 
 @app.command()
 def call(
-    verb: Annotated[str, typer.Argument(help="search, load, execute, help, init, doctor, registry, runs or migrate.")],
+    verb: Annotated[
+        str, typer.Argument(help="search, load, execute, help, init, doctor, registry, runs, mcp or migrate.")
+    ],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",
     project: Project = None,
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
 from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
 
@@ -78,6 +79,9 @@ def _search(content: JsonObject, screen: Screen) -> None:
 
 def _name(found: JsonObject) -> str:
     """Return the name by which a result is asked for: what is published is told with its namespace."""
+    if found.get("source") == "mcp":
+        state = f" ({as_text(found['state'])})" if "state" in found else ""
+        return as_text(found.get("identity")).partition("@")[0] + state
     if found.get("source") != "registry":
         return as_text(found.get("name"))
     return as_text(found.get("identity")).removeprefix("registry/").partition("@")[0]
@@ -168,6 +172,7 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     "doctor": _doctor,
     "help": _help,
     **REGISTRY_VIEWS,
+    **MCP_VIEWS,
 }
 
 

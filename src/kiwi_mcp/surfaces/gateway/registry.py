@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, RequestFailed, TooLarge
+from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, TooLarge, TooSlow
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.registry import Published, Release, VersionName
 from kiwi_mcp.kernel.registry import wire
@@ -27,12 +27,6 @@ _AT_ONCE = 4
 """How many requests that carry versions are worked on at a time, each way: each may hold a large body."""
 _MAX_WISH = 1_000_000
 """How many bytes the names of wanted versions may take."""
-
-
-class TooSlow(RequestFailed):
-    """A body that does not come."""
-
-    http_status = 408
 
 
 class RegistryRoutes:

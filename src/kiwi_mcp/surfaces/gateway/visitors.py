@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from kiwi_mcp.domain.errors import PolicyDenied, TokenRefused
+from kiwi_mcp.domain.errors import PolicyDenied, TokenRefused, TooManyTries
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
@@ -29,12 +29,6 @@ class Visitor:
     can_write: bool
     why_not: str = ""
     """Why this visitor may not write."""
-
-
-class TooManyTries(TokenRefused):
-    """Wrong tokens come faster than people mistype them."""
-
-    http_status = 429
 
 
 class Door:

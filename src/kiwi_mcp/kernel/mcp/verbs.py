@@ -1,0 +1,409 @@
+"""The verb `mcp`: servers added, imported and removed, what they offer looked at and accepted, clients connected."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDenied
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.times import moment
+from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.mcp.clients import SCOPES, Scope, clients
+from kiwi_mcp.kernel.mcp.connect import apply, plan_connect, plan_undo
+from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
+from kiwi_mcp.kernel.mcp.pins import accepted
+from kiwi_mcp.kernel.mcp.servers import SERVER_TYPE, Refreshed, Servers, fresh_record, key_of, server_named
+from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.store.definitions import Definitions, Known
+
+_OWNERS = {"add": "add NAME -- COMMAND", "import": "import", "accept": "accept SERVER", "remove": "remove SERVER"}
+"""What only the owner does, as the owner types it."""
+_AT_ONCE = 4
+_SHOWN = 1_000
+_CATEGORY = "mcp"
+
+
+class McpVerb:
+    """Everything that is done about MCP servers for one user."""
+
+    def __init__(
+        self, user: Path, remembered: Callable[[], Definitions], catalogs: Callable[[], Iterable[Catalog]]
+    ) -> None:
+        self._servers = Servers(user, remembered, catalogs)
+        self._remembered = remembered
+        self._user = user
+
+    def hear(self) -> None:
+        """Notice from now on when servers say that their list has changed."""
+        self._servers.hear()
+
+    async def aclose(self) -> None:
+        """Let go of everything."""
+        await self._servers.aclose()
+
+    async def act(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
+        """Do what a request says."""
+        if not is_owner:
+            _refuse_strangers(request)
+        match request.action:
+            case "list":
+                return self._list(request, catalog)
+            case "add":
+                return await self._add(request, catalog, report)
+            case "import":
+                return await self._import(request, catalog, report)
+            case "refresh":
+                return await self._refresh(request, catalog, report)
+            case "accept":
+                return self._accept(request, catalog)
+            case "diff":
+                return self._diff(request, catalog)
+            case "remove":
+                return await self._remove(request, catalog, report)
+            case "connect":
+                return _connect(request, catalog)
+
+    def _list(self, request: McpRequest, catalog: Catalog) -> JsonObject:
+        if request.server:
+            server = server_named(request.server, catalog)
+            key = key_of(server, catalog.space)
+            record, known = self._remembered().find(key), self._remembered().of(key)
+            return {"action": "list", **_shown(server, record, known), "items": _items(known)}
+        told: list[Json] = [
+            _shown(server, self._remembered().find(key), self._remembered().of(key))
+            for server, key in self._known_servers(catalog)
+        ]
+        answer: dict[str, Json] = {"action": "list", "servers": told}
+        if not told:
+            answer["suggestion"] = (
+                "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi mcp import` those of your clients."
+            )
+        return answer
+
+    async def _add(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        wish = wished_server(request, catalog.space)
+        tool_id, created = await self._create(wish.manifest, request, catalog, report)
+        warnings = [*map(_issue, wish.issues), *_secret_notes([wish], request, self._user)]
+        told: dict[str, Json] = {"action": "add", "server": tool_id, "path": created["path"]}
+        if request.dry_run:
+            return {**told, "status": "planned", "message": f"{tool_id} would be added", **_warned(warnings)}
+        server = catalog.find(tool_id, source=request.location or "project")
+        self._trust(server, catalog, accepts_first=request.accept)
+        report(Progress(f"starting {tool_id}"))
+        offered = await self._asked(server, catalog, warnings) if request.start else None
+        state = "accepted" if request.accept else "to be accepted"
+        said = f": {_counted(offered.definitions)}, {state}" if offered else ""
+        return {
+            **told,
+            "status": "added",
+            "message": f"{tool_id} was added{said}",
+            "items": _items(offered.definitions) if offered else [],
+            **_warned([*warnings, *(map(_issue, offered.issues) if offered else ())]),
+            "next": _next(tool_id, offered, request),
+        }
+
+    async def _import(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        present = {server.id: server for server, _ in self._known_servers(catalog)}
+        found = imported_servers(request, catalog.space, present)
+        warnings = [*map(_issue, found.issues)]
+        added: list[Tool] = []
+        rows: list[Json] = [*found.left_out]
+        for wish in found.wishes:
+            try:
+                tool_id, created = await self._create(wish.manifest, request, catalog, report)
+            except KiwiError as fault:
+                rows.append(
+                    {"server": as_text(wish.manifest.get("tool_id")), "status": "refused", "reason": fault.message}
+                )
+                continue
+            rows.append(
+                {"server": tool_id, "status": "planned" if request.dry_run else "added", "path": created["path"]}
+            )
+            if not request.dry_run:
+                added.append(catalog.find(tool_id, source=request.location or "project"))
+                self._trust(added[-1], catalog, accepts_first=request.accept)
+        warnings += _secret_notes(found.wishes, request, self._user)
+        offered = await self._asked_all(added, catalog, warnings, report) if request.start else []
+        count = sum(len(one.definitions) for one in offered)
+        done = "would be imported" if request.dry_run else "imported"
+        number = len(found.wishes) if request.dry_run else len(added)
+        return {
+            "action": "import",
+            "status": "planned" if request.dry_run else "imported",
+            "message": f"{number} server{'s' * (number != 1)} {done}" + (f", with {count} items" if offered else ""),
+            "servers": rows,
+            "variables": dict(found.variables),
+            **_warned(warnings),
+        }
+
+    async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        if request.server:
+            server = server_named(request.server, catalog)
+            report(Progress(f"asking {server.id}"))
+            one = await self._servers.refresh(server, catalog)
+            told = {**_shown(server, one.server, one.definitions), "items": _items(one.definitions)}
+            message = f"{server.id}: {_counted(one.definitions)}{_waiting(one.definitions)}"
+            return {"action": "refresh", "message": message, **told, **_warned([*map(_issue, one.issues)])}
+        warnings: list[Json] = []
+        servers = [server for server, _ in self._known_servers(catalog)]
+        asked = await self._asked_all(servers, catalog, warnings, report)
+        by_id = {one.server.key.server: one for one in asked}
+        rows: list[Json] = [
+            _shown(one, by_id[one.id].server, by_id[one.id].definitions) for one in servers if one.id in by_id
+        ]
+        message = f"{len(asked)} of {len(servers)} servers answered"
+        return {"action": "refresh", "message": message, "servers": rows, **_warned(warnings)}
+
+    def _accept(self, request: McpRequest, catalog: Catalog) -> JsonObject:
+        server, _, known = self._meant(request, catalog)
+        wanted = [one for one in known if one.state in {"new", "changed"}]
+        names = frozenset(one.tool_id for one in wanted)
+
+        def work(record: ServerRecord | None, current: Sequence[Definition]) -> Known:
+            # What was offered anew since is not what the owner looked at.
+            seen = {(one.kind, one.name): one.digest for one in wanted}
+            same = {one.tool_id for one in current if seen.get((one.kind, one.name)) == one.digest}
+            return record or fresh_record(server, key_of(server, catalog.space)), accepted(current, same, now=moment())
+
+        if names and not request.dry_run:
+            self._remembered().change(key_of(server, catalog.space), work)
+        done = "would be accepted" if request.dry_run else "accepted"
+        count = len(wanted)
+        return {
+            "action": "accept",
+            "server": server.id,
+            "status": "planned" if request.dry_run else "accepted",
+            "message": f"{count} item{'s' * (count != 1)} of {server.id} {done}",
+            "accepted": sorted(names),
+        }
+
+    def _diff(self, request: McpRequest, catalog: Catalog) -> JsonObject:
+        server, record, known = self._meant(request, catalog)
+        changes: list[Json] = [
+            {"tool_id": one.tool_id, "kind": one.kind, "state": one.state, "diff": one.difference}
+            for one in known
+            if one.state in {"new", "changed"}
+        ]
+        gone: list[Json] = [one.tool_id for one in known if one.state == "gone"]
+        told: dict[str, Json] = {
+            "action": "diff",
+            "server": server.id,
+            "changes": changes[:_SHOWN],
+            "gone": gone[:_SHOWN],
+        }
+        if record is not None and record.digest != server.digest:
+            told["warnings"] = [f"the manifest of {server.id} changed since it was last asked; refresh it"]
+        return {**told, "status": "differs" if changes or gone else "same"}
+
+    async def _remove(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        server = server_named(_named(request), catalog)
+        key, told = key_of(server, catalog.space), {"action": "remove", "server": server.id}
+        words: JsonObject = {"location": server.origin.source}
+        removed: JsonObject = {}
+        if server.origin.source in {"project", "user"}:
+            removal = ExecuteRequest(
+                action="delete", item_id=server.identity, parameters=dict(words), dry_run=request.dry_run
+            )
+            removed = (await Author(catalog, report).act(removal)).content
+        if request.dry_run:
+            return {**told, "status": "planned", "message": f"{server.id} would be removed"}
+        self._remembered().remove(key)
+        message = f"{server.id} was removed, with all that it offers"
+        kept = {"trash_path": removed["trash_path"]} if "trash_path" in removed else {}
+        return {**told, "status": "removed", "message": message, **kept}
+
+    def _known_servers(self, catalog: Catalog) -> list[tuple[Tool, ServerKey]]:
+        """Return the servers of the project, of the user, and of those that are published the ones that were asked."""
+        names = {entry.tool_id for entry in catalog.all(("project", "user")) if entry.tool_type == SERVER_TYPE}
+        names |= {one.key.server for one in self._remembered().servers() if not one.path}
+        found: list[tuple[Tool, ServerKey]] = []
+        for name in sorted(names):
+            try:
+                server = server_named(name, catalog)
+            except KiwiError:
+                continue
+            found.append((server, key_of(server, catalog.space)))
+        return found
+
+    def _meant(self, request: McpRequest, catalog: Catalog) -> tuple[Tool, ServerRecord | None, Sequence[Definition]]:
+        """Return a server and what is known of it, or of the one item that is named."""
+        server = server_named(_named(request), catalog)
+        key = key_of(server, catalog.space)
+        known = self._remembered().of(key)
+        if request.tool:
+            wanted = request.tool.rpartition("/")[2].partition("@")[0]
+            mine = [one for one in known if wanted == one.tool_id or request.tool == one.name]
+            if not mine:
+                near = did_you_mean(wanted, [one.tool_id for one in known])
+                raise NotFound(
+                    f"{server.id!r} offers no {request.tool!r}.",
+                    suggestion=f"{near}`kiwi mcp list {server.id}` shows what it offers.",
+                )
+            known = mine
+        return server, self._remembered().find(key), known
+
+    async def _create(
+        self, manifest: JsonObject, request: McpRequest, catalog: Catalog, report: Report
+    ) -> tuple[str, JsonObject]:
+        location: Where = request.location or "project"
+        words: dict[str, object] = {"manifest": manifest, "category": _CATEGORY, "location": location}
+        creation = ExecuteRequest(action="create", parameters=words, dry_run=request.dry_run)
+        created = (await Author(catalog, report).act(creation)).content
+        return as_text(created["tool_id"]), created
+
+    def _trust(self, server: Tool, catalog: Catalog, *, accepts_first: bool) -> None:
+        key = key_of(server, catalog.space)
+        # What an older server of this name offered was accepted of that one, not of this one.
+        self._remembered().remove(key)
+        self._remembered().change(key, lambda *_: (fresh_record(server, key, accepts_first=accepts_first), ()))
+
+    async def _asked(self, server: Tool, catalog: Catalog, warnings: list[Json]) -> Refreshed | None:
+        try:
+            return await self._servers.refresh(server, catalog)
+        except KiwiError as fault:
+            fix = f"{fault.suggestion} Then `kiwi mcp refresh {server.id}`."
+            warnings.append(Issue(server.id, f"could not be asked: {fault.message}", fix, "warning").to_json())
+            return None
+
+    async def _asked_all(
+        self, servers: Sequence[Tool], catalog: Catalog, warnings: list[Json], report: Report
+    ) -> list[Refreshed]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(number: int, server: Tool) -> Refreshed | None:
+            async with gate:
+                report(Progress(f"asking {server.id}", done=number, total=len(servers)))
+                return await self._asked(server, catalog, warnings)
+
+        answers = await asyncio.gather(*(ask(number, server) for number, server in enumerate(servers)))
+        return [one for one in answers if one is not None]
+
+
+def _refuse_strangers(request: McpRequest) -> None:
+    """Refuse what only the owner decides: which servers there are, what of them may be used, who is connected."""
+    if request.action in {*_OWNERS, "connect"}:
+        typed = f"kiwi mcp {_OWNERS[request.action]}" if request.action in _OWNERS else "kiwi connect CLIENT"
+        raise PolicyDenied(f"Only the owner may {request.action} here.", suggestion=f"Ask the owner to type `{typed}`.")
+
+
+def _connect(request: McpRequest, catalog: Catalog) -> JsonObject:
+    client = request.client or ""
+    home, project = Path.home(), catalog.space.project
+    scope = request.location or _scope(client)
+    if request.undo:
+        change = plan_undo(client, scope, home=home, project=project)
+    else:
+        change = plan_connect(client, scope, home=home, project=project, command=_own_command())
+    backup = None if request.dry_run else apply(change)
+    word = "disconnected from" if request.undo else "connected to"
+    done = "would be " if request.dry_run else "is " if change.is_needed else "was already "
+    told: dict[str, Json] = {
+        "action": "connect",
+        "client": client,
+        "status": "planned" if request.dry_run else "done" if change.is_needed else "same",
+        "message": f"Kiwi {done}{word} {client}",
+        "path": str(change.path),
+        "diff": change.diff,
+    }
+    return {**told, "backup": str(backup)} if backup else told
+
+
+def _scope(client: str) -> Scope:
+    """Return whose file of a client Kiwi can be written into: the project's, where there is one."""
+    known = clients().get(client)
+    usable = [scope for scope in SCOPES if known and known.places(scope) and scope not in known.by_hand]
+    return usable[0] if usable else "project"
+
+
+def _own_command() -> str:
+    beside = Path(sys.executable).parent / "kiwi"
+    found = str(beside) if beside.exists() else shutil.which("kiwi")
+    if found is None:
+        raise NotFound("The program `kiwi` is not found.", suggestion="Install Kiwi so that `kiwi` is on the PATH.")
+    return str(Path(found).absolute())
+
+
+def _secret_notes(wishes: Sequence[Wish], request: McpRequest, user: Path) -> list[Json]:
+    """Return what the owner must know of the secrets among the words; they are written only where that was asked."""
+    secrets = {name: value for wish in wishes for name, value in wish.secrets.items()}
+    if not secrets:
+        return []
+    if request.with_secrets and not request.dry_run:
+        return [*map(_issue, keep_secrets(secrets, user / ".env"))]
+    fix = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
+    return [Issue(", ".join(secrets), "held secrets, which are not in the manifest", fix, "warning").to_json()]
+
+
+def _named(request: McpRequest) -> str:
+    if not request.server:
+        raise InvalidRequest("The request names no server.", suggestion="Send `server`; `kiwi mcp list` shows them.")
+    return request.server
+
+
+def _shown(server: Tool, record: ServerRecord | None, known: Sequence[Definition]) -> JsonObject:
+    counts = Counter(one.state for one in known)
+    told: dict[str, Json] = {
+        "server": server.id,
+        "identity": server.identity,
+        "transport": as_text(server.manifest.config.get("transport")),
+        "path": str(server.origin.path),
+        "states": {state: counts[state] for state in ("accepted", "changed", "new", "gone") if counts[state]},
+    }
+    if record is None or not (record.seen_at or record.fault):
+        return {**told, "status": "never asked"}
+    about: dict[str, Json] = {
+        "status": "down" if record.fault else "known",
+        "version": record.version,
+        "protocol_version": record.protocol_version,
+        "seen_at": record.seen_at,
+    }
+    return {**told, **about, **({"fault": record.fault, "fault_at": record.fault_at} if record.fault else {})}
+
+
+def _items(known: Sequence[Definition]) -> list[Json]:
+    return [
+        {
+            "tool_id": one.tool_id,
+            "kind": one.kind,
+            "name": one.name,
+            "state": one.state,
+            "description": plain(as_text(one.shown.get("description"))).partition("\n")[0][:200],
+        }
+        for one in known[:_SHOWN]
+    ]
+
+
+def _counted(known: Sequence[Definition]) -> str:
+    counts = Counter(one.kind for one in known if one.state != "gone")
+    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "nothing is offered"
+
+
+def _waiting(known: Sequence[Definition]) -> str:
+    counts = Counter(one.state for one in known)
+    waiting = [f"{counts[state]} {state}" for state in ("changed", "new") if counts[state]]
+    return f"; not usable before they are accepted: {', '.join(waiting)}" if waiting else ""
+
+
+def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
+    if offered is None:
+        return f"`kiwi mcp refresh {tool_id}` asks it what it offers."
+    return "`kiwi search` finds what it offers." if request.accept else f"`kiwi mcp accept {tool_id}` lets it be used."
+
+
+def _issue(issue: Issue) -> Json:
+    return issue.to_json()
+
+
+def _warned(warnings: Sequence[Json]) -> JsonObject:
+    return {"warnings": list(warnings)} if warnings else {}

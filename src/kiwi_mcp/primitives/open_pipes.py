@@ -1,0 +1,162 @@
+"""The ends of pipes that stay open for a talk: lines are read as fast as they are taken, and writing never blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+
+from kiwi_mcp.domain.errors import TooLarge
+
+UNREAD = 64_000_000
+"""The most that may wait for a reader which does not read, in bytes."""
+_AHEAD = 1_000_000
+"""How much is read ahead of whoever takes the lines, in bytes."""
+_CHUNK = 65_536
+_LAST_CHUNKS = 32
+"""What is still read of a pipe that is closed while others hold it open."""
+
+
+class Lines:
+    """The reading end of a pipe as lines, read only as far ahead as a limit allows."""
+
+    def __init__(self, descriptor: int, longest: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._longest = longest
+        self._ready: deque[bytes] = deque()
+        self._ahead = 0
+        self._rest = bytearray()
+        self._is_open, self._is_reading, self._is_overlong = True, False, False
+        self._waiter: asyncio.Future[None] | None = None
+        os.set_blocking(descriptor, False)
+        self._resume()
+
+    async def take(self) -> bytes | None:
+        """Return the next line without its end, or None where there will be none; one over the limit is refused."""
+        while not self._ready:
+            if self._is_overlong:
+                raise TooLarge("A line of the process's output", size=None, limit=self._longest)
+            if not self._is_open:
+                return None
+            self._resume()
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        line = self._ready.popleft()
+        self._ahead -= len(line)
+        return line
+
+    def close(self) -> None:
+        """Read what is there now and no more; it can still be taken."""
+        for _ in range(_LAST_CHUNKS):
+            if not self._is_open or self._is_overlong or not self._read():
+                break
+        self._shut()
+
+    def _ready_to_read(self) -> None:
+        if self._read() and (self._is_overlong or self._ahead > _AHEAD):
+            self._pause()
+
+    def _read(self) -> bool:
+        """Take one piece of what is there; whether there was any. The end closes the pipe."""
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._cut(data)
+        else:
+            self._shut()
+        return bool(data)
+
+    def _cut(self, data: bytes) -> None:
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            self._rest += line
+            if self._refuse_overlong():
+                return
+            self._add()
+        self._rest += rest
+        self._refuse_overlong()
+        if whole:
+            self._wake()
+
+    def _refuse_overlong(self) -> bool:
+        if len(self._rest) > self._longest:
+            self._is_overlong = True
+            self._rest.clear()
+            self._wake()
+        return self._is_overlong
+
+    def _add(self) -> None:
+        self._ready.append(bytes(self._rest))
+        self._ahead += len(self._rest)
+        self._rest.clear()
+
+    def _shut(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._pause()
+            os.close(self._descriptor)
+            if self._rest:  # a last line without its end
+                self._add()
+            self._wake()
+
+    def _resume(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self._loop.add_reader(self._descriptor, self._ready_to_read)
+
+    def _pause(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._descriptor)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Writer:
+    """The writing end of a pipe: what is written waits in memory until it is read, up to a limit."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._waiting = bytearray()
+        self._is_open = True
+        os.set_blocking(descriptor, False)
+
+    def write(self, data: bytes) -> None:
+        """Write as much as is taken now; the rest follows by itself."""
+        if not self._is_open:
+            raise BrokenPipeError
+        if len(self._waiting) + len(data) > UNREAD:
+            raise BrokenPipeError
+        is_idle = not self._waiting
+        self._waiting += data
+        if is_idle:
+            self._flush()
+            if self._waiting and self._is_open:
+                self._loop.add_writer(self._descriptor, self._flush)
+
+    def _flush(self) -> None:
+        try:
+            with memoryview(self._waiting) as view:
+                written = os.write(self._descriptor, view[:_CHUNK])
+            del self._waiting[:written]
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads any more
+            self.close()
+            return
+        if not self._waiting:
+            self._loop.remove_writer(self._descriptor)
+
+    def close(self) -> None:
+        """Deliver the end, whatever was not written."""
+        if self._is_open:
+            self._is_open = False
+            self._waiting.clear()
+            self._loop.remove_writer(self._descriptor)
+            os.close(self._descriptor)

@@ -1,0 +1,89 @@
+"""How answers about MCP servers look to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.surfaces.cli.screen import Screen, show_message, show_warnings, talk
+
+_MARKS = {"accepted": "✓", "changed": "!", "new": "+", "gone": "-"}
+
+
+def _offered(content: JsonObject, screen: Screen) -> None:
+    show_warnings(content)
+    items = [as_object(one) for one in as_list(content.get("items"))]
+    width = max((len(as_text(one.get("tool_id"))) for one in items), default=0)
+    for one in items:
+        state = as_text(one.get("state"))
+        name, kind = as_text(one.get("tool_id")).ljust(width), as_text(one.get("kind"))
+        screen.line(f"{_MARKS[state]} {name}  {kind:<8} {state:<8}  {as_text(one.get('description'))}".rstrip())
+    talk(as_text(content.get("message")) or _line(content))
+    if path := as_text(content.get("path")):
+        talk(f"  path: {path}")
+    if following := as_text(content.get("next")):
+        talk(f"hint: {following}")
+
+
+def _list(content: JsonObject, screen: Screen) -> None:
+    show_warnings(content)
+    for server in map(as_object, as_list(content.get("servers"))):
+        screen.line(_line(server))
+        if fault := as_text(server.get("fault")):
+            talk(f"  {fault.partition(chr(10))[0]}")
+    if message := as_text(content.get("message")) or as_text(content.get("suggestion")):
+        talk(message)
+
+
+def _line(server: JsonObject) -> str:
+    states = ", ".join(f"{text_of(count)} {state}" for state, count in as_object(server.get("states")).items())
+    name, status = as_text(server.get("server")), as_text(server.get("status"))
+    return f"{name:<24} {status:<12} {as_text(server.get('transport')):<10} {states or 'nothing'}"
+
+
+def _import(content: JsonObject, screen: Screen) -> None:
+    show_warnings(content)
+    for server in map(as_object, as_list(content.get("servers"))):
+        reason = f": {as_text(server['reason'])}" if "reason" in server else ""
+        screen.line(f"{as_text(server.get('status')):<9} {as_text(server.get('server'))}{reason}")
+    for name, about in as_object(content.get("variables")).items():
+        talk(f"  ${{{name}}}: {text_of(about)}")
+    talk(as_text(content.get("message")))
+
+
+def _accept(content: JsonObject, screen: Screen) -> None:
+    screen.data(as_text(content.get("message")))
+    for name in as_list(content.get("accepted")):
+        talk(f"  {_MARKS['accepted']} {text_of(name)}")
+
+
+def _diff(content: JsonObject, screen: Screen) -> None:
+    show_warnings(content)
+    for change in map(as_object, as_list(content.get("changes"))):
+        screen.data(f"{as_text(change.get('tool_id'))} ({as_text(change.get('state'))})")
+        screen.data(as_text(change.get("diff")))
+    for name in as_list(content.get("gone")):
+        screen.data(f"{text_of(name)} (gone)")
+    if content.get("status") == "same":
+        talk("Nothing differs.")
+
+
+def _connect(content: JsonObject, screen: Screen) -> None:
+    if difference := as_text(content.get("diff")).rstrip("\n"):
+        screen.data(difference)
+    show_message({word: value for word, value in content.items() if word != "diff"}, Screen())
+    if backup := as_text(content.get("backup")):
+        talk(f"  backup: {backup}")
+
+
+VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(
+    {
+        "mcp offered": _offered,
+        "mcp list": _list,
+        "mcp import": _import,
+        "mcp accept": _accept,
+        "mcp diff": _diff,
+        "mcp connect": _connect,
+    }
+)
