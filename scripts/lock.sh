@@ -12,4 +12,8 @@ compile() {
 [ ! -s /etc/ssl/certs/ca-certificates.crt ] || export UV_SYSTEM_CERTS=1
 compile pyproject.toml requirements/build.in --group dev --output-file requirements/dev.txt
 compile requirements/node.in --output-file requirements/node.txt
+# Servers that others wrote, which the full tests talk to; each has an environment of its own.
+for server in requirements/mcp/*.in; do
+  compile "$server" --output-file "${server%.in}.txt"
+done
 compile requirements/uv.in --constraint requirements/dev.txt --output-file requirements/uv.txt

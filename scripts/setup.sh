@@ -112,6 +112,25 @@ install_interpreters() {
   done
 }
 
+install_mcp_servers() { # servers by other authors, each in an environment of its own
+  local folder=.venv/mcp-servers wanted name npm
+  wanted=$(cat requirements/mcp/* | sha256sum)
+  [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$wanted" ] || return 0
+  say "installing MCP servers for the full tests"
+  npm=$(first_that works npm) || npm=$root/.venv/bin/npm
+  mkdir -p "$folder/npm"
+  cp requirements/mcp/package.json requirements/mcp/package-lock.json "$folder/npm/"
+  PATH=$root/.venv/bin:$PATH timeout 600 "$npm" ci --prefix "$folder/npm" --ignore-scripts --no-audit --no-fund --silent ||
+    fail "The npm packages could not be installed." "Is the npm registry reachable? Try again."
+  for name in requirements/mcp/*.txt; do
+    name=$(basename "$name" .txt)
+    [ -x "$folder/$name/bin/python" ] || timeout 120 .venv/bin/uv venv --quiet --python .venv/bin/python "$folder/$name"
+    timeout 600 .venv/bin/uv pip sync --quiet --python "$folder/$name/bin/python" --require-hashes "requirements/mcp/$name.txt" ||
+      fail "$name could not be installed." "Is the package index reachable? Try again."
+  done
+  printf '%s' "$wanted" >"$folder/.stamp"
+}
+
 state() {
   { printf '%s\n' "$root"; has_node && echo node; cat pyproject.toml requirements/*.txt scripts/setup.sh; } | sha256sum
 }
@@ -130,4 +149,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(state)" ] || ! .venv/bin/python -c '' 2
 fi
 # Some machines set PYTHONDONTWRITEBYTECODE, which would compile Kiwi again at every start; compileall writes regardless.
 .venv/bin/python -m compileall -q -x 'kiwi_mcp/data/.*/' src/kiwi_mcp
-[ "${1:-}" != --test ] || install_interpreters
+if [ "${1:-}" = --test ]; then
+  install_interpreters
+  install_mcp_servers
+fi

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -139,7 +140,7 @@ class McpSource:
     def drift(self, links: Sequence[Tool]) -> Iterator[str]:
         """Give how a manifest that somebody wrote for an item of a server differs from what the server offers."""
         item = links[0]
-        if item.origin.source == "mcp" or item.manifest.tool_type != "mcp_tool" or len(links) < 2:  # noqa: PLR2004 - it and its server
+        if item.origin.source == "mcp" or len(links) < 2 or not _asked_for(item):  # noqa: PLR2004 - it and its server
             return
         server = next((one for one in self._servers.values() if one.executor == _unversioned(links[1])), None)
         if server is not None and server.seen_at:
@@ -263,9 +264,14 @@ def _unversioned(tool: Tool) -> str:
     return tool.identity.partition("@")[0]
 
 
+def _asked_for(item: Tool) -> AbstractSet[str]:
+    """Return what an item asks its server for, in the server's own words."""
+    words = ("mcp_tool_name", "mcp_prompt_name", "mcp_resource_uri")
+    return {as_text(item.manifest.config.get(word)) for word in words} - {""}
+
+
 def _drift(item: Tool, server: ServerRecord, offered: Sequence[Definition]) -> Iterator[str]:
-    config = item.manifest.config
-    wanted = {as_text(config.get(word)) for word in ("mcp_tool_name", "mcp_prompt_name", "mcp_resource_uri")} - {""}
+    config, wanted = item.manifest.config, _asked_for(item)
     live = next((one for one in offered if {one.name, name_of(one.kind, one.offered)} & wanted), None)
     if live is None:
         if "mcp_resource_uri" not in config:  # a server need not list every address it can read

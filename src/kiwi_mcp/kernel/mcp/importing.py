@@ -20,6 +20,7 @@ from kiwi_mcp.kernel.mcp.server_json import read_server_json
 from kiwi_mcp.kernel.private_file import changing
 from kiwi_mcp.kernel.requests import McpRequest
 from kiwi_mcp.primitives import dotenv
+from kiwi_mcp.primitives.secret_lines import are_same, with_secrets
 from kiwi_mcp.primitives.secrets import Secret, names_in
 
 _SERVER_JSON = frozenset({"packages", "remotes"})
@@ -86,25 +87,23 @@ def imported_servers(request: McpRequest, space: Space, present: Mapping[str, To
 
 def keep_secrets(secrets: Mapping[str, Secret], path: Path) -> Sequence[Issue]:
     """Write secrets into the owner's own file of variables, and return why some were not."""
-    issues: list[Issue] = []
     with changing(path) as put:
-        present = dotenv.read(path)
+        dotenv.read(path)  # refuses what is no text file of the owner's
         before = path.read_bytes() if path.exists() else b""
-        lines: list[str] = []
-        for name, secret in secrets.items():
-            value = secret.reveal()
-            if present.get(name, value) != value:
-                issues.append(Issue(name, f"is in {path} with another value", "Decide which one holds.", "warning"))
-            elif name not in present and (line := _line(name, value)):
-                lines.append(line)
-            elif name not in present:
-                issues.append(Issue(name, "cannot be written as one line", f"Set {name} yourself.", "warning"))
-        if lines:
-            gap = b"" if not before or before.endswith(b"\n") else b"\n"
-            put(before + gap + "".join(lines).encode())
-    if lines:
-        path.chmod(0o600)
-    return issues
+        added = with_secrets(before, secrets)
+        if added.data != before:
+            put(added.data)
+            path.chmod(0o600)
+    return [
+        *(
+            Issue(name, f"is in {path} with another value", "Decide which one holds.", "warning")
+            for name in added.differing
+        ),
+        *(
+            Issue(name, "cannot be written as one line", f"Set {name} yourself.", "warning")
+            for name in added.unwritable
+        ),
+    ]
 
 
 class _Gathering:
@@ -113,7 +112,7 @@ class _Gathering:
     def __init__(self, present: Mapping[str, JsonObject], project: str) -> None:
         self._present = dict(present)
         self._project = project
-        self._secrets: dict[str, str] = {}
+        self._secrets: dict[str, Secret] = {}
         self.wishes: list[Wish] = []
         self.left_out: list[JsonObject] = []
         self.issues: list[Issue] = []
@@ -146,7 +145,7 @@ class _Gathering:
 
     def _compare(self, path: Path, secrets: Mapping[str, Secret]) -> None:
         for name, secret in secrets.items():
-            if self._secrets.setdefault(name, secret.reveal()) != secret.reveal():
+            if not are_same(self._secrets.setdefault(name, secret), secret):
                 reason = f"has another value in {path.name} than in a configuration before it"
                 self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
 
@@ -168,9 +167,3 @@ def _texts(value: Json) -> Sequence[str]:
             return [text for inner in value for text in _texts(inner)]
         case _:
             return []
-
-
-def _line(name: str, value: str) -> str:
-    """Return the line that gives a variable its value; empty where no line can."""
-    quote = next((mark for mark in ("'", '"') if mark not in value), "")
-    return f"{name}={quote}{value}{quote}\n" if quote and value.isprintable() else ""

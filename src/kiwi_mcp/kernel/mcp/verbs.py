@@ -22,7 +22,7 @@ from kiwi_mcp.kernel.mcp.clients import SCOPES, Scope, clients
 from kiwi_mcp.kernel.mcp.connect import apply, plan_connect, plan_undo
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
 from kiwi_mcp.kernel.mcp.pins import accepted
-from kiwi_mcp.kernel.mcp.servers import SERVER_TYPE, Refreshed, Servers, fresh_record, key_of, server_named
+from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named, server_types
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.store.definitions import Definitions, Known
@@ -225,7 +225,8 @@ class McpVerb:
 
     def _known_servers(self, catalog: Catalog) -> list[tuple[Tool, ServerKey]]:
         """Return the servers of the project, of the user, and of those that are published the ones that were asked."""
-        names = {entry.tool_id for entry in catalog.all(("project", "user")) if entry.tool_type == SERVER_TYPE}
+        types = server_types(catalog.sheets)
+        names = {entry.tool_id for entry in catalog.all(("project", "user")) if entry.tool_type in types}
         names |= {one.key.server for one in self._remembered().servers() if not one.path}
         found: list[tuple[Tool, ServerKey]] = []
         for name in sorted(names):
