@@ -15,7 +15,7 @@ import pytest
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
 
-pytest_plugins = ["tests.plugins.machines", "tests.plugins.postgres"]
+pytest_plugins = ["tests.plugins.machines", "tests.plugins.postgres", "tests.plugins.tiers"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,29 @@ from hypothesis import strategies as st
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, StoreUnavailable, ToolNotFound
+from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State, id_of, variables_of, version_of
 from kiwi_mcp.domain.paths import is_tool_id
 from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.open import open_database
 
-SERVER = "tool_id: {name}\ntool_type: mcp_server\nversion: 1.0.0\nexecutor: subprocess\nconfig:\n  transport: stdio\n  command: sh\n"
+SERVER = """\
+tool_id: {name}
+tool_type: mcp_server
+version: 1.0.0
+executor: subprocess
+config: {{transport: stdio, command: sh}}
+"""
+WRITTEN = """\
+tool_id: {name}
+tool_type: mcp_tool
+version: 1.0.0
+executor: files
+config: {{mcp_tool_name: {asks}}}
+parameters: [{{name: path, type: string}}]
+"""
+MCP: tuple[Source, ...] = ("mcp",)
 Offer = Callable[..., None]
 
 
@@ -62,7 +78,7 @@ def offer(space: Space, store: Definitions, put: Callable[..., object]) -> Offer
 @pytest.mark.req("K-MC-03")
 def test_what_a_stopped_server_offered_is_found_and_stands_on_it(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("readFile", description="Read a file"))
-    (entry,) = [entry for entry in catalog.all(("mcp",))]
+    (entry,) = catalog.all(MCP)
     assert entry.identity == "mcp/files/read_file@2.0.0"
     chain = catalog.resolve("read_file")
     assert chain.names == ("read_file", "files", "subprocess")
@@ -94,10 +110,7 @@ def test_a_file_of_ones_own_comes_before_what_a_server_offers(
     catalog: Catalog, offer: Offer, put: Callable[..., object]
 ) -> None:
     offer("files", definition("read"))
-    put(
-        "tools/read.yaml",
-        "tool_id: read\ntool_type: mcp_tool\nversion: 1.0.0\nexecutor: files\nconfig: {mcp_tool_name: read}\n",
-    )
+    put("tools/read.yaml", WRITTEN.format(name="read", asks="read"))
     assert catalog.find("read").origin.source == "project"
 
 
@@ -115,7 +128,7 @@ def test_what_changed_is_found_as_it_was_accepted_and_not_run(catalog: Catalog, 
 @pytest.mark.req("D7")
 def test_what_is_new_is_found_and_not_run(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("read", "new"))
-    assert [entry.tags[-1] for entry in catalog.all(("mcp",))] == ["new"]
+    assert [entry.tags[-1] for entry in catalog.all(MCP)] == ["new"]
     with pytest.raises(DefinitionNew):
         catalog.resolve("read")
 
@@ -125,9 +138,9 @@ def test_what_is_gone_or_without_a_server_is_not_found(catalog: Catalog, offer: 
     offer("files", definition("read"), definition("write", "gone"))
     with pytest.raises(ToolNotFound):
         catalog.find("write")
-    assert catalog.find("read")
+    assert catalog.find("read").id == "read"
     (space.project_ai / "tools/mcp/files.yaml").unlink()
-    assert not catalog.all(("mcp",))
+    assert not catalog.all(MCP)
     with pytest.raises(ToolNotFound):
         catalog.find("read")
 
@@ -144,9 +157,9 @@ def test_a_change_by_another_process_is_noticed(space: Space, store: Definitions
     other = open_database(store.database.url)
     try:
         catalog = Catalog(space, definitions=lambda: Definitions(other, "ann"))
-        assert not catalog.all(("mcp",))
+        assert not catalog.all(MCP)
         offer("files", definition("read"))
-        assert [entry.tool_id for entry in catalog.all(("mcp",))] == ["read"]
+        assert [entry.tool_id for entry in catalog.all(MCP)] == ["read"]
     finally:
         other.close()
 
@@ -157,8 +170,8 @@ def test_a_store_that_is_down_takes_only_its_own_items_away(space: Space, put: C
 
     put("tools/files.yaml", SERVER.format(name="files"))
     catalog = Catalog(space, definitions=down)
-    assert catalog.find("files")
-    assert not catalog.all(("mcp",))
+    assert catalog.find("files").id == "files"
+    assert not catalog.all(MCP)
     assert [fault.code for fault in catalog.faults()] == ["store_unavailable"]
 
 
@@ -171,9 +184,8 @@ def test_a_server_that_is_down_keeps_its_items_with_a_note(catalog: Catalog, off
 def test_a_manifest_that_the_server_has_left_behind_is_flagged(
     catalog: Catalog, offer: Offer, put: Callable[..., object]
 ) -> None:
-    written = "tool_id: {0}\ntool_type: mcp_tool\nversion: 1.0.0\nexecutor: files\nconfig: {{mcp_tool_name: {1}}}\nparameters:\n  - {{name: path, type: string}}\n"
-    put("tools/narrow.yaml", written.format("narrow", "readFile"))
-    put("tools/lost.yaml", written.format("lost", "gone"))
+    put("tools/narrow.yaml", WRITTEN.format(name="narrow", asks="readFile"))
+    put("tools/lost.yaml", WRITTEN.format(name="lost", asks="gone"))
     schema: Json = {"type": "object", "properties": {"path": {"type": "string"}}}
     offer("files", definition("readFile", inputSchema=schema))
     assert catalog.resolve("narrow").drift == ()

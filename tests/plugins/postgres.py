@@ -19,17 +19,6 @@ PROGRAM = Path(__file__).parents[2] / "scripts" / "postgres.py"
 _numbers = count(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let what needs a PostgreSQL run in the full tier: SQLite stands for both in the fast one."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        # A parameter is the kind of a store, or several kinds.
-        kinds = [kind for kind in callspec.params.values() if isinstance(kind, str | tuple)] if callspec else []
-        if "postgres_server" in getattr(item, "fixturenames", ()) or any("postgres" in kind for kind in kinds):
-            item.add_marker(pytest.mark.full)
-
-
 class PostgresServer:
     """A server that runs for as long as this object's process is alive, and can be made to crash."""
 

@@ -68,6 +68,9 @@ class McpDesk(Protocol):
     def hear(self) -> None:
         """Notice from now on when servers say that their list has changed."""
 
+    def used(self, identity: str) -> None:
+        """Note that a server was used."""
+
     async def act(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
         """Do what a request says."""
 
@@ -174,6 +177,8 @@ class Kernel:
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
             run = await execute(call, catalog, grant, report, runs=recorder, actor=actor)
+            if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
+                self._desk.used(run.bound.chain.executor.identity)
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
             return await act(request, catalog, self._store, report)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Protocol, cast
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -34,6 +35,8 @@ from kiwi_mcp.store.definitions import Definitions, Known
 
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """How long a server that goes on saying that its list has changed waits to be asked, at first and at the most."""
+_STALE = 300.0
+"""For how many seconds what a server offers is taken to be what it was, unless it says otherwise."""
 _MAX_TEXT = 16_000
 
 
@@ -66,11 +69,18 @@ class Servers:
         self._user = user
         self._catalogs = catalogs
         self._following = Following()
+        self._asked_at: dict[str, float] = {}
         self.remembered = remembered
 
     def hear(self) -> None:
         """Ask servers anew, from now on, when they say that their list has changed."""
         self._following.start(_lister(), self._asked_anew)
+
+    def used(self, identity: str) -> None:
+        """Note that a server was used: one that was not asked for a while may be another one by now, and is asked."""
+        if monotonic() - self._asked_at.get(identity, -_STALE) >= _STALE:
+            self._asked_at[identity] = monotonic()
+            self._following.heard(identity)
 
     async def refresh(self, server: Tool, catalog: Catalog) -> Refreshed:
         """Ask a server for everything it offers, and remember that; why it cannot be asked is remembered too."""
@@ -82,15 +92,16 @@ class Servers:
         try:
             listing = await self._listed(chain, catalog.space, grant)
         except KiwiError as fault:
-            await asyncio.to_thread(self.remembered().change, key, partial(_failed, server, key, fault.message))
+            await self._change(key, partial(_failed, server, key, fault.message))
             raise
+        self._asked_at[server.identity] = monotonic()
         issues = [*listing.issues]
         offers = offers_of(server.id, listing, issues) if _is_kept(server) else ()
 
         def work(record: ServerRecord | None, known: Sequence[Definition]) -> Known:
             return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, offers)
 
-        record, definitions = await asyncio.to_thread(self.remembered().change, key, work)
+        record, definitions = await self._change(key, work)
         if not _is_kept(server):
             definitions = merged((), offers_of(server.id, listing, []), is_accepted=False, now=moment())
         return Refreshed(record, tuple(definitions), tuple(issues))
@@ -98,6 +109,17 @@ class Servers:
     async def aclose(self) -> None:
         """Ask no more."""
         await self._following.aclose()
+
+    async def _change(
+        self, key: ServerKey, work: Callable[[ServerRecord | None, Sequence[Definition]], Known]
+    ) -> Known:
+        """Write to the store beside the loop; whoever is cancelled meanwhile waits, as the store may be closed then."""
+        writing = asyncio.ensure_future(asyncio.to_thread(self.remembered().change, key, work))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
 
     async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
         config = chain.tool.manifest.config

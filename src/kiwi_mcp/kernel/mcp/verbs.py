@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -14,15 +11,15 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDe
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.authoring import Author
-from kiwi_mcp.kernel.mcp.clients import SCOPES, Scope, clients
-from kiwi_mcp.kernel.mcp.connect import apply, plan_connect, plan_undo
+from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
 from kiwi_mcp.kernel.mcp.pins import accepted
 from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named, server_types
+from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.store.definitions import Definitions, Known
@@ -48,6 +45,10 @@ class McpVerb:
         """Notice from now on when servers say that their list has changed."""
         self._servers.hear()
 
+    def used(self, identity: str) -> None:
+        """Note that a server was used."""
+        self._servers.used(identity)
+
     async def aclose(self) -> None:
         """Let go of everything."""
         await self._servers.aclose()
@@ -72,16 +73,16 @@ class McpVerb:
             case "remove":
                 return await self._remove(request, catalog, report)
             case "connect":
-                return _connect(request, catalog)
+                return connect_client(request, catalog)
 
     def _list(self, request: McpRequest, catalog: Catalog) -> JsonObject:
         if request.server:
             server = server_named(request.server, catalog)
             key = key_of(server, catalog.space)
             record, known = self._remembered().find(key), self._remembered().of(key)
-            return {"action": "list", **_shown(server, record, known), "items": _items(known)}
+            return {"action": "list", **server_told(server, record, known), "items": items_told(known)}
         told: list[Json] = [
-            _shown(server, self._remembered().find(key), self._remembered().of(key))
+            server_told(server, self._remembered().find(key), self._remembered().of(key))
             for server, key in self._known_servers(catalog)
         ]
         answer: dict[str, Json] = {"action": "list", "servers": told}
@@ -94,29 +95,29 @@ class McpVerb:
     async def _add(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         wish = wished_server(request, catalog.space)
         tool_id, created = await self._create(wish.manifest, request, catalog, report)
-        warnings = [*map(_issue, wish.issues), *_secret_notes([wish], request, self._user)]
+        warnings = [*map(Issue.to_json, wish.issues), *_secret_notes([wish], request, self._user)]
         told: dict[str, Json] = {"action": "add", "server": tool_id, "path": created["path"]}
         if request.dry_run:
-            return {**told, "status": "planned", "message": f"{tool_id} would be added", **_warned(warnings)}
+            return {**told, "status": "planned", "message": f"{tool_id} would be added", **warned(warnings)}
         server = catalog.find(tool_id, source=request.location or "project")
         self._trust(server, catalog, accepts_first=request.accept)
         report(Progress(f"starting {tool_id}"))
         offered = await self._asked(server, catalog, warnings) if request.start else None
         state = "accepted" if request.accept else "to be accepted"
-        said = f": {_counted(offered.definitions)}, {state}" if offered else ""
+        said = f": {counted(offered.definitions)}, {state}" if offered else ""
         return {
             **told,
             "status": "added",
             "message": f"{tool_id} was added{said}",
-            "items": _items(offered.definitions) if offered else [],
-            **_warned([*warnings, *(map(_issue, offered.issues) if offered else ())]),
+            "items": items_told(offered.definitions) if offered else [],
+            **warned([*warnings, *(map(Issue.to_json, offered.issues) if offered else ())]),
             "next": _next(tool_id, offered, request),
         }
 
     async def _import(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         present = {server.id: server for server, _ in self._known_servers(catalog)}
         found = imported_servers(request, catalog.space, present)
-        warnings = [*map(_issue, found.issues)]
+        warnings: list[Json] = [*map(Issue.to_json, found.issues)]
         added: list[Tool] = []
         rows: list[Json] = [*found.left_out]
         for wish in found.wishes:
@@ -144,7 +145,7 @@ class McpVerb:
             "message": f"{number} server{'s' * (number != 1)} {done}" + (f", with {count} items" if offered else ""),
             "servers": rows,
             "variables": dict(found.variables),
-            **_warned(warnings),
+            **warned(warnings),
         }
 
     async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
@@ -152,18 +153,18 @@ class McpVerb:
             server = server_named(request.server, catalog)
             report(Progress(f"asking {server.id}"))
             one = await self._servers.refresh(server, catalog)
-            told = {**_shown(server, one.server, one.definitions), "items": _items(one.definitions)}
-            message = f"{server.id}: {_counted(one.definitions)}{_waiting(one.definitions)}"
-            return {"action": "refresh", "message": message, **told, **_warned([*map(_issue, one.issues)])}
+            told = {**server_told(server, one.server, one.definitions), "items": items_told(one.definitions)}
+            message = f"{server.id}: {counted(one.definitions)}{waiting(one.definitions)}"
+            return {"action": "refresh", "message": message, **told, **warned([*map(Issue.to_json, one.issues)])}
         warnings: list[Json] = []
         servers = [server for server, _ in self._known_servers(catalog)]
         asked = await self._asked_all(servers, catalog, warnings, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
-            _shown(one, by_id[one.id].server, by_id[one.id].definitions) for one in servers if one.id in by_id
+            server_told(one, by_id[one.id].server, by_id[one.id].definitions) for one in servers if one.id in by_id
         ]
         message = f"{len(asked)} of {len(servers)} servers answered"
-        return {"action": "refresh", "message": message, "servers": rows, **_warned(warnings)}
+        return {"action": "refresh", "message": message, "servers": rows, **warned(warnings)}
 
     def _accept(self, request: McpRequest, catalog: Catalog) -> JsonObject:
         server, _, known = self._meant(request, catalog)
@@ -298,50 +299,13 @@ def _refuse_strangers(request: McpRequest) -> None:
         raise PolicyDenied(f"Only the owner may {request.action} here.", suggestion=f"Ask the owner to type `{typed}`.")
 
 
-def _connect(request: McpRequest, catalog: Catalog) -> JsonObject:
-    client = request.client or ""
-    home, project = Path.home(), catalog.space.project
-    scope = request.location or _scope(client)
-    if request.undo:
-        change = plan_undo(client, scope, home=home, project=project)
-    else:
-        change = plan_connect(client, scope, home=home, project=project, command=_own_command())
-    backup = None if request.dry_run else apply(change)
-    word = "disconnected from" if request.undo else "connected to"
-    done = "would be " if request.dry_run else "is " if change.is_needed else "was already "
-    told: dict[str, Json] = {
-        "action": "connect",
-        "client": client,
-        "status": "planned" if request.dry_run else "done" if change.is_needed else "same",
-        "message": f"Kiwi {done}{word} {client}",
-        "path": str(change.path),
-        "diff": change.diff,
-    }
-    return {**told, "backup": str(backup)} if backup else told
-
-
-def _scope(client: str) -> Scope:
-    """Return whose file of a client Kiwi can be written into: the project's, where there is one."""
-    known = clients().get(client)
-    usable = [scope for scope in SCOPES if known and known.places(scope) and scope not in known.by_hand]
-    return usable[0] if usable else "project"
-
-
-def _own_command() -> str:
-    beside = Path(sys.executable).parent / "kiwi"
-    found = str(beside) if beside.exists() else shutil.which("kiwi")
-    if found is None:
-        raise NotFound("The program `kiwi` is not found.", suggestion="Install Kiwi so that `kiwi` is on the PATH.")
-    return str(Path(found).absolute())
-
-
 def _secret_notes(wishes: Sequence[Wish], request: McpRequest, user: Path) -> list[Json]:
     """Return what the owner must know of the secrets among the words; they are written only where that was asked."""
     secrets = {name: value for wish in wishes for name, value in wish.secrets.items()}
     if not secrets:
         return []
     if request.with_secrets and not request.dry_run:
-        return [*map(_issue, keep_secrets(secrets, user / ".env"))]
+        return [*map(Issue.to_json, keep_secrets(secrets, user / ".env"))]
     fix = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
     return [Issue(", ".join(secrets), "held secrets, which are not in the manifest", fix, "warning").to_json()]
 
@@ -352,59 +316,7 @@ def _named(request: McpRequest) -> str:
     return request.server
 
 
-def _shown(server: Tool, record: ServerRecord | None, known: Sequence[Definition]) -> JsonObject:
-    counts = Counter(one.state for one in known)
-    told: dict[str, Json] = {
-        "server": server.id,
-        "identity": server.identity,
-        "transport": as_text(server.manifest.config.get("transport")),
-        "path": str(server.origin.path),
-        "states": {state: counts[state] for state in ("accepted", "changed", "new", "gone") if counts[state]},
-    }
-    if record is None or not (record.seen_at or record.fault):
-        return {**told, "status": "never asked"}
-    about: dict[str, Json] = {
-        "status": "down" if record.fault else "known",
-        "version": record.version,
-        "protocol_version": record.protocol_version,
-        "seen_at": record.seen_at,
-    }
-    return {**told, **about, **({"fault": record.fault, "fault_at": record.fault_at} if record.fault else {})}
-
-
-def _items(known: Sequence[Definition]) -> list[Json]:
-    return [
-        {
-            "tool_id": one.tool_id,
-            "kind": one.kind,
-            "name": one.name,
-            "state": one.state,
-            "description": plain(as_text(one.shown.get("description"))).partition("\n")[0][:200],
-        }
-        for one in known[:_SHOWN]
-    ]
-
-
-def _counted(known: Sequence[Definition]) -> str:
-    counts = Counter(one.kind for one in known if one.state != "gone")
-    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "nothing is offered"
-
-
-def _waiting(known: Sequence[Definition]) -> str:
-    counts = Counter(one.state for one in known)
-    waiting = [f"{counts[state]} {state}" for state in ("changed", "new") if counts[state]]
-    return f"; not usable before they are accepted: {', '.join(waiting)}" if waiting else ""
-
-
 def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
     if offered is None:
         return f"`kiwi mcp refresh {tool_id}` asks it what it offers."
     return "`kiwi search` finds what it offers." if request.accept else f"`kiwi mcp accept {tool_id}` lets it be used."
-
-
-def _issue(issue: Issue) -> Json:
-    return issue.to_json()
-
-
-def _warned(warnings: Sequence[Json]) -> JsonObject:
-    return {"warnings": list(warnings)} if warnings else {}

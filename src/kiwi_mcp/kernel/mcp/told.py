@@ -1,0 +1,66 @@
+"""How answers tell of servers and of what they offer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.mcp import Definition, ServerRecord, plain
+
+_SHOWN = 1_000
+_LINE = 200
+
+
+def server_told(server: Tool, record: ServerRecord | None, known: Sequence[Definition]) -> JsonObject:
+    """Return a server as answers tell of it."""
+    counts = Counter(one.state for one in known)
+    told: dict[str, Json] = {
+        "server": server.id,
+        "identity": server.identity,
+        "transport": as_text(server.manifest.config.get("transport")),
+        "path": str(server.origin.path),
+        "states": {state: counts[state] for state in ("accepted", "changed", "new", "gone") if counts[state]},
+    }
+    if record is None or not (record.seen_at or record.fault):
+        return {**told, "status": "never asked"}
+    about: dict[str, Json] = {
+        "status": "down" if record.fault else "known",
+        "version": record.version,
+        "protocol_version": record.protocol_version,
+        "seen_at": record.seen_at,
+    }
+    return {**told, **about, **({"fault": record.fault, "fault_at": record.fault_at} if record.fault else {})}
+
+
+def items_told(known: Sequence[Definition]) -> list[Json]:
+    """Return what a server offers as answers tell of it."""
+    return [
+        {
+            "tool_id": one.tool_id,
+            "kind": one.kind,
+            "name": one.name,
+            "state": one.state,
+            "description": plain(as_text(one.shown.get("description"))).partition("\n")[0][:_LINE],
+        }
+        for one in known[:_SHOWN]
+    ]
+
+
+def counted(known: Sequence[Definition]) -> str:
+    """Return how many things of each kind are offered, in words."""
+    counts = Counter(one.kind for one in known if one.state != "gone")
+    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "nothing is offered"
+
+
+def waiting(known: Sequence[Definition]) -> str:
+    """Return how many things wait to be accepted, in words; nothing where none do."""
+    counts = Counter(one.state for one in known)
+    waiting = [f"{counts[state]} {state}" for state in ("changed", "new") if counts[state]]
+    return f"; not usable before they are accepted: {', '.join(waiting)}" if waiting else ""
+
+
+def warned(warnings: Sequence[Json]) -> JsonObject:
+    """Return the words of an answer that warn, where there is anything to warn of."""
+    return {"warnings": list(warnings)} if warnings else {}

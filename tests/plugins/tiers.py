@@ -1,0 +1,43 @@
+"""Two tiers: what takes long, or needs a PostgreSQL, runs in the full one."""
+
+from __future__ import annotations
+
+import pytest
+
+SLOW = frozenset(
+    {
+        "drivers/mcp/test_bad_servers.py",
+        "drivers/mcp/test_network.py",
+        "drivers/mcp/test_pool.py",
+        "faults/test_loss.py",
+        "faults/test_malice.py",
+        "faults/test_outages.py",
+        "kernel/test_migrate.py",
+        "kernel/test_store_concurrency.py",
+        "primitives/test_peer.py",
+        "properties/test_the_kernel_always_answers.py",
+        "security/test_parsers.py",
+        "security/test_running_tools.py",
+        "stories/test_apis.py",
+        "stories/test_mcp_servers.py",
+        "stories/test_sharing.py",
+        "surfaces/cli/test_process.py",
+        "surfaces/gateway/test_door.py",
+        "surfaces/gateway/test_up.py",
+        "surfaces/mcp/test_process.py",
+    }
+)
+"""Files below `tests` whose tests start many processes and servers, or try very many inputs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what belongs in the full tier; SQLite stands for both stores in the fast one."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        # A parameter is the kind of a store, or several kinds.
+        kinds = [kind for kind in callspec.params.values() if isinstance(kind, str | tuple)] if callspec else []
+        is_slow = item.path.relative_to(config.rootpath / "tests").as_posix() in SLOW
+        is_on_postgres = "postgres_server" in getattr(item, "fixturenames", ())
+        if is_slow or is_on_postgres or any("postgres" in kind for kind in kinds):
+            item.add_marker(pytest.mark.full)
