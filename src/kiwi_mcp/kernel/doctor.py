@@ -143,8 +143,11 @@ def _items(catalog: Catalog) -> Iterator[JsonObject]:
     for name in sorted({entry.tool_id for entry in own}):
         try:
             hidden = catalog.shadows(catalog.find(name))
+            drift = catalog.resolve(name).drift
         except KiwiError as error:
             yield _check(name, error.message, status="problem", fix=_fix(error))
             continue
         for sentence in hidden:
             yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")
+        for sentence in drift:
+            yield _check(name, sentence, status="warning", fix="Change the manifest, or ask the server anew.")

@@ -18,7 +18,7 @@ from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
-from kiwi_mcp.manifest.render import defaulted, escape, variables
+from kiwi_mcp.manifest.render import defaulted, escape, render_text, variables
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
 
@@ -133,12 +133,20 @@ def _warnings(link: Tool, spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
     )
 
 
+_PROJECT = "{project}"
+
+
 def _process(link: Tool, space: Space) -> ProcessSpec:
     config = link.manifest.config
     own = {name: escape(value) for name, value in base_env(Chain((link,), ""), space, Environment()).items()}
-    program = find_program(as_text(config.get("command")), Words(link.id, command=()), Environment())
-    arguments = tuple(text_of(word) for word in as_list(config.get("args")))
-    return ProcessSpec(argv=(program, *arguments), cwd=str(space.project), env={**declared_env(link), **own})
+    here = str(space.project)
+    program = find_program(
+        as_text(config.get("command")).replace(_PROJECT, here), Words(link.id, command=()), Environment()
+    )
+    arguments = tuple(render_text(text_of(word), {"project": here}) for word in as_list(config.get("args")))
+    declared = {name: render_text(value, {"project": here}) for name, value in declared_env(link).items()}
+    folder = space.project / as_text(config.get("cwd")).replace(_PROJECT, here)
+    return ProcessSpec(argv=(program, *arguments), cwd=str(folder), env={**declared, **own})
 
 
 def _address(config: JsonObject, max_bytes: int) -> HttpSpec:

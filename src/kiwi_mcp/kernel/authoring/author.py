@@ -211,6 +211,12 @@ class Author:
                 return tool, self._space.user
             case "registry":
                 raise VersionSealed(tool.identity)
+            case "mcp":
+                raise InvalidRequest(
+                    f"{tool.id!r} is what an MCP server offers.",
+                    suggestion="Copy it first: load it with `destination: project`, then change the copy.",
+                    tool_id=tool.id,
+                )
             case _:
                 raise ReservedName(tool.id)
 

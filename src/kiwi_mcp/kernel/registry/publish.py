@@ -64,7 +64,7 @@ class Publication:
 async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, registry: Registry) -> Publication:
     """Return an item as it will be published, checked as signing would check it; nothing is written yet."""
     tool = catalog.find(item, source=words.location)
-    if tool.origin.source in {"registry", "builtin"}:
+    if tool.origin.source in {"registry", "mcp", "builtin"}:
         raise VersionSealed(tool.identity)
     verdict = await examine(tool, catalog)
     verdict.demand(tool.id)
