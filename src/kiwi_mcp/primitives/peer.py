@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 from subprocess import Popen
 
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives.children import abandon, completed, exit_of, pipe
 from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
 from kiwi_mcp.primitives.open_pipes import Lines, Writer
 from kiwi_mcp.primitives.pipes import Source
@@ -49,21 +50,7 @@ async def talking(
         try:
             yield peer
         finally:
-            await _completed(peer.end())
-
-
-async def _completed(work: Coroutine[object, object, None]) -> None:
-    """Wait for work that must be done, however often this task is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    is_cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            is_cancelled = True
-    task.result()
-    if is_cancelled:
-        raise asyncio.CancelledError
+            await completed(peer.end())
 
 
 class Peer:
@@ -75,7 +62,7 @@ class Peer:
         self._ending = ""
         program, mark = locate(spec, env), Mark.new()
         with ExitStack() as theirs, ExitStack() as ours, spawning(spec):
-            stdin, stdout, stderr = _pipe(theirs, ours), _pipe(ours, theirs), _pipe(ours, theirs)
+            stdin, stdout, stderr = pipe(theirs, ours), pipe(ours, theirs), pipe(ours, theirs)
             with mark.pressed():
                 self._process = Popen(
                     spec.argv,
@@ -87,7 +74,7 @@ class Peer:
                     stderr=stderr[1],
                     start_new_session=True,
                 )
-            ours.callback(_abandon, self._process)
+            ours.callback(abandon, self._process)
             handle = os.pidfd_open(self._process.pid)
             ours.pop_all()
         mark.seal(self._process.pid)
@@ -95,7 +82,7 @@ class Peer:
         self._lines = Lines(stdout[0], longest_line)
         self._writer = Writer(stdin[1])
         self._stderr = Source(stderr[0], self._complained)
-        self._exited = _exit_of(handle)
+        self._exited = exit_of(handle)
         self._exited.add_done_callback(self._leader_ended)
 
     @property
@@ -165,33 +152,3 @@ def _ending(ended: os.waitid_result) -> str:
         return f"it ended with exit code {ended.si_status}"
     known = {number.value: number.name for number in Signals}
     return f"it was ended by {known.get(ended.si_status, f'signal {ended.si_status}')}"
-
-
-def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    readers.callback(os.close, reading)
-    writers.callback(os.close, writing)
-    return reading, writing
-
-
-def _abandon(process: Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _exit_of(handle: int) -> asyncio.Future[None]:
-    """Return a future that is done when the process has ended; it is not waited for, so its number stays its own."""
-    loop = asyncio.get_running_loop()
-    exited: asyncio.Future[None] = loop.create_future()
-
-    def gone(_: object) -> None:
-        loop.remove_reader(handle)
-        os.close(handle)
-
-    def settle() -> None:
-        if not exited.done():
-            exited.set_result(None)
-
-    exited.add_done_callback(gone)
-    loop.add_reader(handle, settle)
-    return exited

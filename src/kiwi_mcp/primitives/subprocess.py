@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from signal import SIGCONT, SIGKILL, SIGTERM
@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives.children import abandon, completed, exit_of, pipe
 from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
 from kiwi_mcp.primitives.pipes import Capture, Sink, Source
 from kiwi_mcp.primitives.program import locate, spawning
@@ -77,7 +78,7 @@ async def run(spec: ProcessSpec, *, secrets: Mapping[str, str] = _NOTHING, repor
                 timed_out = not await child.ends_within(spec.timeout)
             finally:
                 if not child.is_over():
-                    await _completed(child.end())
+                    await completed(child.end())
             return child.result(timed_out=timed_out)
 
 
@@ -98,20 +99,6 @@ async def _turn() -> AsyncIterator[None]:
         turns.release()
 
 
-async def _completed(work: Coroutine[object, object, None]) -> None:
-    """Wait for work that must be done, however often this task is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    is_cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            is_cancelled = True
-    task.result()
-    if is_cancelled:
-        raise asyncio.CancelledError
-
-
 class _Child:
     """A running process: its family, its pipes, and the moment its leader ends."""
 
@@ -126,8 +113,8 @@ class _Child:
         self._result = Capture(spec.result_limit)
         mark = Mark.new()
         with ExitStack() as theirs, ExitStack() as ours, spawning(spec):
-            stdout, stderr, result = (_pipe(ours, theirs) for _ in range(3))
-            stdin = _pipe(theirs, ours) if spec.stdin else None
+            stdout, stderr, result = (pipe(ours, theirs) for _ in range(3))
+            stdin = pipe(theirs, ours) if spec.stdin else None
             with mark.pressed():
                 self._process = Popen(
                     spec.argv,
@@ -140,7 +127,7 @@ class _Child:
                     pass_fds=(result[1],),
                     start_new_session=True,
                 )
-            ours.callback(_abandon, self._process)
+            ours.callback(abandon, self._process)
             handle = os.pidfd_open(self._process.pid)
             ours.pop_all()
         mark.seal(self._process.pid)
@@ -151,7 +138,7 @@ class _Child:
             Source(stderr[0], self._told(self._stderr)),
             Source(result[0], self._result.add),
         )
-        self._exited = _exit_of(handle)
+        self._exited = exit_of(handle)
 
     async def ends_within(self, seconds: float) -> bool:
         """Wait for the leader; whether it has ended in time."""
@@ -231,34 +218,3 @@ class _Child:
             timed_out=timed_out,
             duration=monotonic() - self._started,
         )
-
-
-def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
-    reading, writing = os.pipe()
-    readers.callback(os.close, reading)
-    writers.callback(os.close, writing)
-    return reading, writing
-
-
-def _abandon(process: Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _exit_of(handle: int) -> asyncio.Future[None]:
-    """Return a future that is done when the process has ended; it is not waited for, so its number stays its own."""
-    loop = asyncio.get_running_loop()
-    exited: asyncio.Future[None] = loop.create_future()
-
-    def gone(_: object) -> None:
-        loop.remove_reader(handle)
-        os.close(handle)
-
-    exited.add_done_callback(gone)
-    loop.add_reader(handle, _settle, exited)
-    return exited
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
