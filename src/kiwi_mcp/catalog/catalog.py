@@ -325,7 +325,7 @@ def sources_of(
     """Return the sources of a space, in the order in which short names resolve."""
     project = FolderSource("project", space.project_ai, cache=space.cache)
     user = FolderSource("user", space.user, cache=space.cache)
-    builtin = FolderSource("builtin", BUILTIN, namespace="kiwi")
+    builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", rest=1.0)
     published = (RegistrySource(registry, space.cache),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
     is_one = space.user.resolve() == space.project_ai.resolve()

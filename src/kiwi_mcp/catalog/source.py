@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Protocol
 
 from kiwi_mcp.catalog.entry import Broken, Entry, broken_of, entry_of
@@ -70,7 +71,8 @@ class FolderSource:
     """The items in one `.ai` folder.
 
     A call looks at the stamps of the folders that hold items, and of the files of the item that is asked for; a miss
-    or a search looks at every file. Only what changed is read again.
+    or a search looks at every file. Only what changed is read again. Where nobody but an installer writes, a call looks
+    for what came or went only after so many seconds of `rest`, and at the files of its item as ever.
     """
 
     def __init__(
@@ -80,11 +82,14 @@ class FolderSource:
         *,
         namespace: str = "local",
         cache: Path | None = None,
+        rest: float = 0.0,
     ) -> None:
         self._name: Source = name
         self._base = base
         self._namespace = namespace
         self._cache = cache
+        self._rest = rest
+        self._rested = 0.0
         self._sheets: Sheets | None = None
         self._place: Path | None = None
         self._listings: dict[str, Listing] = {}
@@ -105,6 +110,13 @@ class FolderSource:
         """Notice files and folders that came or went."""
         if sheets is not self._sheets:
             self._start(sheets)
+        elif self._rest and monotonic() < self._rested:
+            return self._generation
+        self._rested = monotonic() + self._rest
+        self._look_around()
+        return self._generation
+
+    def _look_around(self) -> None:
         for path in tuple(islice(self._itemless, _WATCHED)):
             self._look(path)  # a file that holds no item, or a broken one, may hold one by now
         stale = [path for path, listing in self._listings.items() if stamp_of(path) != listing.stamp]
@@ -113,10 +125,10 @@ class FolderSource:
                 self._list(path)
         if self._unsaved:
             self._save()
-        return self._generation
 
     def refresh(self, sheets: Sheets) -> int:
         """Notice every change: the stamp of every file is looked at."""
+        self._rested = 0.0
         self.sync(sheets)
         for path in [path for path, (stamp, _) in self._records.items() if stamp_of(path) != stamp]:
             self._look(path)

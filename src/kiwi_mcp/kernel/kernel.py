@@ -6,14 +6,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
+from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, VerbNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
@@ -54,12 +55,12 @@ from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.runs import Runs
 
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
 _WORD = 100
-_FILE = "sqlite://"
 
 
 class McpDesk(Protocol):
@@ -172,11 +173,12 @@ class Kernel:
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
                 return planned(prepare(call, catalog, grant))
-            self._attend(call, catalog)
             recorder = self._recorder()
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
-            run = await execute(call, catalog, grant, report, runs=recorder, actor=actor)
+            run = await execute(
+                call, catalog, grant, report, runs=recorder, actor=actor, attend=partial(self._attend, catalog)
+            )
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)
             return ran(run, item_type=request.item_type)
@@ -191,25 +193,25 @@ class Kernel:
             self._desk = make(self._user, self._remembered, self._catalogs.values)
         return self._desk
 
-    def _attend(self, call: Call, catalog: Catalog) -> None:
+    def _attend(self, catalog: Catalog, chain: Chain) -> None:
         """Before an item of an MCP server is run: hear what the server says of its list."""
-        if self._desk is None and catalog.has_servers:
-            with suppress(KiwiError):
-                if catalog.resolve(call.tool_id).driver == "mcp":
-                    self._mcp().hear()
+        if chain.driver == "mcp" and self._desk is None and catalog.has_servers:
+            self._mcp().hear()
 
     def _remembered(self) -> Definitions:
         """Return what is remembered of MCP servers."""
-        registry, known = self._store.registry(), self._definitions
+        return self._remembered_in(self._store.registry())
+
+    def _remembered_in(self, registry: Registry) -> Definitions:
+        known = self._definitions
         if known is None or known.database is not registry.database:
             known = self._definitions = Definitions(registry.database, registry.actor.name)
         return known
 
     def _remembered_if_any(self) -> Definitions | None:
         """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
-        url = self._store.settings.url
-        is_there = not url.startswith(_FILE) or Path(url.removeprefix(_FILE)).exists()
-        return self._remembered() if is_there else None
+        registry = self._store.registry_if_any()
+        return self._remembered_in(registry) if registry else None
 
     def _recorder(self) -> Recorder:
         """Return where runs are recorded, or why they cannot be: a tool runs all the same."""

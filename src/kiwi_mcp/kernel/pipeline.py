@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -59,15 +59,26 @@ class Run:
 
 
 async def execute(
-    call: Call, catalog: Catalog, grant: Grant, report: Report = silent, *, runs: Recorder = None, actor: str = ""
+    call: Call,
+    catalog: Catalog,
+    grant: Grant,
+    report: Report = silent,
+    *,
+    runs: Recorder = None,
+    actor: str = "",
+    attend: Callable[[Chain], None] = lambda _: None,
 ) -> Run:
-    """Resolve, verify, bind, authorize, drive, record: in this order, once per call."""
+    """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
+
+    `attend` is told of the chain of a call that may go ahead, before it does.
+    """
     trail = Trail(call, runs, actor)
     try:
         bound = prepare(call, catalog, grant)
         trail.set_out(bound.chain.tool.id, bound.plan, plan_digest(bound.plan))
         trail.secrets = secrets = secrets_of(call, bound)
         driver = driver_of(bound.chain)
+        attend(bound.chain)
         outcome = await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
     except (Exception, CancelledError) as error:
         await trail.leave(error)

@@ -22,6 +22,7 @@ _PATIENCE, _MOST_PATIENCE = 5.0, 60.0
 
 A call must not wait each time; each time that it could not be opened, this doubles.
 """
+_FILE = "sqlite://"
 _OPENING = 10.0
 """For how many seconds any step of opening a store may be silent."""
 
@@ -69,6 +70,15 @@ class Store:
         """Return the registry as the owner sees it; one that cannot be opened is an error that says why."""
         return self._open().registry
 
+    def registry_if_any(self) -> Registry | None:
+        """Return the registry, or None where the file of the store was never made: it is not made to find out."""
+        settings = self.settings
+        if (opened := self._opened) is not None and _is_current(opened, settings):
+            return opened.registry
+        del opened
+        is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
+        return self._open().registry if is_there else None
+
     def runs(self) -> Runs:
         """Return the runs."""
         return self._open().runs
@@ -109,7 +119,7 @@ class Store:
 
 
 def _is_current(opened: _Opened, settings: RegistrySettings) -> bool:
-    return opened.settings == settings and not opened.database.is_lost
+    return (opened.settings is settings or opened.settings == settings) and not opened.database.is_lost
 
 
 def _connected(settings: RegistrySettings) -> _Opened:

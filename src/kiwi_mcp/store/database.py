@@ -91,7 +91,9 @@ class Database(Protocol):
         """Return the texts in the value of a column that holds a list."""
 
     def stamp(self) -> int:
-        """Return a number that differs from the last one whenever another process or this one may have written."""
+        """Return a number that differs from the last one whenever another process, or a transaction of this one, may
+        have written; what was written by `write_now` here need not change it.
+        """
 
     def doubts(self) -> Sequence[str]:
         """Return what its owner should know of this database, a sentence each."""

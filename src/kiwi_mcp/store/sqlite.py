@@ -178,7 +178,11 @@ class SqliteDatabase:
             idle.put(line)
 
     def stamp(self) -> int:
-        """Return a number that grows with every commit: one connection notices those of others, and counts its own."""
+        """Return a number that grows with every commit but those of `write_now`.
+
+        A connection notices the commits of others alone, so the one that is asked is the one that records runs: what
+        every call leaves behind would otherwise make the next one read everything again.
+        """
         self._check()
         with self._hurrying:
             try:
@@ -222,7 +226,6 @@ class SqliteDatabase:
                 if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
                     return False
                 raise fault(error, self._path) from error
-            self._base += 1
         return True
 
     def encode_list(self, values: Sequence[str]) -> Value:
