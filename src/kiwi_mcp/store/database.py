@@ -91,8 +91,9 @@ class Database(Protocol):
         """Return the texts in the value of a column that holds a list."""
 
     def stamp(self) -> int:
-        """Return a number that differs from the last one whenever another process, or a transaction of this one, may
-        have written; what was written by `write_now` here need not change it.
+        """Return a number that differs from the last one whenever another process may have written.
+
+        So it does after a transaction of this one; what `write_now` wrote here need not change it.
         """
 
     def doubts(self) -> Sequence[str]:
