@@ -69,7 +69,8 @@ def offer(space: Space, store: Definitions, put: Callable[..., object]) -> Offer
         put(path, SERVER.format(name=name), user=user)
         base, source = (space.user, "user") if user else (space.project_ai, "project")
         key = ServerKey(str(base), name)
-        record = ServerRecord(key, f"{source}/local/{name}@1.0.0", str(base / path), "d" * 64, version, fault=fault)
+        digest = Catalog(space).find(name, source="user" if user else "project").digest
+        record = ServerRecord(key, f"{source}/local/{name}@1.0.0", str(base / path), digest, version, fault=fault)
         store.change(key, lambda *_: (replace(record, seen_at="2026-01-01T00:00:00.000Z"), offered))
 
     return offer
@@ -248,3 +249,8 @@ def test_errors_of_servers_are_told_with_what_to_type(catalog: Catalog, offer: O
     with pytest.raises(KiwiError) as refused:
         catalog.resolve("read")
     assert "`kiwi mcp accept files read`" in refused.value.suggestion
+
+
+def test_one_definition_that_cannot_be_read_hides_no_other(catalog: Catalog, offer: Offer) -> None:
+    offer("files", definition("good"), replace(definition("odd"), seen_at="no time"))
+    assert [entry.tool_id for entry in catalog.all(MCP)] == ["good"]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -14,6 +15,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives.open_pipes import Lines
 from kiwi_mcp.primitives.peer import Peer, talking
 
 Result = TypeVar("Result")
@@ -88,6 +90,24 @@ def test_output_is_read_no_further_than_a_limit_ahead(tmp_path: Path) -> None:
         return has_ended, count
 
     assert run(program, talk, tmp_path) == (False, 200_000)
+
+
+def test_empty_lines_are_read_no_further_ahead_either() -> None:
+    async def scenario() -> int:
+        theirs, ours = os.pipe()
+        os.set_blocking(ours, False)
+        lines, written = Lines(theirs, 1_000), 0
+        for _ in range(50):
+            with suppress(BlockingIOError):
+                written += os.write(ours, b"\n" * 65_536)
+            await asyncio.sleep(0)
+        os.close(ours)
+        for _ in range(written):
+            assert await lines.take() == b""
+        assert await lines.take() is None
+        return written
+
+    assert asyncio.run(scenario()) < 500_000
 
 
 def test_what_was_printed_before_the_end_is_not_lost_on_a_slow_reader(tmp_path: Path) -> None:

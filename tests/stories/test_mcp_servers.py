@@ -55,7 +55,7 @@ def imported(project: Path, tmp_path: Path) -> Kernel:
     kernel = Kernel(project)
 
     async def take() -> None:
-        answer = await kernel.call("mcp", {"action": "import"})
+        answer = await kernel.call("mcp", {"action": "import", "all": True})
         assert answer.content["status"] == "imported", answer.content
         await kernel.aclose()
 

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, Unavailable
 from kiwi_mcp.domain.items import Origin, Source, Tool, ToolFile
 from kiwi_mcp.domain.json import as_list, as_object, as_text
-from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, manifest_of, name_of, written
+from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, OfferKind, ServerKey, ServerRecord, manifest_of, name_of, written
 from kiwi_mcp.domain.registry import Pin
 from kiwi_mcp.manifest.digest import sha256_hex
 from kiwi_mcp.manifest.sheets import Sheets
@@ -33,6 +33,14 @@ _KEPT = 4_096
 _GLANCE, _ANSWER = 2.0, 10.0
 """For how many seconds a store may be silent: when every call looks whether there is news, and when it is asked."""
 _MAX_BYTES = 4_000_000
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+"""What a definition of a shape that nobody thought of may cause; it is left out, and everything else is found."""
+_ASKED_BY: Mapping[str, AbstractSet[OfferKind]] = {
+    "mcp_tool_name": {"tool"},
+    "mcp_prompt_name": {"prompt"},
+    "mcp_resource_uri": {"resource", "template"},
+}
+"""The words of a manifest that ask a server for something, and for which kinds of things."""
 
 
 class McpSource:
@@ -138,15 +146,23 @@ class McpSource:
         return known
 
     def drift(self, links: Sequence[Tool]) -> Iterator[str]:
-        """Give how a manifest that somebody wrote for an item of a server differs from what the server offers."""
+        """Give how a manifest that somebody wrote for an item of a server differs from what the server offers.
+
+        Both are refused where the server is another one than the owner accepted, and where the definition is.
+        """
         item = links[0]
-        if item.origin.source == "mcp" or len(links) < 2 or not _asked_for(item):  # noqa: PLR2004 - it and its server
+        if len(links) < 2 or not _asked_for(item):  # noqa: PLR2004 - it and its server
             return
         server = next((one for one in self._servers.values() if one.executor == _unversioned(links[1])), None)
-        if server is not None and server.seen_at:
-            offered = self._asked(lambda store: [(server.key, one) for one in store.of(server.key)])
-            if offered and not self._fault:
-                yield from _drift(item, server, [one for _, one in offered if one.state != "gone"])
+        if server is None:
+            return
+        _refuse_other_server(item, links[1], server)
+        if item.origin.source != "mcp" and server.seen_at:
+            known = self._asked(lambda store: [(server.key, one) for one in store.of(server.key)])
+            offered = [one for _, one in known if one.state != "gone"]
+            if known and not self._fault:
+                _refuse_unaccepted_behind(item, server, offered)
+                yield from _drift(item, server, offered)
 
     def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
         """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""
@@ -187,7 +203,10 @@ class McpSource:
         for key, definition in known:
             server = self._servers.get(key)
             if server is not None and definition.state != "gone":
-                entry = entry_of_definition(definition, server)
+                try:
+                    entry = entry_of_definition(definition, server)
+                except _UNREADABLE:
+                    continue
                 self._found[entry.path] = (server, definition)
                 yield entry
 
@@ -198,7 +217,9 @@ class McpSource:
         base = self._copies / digest
         path = base / "tools" / server.key.server / f"{definition.tool_id}.yaml"
         if definition.state == "changed":
-            manifest = replace(manifest, extra={**manifest.extra, "difference": definition.difference})
+            more = f"`kiwi mcp diff {server.key.server} {definition.tool_id}` shows them"
+            difference = definition.difference_within(MAX_DIFF, more)
+            manifest = replace(manifest, extra={**manifest.extra, "difference": difference})
         tool = Tool(
             replace(manifest, written=written(manifest, server)),
             Origin("mcp", path, path.parent, server.key.server, base),
@@ -260,14 +281,38 @@ def _laid_out(path: Path, data: bytes) -> Stamp:
     return stamp_of(str(path))
 
 
+def _refuse_other_server(item: Tool, executor: Tool, server: ServerRecord) -> None:
+    """Refuse what stands on a server whose manifest is not the one that the owner added or accepted."""
+    if executor.digest == server.digest:
+        return
+    name = server.key.server
+    fault = DefinitionChanged(item.identity, server=name, tool_id=item.id, diff="")
+    fault.message = f"The manifest of the MCP server {name!r} changed since it was accepted, so {item.id!r} is not run."
+    fault.suggestion = f"Look at {executor.origin.path}. If it is right, the owner types `kiwi mcp accept {name}`."
+    raise fault
+
+
+def _refuse_unaccepted_behind(item: Tool, server: ServerRecord, offered: Sequence[Definition]) -> None:
+    """Refuse a manifest that asks for a definition that the owner has not accepted as it is."""
+    asked = {(as_text(item.manifest.config.get(word)), kind) for word, kinds in _ASKED_BY.items() for kind in kinds}
+    for one in offered:
+        if (one.name, one.kind) not in asked or one.state == "accepted":
+            continue
+        identity, name = f"mcp/{server.key.server}/{one.tool_id}", server.key.server
+        if one.state == "new":
+            raise DefinitionNew(identity, server=name, tool_id=one.tool_id)
+        more = f"`kiwi mcp diff {name} {one.tool_id}` shows them"
+        diff = one.difference_within(MAX_DIFF, more)
+        raise DefinitionChanged(identity, server=name, tool_id=one.tool_id, diff=diff)
+
+
 def _unversioned(tool: Tool) -> str:
     return tool.identity.partition("@")[0]
 
 
 def _asked_for(item: Tool) -> AbstractSet[str]:
     """Return what an item asks its server for, in the server's own words."""
-    words = ("mcp_tool_name", "mcp_prompt_name", "mcp_resource_uri")
-    return {as_text(item.manifest.config.get(word)) for word in words} - {""}
+    return {as_text(item.manifest.config.get(word)) for word in _ASKED_BY} - {""}
 
 
 def _drift(item: Tool, server: ServerRecord, offered: Sequence[Definition]) -> Iterator[str]:

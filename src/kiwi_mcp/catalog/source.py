@@ -89,7 +89,7 @@ class FolderSource:
         self._namespace = namespace
         self._cache = cache
         self._rest = rest
-        self._rested = 0.0
+        self._next_look = 0.0
         self._sheets: Sheets | None = None
         self._place: Path | None = None
         self._listings: dict[str, Listing] = {}
@@ -110,9 +110,9 @@ class FolderSource:
         """Notice files and folders that came or went."""
         if sheets is not self._sheets:
             self._start(sheets)
-        elif self._rest and monotonic() < self._rested:
+        elif self._rest and monotonic() < self._next_look:
             return self._generation
-        self._rested = monotonic() + self._rest
+        self._next_look = monotonic() + self._rest
         self._look_around()
         return self._generation
 
@@ -128,7 +128,7 @@ class FolderSource:
 
     def refresh(self, sheets: Sheets) -> int:
         """Notice every change: the stamp of every file is looked at."""
-        self._rested = 0.0
+        self._next_look = 0.0
         self.sync(sheets)
         for path in [path for path, (stamp, _) in self._records.items() if stamp_of(path) != stamp]:
             self._look(path)

@@ -31,8 +31,22 @@ _NAMED_BY: Mapping[OfferKind, str] = {"tool": "name", "prompt": "name", "resourc
 _NOT_IN_ID = re.compile(r"[^a-z0-9_-]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MAX_ID = 100
-_MAX_DIFF = 20_000
-_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+MAX_DIFF = 20_000
+"""How many characters of a difference are told where it was not asked for by name."""
+_UNSEEN = (
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e0fff]"
+)
+"""Characters that command a terminal, turn the direction of writing, or are read by models and seen by nobody."""
+_HIDDEN = re.compile(_UNSEEN)
+_CONTROLS = re.compile(rf"\x1b\[[0-?]*[ -/]*[@-~]|{_UNSEEN}")
+_PROSE = frozenset({"title", "description", "$comment"})
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""What of a schema is sent to the server as it stands."""
+_LONG_LINE = 200
+_SHORT = 12
+"""How much of a digest is shown, to be given back when what was shown is accepted."""
+_SENTENCES = re.compile(r"(?<=[.!?;] )|(?<=\\n)")
 _EXPRESSION = re.compile(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
 _SILENT = frozenset({"$schema", "$id"})
 _VOLATILE = frozenset({"_meta", "size"})
@@ -55,7 +69,7 @@ class ServerRecord:
     path: str
     """The file its manifest is in; empty for one that is published."""
     digest: str
-    """What its manifest was when it was last asked."""
+    """What its manifest was when the owner added it, or last accepted what it offers."""
     version: str = UNKNOWN_VERSION
     era: str = ""
     protocol_version: str = ""
@@ -106,8 +120,13 @@ class Definition:
     def difference(self) -> str:
         """What differs between what was accepted and what is offered now, as a person reads it."""
         before = _lines(self.accepted) if self.accepted is not None else []
-        found = "\n".join(unified_diff(before, _lines(self.offered), "accepted", "offered", lineterm="", n=2))
-        return found if len(found) <= _MAX_DIFF else f"{found[:_MAX_DIFF]}\n…"
+        offered = f"offered {self.tool_id}@{self.digest[:_SHORT]}"
+        return "\n".join(unified_diff(before, _lines(self.offered), "accepted", offered, lineterm="", n=2))
+
+    def difference_within(self, limit: int, more: str) -> str:
+        """Return the beginning of the difference, and how much `more` shows where that is not all of it."""
+        found = self.difference
+        return found if len(found) <= limit else f"{found[:limit]}\n… {len(found) - limit:,} characters more: {more}"
 
 
 def name_of(kind: OfferKind, definition: JsonObject) -> str:
@@ -130,15 +149,22 @@ def version_of(info: JsonObject) -> str:
     return str(found) if found else UNKNOWN_VERSION
 
 
-def id_of(kind: OfferKind, definition: JsonObject, taken: Collection[str]) -> str:
-    """Return the name of the item for something a server offers; one that is taken gets a number."""
+def id_of(
+    kind: OfferKind, definition: JsonObject, taken: Collection[str], numbers: dict[str, int] | None = None
+) -> str:
+    """Return the name of the item for something a server offers; one that is taken gets a number.
+
+    `numbers` are the last ones that were given, so that many of one name are not counted from the start each time.
+    """
     called = as_text(definition.get("name")) or name_of(kind, definition)
     plain = _NOT_IN_ID.sub("_", _CAMEL.sub("_", called).lower()).strip("_-")[:_MAX_ID].rstrip("_-")
     base = plain if is_tool_id(plain) else f"{kind}_{plain}".rstrip("_")
-    number, wanted = 1, base
+    number, wanted = (numbers or {}).get(base, 1), base
     while wanted in taken:
         number += 1
         wanted = f"{base}_{number}"
+    if numbers is not None:
+        numbers[base] = number
     return wanted
 
 
@@ -163,9 +189,9 @@ def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:
         tags=("mcp", definition.kind),
         config={_WORDS[definition.kind]: definition.name},
         parameters=_parameters(definition.kind, shown),
-        outputs=as_object(shown.get("outputSchema")),
+        outputs=as_object(_readable(as_object(shown.get("outputSchema")))),
         mutates_state=definition.kind == "tool" and as_object(shown.get("annotations")).get("readOnlyHint") is not True,
-        extra={"annotations": shown["annotations"]} if "annotations" in shown else {},
+        extra={"annotations": _readable(shown["annotations"])} if "annotations" in shown else {},
     )
 
 
@@ -189,17 +215,17 @@ def written(manifest: Manifest, server: ServerRecord) -> JsonObject:
 
 
 def plain(text: str) -> str:
-    """Return a server's text without the characters that command a terminal."""
+    """Return a server's text without the characters that command a terminal or that nobody sees."""
     return _CONTROLS.sub("", text)
 
 
 def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
     match kind:
         case "tool":
-            schema = as_object(shown.get("inputSchema"))
+            schema = as_object(_readable(as_object(shown.get("inputSchema"))))
             return {word: value for word, value in schema.items() if word not in _SILENT}
         case "prompt":
-            arguments = [as_object(one) for one in as_list(shown.get("arguments"))]
+            arguments = [one for one in map(as_object, as_list(shown.get("arguments"))) if as_text(one.get("name"))]
             properties = {as_text(one.get("name")): _text_of(as_text(one.get("description"))) for one in arguments}
             return _closed(properties, [as_text(one["name"]) for one in arguments if one.get("required") is True])
         case "template":
@@ -207,6 +233,21 @@ def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
             return _closed({name: _text_of("") for name in names}, names)
         case "resource":
             return _closed({}, ())
+
+
+def _readable(schema: Json) -> Json:
+    """Return a schema whose prose is plain; what is sent to the server stays as it is."""
+    match schema:
+        case Mapping():
+            return {word: value if word in _VALUES else _readable_word(word, value) for word, value in schema.items()}
+        case list() | tuple():
+            return [_readable(one) for one in schema]
+        case _:
+            return schema
+
+
+def _readable_word(word: str, value: Json) -> Json:
+    return plain(value) if word in _PROSE and isinstance(value, str) else _readable(value)
 
 
 def _text_of(description: str) -> JsonObject:
@@ -219,4 +260,11 @@ def _closed(properties: Mapping[str, JsonObject], required: Sequence[str]) -> Js
 
 
 def _lines(definition: JsonObject) -> list[str]:
-    return json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
+    """Return a definition as lines; what nobody sees is spelled out, and each sentence of a long text is a line."""
+    text = json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True)
+    spelled = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return [part for line in spelled.split("\n") for part in _parts(line)]
+
+
+def _parts(line: str) -> Sequence[str]:
+    return [line] if len(line) <= _LONG_LINE else _SENTENCES.split(line)

@@ -107,6 +107,7 @@ class Kernel:
 
     async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
+        self._store.look_again()
         # What is said back is text that every surface can write, whatever was sent.
         about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
@@ -216,9 +217,11 @@ class Kernel:
     def _recorder(self) -> Recorder:
         """Return where runs are recorded, or why they cannot be: a tool runs all the same."""
         try:
-            return self._store.runs()
+            runs = self._store.runs()
         except KiwiError as error:
             return error
+        self._store.hold()
+        return runs
 
     def _call(self, request: ExecuteRequest, catalog: Catalog) -> Call:
         if not request.item_id:

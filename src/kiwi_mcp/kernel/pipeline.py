@@ -18,7 +18,7 @@ from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
-from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
@@ -28,6 +28,7 @@ from kiwi_mcp.primitives.secrets import Redactor, Revealed, Variables
 from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
+_NO_SECRETS = Revealed({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ async def execute(
 
 def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
     """Return the values of the plan's variables; one that is set nowhere is an error before anything runs."""
+    if not bound.plan.variables:
+        return _NO_SECRETS
     found = Variables().resolve(
         [name for name in bound.plan.variables if name not in bound.plan.defaulted],
         optional=bound.plan.defaulted,
@@ -205,5 +208,55 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Return the hash that names exactly this plan."""
-    return sha256_hex(canonical(plan.to_json()))
+    """Return the hash that names exactly this plan: of the canonical form of what it shows."""
+    spec = plan.spec
+    return sha256_hex(_process_text(plan, spec) if isinstance(spec, ProcessSpec) else canonical(plan.to_json()))
+
+
+def _process_text(plan: Plan, spec: ProcessSpec) -> bytes:
+    """Return `canonical(plan.to_json())`, of which what all calls of a tool have in common is written once."""
+    links, variables = _links_text(plan.chain), canonical(list(plan.variables)) if plan.variables else b"[]"
+    return b"".join(
+        (
+            b'{"chain":', links,
+            b',"digest":', _text(plan.tool_digest),
+            b',"driver":', _text(plan.driver),
+            b',"effect":', _text(plan.effect),
+            b',"facts":', canonical(plan.facts),
+            b',"identity":', _text(plan.identity),
+            b',"inputs":', canonical(plan.inputs),
+            b',"spec":{"argv":', _argv_text(spec.argv),
+            b',"cwd":', _text(spec.cwd),
+            b',"env":', _env_text(tuple(spec.env.items())),
+            b',"primitive":"subprocess","stdin_sha256":"', sha256_hex(spec.stdin).encode(),
+            b'","timeout":', _timeout_text(spec.timeout),
+            b'},"variables":', variables,
+            b"}",
+        )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _links_text(links: tuple[tuple[str, str], ...]) -> bytes:
+    return canonical([{"identity": identity, "digest": digest} for identity, digest in links])
+
+
+# Few are kept of what may hold parameters: each can be large.
+@lru_cache(maxsize=32)
+def _argv_text(argv: tuple[str, ...]) -> bytes:
+    return canonical(argv)
+
+
+@lru_cache(maxsize=32)
+def _env_text(env: tuple[tuple[str, str], ...]) -> bytes:
+    return canonical(dict(env))
+
+
+@lru_cache(maxsize=1_024)
+def _text(word: str) -> bytes:
+    return canonical(word)
+
+
+@lru_cache(maxsize=64)
+def _timeout_text(seconds: float) -> bytes:
+    return canonical(seconds)

@@ -23,6 +23,7 @@ _PATIENCE, _MOST_PATIENCE = 5.0, 60.0
 A call must not wait each time; each time that it could not be opened, this doubles.
 """
 _FILE = "sqlite://"
+_MOMENT = 0.001
 _OPENING = 10.0
 """For how many seconds any step of opening a store may be silent."""
 
@@ -55,6 +56,7 @@ class Store:
         self._lock = Lock()
         self._opened: _Opened | None = None
         self._fault: _Fault | None = None
+        self._held_until = 0.0
 
     @property
     def settings(self) -> RegistrySettings:
@@ -68,20 +70,33 @@ class Store:
 
     def registry(self) -> Registry:
         """Return the registry as the owner sees it; one that cannot be opened is an error that says why."""
-        return self._open().registry
+        return (self._held() or self._open()).registry
 
     def registry_if_any(self) -> Registry | None:
         """Return the registry, or None where the file of the store was never made: it is not made to find out."""
+        if (held := self._held()) is not None:
+            return held.registry
         settings = self.settings
-        if (opened := self._opened) is not None and _is_current(opened, settings):
-            return opened.registry
-        del opened
         is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
         return self._open().registry if is_there else None
 
     def runs(self) -> Runs:
         """Return the runs."""
         return self._open().runs
+
+    def hold(self) -> None:
+        """Let the store count as looked at for a moment, since one call asks for its registry several times.
+
+        Whatever another process changes in that moment could as well have been changed right after it.
+        """
+        self._held_until = time.monotonic() + _MOMENT
+
+    def look_again(self) -> None:
+        """End the moment for which the store counted as looked at."""
+        self._held_until = 0.0
+
+    def _held(self) -> _Opened | None:
+        return self._opened if time.monotonic() < self._held_until else None
 
     def close(self) -> None:
         """Let go of the database."""

@@ -150,13 +150,14 @@ class Trail:
     def _keep(self, record: JsonObject, warnings: list[str]) -> Kept | None:
         """Keep the record as a file; a project that cannot be written loses the file, not the result."""
         space = self._call.space
-        home = outputs_home(_home(space), space.user)
+        own = _home(space)
+        home = outputs_home(own, space.user)
         try:
             kept = keep(home, self._tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
         except OSError as error:
             warnings.append(f"The output could not be kept: {error.strerror or error}.")
             return None
-        return kept if home is _home(space) else replace(kept, path=str(home.parent / kept.path))
+        return kept if home is own else replace(kept, path=str(home.parent / kept.path))
 
     async def _store(self, run: Run, data: bytes | None, warnings: list[str]) -> bool:
         """Record the run, and say whether that was done."""

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.manifest.document import BAD_TEXT, is_bad_text, join
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.schema import faults
+from kiwi_mcp.manifest.schema import faults, text_of_schema
 
 MAX_BYTES = 8_000_000
 MAX_DEPTH = 64
@@ -181,10 +181,18 @@ def accept(tool_id: str, schema: JsonObject, given: JsonObject, *, max_bytes: in
     plain = weight.copy(given, "", 0, issues)
     if issues:
         raise InvalidArguments(tool_id, issues)
-    filled = as_object(_filled(schema, plain, schema, 0))
+    filled = as_object(_filled(schema, plain, schema, 0) if _may_have_defaults(schema) else plain)
     if found := faults(schema, filled):
         raise InvalidArguments(tool_id, found)
     return filled
+
+
+def _may_have_defaults(schema: JsonObject) -> bool:
+    # Most schemas have no default anywhere, which their text shows at once.
+    try:
+        return '"default"' in text_of_schema(schema)
+    except ValueError:  # such a schema cannot be used, which is told when the values are held against it
+        return True
 
 
 class _Weight:

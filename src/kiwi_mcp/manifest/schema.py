@@ -43,6 +43,20 @@ _SCHEMAS = (
 )  # fmt: skip
 
 
+_texts: dict[int, tuple[JsonObject, str]] = {}
+_TEXTS_KEPT = 512
+
+
+def text_of_schema(schema: JsonObject) -> str:
+    """Return a schema as text, written once as long as it is the same object: schemas are not changed."""
+    known = _texts.get(id(schema))
+    if known is None or known[0] is not schema:
+        if len(_texts) >= _TEXTS_KEPT:
+            _texts.clear()
+        known = _texts[id(schema)] = (schema, compact(schema))
+    return known[1]
+
+
 @lru_cache(maxsize=512)
 def _compiled(text: str, formats: Formats) -> Draft202012Validator:
     return Draft202012Validator(
@@ -53,7 +67,7 @@ def _compiled(text: str, formats: Formats) -> Draft202012Validator:
 def faults(schema: JsonObject, value: Json, *, place: str = "", formats: Formats = ()) -> list[Issue]:
     """Return everything in which a value differs from a schema, in plain words, up to a limit."""
     try:
-        validator = _compiled(compact(schema), formats)
+        validator = _compiled(text_of_schema(schema), formats)
     except ValueError as error:
         return [Issue(place, f"the schema cannot be used: {_first_line(error)}", "Mend the schema.")]
     try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Verdict
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rules, Verdict
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 
 
@@ -38,7 +39,7 @@ def permit(plan: Plan, grant: Grant) -> Plan:
 
 def authorize(plan: Plan, grant: Grant) -> Verdict:
     """Return whether the grant covers the plan, and by which rule not."""
-    denied = refusing_rule(grant, [plan.identity, *(identity for identity, _ in plan.chain)])
+    denied = _refusing_rule(grant.items, plan.identity, plan.chain)
     if denied is not None:
         return Deny(_why("item", *denied), denied[1])
     if isinstance(plan.spec, HttpSpec):
@@ -54,8 +55,18 @@ def refusing_rule(grant: Grant, identities: Sequence[str]) -> tuple[str, str] | 
 
     A rule that denies an item denies all that stands on it; what was asked for is all that needs to be allowed.
     """
+    return _refused(grant.items, identities)
+
+
+@lru_cache(maxsize=1_024)
+def _refusing_rule(rules: Rules, identity: str, chain: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
+    # The same rules refuse the same items, so that each chain is held against them once.
+    return _refused(rules, [identity, *(link for link, _ in chain)])
+
+
+def _refused(rules: Rules, identities: Sequence[str]) -> tuple[str, str] | None:
     for place, identity in enumerate(identities):
-        rule = grant.items.match(identity)
+        rule = rules.match(identity)
         if rule or (rule is not None and place == 0):
             return identity, rule
     return None

@@ -7,9 +7,12 @@ compressed answers.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
+from time import monotonic
+from weakref import WeakKeyDictionary
 
 import httpcore2
 import httpx2
@@ -27,16 +30,35 @@ CONNECT, WRITE = 10.0, 30.0
 _INTERNAL = -32603
 _SPOKEN = frozenset({400, 404, 405})
 """Statuses that say something in the protocols spoken here, and are passed on as they are."""
-_FIRST_ERROR = 400
+_OK, _NOT_FOUND, _FIRST_ERROR = 200, 404, 400
+_SESSION = "mcp-session-id"
+_LOST = "is_session_lost"
+RESUMED = 100
+"""How often in a row the stream of one request may be opened that breaks off soon."""
+LASTING = 10.0
+"""How long a stream lasts that did not break off soon, in seconds."""
 _OURS = frozenset({"accept", "accept-encoding", "content-type"})
 
 
-def client(spec: HttpSpec, *, secrets: Mapping[str, str], through: Network = network) -> tuple[str, httpx2.AsyncClient]:
-    """Return the address with its secrets in place, and a client that can reach its origin and no other."""
+EventFault = httpx2.SSEError
+"""An event in a stream that cannot be taken, and why."""
+
+
+def client(
+    spec: HttpSpec,
+    *,
+    secrets: Mapping[str, str],
+    through: Network = network,
+    streamed: Collection[str] = ("GET", "POST"),
+) -> tuple[str, httpx2.AsyncClient]:
+    """Return the address with its secrets in place, and a client that can reach its origin and no other.
+
+    `streamed` are the methods whose answers may be streams of events, which have no end and so no limit as a whole.
+    """
     request = prepare(spec, secrets)
     headers = {name: value for name, value in request.headers if name.lower() not in _OURS}
     return str(request.url), httpx2.AsyncClient(
-        transport=_Origin(spec, request, through),
+        transport=_Origin(spec, request, through, streamed),
         headers={**headers, "accept-encoding": "identity"},
         # Silence is ordinary between the events of a stream; whoever waits for an answer has a limit of their own.
         timeout=httpx2.Timeout(None, connect=CONNECT, write=WRITE, pool=CONNECT),
@@ -48,10 +70,12 @@ def client(spec: HttpSpec, *, secrets: Mapping[str, str], through: Network = net
 class _Origin(httpx2.AsyncBaseTransport):
     """Requests to one origin, over the pools of the network."""
 
-    def __init__(self, spec: HttpSpec, first: Request, through: Network) -> None:
+    def __init__(self, spec: HttpSpec, first: Request, through: Network, streamed: Collection[str]) -> None:
         self._spec = spec
         self._first = first
         self._through = through
+        self._streamed = streamed
+        self._taken_up: WeakKeyDictionary[asyncio.Task[object], tuple[int, float]] = WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request and return its answer with the body still to come."""
@@ -62,6 +86,8 @@ class _Origin(httpx2.AsyncBaseTransport):
                 suggestion="Use that address itself, if it is the intended one.",
             )
         refuse_denied(ours, self._spec.denied)
+        if ours.method == "GET":
+            self._count_stream()
         is_secure = ours.url.scheme == "https"
         pool = self._through.pool(ours.host, ours.port, self._spec.granted, is_secure=is_secure)
         assert isinstance(request.stream, httpx2.AsyncByteStream)  # an async client makes no other
@@ -74,7 +100,21 @@ class _Origin(httpx2.AsyncBaseTransport):
         )
         with explaining(ours):
             answer = await pool.handle_async_request(message)
+        if answer.status == _NOT_FOUND and _SESSION in request.headers:
+            await answer.aclose()
+            return _told(answer.status, {}, "has forgotten the session", is_lost=True)
         return await self._passed_on(ours, answer)
+
+    def _count_stream(self) -> None:
+        """Refuse to take up a stream once more that breaks off each time: the library would go on for ever."""
+        task = asyncio.current_task()
+        assert task is not None  # a request is made by a task, and the library makes one for each of its own
+        now = monotonic()
+        count, opened_at = self._taken_up.get(task, (0, now))
+        count = count + 1 if now - opened_at < LASTING else 1
+        self._taken_up[task] = count, now
+        if count > RESUMED:
+            raise httpx2.StreamError(f"the stream broke off {RESUMED} times in a row")
 
     async def _passed_on(self, request: Request, answer: httpcore2.Response) -> httpx2.Response:
         headers = headers_of(answer.headers)
@@ -82,9 +122,11 @@ class _Origin(httpx2.AsyncBaseTransport):
         is_packed = headers.get("content-encoding", "identity").lower() != "identity"
         if is_packed or (answer.status >= _FIRST_ERROR and answer.status not in _SPOKEN and not is_json):
             await answer.aclose()
-            return _told(answer.status, headers, is_packed=is_packed)
+            packed = "compressed its answer, which was not asked for"
+            return _told(answer.status, headers, packed if is_packed else f"answered {answer.status}")
         is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
-        limit = None if is_stream else self._spec.max_bytes
+        is_endless = is_stream and answer.status == _OK and request.method in self._streamed
+        limit = None if is_endless else self._spec.max_bytes
         return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(request, answer, limit))
 
 
@@ -112,10 +154,16 @@ class _Body(httpx2.AsyncByteStream):
         await self._answer.aclose()
 
 
-def _told(status: int, headers: Mapping[str, str], *, is_packed: bool) -> httpx2.Response:
+def is_session_lost(data: object) -> bool:
+    """Whether the data of an error tells that the server has forgotten the session, so that nothing was done."""
+    return isinstance(data, Mapping) and data.get(_LOST) is True
+
+
+def _told(status: int, headers: Mapping[str, str], what: str, *, is_lost: bool = False) -> httpx2.Response:
     """Return an answer that no protocol error explains as one that does, so that its status is not lost."""
-    what = "compressed its answer, which was not asked for" if is_packed else f"answered {status}"
     data: dict[str, str | int] = {"http_status": status}
+    if is_lost:
+        data[_LOST] = True
     if challenge := headers.get("www-authenticate"):
         data["www_authenticate"] = challenge[:1_000]
     error = {"code": _INTERNAL, "message": f"The server {what}.", "data": data}

@@ -12,6 +12,8 @@ UNREAD = 64_000_000
 """The most that may wait for a reader which does not read, in bytes."""
 _AHEAD = 1_000_000
 """How much is read ahead of whoever takes the lines, in bytes."""
+_LINE = 50
+"""What a line takes in memory besides its bytes: without it, empty lines could be read ahead without end."""
 _CHUNK = 65_536
 _LAST_CHUNKS = 32
 """What is still read of a pipe that is closed while others hold it open."""
@@ -43,7 +45,7 @@ class Lines:
             self._waiter = self._loop.create_future()
             await self._waiter
         line = self._ready.popleft()
-        self._ahead -= len(line)
+        self._ahead -= len(line) + _LINE
         return line
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class Lines:
 
     def _add(self) -> None:
         self._ready.append(bytes(self._rest))
-        self._ahead += len(self._rest)
+        self._ahead += len(self._rest) + _LINE
         self._rest.clear()
 
     def _shut(self) -> None:

@@ -60,10 +60,15 @@ class Kept:
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> Kept:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
     shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
-    name = _write_new(shelf, f"output_{now:%Y%m%d_%H%M%S}", _lines(record))
+    name = _write_new(shelf, _stem(now), _lines(record))
     shelf.names.append(name)
     _prune(shelf, retention)
     return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
+
+
+def _stem(now: datetime) -> str:
+    # As `%Y%m%d_%H%M%S`, which takes ten times as long.
+    return f"output_{now.year:04}{now.month:02}{now.day:02}_{now.hour:02}{now.minute:02}{now.second:02}"
 
 
 def rewrite(project_ai: Path, kept: Kept, record: JsonObject) -> None:

@@ -62,6 +62,15 @@ def tools(cursor: str) -> dict[str, Any]:
     return {"tools": [tool("echo"), tool("pid"), tool("add", outputSchema={"type": "object"})]}
 
 
+def prompts() -> list[dict[str, Any]]:
+    offered: list[dict[str, Any]] = [{"name": "greet", "arguments": [{"name": "who"}]}]
+    if "nameless_argument" in HABITS:
+        offered.append({"name": "odd", "arguments": [{"name": "who"}, {"required": True}]})
+    if "no_list_of_arguments" in HABITS:
+        offered.append({"name": "odd", "arguments": 5})
+    return offered
+
+
 def call(number: object, name: str, arguments: dict[str, Any], token: object) -> None:  # noqa: PLR0912, PLR0915 - one case for each tool
     match name:
         case "echo":
@@ -188,7 +197,7 @@ def answer(message: dict[str, Any]) -> None:  # noqa: PLR0912 - one case for eac
         case "tools/list" if "lists_nothing" not in HABITS:
             reply(number, tools(params.get("cursor", "")))
         case "prompts/list":
-            reply(number, {"prompts": [{"name": "greet", "arguments": [{"name": "who"}]}]})
+            reply(number, {"prompts": prompts()})
         case "prompts/get":
             words = f"Hello {params['arguments']['who']}"
             reply(number, {"messages": [{"role": "user", "content": {"type": "text", "text": words}}]})

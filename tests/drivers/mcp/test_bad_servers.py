@@ -121,7 +121,7 @@ def test_noise_is_told_once(bench: Bench) -> None:
         chain = bench.chain(bench.server(), "noise")
         return [(await bench.call(chain)).details.get("notices") for _ in range(3)]
 
-    assert bench.run(scenario()) == [["The server printed 4 line(s) among its messages that are none."], None, None]
+    assert bench.run(scenario()) == [["The server printed 5 line(s) among its messages that are none."], None, None]
 
 
 def test_a_flood_that_ends_is_dropped_counted_and_told(bench: Bench) -> None:

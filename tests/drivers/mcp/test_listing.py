@@ -58,3 +58,35 @@ def test_descriptions_are_kept_as_they_were_said(bench: Bench) -> None:
 def test_a_server_that_is_down_cannot_be_listed(bench: Bench) -> None:
     with pytest.raises(Unavailable, match="no licence found"):
         bench.run(bench.list_items(bench.server("dies_at_start")))
+
+
+@pytest.mark.case("MCP-11")
+@pytest.mark.parametrize(("limit", "value", "kept"), [("MOST_ITEMS", 2, 2), ("MOST_BYTES", 250, 2)])
+def test_a_page_with_too_much_is_cut_off_and_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, kept: int
+) -> None:
+    monkeypatch.setattr(listing, limit, value)
+    found = bench.run(bench.list_items(bench.server()))
+
+    assert [tool["name"] for tool in found.tools] == ["echo", "pid", "add"][:kept]
+    assert found.issues[0].place == "tools"
+    assert f"{value:,}" in found.issues[0].reason
+
+
+def test_of_many_faults_the_first_are_told_and_the_rest_is_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MOST_ISSUES", 1)
+    found = bench.run(bench.list_items(bench.server("one_bad_of_twenty")))
+
+    assert len(found.tools) == 17
+    assert len(found.issues) == 2
+    assert "more faults" in found.issues[1].reason
+
+
+@pytest.mark.parametrize("habit", ["nameless_argument", "no_list_of_arguments"])
+def test_a_prompt_whose_arguments_have_no_names_is_an_issue(bench: Bench, habit: str) -> None:
+    found = bench.run(bench.list_items(bench.server(habit)))
+
+    assert [prompt["name"] for prompt in found.prompts] == ["greet"]
+    assert [issue.place for issue in found.issues] == ["prompts.odd.arguments"]

@@ -14,7 +14,7 @@ import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 from tests.drivers.mcp.conftest import Bench
@@ -317,3 +317,43 @@ def test_a_server_that_was_replaced_is_greeted_again(bench: Bench) -> None:
         return results
 
     assert asyncio.run(scenario()) == [{"sum": 3}, {"sum": 3}, "unavailable"]
+
+
+@pytest.mark.parametrize(("code", "calls"), [(-32600, 1), (-32601, 1), (-32022, 2)])
+def test_a_call_is_sent_again_only_where_it_was_surely_not_heard(bench: Bench, code: int, calls: int) -> None:
+    asked: list[str] = []
+
+    async def answer(request: Request) -> Response:
+        message = json.loads(await request.body())
+        asked.append(message["method"])
+        if message["method"] == "initialize":
+            version = message["params"]["protocolVersion"]
+            about = {"name": "odd", "version": "1"}
+            said: dict[str, Json] = {"result": {"protocolVersion": version, "capabilities": {}, "serverInfo": about}}
+        else:
+            said = {"error": {"code": code if message["method"] == "tools/call" else -32601, "message": "no"}}
+        if "id" not in message:
+            return Response(status_code=202)
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], **said})
+
+    async def work(address: str) -> None:
+        outcome = await bench.call(bench.chain(bench.remote(f"{address}/mcp"), "pay"))
+        assert (outcome.status, outcome.details["mcp_code"]) == ("error", code)
+
+    at(bench, Starlette(routes=[Route("/mcp", answer, methods=["POST"])]), work)
+    assert asked.count("tools/call") == calls
+
+
+def test_an_event_too_large_for_sse_is_told_as_the_reason(bench: Bench) -> None:
+    server = MCPServer("large")
+
+    @server.tool()
+    def fill(size: int) -> str:
+        return "x" * size
+
+    async def work(address: str) -> None:
+        outcome = await bench.call(bench.chain(bench.remote(f"{address}/sse", "sse"), "fill"), {"size": 2_000_000})
+        assert outcome.status == "unavailable"
+        assert "event exceeded the 1048576 byte limit" in outcome.message
+
+    at(bench, server.sse_app(), work)

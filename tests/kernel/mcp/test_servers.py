@@ -18,7 +18,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.mcp.pins import accepted, merged, offers_of, unlisted
-from kiwi_mcp.kernel.mcp.servers import Following
+from kiwi_mcp.kernel.mcp.servers import Following, Servers
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 Ask = Callable[..., Answer]
@@ -248,17 +248,166 @@ def test_only_the_owner_adds_accepts_removes_and_connects(action: str, project: 
     assert not asyncio.run(kernel.call("mcp", {"action": "list"})).is_error
 
 
+def server_manifest(name: str, command: str = "sh") -> JsonObject:
+    config: JsonObject = {"transport": "stdio", "command": command}
+    return {"tool_id": name, "tool_type": "mcp_server", "version": "1.0.0", "executor": "subprocess", "config": config}
+
+
+def as_a_model(project: Path, verb: str, **request: Json) -> Answer:
+    async def call() -> Answer:
+        kernel = Kernel(project, is_owner=False)
+        try:
+            return await kernel.call(verb, request)
+        finally:
+            await kernel.aclose()
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize("action", ["create", "update"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"manifest": server_manifest("evil")},
+        server_manifest("evil"),
+        {"content": json.dumps(server_manifest("evil"))},
+        {"content": 'tool_id: evil\ntool_type: "mcp\\x5fserver"\n'},
+        {"files": {"tool.yaml": json.dumps(server_manifest("evil"))}},
+    ],
+)
+def test_a_model_writes_no_manifest_of_a_server(action: str, words: JsonObject, project: Path) -> None:
+    answer = as_a_model(project, "execute", action=action, item_id="evil", parameters=words)
+    assert answer.content["code"] == "not_permitted"
+    assert not (project / ".ai/tools").exists()
+
+
+def test_a_model_still_writes_and_changes_what_is_no_server(project: Path) -> None:
+    manifest: JsonObject = {"tool_type": "mcp_tool", "version": "1.0.0", "executor": "one", "description": "Says it"}
+    words: JsonObject = {**manifest, "config": {"mcp_tool_name": "echo"}}
+    assert (
+        as_a_model(project, "execute", action="create", item_id="say", parameters=words).content["code"] != "internal"
+    )
+    code = {"content": "def main():\n    return {: 1}\n"}
+    assert as_a_model(project, "execute", action="update", item_id="say", parameters=code).content["code"] not in {
+        "internal",
+        "not_permitted",
+    }
+
+
+def test_a_model_starts_no_server_that_the_owner_has_not_added(project: Path, scripted: Scripted) -> None:
+    folder = project / ".ai/tools/mcp"
+    folder.mkdir(parents=True)
+    config: JsonObject = {"transport": "stdio", **scripted.words}
+    (folder / "evil.yaml").write_text(json.dumps({**server_manifest("evil"), "config": config}))
+    assert as_a_model(project, "mcp", action="refresh", server="evil").content["code"] == "not_permitted"
+    assert as_a_model(project, "mcp", action="refresh").content["servers"] == []
+    assert scripted.starts == 0
+
+
+def test_a_manifest_by_hand_is_no_way_around_the_owner(ask: Ask, scripted: Scripted, project: Path) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    scripted.offer(tool("echo", "otherwise"), tool("announce"), tool("danger"))
+    ask("mcp", action="refresh", server="one")
+    words: JsonObject = {"tool_type": "mcp_tool", "version": "1.0.0", "executor": "one", "description": "Mine"}
+    for name, code in (("danger", "definition_new"), ("echo", "definition_changed")):
+        path = project / f".ai/tools/my_{name}.yaml"
+        path.write_text(json.dumps({"tool_id": f"my_{name}", **words, "config": {"mcp_tool_name": name}}))
+        assert ask("execute", item_id=f"my_{name}").content["code"] == code
+    ask("mcp", action="accept", server="one")
+    assert ask("execute", item_id="my_danger").content["status"] == "success"
+
+
+@pytest.mark.case("MCP-07")
+def test_another_program_behind_an_accepted_name_is_not_run(ask: Ask, scripted: Scripted, project: Path) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    path = project / ".ai/tools/mcp/one.yaml"
+    path.write_text(path.read_text().replace("version: 1.0.0", "version: 1.0.1"))
+    refused = ask("execute", item_id="echo")
+    assert refused.content["code"] == "definition_changed"
+    assert "The manifest of the MCP server 'one' changed" in str(refused.content)
+    assert as_a_model(project, "mcp", action="refresh", server="one").content["code"] == "not_permitted"
+    ask("mcp", action="refresh", server="one")
+    assert ask("execute", item_id="echo").content["code"] == "definition_changed"
+    assert ask("mcp", action="diff", server="one").content["status"] == "differs"
+    assert ask("mcp", action="accept", server="one", tool="echo").is_error
+    ask("mcp", action="accept", server="one")
+    assert not ask("execute", item_id="echo").is_error
+
+
+def test_what_an_edited_server_offers_first_is_not_accepted(ask: Ask, scripted: Scripted, project: Path) -> None:
+    ask("mcp", action="add", server="one", start=False, **scripted.words)
+    path = project / ".ai/tools/mcp/one.yaml"
+    path.write_text(path.read_text().replace("version: 1.0.0", "version: 1.0.1"))
+    assert states(ask("mcp", action="refresh", server="one")) == {"announce": "new", "echo": "new"}
+
+
+def test_what_is_accepted_is_what_was_shown(ask: Ask, scripted: Scripted) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    scripted.offer(tool("echo", "otherwise"))
+    ask("mcp", action="refresh", server="one")
+    (change,) = map(as_object, as_list(ask("mcp", action="diff", server="one", tool="echo").content["changes"]))
+    shown = f"echo@{as_text(change['digest'])[:12]}"
+    assert f"+++ offered {shown}" in as_text(change["diff"])
+    scripted.offer(tool("echo", "worse"))
+    ask("mcp", action="refresh", server="one")
+    assert ask("mcp", action="accept", server="one", tool=shown).is_error
+    scripted.offer(tool("echo", "otherwise"))
+    ask("mcp", action="refresh", server="one")
+    assert ask("mcp", action="accept", server="one", tool=shown).content["accepted"] == ["echo"]
+
+
+def test_the_files_of_a_project_are_imported_only_when_that_is_said(
+    ask: Ask, scripted: Scripted, project: Path, home: Path
+) -> None:
+    (project / ".mcp.json").write_text(json.dumps({"mcpServers": {"theirs": scripted.words}}))
+    assert ask("mcp", action="import").is_error
+    (home / ".cursor").mkdir()
+    (home / ".cursor/mcp.json").write_text(json.dumps({"mcpServers": {"mine": {"command": "sh"}}}))
+    rows = as_list(ask("mcp", action="import", start=False).content["servers"])
+    assert [as_object(row)["server"] for row in rows] == ["mine"]
+
+
+def test_the_era_a_server_had_is_known_before_it_is_used_again(kernel: Kernel, scripted: Scripted) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Eras:
+        def remember(self, identity: str, era: str) -> None:
+            told.append((identity, era))
+
+    class Lister:
+        on_change: Callable[[str], None] | None = None
+        eras = Eras()
+
+    async def story() -> None:
+        await kernel.call("mcp", {"action": "add", "server": "one", **scripted.words})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kiwi_mcp.kernel.mcp.servers._lister", Lister)
+            Servers(Path(), kernel._remembered, tuple).hear()
+        await kernel.aclose()
+
+    asyncio.run(story())
+    assert told == [("project/local/one@1.0.0", "legacy")]
+
+
+def test_secrets_in_what_was_left_out_are_not_told(ask: Ask, scripted: Scripted) -> None:
+    secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+    scripted.offer(tool("echo"), {"name": f"bad {secret}", "inputSchema": 5})
+    added = ask("mcp", action="add", server="one", env={"KEY": secret}, with_secrets=True, **scripted.words)
+    assert "warnings" in added.content
+    assert secret not in json.dumps(added.content)
+
+
 @pytest.mark.req("K-MC-06")
 def test_servers_of_other_clients_are_imported_once(ask: Ask, scripted: Scripted, project: Path) -> None:
     servers = {"my tools": scripted.words, "off": {"command": "x", "disabled": True}}
     (project / ".mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    planned = ask("mcp", action="import", dry_run=True)
+    planned = ask("mcp", action="import", all=True, dry_run=True)
     assert planned.content["message"] == "1 server would be imported"
     assert not (project / ".ai/tools").exists()
-    done = ask("mcp", action="import")
+    done = ask("mcp", action="import", all=True)
     assert done.content["message"] == "1 server imported, with 2 items"
     assert not ask("execute", item_id="mcp/my_tools/echo").is_error
-    again = [as_object(row) for row in as_list(ask("mcp", action="import").content["servers"])]
+    again = [as_object(row) for row in as_list(ask("mcp", action="import", all=True).content["servers"])]
     assert {as_text(row["server"]): as_text(row["reason"]) for row in again} == {
         "my tools": "it is here already, as my_tools",
         "off": "it is disabled there",
@@ -280,6 +429,7 @@ def test_a_removed_server_takes_its_items_along_and_a_new_one_of_its_name_starts
     [
         {"action": "add", "server": "one"},
         {"action": "add", "server": "one", "url": "ftp://x"},
+        {"action": "add", "server": "one", "url": "http://127.0.0.1/mcp", "command": "sh"},
         {"action": "add"},
         {"action": "accept"},
         {"action": "accept", "server": "subprocess"},
@@ -311,6 +461,12 @@ def test_a_kind_that_could_not_be_listed_stays_as_it_was() -> None:
     known = merged((), offers_of("one", prompts, []), is_accepted=True, now="now")
     failed = Listed(issues=(Issue("prompts", "cannot be listed", "Ask."),))
     assert merged(known, (), is_accepted=False, now="later", untouched=unlisted(failed)) == known
+
+
+def test_many_of_one_name_are_numbered_in_one_go() -> None:
+    many = Listed(resources=tuple({"uri": f"u:{number}", "name": "x"} for number in range(5_000)))
+    known = merged((), offers_of("one", many, []), is_accepted=True, now="now")
+    assert {one.tool_id for one in known} == {"x", *(f"x_{number}" for number in range(2, 5_001))}
 
 
 NAMES = st.sampled_from(["a", "b", "A", "c d"])

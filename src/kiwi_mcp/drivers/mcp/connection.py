@@ -77,7 +77,7 @@ class Connection:
         self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._closing = asyncio.Event()
         self._fault: BaseException | None = None
-        self._is_late = False
+        self._is_late = self._has_ended = False
         self._wire: Wire | None = None
         self._sieve: Sieve | None = None
         self._dispatcher: JSONRPCDispatcher | None = None
@@ -93,7 +93,7 @@ class Connection:
     @property
     def is_lost(self) -> bool:
         """Whether it ended by itself."""
-        return self._fault is not None or self._is_late
+        return self._fault is not None or self._has_ended or self._is_late
 
     @property
     def heard_at(self) -> float:
@@ -205,7 +205,8 @@ class Connection:
 
     def _ended(self, fault: Exception | None) -> None:
         if not self._closing.is_set():
-            self._fault = self._fault or fault or ConnectionError("it ended the connection")
+            self._has_ended = True  # why, the wire may tell when it is closed
+            self._fault = self._fault or fault
             self._closing.set()
 
     async def _notified(self, message: IncomingMessage) -> None:

@@ -29,10 +29,12 @@ from kiwi_mcp.drivers.mcp.pool import Lease, Pool
 from kiwi_mcp.drivers.mcp.result import outcome_of, refused
 from kiwi_mcp.drivers.mcp.server import Server, server_of
 from kiwi_mcp.primitives import http_client
+from kiwi_mcp.primitives.http_channel import is_session_lost
 
 _HEADER_MISMATCH: Final = -32020
-_CHANGED: Final = frozenset({-32022, -32600, -32601})
-"""What a server says that was replaced by one of the other era, or has forgotten the session."""
+_OTHER_ERA: Final = -32022
+_CHANGED: Final = frozenset({_OTHER_ERA, -32600, -32601})
+"""What a server may say that was replaced by one of the other era."""
 _TOLD = 500
 _PAGES = 100
 
@@ -68,7 +70,14 @@ class Mcp:
         """Ask the server, and give its answer as a result."""
         assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - bind above makes no other
         server = replace(server_of(chain.executor, space), spec=plan.spec)
-        question = _Question(planned(plan), plan.inputs, plan.spec.timeout, chain.tool.manifest.outputs, report)
+        question = _Question(
+            planned(plan),
+            plan.inputs,
+            plan.spec.timeout,
+            chain.tool.manifest.outputs,
+            report,
+            is_repeatable=plan.effect in ("pure", "idempotent"),
+        )
         try:
             outcome = await self._ask(server, secrets, question)
         except Unavailable as fault:
@@ -115,9 +124,10 @@ class Mcp:
                 try:
                     outcome = await _answered(lease.connection, question)
                 except MCPError as refusal:
-                    if not is_last and server.transport == "http" and refusal.code in _CHANGED:
+                    if server.transport == "http" and _is_changed(refusal):
                         lease.retire()
-                        continue
+                        if not is_last and (question.is_repeatable or _was_not_heard(refusal)):
+                            continue
                     outcome = refused(question.wanted.name, refusal)
                 except TimeoutError:
                     return _late(lease, question)
@@ -136,6 +146,7 @@ class _Question:
     timeout: float
     outputs: JsonObject
     report: Report
+    is_repeatable: bool
     asked_at: float = 0.0
 
     @property
@@ -162,6 +173,15 @@ async def _answered(connection: Connection, question: _Question) -> Outcome:
             schema = await _schema(connection, question.wanted.name)
             answer = await connection.ask(question.wanted.method, params, progress=question.progress, schema=schema)
     return outcome_of(question.wanted, answer, question.outputs)
+
+
+def _is_changed(refusal: MCPError) -> bool:
+    return refusal.code in _CHANGED or _was_not_heard(refusal)
+
+
+def _was_not_heard(refusal: MCPError) -> bool:
+    """Whether the server surely did nothing: it speaks another era, or has forgotten the session."""
+    return refusal.code == _OTHER_ERA or is_session_lost(refusal.error.data)
 
 
 def _late(lease: Lease, question: _Question) -> Outcome:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from mcp.shared.exceptions import MCPError
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.drivers.mcp.connection import Connection, Greeting
 from kiwi_mcp.drivers.mcp.eras import Era
 from kiwi_mcp.drivers.mcp.failures import harmless
@@ -20,6 +21,12 @@ MOST_ITEMS = 10_000
 """The most items of one kind that are taken from a server."""
 MOST_PAGES = 1_000
 """The most pages in which it may give them."""
+MOST_BYTES = 64_000_000
+"""How much a server may say of all its items together, in bytes."""
+MOST_ISSUES = 100
+"""The most faults of one listing that are told."""
+_BREATH = 16
+"""Items after which others have their turn."""
 _LONGEST_NAME = 256
 _METHOD_NOT_FOUND: Final = -32601
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
@@ -50,11 +57,37 @@ class _Kind:
     check: Callable[[JsonObject, str], list[Issue]] = lambda _item, _at: []
 
 
+@dataclass(slots=True)
+class _Taking:
+    """A listing under way: how much was said, what was not sound, and where it was cut short."""
+
+    size: int = 0
+    faults: list[Issue] = field(default_factory=list)
+    untold: int = 0
+    limits: list[Issue] = field(default_factory=list)
+
+    def has_room(self, item: Json) -> bool:
+        """Count an item; whether there is room for it."""
+        self.size += len(compact(item))
+        return self.size <= MOST_BYTES
+
+    def note(self, faults: list[Issue]) -> None:
+        """Keep the first faults, and count the others."""
+        fitting = faults[: MOST_ISSUES - len(self.faults)]
+        self.faults += fitting
+        self.untold += len(faults) - len(fitting)
+
+    def issues(self) -> tuple[Issue, ...]:
+        """Return what is to be told."""
+        more = Issue("items", f"have {self.untold:,} more faults", "The items with faults are left out.")
+        return (*self.faults, *([more] if self.untold else []), *self.limits)
+
+
 async def listed(connection: Connection) -> ServerListing:
     """Ask a server for everything it offers."""
     greeting = await connection.greeted()
-    issues: list[Issue] = []
-    found = {kind.word: await _all(connection, greeting, kind, issues) for kind in _KINDS}
+    taking = _Taking()
+    found = {kind.word: await _all(connection, greeting, kind, taking) for kind in _KINDS}
     return ServerListing(
         server_info=greeting.server_info,
         protocol_version=greeting.protocol_version,
@@ -64,41 +97,52 @@ async def listed(connection: Connection) -> ServerListing:
         prompts=found["prompts"],
         resources=found["resources"],
         templates=found["resourceTemplates"],
-        issues=tuple(issues),
+        issues=taking.issues(),
     )
 
 
-async def _all(connection: Connection, greeting: Greeting, kind: _Kind, issues: list[Issue]) -> tuple[JsonObject, ...]:
+async def _all(connection: Connection, greeting: Greeting, kind: _Kind, taking: _Taking) -> tuple[JsonObject, ...]:
     if kind.method.partition("/")[0] not in greeting.capabilities:
         return ()
     kept: dict[str, JsonObject] = {}
-    cursor: Json = None
+    cursor = ""
     for _ in range(MOST_PAGES):
         try:
             page = await connection.ask(kind.method, {"cursor": cursor} if cursor else {})
         except MCPError as refusal:
             if refusal.code != _METHOD_NOT_FOUND:
-                issues.append(_refused(kind, refusal))
+                taking.limits.append(_refused(kind, refusal))
             break
-        for number, item in enumerate(as_list(page.get(kind.word))):
-            _keep(kind, as_object(item), f"{kind.word}[{len(kept) + number}]", kept, issues)
-        if not (cursor := as_text(page.get("nextCursor"))):
+        is_whole, cursor = await _take(kind, page, kept, taking), as_text(page.get("nextCursor"))
+        if not is_whole or (cursor and len(kept) >= MOST_ITEMS):
+            taking.limits.append(_too_many(kind))
             break
-        if len(kept) >= MOST_ITEMS:
-            issues.append(_too_many(kind))
+        if not cursor:
             break
     else:
-        issues.append(_too_many(kind))
-    return tuple(kept.values())[:MOST_ITEMS]
+        taking.limits.append(_too_many(kind))
+    return tuple(kept.values())
 
 
-def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject], issues: list[Issue]) -> None:
+async def _take(kind: _Kind, page: JsonObject, kept: dict[str, JsonObject], taking: _Taking) -> bool:
+    """Keep what is sound on a page; whether all of the page was looked at."""
+    items, before = as_list(page.get(kind.word)), len(kept)
+    for number, item in enumerate(items[: MOST_ITEMS - before]):
+        if number % _BREATH == 0:
+            await asyncio.sleep(0)
+        if not taking.has_room(item):
+            return False
+        _keep(kind, as_object(item), f"{kind.word}[{before + number}]", kept, taking)
+    return len(items) <= MOST_ITEMS - before
+
+
+def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject], taking: _Taking) -> None:
     name = as_text(item.get(kind.named_by))
     at = f"{kind.word}.{harmless(name)[:_LONGEST_NAME]}" if name else place
     faults = _name_faults(kind, name, at) or kind.check(item, at)
     if name in kept:
         faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
-    issues.extend(faults)
+    taking.note(faults)
     if not faults:
         kept[name] = item
 
@@ -123,16 +167,25 @@ def _tool_faults(item: JsonObject, at: str) -> list[Issue]:
     return found
 
 
+def _prompt_faults(item: JsonObject, at: str) -> list[Issue]:
+    arguments = item.get("arguments")
+    if arguments is None:
+        return []
+    if isinstance(arguments, list) and all(as_text(as_object(each).get("name")) for each in arguments):
+        return []
+    return [Issue(f"{at}.arguments", "are not a list of arguments with names", "The server must mend it.")]
+
+
 _KINDS = (
     _Kind("tools/list", "tools", "name", _tool_faults),
-    _Kind("prompts/list", "prompts", "name"),
+    _Kind("prompts/list", "prompts", "name", _prompt_faults),
     _Kind("resources/list", "resources", "uri"),
     _Kind("resources/templates/list", "resourceTemplates", "uriTemplate"),
 )
 
 
 def _too_many(kind: _Kind) -> Issue:
-    reason = f"the list has more than {MOST_ITEMS:,} items or {MOST_PAGES:,} pages"
+    reason = f"the list has more than {MOST_ITEMS:,} items, {MOST_PAGES:,} pages or {MOST_BYTES:,} bytes"
     return Issue(kind.word, reason, "The rest is left out.", severity="warning")
 
 

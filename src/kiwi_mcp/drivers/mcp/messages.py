@@ -1,7 +1,7 @@
 """Messages on a wire of our own: lines in, lines out, as the SDK wants them.
 
-What is no message never ends a conversation. Package runners print progress before the server speaks, so lines that
-are not JSON are skipped until the first message; afterwards they are counted, and told once.
+What is no message ends no conversation, unless nothing else comes. Package runners print progress before the server
+speaks, so lines that are not JSON are skipped until the first message; afterwards they are counted, and told once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.heard import NotJson, parse
 
 _INTERNAL = -32603
 _BREATH = 32
-"""Messages after which others have their turn, however many more are here already."""
+"""Lines and messages after which others have their turn, however many more are here already."""
+MOST_IN_BATCH = 1_000
+"""The most messages that one line may hold."""
+MOST_NOISE = 100_000
+"""Lines in a row that are no messages, after which a server is no longer listened to."""
 
 
 class Incoming(Protocol):
@@ -59,11 +64,13 @@ class Inbound(Block):
         self._line = line
         self._heard: deque[JSONRPCMessage] = deque()
         self._taken = 0
+        self._noise_in_a_row = 0
         self._has_spoken = False
         self.noise = 0
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message."""
+        await self._breathe()
         while not self._heard:
             line = await self._line()
             if line is None:
@@ -79,14 +86,14 @@ class Inbound(Block):
 
     def _hear(self, line: bytes) -> None:
         text = line.strip().removeprefix(b"\xef\xbb\xbf")
-        if not text:
+        if found := list(_messages(text)):
+            self._heard.extend(found)
+            self._has_spoken, self._noise_in_a_row = True, 0
             return
-        found = list(_messages(text))
-        self._heard.extend(found)
-        if found:
-            self._has_spoken = True
-        elif self._has_spoken:
-            self.noise += 1
+        self.noise += self._has_spoken
+        self._noise_in_a_row += 1
+        if self._noise_in_a_row > MOST_NOISE:
+            raise _at_fault(f"it printed more than {MOST_NOISE:,} lines in a row that are no messages.")
 
     def __aiter__(self) -> Self:
         return self
@@ -120,7 +127,10 @@ def _messages(text: bytes) -> Iterator[JSONRPCMessage]:
         value = parse(text).value
     except NotJson:
         return
-    for each in value if isinstance(value, list) else [value]:
+    batch = value if isinstance(value, list) else [value]
+    if len(batch) > MOST_IN_BATCH:
+        raise _at_fault(f"it sent more than {MOST_IN_BATCH:,} messages in one line.")
+    for each in batch:
         if isinstance(each, dict) and (message := _message(each)) is not None:
             yield message
 
@@ -137,6 +147,10 @@ def _message(value: JsonObject) -> JSONRPCMessage | None:
             return JSONRPCError.model_construct(jsonrpc="2.0", id=number, error=_error(error))
         case _:
             return None
+
+
+def _at_fault(reason: str) -> Unavailable:
+    return Unavailable(reason, suggestion="The server is at fault: report it.")
 
 
 def _params(value: JsonObject) -> dict[str, Json] | None:

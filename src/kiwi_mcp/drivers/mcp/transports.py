@@ -12,6 +12,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
+from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
 from kiwi_mcp.drivers.mcp.server import Server
@@ -91,9 +92,13 @@ async def _posted(server: Server, spec: HttpSpec, secrets: Mapping[str, str]) ->
 
 @asynccontextmanager
 async def _streamed(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
-    url, client = http_channel.client(spec, secrets=secrets)
-    async with sse_client(url, httpx_client_factory=lambda *_, **__: client) as (incoming, outgoing):
-        yield Wire(incoming, outgoing)
+    url, client = http_channel.client(spec, secrets=secrets, streamed=("GET",))
+    try:
+        async with sse_client(url, httpx_client_factory=lambda *_, **__: client) as (incoming, outgoing):
+            yield Wire(incoming, outgoing)
+    except* http_channel.EventFault as faults:
+        reason = f"its stream cannot be read: {faults.exceptions[0]}"
+        raise Unavailable(reason, suggestion="Ask for less at once, or use the server's `http` transport.") from None
 
 
 @asynccontextmanager

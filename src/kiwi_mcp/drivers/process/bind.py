@@ -35,6 +35,7 @@ class Frame:
     """What every call of a chain has in common, whatever its inputs."""
 
     chain: Chain
+    space: Space
     words: Words
     environment: Environment
     facts: Mapping[str, str]
@@ -49,15 +50,15 @@ class Frame:
     timeout: float
 
 
-_frames: OrderedDict[tuple[int, Space, str], Frame] = OrderedDict()
+_frames: OrderedDict[tuple[int, str], Frame] = OrderedDict()
 _FRAMES_KEPT = 512
 
 
 def frame_of(chain: Chain, space: Space) -> Frame:
     """Return the frame of a chain, made once for as long as the catalog gives the same chain."""
-    key = (id(chain), space, search_path())
+    key = (id(chain), search_path())
     known = _frames.get(key)
-    if known is None or known.chain is not chain:
+    if known is None or known.chain is not chain or known.space != space:
         known = _frames[key] = _make_frame(chain, space)
         if len(_frames) > _FRAMES_KEPT:
             _frames.popitem(last=False)
@@ -72,6 +73,7 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
     facts, command = facts_of(chain, space, environment), _template(chain, words)
     return Frame(
         chain,
+        space,
         words,
         environment,
         facts,
@@ -90,7 +92,8 @@ def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     """Return the plan of a tool that stands on a runtime: the one process that its words and these inputs make."""
     frame = frame_of(chain, space)
     tool, words, environment, declared = chain.tool, frame.words, frame.environment, frame.declared
-    values = values_of(chain, inputs, frame.facts)
+    is_fixed = frame.fixed is not None and not declared and not words.is_compiled
+    values = {} if is_fixed else values_of(chain, inputs, frame.facts)
     _require_commands(tool, environment)
     prepared: dict[str, Json] = {"result_from": words.result_from}
     if environment.packages:

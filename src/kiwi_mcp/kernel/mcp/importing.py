@@ -52,6 +52,11 @@ def wished_server(request: McpRequest, space: Space) -> Wish:
         return Wish({"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given})
     if not request.server:
         raise InvalidRequest("The request names no server.", suggestion="Send `server`, what to call it.")
+    if request.command and request.url:
+        raise InvalidRequest(
+            "A server is started by a command or reached by an address, not both.",
+            suggestion="Send `command` or `url`.",
+        )
     name, gathered = request.server, Gathered()
     words: JsonObject = (
         {"command": request.command, "args": list(request.args), "env": dict(request.env)}
@@ -69,13 +74,18 @@ def wished_server(request: McpRequest, space: Space) -> Wish:
 
 
 def imported_servers(request: McpRequest, space: Space, present: Mapping[str, Tool]) -> Wishes:
-    """Return the servers of the configurations that are named, or of every client's that is found here."""
+    """Return the servers of the configurations that are named, or of the user's own; with `all`, of the project's too.
+
+    A project may come from anybody, and what its files start is not what the user chose.
+    """
+    found = find_configurations(Path.home(), space.project)
     paths = [space.project / path for path in request.paths] or [
-        one.path for one in find_configurations(Path.home(), space.project)
+        one.path for one in found if request.all or one.scope == "user"
     ]
     if not paths:
         raise InvalidRequest(
-            "No configuration of a known client is here.", suggestion="Name a file: `kiwi mcp import PATH`."
+            "No configuration of a known client is among your own files.",
+            suggestion="Name a file: `kiwi mcp import PATH`; or take the project's too: `kiwi mcp import --all`.",
         )
     gathering = _Gathering({name: tool.manifest.config for name, tool in present.items()}, str(space.project))
     for path in paths:

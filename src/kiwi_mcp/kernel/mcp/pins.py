@@ -102,11 +102,12 @@ def merged(
     """
     before = {(one.kind, one.name): one for one in known}
     taken = {one.tool_id for one in known}
+    numbers: dict[str, int] = {}
     after: list[Definition] = []
     for offer in offers:
         old = before.pop((offer.kind, offer.name), None)
         if old is None:
-            tool_id = id_of(offer.kind, offer.definition, taken)
+            tool_id = id_of(offer.kind, offer.definition, taken, numbers)
             taken.add(tool_id)
             fresh = Definition(offer.kind, offer.name, tool_id, "new", offer.definition, offer.digest, seen_at=now)
             after.append(_accepted(fresh, now) if is_accepted else fresh)

@@ -40,10 +40,18 @@ _STALE = 300.0
 _MAX_TEXT = 16_000
 
 
+class Eras(Protocol):
+    """How each server is spoken to."""
+
+    def remember(self, identity: str, era: str) -> None:
+        """Note the era of a server."""
+
+
 class Lister(Protocol):
     """The driver that speaks to servers, as far as it is needed here."""
 
     on_change: Callable[[str], None] | None
+    eras: Eras
 
     async def list_items(
         self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
@@ -73,8 +81,13 @@ class Servers:
         self.remembered = remembered
 
     def hear(self) -> None:
-        """Ask servers anew, from now on, when they say that their list has changed."""
-        self._following.start(_lister(), self._asked_anew)
+        """Ask servers anew, from now on, when they say that their list has changed; each as it last was asked."""
+        lister = _lister()
+        if self._following.start(lister, self._asked_anew):
+            with suppress(KiwiError):  # a store that cannot be asked costs a question to each server, no more
+                for record in self.remembered().servers():
+                    if record.era:
+                        lister.eras.remember(record.identity, record.era)
 
     def used(self, identity: str) -> None:
         """Note that a server was used: one that was not asked for a while may be another one by now, and is asked."""
@@ -143,7 +156,9 @@ class Servers:
         for catalog in tuple(self._catalogs()):
             with suppress(KiwiError):
                 server = catalog.find(identity)
-                if self.remembered().find(key_of(server, catalog.space)) is not None:
+                record = self.remembered().find(key_of(server, catalog.space))
+                # A manifest that was changed meanwhile would start something that the owner has not looked at.
+                if record is not None and record.digest == server.digest:
                     await self.refresh(server, catalog)
 
 
@@ -155,16 +170,13 @@ class Following:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
 
-    @property
-    def is_on(self) -> bool:
-        """Whether servers are heard."""
-        return self._refresh is not None
-
-    def start(self, lister: Lister, refresh: Callable[[str], Awaitable[None]]) -> None:
-        """Hear servers from now on."""
-        if self._refresh is None:
-            self._refresh = refresh
-            lister.on_change = self.heard
+    def start(self, lister: Lister, refresh: Callable[[str], Awaitable[None]]) -> bool:
+        """Hear servers from now on, and say whether they were not heard before."""
+        if self._refresh is not None:
+            return False
+        self._refresh = refresh
+        lister.on_change = self.heard
+        return True
 
     def heard(self, identity: str) -> None:
         """Ask a server that says that its list has changed."""
@@ -252,8 +264,10 @@ def _listed_now(
     record: ServerRecord, known: tuple[Definition, ...], server: Tool, listing: Listing, offers: tuple[Offer, ...]
 ) -> Known:
     now = moment()
-    current = fresh_record(server, record.key)
-    after = merged(known, offers, is_accepted=record.accepts_first, now=now, untouched=unlisted(listing))
+    # What the owner added is accepted first; a manifest that was changed since is not what the owner added.
+    is_first = record.accepts_first and record.digest == server.digest
+    current = replace(fresh_record(server, record.key), digest=record.digest)
+    after = merged(known, offers, is_accepted=is_first, now=now, untouched=unlisted(listing))
     return (
         replace(
             current,
@@ -276,16 +290,19 @@ def _without_secrets(listing: Listing, secrets: Mapping[str, str]) -> Listing:
     def clean(value: JsonObject) -> JsonObject:
         return as_object(redacted(Outcome("success", result=value), secrets).result)
 
+    def text(value: str) -> str:
+        return redacted(Outcome("success", message=value), secrets).message
+
     return _Clean(
         server_info=clean(listing.server_info),
         protocol_version=listing.protocol_version,
         era=listing.era,
-        instructions=redacted(Outcome("success", message=listing.instructions), secrets).message,
+        instructions=text(listing.instructions),
         tools=tuple(map(clean, listing.tools)),
         prompts=tuple(map(clean, listing.prompts)),
         resources=tuple(map(clean, listing.resources)),
         templates=tuple(map(clean, listing.templates)),
-        issues=listing.issues,
+        issues=tuple(replace(one, place=text(one.place), reason=text(one.reason)) for one in listing.issues),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -11,7 +13,7 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDe
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.authoring import Author
@@ -29,6 +31,9 @@ _OWNERS = {"add": "add NAME -- COMMAND", "import": "import", "accept": "accept S
 _AT_ONCE = 4
 _SHOWN = 1_000
 _CATEGORY = "mcp"
+_MAX_BYTES = 1_000_000
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+"""What may follow the name of an item, as NAME@DIGEST, to accept what was shown and nothing that came since."""
 
 
 class McpVerb:
@@ -65,7 +70,7 @@ class McpVerb:
             case "import":
                 return await self._import(request, catalog, report)
             case "refresh":
-                return await self._refresh(request, catalog, report)
+                return await self._refresh(request, catalog, report, is_owner=is_owner)
             case "accept":
                 return self._accept(request, catalog)
             case "diff":
@@ -148,16 +153,19 @@ class McpVerb:
             **warned(warnings),
         }
 
-    async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+    async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
         if request.server:
             server = server_named(request.server, catalog)
+            if not is_owner and not self._is_the_owners(server, catalog):
+                raise _not_the_owners(server)
             report(Progress(f"asking {server.id}"))
             one = await self._servers.refresh(server, catalog)
             told = {**server_told(server, one.server, one.definitions), "items": items_told(one.definitions)}
             message = f"{server.id}: {counted(one.definitions)}{waiting(one.definitions)}"
             return {"action": "refresh", "message": message, **told, **warned([*map(Issue.to_json, one.issues)])}
         warnings: list[Json] = []
-        servers = [server for server, _ in self._known_servers(catalog)]
+        known = [server for server, _ in self._known_servers(catalog)]
+        servers = [server for server in known if is_owner or self._is_the_owners(server, catalog)]
         asked = await self._asked_all(servers, catalog, warnings, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
@@ -167,7 +175,12 @@ class McpVerb:
         return {"action": "refresh", "message": message, "servers": rows, **warned(warnings)}
 
     def _accept(self, request: McpRequest, catalog: Catalog) -> JsonObject:
-        server, _, known = self._meant(request, catalog)
+        server, before, known = self._meant(request, catalog)
+        if request.tool and before is not None and before.digest != server.digest:
+            raise InvalidRequest(
+                f"The manifest of {server.id!r} changed, which concerns all that it offers.",
+                suggestion=f"Look at {server.origin.path}. If it is right, `kiwi mcp accept {server.id}`.",
+            )
         wanted = [one for one in known if one.state in {"new", "changed"}]
         names = frozenset(one.tool_id for one in wanted)
 
@@ -175,24 +188,35 @@ class McpVerb:
             # What was offered anew since is not what the owner looked at.
             seen = {(one.kind, one.name): one.digest for one in wanted}
             same = {one.tool_id for one in current if seen.get((one.kind, one.name)) == one.digest}
-            return record or fresh_record(server, key_of(server, catalog.space)), accepted(current, same, now=moment())
+            held = record or fresh_record(server, key_of(server, catalog.space))
+            # Whoever accepts one item only has not looked at a manifest that was changed meanwhile.
+            held = held if request.tool else replace(held, digest=server.digest, accepts_first=False)
+            return held, accepted(current, same, now=moment())
 
-        if names and not request.dry_run:
+        is_other = before is not None and before.digest != server.digest
+        if (names or is_other) and not request.dry_run:
             self._remembered().change(key_of(server, catalog.space), work)
         done = "would be accepted" if request.dry_run else "accepted"
         count = len(wanted)
+        also = f"the manifest of {server.id} and " if is_other else ""
         return {
             "action": "accept",
             "server": server.id,
             "status": "planned" if request.dry_run else "accepted",
-            "message": f"{count} item{'s' * (count != 1)} of {server.id} {done}",
+            "message": f"{also}{count} item{'s' * (count != 1)} of {server.id} {done}",
             "accepted": sorted(names),
         }
 
     def _diff(self, request: McpRequest, catalog: Catalog) -> JsonObject:
         server, record, known = self._meant(request, catalog)
         changes: list[Json] = [
-            {"tool_id": one.tool_id, "kind": one.kind, "state": one.state, "diff": one.difference}
+            {
+                "tool_id": one.tool_id,
+                "kind": one.kind,
+                "state": one.state,
+                "digest": one.digest,
+                "diff": one.difference_within(_MAX_BYTES if request.tool else MAX_DIFF, "name the item to see them"),
+            }
             for one in known
             if one.state in {"new", "changed"}
         ]
@@ -204,8 +228,11 @@ class McpVerb:
             "gone": gone[:_SHOWN],
         }
         if record is not None and record.digest != server.digest:
-            told["warnings"] = [f"the manifest of {server.id} changed since it was last asked; refresh it"]
-        return {**told, "status": "differs" if changes or gone else "same"}
+            told["warnings"] = [
+                f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
+                f"`kiwi mcp accept {server.id}`"
+            ]
+        return {**told, "status": "differs" if changes or gone or "warnings" in told else "same"}
 
     async def _remove(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         server = server_named(_named(request), catalog)
@@ -244,8 +271,13 @@ class McpVerb:
         key = key_of(server, catalog.space)
         known = self._remembered().of(key)
         if request.tool:
-            wanted = request.tool.rpartition("/")[2].partition("@")[0]
+            wanted, _, mark = request.tool.rpartition("/")[2].partition("@")
             mine = [one for one in known if wanted == one.tool_id or request.tool == one.name]
+            if mine and _DIGEST.fullmatch(mark) and not mine[0].digest.startswith(mark):
+                raise InvalidRequest(
+                    f"{server.id!r} offers {wanted!r} otherwise than you looked at.",
+                    suggestion=f"Look at it again: `kiwi mcp diff {server.id} {wanted}`.",
+                )
             if not mine:
                 near = did_you_mean(wanted, [one.tool_id for one in known])
                 raise NotFound(
@@ -254,6 +286,11 @@ class McpVerb:
                 )
             known = mine
         return server, self._remembered().find(key), known
+
+    def _is_the_owners(self, server: Tool, catalog: Catalog) -> bool:
+        """Whether the owner has added or accepted a server as it is."""
+        record = self._remembered().find(key_of(server, catalog.space))
+        return record is not None and record.digest == server.digest
 
     async def _create(
         self, manifest: JsonObject, request: McpRequest, catalog: Catalog, report: Report
@@ -297,6 +334,15 @@ def _refuse_strangers(request: McpRequest) -> None:
     if request.action in {*_OWNERS, "connect"}:
         typed = f"kiwi mcp {_OWNERS[request.action]}" if request.action in _OWNERS else "kiwi connect CLIENT"
         raise PolicyDenied(f"Only the owner may {request.action} here.", suggestion=f"Ask the owner to type `{typed}`.")
+
+
+def _not_the_owners(server: Tool) -> PolicyDenied:
+    return PolicyDenied(
+        f"The owner has not added {server.id!r} as its manifest is now, so it is not started.",
+        suggestion=f"Ask the owner to look at it and type `kiwi mcp refresh {server.id}` and "
+        f"`kiwi mcp accept {server.id}`.",
+        tool_id=server.id,
+    )
 
 
 def _secret_notes(wishes: Sequence[Wish], request: McpRequest, user: Path) -> list[Json]:

@@ -19,7 +19,9 @@ commands.add_typer(mcp, name="mcp")
 
 Server = Annotated[str, typer.Argument(help="The server's name.")]
 MaybeServer = Annotated[str | None, typer.Argument(help="One server; all of them otherwise.")]
-MaybeTool = Annotated[str | None, typer.Argument(metavar="TOOL", help="One item of it; all of them otherwise.")]
+MaybeTool = Annotated[
+    str | None, typer.Argument(metavar="TOOL", help="One item of it, or TOOL@DIGEST as shown; all of them otherwise.")
+]
 WithSecrets = Annotated[
     bool, typer.Option("--with-secrets", help="Write secrets among the words into your .env (mode 0600).")
 ]
@@ -55,9 +57,9 @@ def add(
 @mcp.command("import")
 def import_(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Configurations; those of all known clients otherwise.")
+        list[Path] | None, typer.Argument(help="Configurations; otherwise your own of known clients.")
     ] = None,
-    is_all: Annotated[bool, typer.Option("--all", help="From every client that is found.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="Those of the project too.")] = False,
     has_secrets: WithSecrets = False,
     is_unaccepted: NoAccept = False,
     is_unstarted: NoStart = False,
