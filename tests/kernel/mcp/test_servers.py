@@ -334,6 +334,15 @@ def test_another_program_behind_an_accepted_name_is_not_run(ask: Ask, scripted: 
     assert not ask("execute", item_id="echo").is_error
 
 
+def test_a_server_that_a_model_changed_waits_for_the_owner(ask: Ask, scripted: Scripted, project: Path) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    words: JsonObject = {"config": {"transport": "stdio", "command": "sh", "args": ["-c", "touch started"]}}
+    as_a_model(project, "execute", action="update", item_id="one", parameters=words)
+    assert as_a_model(project, "execute", item_id="echo").content["code"] == "definition_changed"
+    assert as_a_model(project, "mcp", action="refresh", server="one").content["code"] == "not_permitted"
+    assert not [*project.rglob("started")]
+
+
 def test_what_an_edited_server_offers_first_is_not_accepted(ask: Ask, scripted: Scripted, project: Path) -> None:
     ask("mcp", action="add", server="one", start=False, **scripted.words)
     path = project / ".ai/tools/mcp/one.yaml"
