@@ -22,7 +22,7 @@ from kiwi_mcp.catalog.source import FolderSource, ItemSource
 from kiwi_mcp.catalog.types import TypeSheets
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, ToolNotFound, VersionNotFound
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, NotFound, ToolNotFound, VersionNotFound
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
@@ -211,7 +211,7 @@ class Catalog:
             return self._find(self._pinned(wanted, pin) if pin else wanted, home=home)
         except VersionNotFound as error:
             raise MissingLink(executor, chain=names, reason=f" in that version ({error.message})") from error
-        except (ToolNotFound, InvalidRequest) as error:
+        except (NotFound, InvalidRequest) as error:
             raise MissingLink(executor, chain=names) from error
 
     def _pinned(self, wanted: Ref, pin: Pin) -> Ref:
@@ -234,6 +234,9 @@ class Catalog:
         if choice is None:
             for fault in self.faults():
                 raise fault.with_traceback(None)
+            for source in self._sources:
+                if versions := source.withdrawn(wanted):
+                    raise _only_yanked(wanted.name, versions)
             raise ToolNotFound(wanted.name, near=self.near(wanted.name))
         return choice
 
@@ -300,6 +303,15 @@ def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
     except KiwiError:
         return False
     return other is not None and other.tool.digest == digest
+
+
+def _only_yanked(name: str, versions: Sequence[str]) -> NotFound:
+    return NotFound(
+        f"Every version of {name!r} that could be meant is yanked: {', '.join(versions[:10])}.",
+        suggestion=f"Ask for one exactly, such as `{name}@{versions[0]}`, or let its publisher take the yank back.",
+        tool_id=name,
+        versions=list(versions),
+    )
 
 
 def _hidden(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]]) -> Iterator[tuple[ItemSource, Entry]]:

@@ -105,6 +105,10 @@ class McpSource:
         """Return nothing: what is not sound was left out when it was listed."""
         return ()
 
+    def withdrawn(self, ref: Ref) -> Sequence[str]:  # noqa: ARG002 - sources have one port
+        """Return nothing: a server offers something or not."""
+        return ()
+
     def named(self, ref: Ref) -> Sequence[Entry]:
         """Return what answers to a name, by the names of the servers."""
         if self._fault or not self._servers or ref.source not in {None, "mcp"}:

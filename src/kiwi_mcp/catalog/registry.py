@@ -136,6 +136,14 @@ class RegistrySource:
             self._named[ref] = known
         return known
 
+    def withdrawn(self, ref: Ref) -> Sequence[str]:
+        """Return the yanked versions of an item."""
+        if self._fault or ref.source not in {None, "registry"}:
+            return ()
+        namespace = ref.namespace if ref.source else None
+        found = self._asked(lambda registry: registry.named(ref.name, namespace=namespace))
+        return [one.name.version for one in found if one.yanked and _is_usable(one)]
+
     def names(self) -> Iterable[str]:
         """Return the names of the items that lists may show, where they have been listed already."""
         return {entry.tool_id for entry in self._entries or ()}

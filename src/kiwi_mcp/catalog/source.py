@@ -47,6 +47,9 @@ class ItemSource(Protocol):
     def named(self, ref: Ref) -> Sequence[Entry]:
         """Return the items that a reference may mean as they are now, the one it means first."""
 
+    def withdrawn(self, ref: Ref) -> Sequence[str]:
+        """Return the versions that a reference would mean had they not been taken out of use."""
+
     def names(self) -> Iterable[str]:
         """Return names that somebody who misspelt one may have meant."""
 
@@ -150,6 +153,10 @@ class FolderSource:
         entries = sorted(self._names.get(ref.name, {}).values(), key=lambda entry: entry.path)
         entries.sort(key=lambda entry: entry.semver, reverse=True)
         return entries
+
+    def withdrawn(self, ref: Ref) -> Sequence[str]:  # noqa: ARG002 - sources have one port
+        """Return nothing: a file is there or not."""
+        return ()
 
     def names(self) -> Iterable[str]:
         """Return every name."""

@@ -155,7 +155,7 @@ def test_a_rollback_goes_back_to_the_release_before_and_can_be_undone(ann: Machi
 def test_a_rollback_to_a_version_takes_it_up_again_where_it_was_yanked(ann: Machine) -> None:
     assert ann.do("rollback", "tick", {"to": "1.0.0"})["latest"] == "1.0.0"
     assert ann.do("yank", "tick@1.0.0")["latest"] is not None
-    assert ann.refused("run", "tick") == "tool_not_found"
+    assert ann.refused("run", "tick") == "not_found"
 
     told = ann.do("rollback", "tick", {"to": "1.2.0"})
 
@@ -243,3 +243,15 @@ def test_pulling_counts_and_a_dry_run_does_not(ann: Machine, home: Path) -> None
     ann.do("pull", "tick")
     assert downloads() == 1
     assert ann.refused("pull", "python_runtime") == "invalid_request"
+
+
+def test_a_name_whose_versions_are_all_yanked_says_so(a_machine: MakeMachine) -> None:
+    machine = a_machine("ann", namespaces=["acme"])
+    machine.publish("tock", "1.0.0", "tock")
+    machine.do("yank", "tock@1.0.0")
+
+    answer = machine.try_to("run", "tock").content
+    assert answer["code"] == "not_found"
+    assert "is yanked: 1.0.0" in str(answer["message"])
+    assert "tock@1.0.0" in str(answer["suggestion"])
+    assert said(machine, "tock@1.0.0") == "tock"

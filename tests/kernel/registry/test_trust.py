@@ -253,7 +253,7 @@ def test_a_word_that_the_target_refuses_leaves_the_others_said(ann: Machine, bob
     assert as_object(pulled["counts"])["marked"] == 2
     (left,) = as_list(pulled["left_out"])
     assert "cannot become private" in str(left)
-    assert [bob.refused("run", name) for name in ("greet", "wave")] == ["tool_not_found"] * 2
+    assert [bob.refused("run", name) for name in ("greet", "wave")] == ["not_found"] * 2
 
 
 def test_the_next_release_opens_a_store_in_which_its_names_were_taken(
