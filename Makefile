@@ -1,4 +1,4 @@
-# `make setup` prepares this folder, `make check` answers in about a minute, `make test` runs everything.
+# `make setup` prepares this folder, `make check` answers in under two minutes, `make test` runs everything.
 
 # The interpreters and packages of this folder come first, for the tools that the tests and the demo start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)

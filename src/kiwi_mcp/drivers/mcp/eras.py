@@ -6,7 +6,6 @@ Since 2026-07-28 a server answers `server/discover` and keeps no session; before
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import anyio
@@ -26,21 +25,18 @@ _SHARE = 0.4
 
 
 class Eras:
-    """The era of each server, by its identity.
+    """The era of each server, by its identity."""
 
-    `on_learn` is told what was found out, so that it can be kept beyond this process.
-    """
-
-    def __init__(self, on_learn: Callable[[str, Era], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._known: dict[str, Era] = {}
-        self.on_learn = on_learn
 
     def remember(self, identity: str, era: Era) -> None:
         """Note the era of a server."""
-        if self._known.get(identity) != era:
-            self._known[identity] = era
-            if self.on_learn is not None:
-                self.on_learn(identity, era)
+        self._known[identity] = era
+
+    def of(self, identity: str) -> Era | None:
+        """Return the era that a server had last, if it is known."""
+        return self._known.get(identity)
 
     async def greet(self, session: ClientSession, server: Server) -> Era:
         """Begin a conversation in the era that both sides speak."""
@@ -64,7 +60,7 @@ class Eras:
     def _order(self, server: Server) -> list[Era]:
         if server.transport == "sse":  # the transport is older than the new era, and some servers hang on the probe
             return ["legacy"]
-        return ["legacy", "modern"] if self._known.get(server.identity) == "legacy" else ["modern", "legacy"]
+        return ["legacy", "modern"] if self.of(server.identity) == "legacy" else ["modern", "legacy"]
 
 
 async def _begin(session: ClientSession, era: Era, probe: float) -> None:
