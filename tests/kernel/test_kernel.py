@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer, Kernel, kernel
@@ -107,7 +108,7 @@ def test_progress_is_reported_while_a_call_runs(project: Path) -> None:
     steps: list[str] = []
     request: JsonObject = {"action": "create", "item_id": "say", "parameters": script()}
 
-    asyncio.run(Kernel(project).call("execute", request, lambda step: steps.append(step.message)))
+    asyncio.run(Kernel(project).call("execute", request, Caller(lambda step: steps.append(step.message))))
 
     assert "checking say" in steps
 

@@ -440,6 +440,20 @@ class Unavailable(KiwiError):
     code, error, http_status, exit_code = "unavailable", "Unavailable", 503, 7
 
 
+class Unanswered(Unavailable):
+    """A call asks a question that its caller cannot be asked, or has not answered."""
+
+    code, error = "unanswered", "Question not answered"
+
+    def __init__(self, methods: Sequence[str], *, message: str = "", suggestion: str = "") -> None:
+        super().__init__(
+            message or f"The tool asks a question ({', '.join(methods)}), and nobody is there to answer it.",
+            suggestion=suggestion
+            or "Call it with parameters that leave no question open, or from a client that can be asked.",
+            asked=list(methods),
+        )
+
+
 class CommandMissing(Unavailable):
     """A program that a runtime starts is not installed."""
 

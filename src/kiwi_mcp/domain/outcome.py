@@ -44,6 +44,8 @@ class Outcome:
     logs: Logs = Logs()
     exit_code: int | None = None
     details: JsonObject = field(default_factory=dict)
+    passed: JsonObject | None = None
+    """What an MCP server answered, word for word, for a client that speaks the same protocol."""
 
     @property
     def is_success(self) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome, Report
+from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 
 
@@ -29,6 +30,6 @@ class Driver(Protocol):
         """Let go of what the driver keeps open between calls."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Do what the plan says. What keeps it from starting is raised; whatever ran is an outcome."""

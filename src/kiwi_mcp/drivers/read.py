@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import NotCallable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome, Report
+from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.manifest.directive import program
 from kiwi_mcp.manifest.knowledge import body, links
@@ -45,7 +46,7 @@ class Read:
         )
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Read the file and give it in the form its reader needs."""
         text = load_bytes(chain.tool, _text_file(chain.tool)).decode("utf-8", errors="replace")

@@ -25,6 +25,8 @@ class Answer:
     content: JsonObject
     is_error: bool = False
     exit_code: int = 0
+    passed: JsonObject | None = None
+    """What an MCP server answered, word for word, where the call was one to it."""
 
 
 def refusal(error: KiwiError, *, item_type: str, about: JsonObject) -> Answer:
@@ -63,7 +65,7 @@ def ran(run: Run, *, item_type: str) -> Answer:
         **_details(outcome),
     }
     if outcome.is_success:
-        return Answer(told)
+        return Answer(told, passed=outcome.passed)
     code, title = _FAILURES[outcome.status]
     failure = {
         "error": title,
@@ -72,7 +74,7 @@ def ran(run: Run, *, item_type: str) -> Answer:
         "message": outcome.message or title,
         "suggestion": outcome.suggestion or "Check tool parameters and logic; the logs say what the tool printed.",
     }
-    return Answer({**failure, **told}, is_error=True, exit_code=_EXIT_FAILED)
+    return Answer({**failure, **told}, is_error=True, exit_code=_EXIT_FAILED, passed=outcome.passed)
 
 
 def _details(outcome: Outcome) -> JsonObject:

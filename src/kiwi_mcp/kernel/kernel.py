@@ -14,11 +14,12 @@ from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
+from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, VerbNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.outcome import Report, silent
+from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.doctor import examine
@@ -105,7 +106,7 @@ class Kernel:
         self._definitions: Definitions | None = None
         self._desk: McpDesk | None = None
 
-    async def call(self, verb: str, payload: JsonObject, report: Report = silent) -> Answer:
+    async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._store.look_again()
         # What is said back is text that every surface can write, whatever was sent.
@@ -115,7 +116,7 @@ class Kernel:
             request = read_request(verb, payload)
             if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
                 refuse_strangers(request, self._store.settings)
-            return await self._answer(request, report)
+            return await self._answer(request, caller)
         except KiwiError as error:
             return refusal(error, item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
@@ -133,7 +134,7 @@ class Kernel:
         self._store.close()
         await close_drivers()
 
-    async def _answer(self, request: Request, report: Report) -> Answer:
+    async def _answer(self, request: Request, caller: Caller) -> Answer:
         match request:
             case SearchRequest() if asks_registry(request):
                 searched = self._kept(self._searched, request.project_path)
@@ -145,7 +146,7 @@ class Kernel:
                     load(request, self._catalog(request.project_path), lambda run_id: self._store.runs().result(run_id))
                 )
             case ExecuteRequest():
-                return await self._execute(request, report)
+                return await self._execute(request, caller)
             case HelpRequest():
                 return Answer(explain(request.topic, self._catalog_if_any(request.project_path)))
             case InitRequest():
@@ -154,18 +155,18 @@ class Kernel:
                 health = examine(self._catalog(request.project_path), self._store)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
-                return Answer(await exchange(request, self._catalog(request.project_path), self._store, report))
+                return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
             case McpRequest():
                 catalog = self._catalog(request.project_path)
-                return Answer(await self._mcp().act(request, catalog, report, is_owner=self._is_owner))
+                return Answer(await self._mcp().act(request, catalog, caller.report, is_owner=self._is_owner))
             case RunsRequest():
                 return Answer(await asyncio.to_thread(runs, request, self._store.runs(), now=datetime.now(UTC)))
             case MigrateRequest():
-                return Answer(await migrate(request, self._catalog(request.project_path), report))
+                return Answer(await migrate(request, self._catalog(request.project_path), caller.report))
             case _:
                 raise TypeError(type(request))
 
-    async def _execute(self, request: ExecuteRequest, report: Report) -> Answer:
+    async def _execute(self, request: ExecuteRequest, caller: Caller) -> Answer:
         catalog = self._catalog(request.project_path)
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
@@ -178,14 +179,14 @@ class Kernel:
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
             run = await execute(
-                call, catalog, grant, report, runs=recorder, actor=actor, attend=partial(self._attend, catalog)
+                call, catalog, grant, caller, runs=recorder, actor=actor, attend=partial(self._attend, catalog)
             )
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
-            return await act(request, catalog, self._store, report)
-        return await Author(catalog, report).act(request)
+            return await act(request, catalog, self._store, caller.report)
+        return await Author(catalog, caller.report).act(request)
 
     def _mcp(self) -> McpDesk:
         if self._desk is None:

@@ -13,11 +13,12 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import lock_at
 from kiwi_mcp.domain.call import Call, Space
+from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant
-from kiwi_mcp.domain.json import Json
-from kiwi_mcp.domain.outcome import Outcome, Report, silent
+from kiwi_mcp.domain.json import Json, as_object
+from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
@@ -63,7 +64,7 @@ async def execute(
     call: Call,
     catalog: Catalog,
     grant: Grant,
-    report: Report = silent,
+    caller: Caller = NOBODY,
     *,
     runs: Recorder = None,
     actor: str = "",
@@ -80,7 +81,7 @@ async def execute(
         trail.secrets = secrets = secrets_of(call, bound)
         driver = driver_of(bound.chain)
         attend(bound.chain)
-        outcome = await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, report=report)
+        outcome = await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, caller=caller)
     except (Exception, CancelledError) as error:
         await trail.leave(error)
         raise
@@ -204,6 +205,7 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
         message=cleaner.text(outcome.message),
         logs=replace(logs, stdout=cleaner.text(logs.stdout), stderr=cleaner.text(logs.stderr)),
         details={name: clean(value) for name, value in outcome.details.items()},
+        passed=None if outcome.passed is None else as_object(clean(outcome.passed)),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
+from kiwi_mcp.domain.offers import TaskUse
 from kiwi_mcp.domain.paths import is_namespace
 from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.manifest.children import child_faults
@@ -79,6 +80,9 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     if manifest.effect and manifest.effect not in EFFECTS:
         fix = f"{did_you_mean(manifest.effect, EFFECTS)}Choose one of {', '.join(EFFECTS)}."
         yield Issue("effect", f"{manifest.effect!r} is not an effect", fix)
+    if "task" in manifest.extra and manifest.extra["task"] not in get_args(TaskUse):
+        fix = "Choose auto (once it takes long), always, required (refused to clients without tasks) or never."
+        yield Issue("task", "does not say when a call becomes a task", fix)
     yield from _parameter_faults(manifest.parameters)
     yield from _type_faults(subject)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.items import Manifest, Origin, Tool
@@ -79,7 +80,7 @@ class Bench:
     ) -> Outcome:
         """One call, as the kernel makes it, with every loopback host granted."""
         plan = permit(self.driver.bind(chain, inputs or {}, self.space), Grant(hosts=Rules(allow=("127.0.0.1",))))
-        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, report=report)
+        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""

@@ -12,6 +12,7 @@ import pytest
 
 from kiwi_mcp import data
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.items import Manifest, Origin, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
@@ -114,7 +115,7 @@ class Bench:
     ) -> Outcome:
         plan = self.bind(chain, inputs)
         report: Report = (lambda progress: self.reports.append(progress.message)) if self.reports else silent
-        return await driver.drive(plan, chain, self.space, secrets=secrets or {}, report=report)
+        return await driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
 
     def run(
         self, chain: Chain, inputs: JsonObject | None = None, *, secrets: Mapping[str, str] | None = None

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import NotFound
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report
@@ -37,9 +38,9 @@ class ScriptedKernel:
     verbs: dict[str, Callable[[JsonObject, Report], Awaitable[Answer]]] = field(default_factory=dict)
     is_closed: bool = False
 
-    async def call(self, verb: str, payload: JsonObject, report: Report) -> Answer:
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
         if verb in self.verbs:
-            return await self.verbs[verb](payload, report)
+            return await self.verbs[verb](payload, caller.report)
         if verb == "help":
             return Answer({"verb": verb, "asked": payload})
         fault = NotFound(f"Kiwi has no verb {verb!r}.", suggestion="Use another.")

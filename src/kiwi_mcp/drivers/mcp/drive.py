@@ -13,6 +13,7 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.grants import Rules
@@ -65,7 +66,7 @@ class Mcp:
         await http_client.aclose()
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Ask the server, and give its answer as a result."""
         assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - bind above makes no other
@@ -75,7 +76,7 @@ class Mcp:
             plan.inputs,
             plan.spec.timeout,
             chain.tool.manifest.outputs,
-            report,
+            caller.report,
             is_repeatable=plan.effect in ("pure", "idempotent"),
         )
         try:

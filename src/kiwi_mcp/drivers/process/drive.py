@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.issues import Issue
@@ -39,15 +40,15 @@ class Process:
         return bind_process(chain, inputs, space)
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Have the files, the dependencies and the build the plan names; then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
         try:
-            homes = await _prepare(plan, chain, space, report)
+            homes = await _prepare(plan, chain, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        result = await subprocess.run(plan.spec, secrets=secrets, report=report)
+        result = await subprocess.run(plan.spec, secrets=secrets, report=caller.report)
         return Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
@@ -47,14 +48,14 @@ class Request:
         return bind_request(chain, inputs)
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], report: Report
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
         try:
             if plan.spec.stream:
-                return Outcome("success", result=await _collect(plan.spec, secrets, report))
-            reply = await http_client.send(plan.spec, secrets=secrets, report=report)
+                return Outcome("success", result=await _collect(plan.spec, secrets, caller.report))
+            reply = await http_client.send(plan.spec, secrets=secrets, report=caller.report)
         except KiwiError as error:
             if error.details.get("cause") == "timeout":
                 return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=error.details)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import NotFound
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
@@ -46,7 +47,7 @@ class Shell:
         kernel = Kernel(self.project)
         try:
             with reporting(is_quiet=self.is_json) as report:
-                return await kernel.call(verb, request, report)
+                return await kernel.call(verb, request, Caller(report))
         finally:
             await kernel.aclose()
 

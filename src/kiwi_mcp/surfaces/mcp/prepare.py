@@ -16,8 +16,8 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, compact
-from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.mcp.server import build_server
 
@@ -36,9 +36,9 @@ _ENVELOPE: JsonObject = {
 class NoKernel:
     """Stands where a kernel would: nothing that is prepared needs one."""
 
-    async def call(self, verb: str, payload: JsonObject, report: Report) -> Answer:
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
         """Never called."""
-        raise NotImplementedError(verb, payload, report)
+        raise NotImplementedError(verb, payload, caller)
 
     async def aclose(self) -> None:
         """Hold nothing."""

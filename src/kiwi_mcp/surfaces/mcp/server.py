@@ -15,8 +15,8 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 
 from kiwi_mcp import __version__
+from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS, definitions
 from kiwi_mcp.surfaces.mcp.greeting import Opening
@@ -33,7 +33,7 @@ _LIST_IS_FRESH_MS = 300_000
 class KernelApi(Protocol):
     """What the server needs of a kernel."""
 
-    async def call(self, verb: str, payload: JsonObject, report: Report) -> Answer:
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
         """Answer one verb."""
         ...
 
@@ -94,9 +94,9 @@ async def _call(
 ) -> Answer:
     asked: JsonObject = params.arguments or {}
     if "progress_token" not in (context.meta or {}):
-        return await in_own_task(kernel.call(params.name, asked, silent))
+        return await in_own_task(kernel.call(params.name, asked, NOBODY))
     async with Relay(context.session.report_progress) as relay:
-        return await in_own_task(kernel.call(params.name, asked, relay.report))
+        return await in_own_task(kernel.call(params.name, asked, Caller(relay.report)))
 
 
 async def in_own_task(work: Coroutine[object, object, Answer]) -> Answer:
