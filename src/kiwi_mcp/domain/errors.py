@@ -35,6 +35,7 @@ KiwiError
 │   └── TokenRefused
 │       └── TooManyTries
 ├── Unavailable         provide what is missing, or try later
+│   ├── Unanswered
 │   ├── CommandMissing
 │   ├── VariableMissing
 │   ├── EnvironmentFailed
