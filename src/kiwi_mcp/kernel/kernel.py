@@ -186,7 +186,7 @@ class Kernel:
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
             return await act(request, catalog, self._store, caller.report)
-        return await Author(catalog, caller.report).act(request)
+        return await Author(catalog, caller.report, is_owner=self._is_owner).act(request)
 
     def _mcp(self) -> McpDesk:
         if self._desk is None:

@@ -100,6 +100,12 @@ class Sheets:
         """Return the types, in order."""
         return tuple(sorted(self.by_type))
 
+    def executors_of(self, driver: str) -> frozenset[str]:
+        """Return the types of items that those which a driver drives stand on."""
+        return frozenset(
+            kind for sheet in self.by_type.values() if sheet.driver == driver for kind in sheet.executor_types
+        )
+
     def canonical(self, word: str) -> tuple[str, str]:
         """Return the type a word means and the executor it implies; a type itself implies none."""
         return (word, "") if word in self.by_type else self.aliases.get(word, (word, ""))

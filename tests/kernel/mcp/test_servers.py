@@ -264,7 +264,6 @@ def as_a_model(project: Path, verb: str, **request: Json) -> Answer:
     return asyncio.run(call())
 
 
-@pytest.mark.parametrize("action", ["create", "update"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -275,10 +274,46 @@ def as_a_model(project: Path, verb: str, **request: Json) -> Answer:
         {"files": {"tool.yaml": json.dumps(server_manifest("evil"))}},
     ],
 )
-def test_a_model_writes_no_manifest_of_a_server(action: str, words: JsonObject, project: Path) -> None:
-    answer = as_a_model(project, "execute", action=action, item_id="evil", parameters=words)
+def test_a_model_writes_no_manifest_of_a_server(words: JsonObject, project: Path) -> None:
+    answer = as_a_model(project, "execute", action="create", item_id="evil", parameters=words)
     assert answer.content["code"] == "not_permitted"
     assert not (project / ".ai/tools").exists()
+    words_of_a_script: JsonObject = {
+        "tool_type": "script",
+        "executor": "bash_runtime",
+        "version": "1.0.0",
+        "config": {"entrypoint": "main.sh"},
+        "files": {"main.sh": "echo 1"},
+    }
+    made = as_a_model(project, "execute", action="create", item_id="evil", parameters=words_of_a_script)
+    before = Path(str(made.content["path"])).read_text()
+    changed = as_a_model(project, "execute", action="update", item_id="evil", parameters=words)
+    assert changed.is_error
+    assert Path(str(made.content["path"])).read_text() == before
+
+
+def test_a_model_neither_changes_nor_removes_a_server(ask: Ask, scripted: Scripted, project: Path) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    path = project / ".ai/tools/mcp/one.yaml"
+    before = path.read_text()
+    for action, words in (("update", {"description": "Mine now"}), ("delete", {})):
+        answer = as_a_model(project, "execute", action=action, item_id="one", parameters=words)
+        assert answer.content["code"] == "not_permitted"
+    assert path.read_text() == before
+
+
+def test_what_is_accepted_is_what_was_looked_at(ask: Ask, scripted: Scripted) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+    scripted.offer(tool("echo", "otherwise"), tool("announce"))
+    ask("mcp", action="refresh", server="one")
+    shown = str(ask("mcp", action="diff", server="one").content["next"])
+    marked = shown.partition("accept ")[2].partition("`")[0]
+    scripted.offer(tool("echo", "quite otherwise"), tool("announce"))
+    ask("mcp", action="refresh", server="one")
+    assert ask("mcp", action="accept", server=marked).content["code"] == "invalid_request"
+    shown = str(ask("mcp", action="diff", server="one").content["next"])
+    marked = shown.partition("accept ")[2].partition("`")[0]
+    assert ask("mcp", action="accept", server=marked).content["accepted"] == ["echo"]
 
 
 def test_a_model_still_writes_and_changes_what_is_no_server(project: Path) -> None:
@@ -332,15 +367,6 @@ def test_another_program_behind_an_accepted_name_is_not_run(ask: Ask, scripted: 
     assert ask("mcp", action="accept", server="one", tool="echo").is_error
     ask("mcp", action="accept", server="one")
     assert not ask("execute", item_id="echo").is_error
-
-
-def test_a_server_that_a_model_changed_waits_for_the_owner(ask: Ask, scripted: Scripted, project: Path) -> None:
-    ask("mcp", action="add", server="one", **scripted.words)
-    words: JsonObject = {"config": {"transport": "stdio", "command": "sh", "args": ["-c", "touch started"]}}
-    as_a_model(project, "execute", action="update", item_id="one", parameters=words)
-    assert as_a_model(project, "execute", item_id="echo").content["code"] == "definition_changed"
-    assert as_a_model(project, "mcp", action="refresh", server="one").content["code"] == "not_permitted"
-    assert not [*project.rglob("started")]
 
 
 def test_what_an_edited_server_offers_first_is_not_accepted(ask: Ask, scripted: Scripted, project: Path) -> None:

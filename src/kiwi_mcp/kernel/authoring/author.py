@@ -12,6 +12,7 @@ from kiwi_mcp.domain.errors import (
     AlreadyExists,
     InvalidRequest,
     KiwiError,
+    PolicyDenied,
     ReservedName,
     VersionSealed,
 )
@@ -32,9 +33,13 @@ _EXIT_INVALID = 4
 
 
 class Author:
-    """Changes the items of a project or of the user, each change whole or not at all."""
+    """Changes the items of a project or of the user, each change whole or not at all.
 
-    def __init__(self, catalog: Catalog, report: Report) -> None:
+    Only the owner says which MCP servers there are, and what starts them: others neither write nor remove one.
+    """
+
+    def __init__(self, catalog: Catalog, report: Report, *, is_owner: bool = True) -> None:
+        self._is_owner = is_owner
         self._catalog = catalog
         self._space = catalog.space
         self._report = report
@@ -175,6 +180,7 @@ class Author:
         """Check a draft as if it were in place, and refuse it with every fault it has."""
         self._report(Progress(f"checking {tool_id}"))
         verdict = await judge_draft(draft, source, tool_id, self._catalog)
+        self._refuse_servers(verdict.tool_type)
         verdict.demand(tool_id or "The item")
         return verdict
 
@@ -223,6 +229,7 @@ class Author:
     def _meant(self, request: ExecuteRequest, words: JsonObject) -> tuple[Tool, Path]:
         """Return an item that is to be changed; one that every project uses must be meant by its location."""
         tool, base = self._owned(request, words)
+        self._refuse_servers(tool.manifest.tool_type)
         if tool.origin.source == "user" and "location" not in words and self._space.user != self._space.project_ai:
             raise InvalidRequest(
                 f"{tool.id!r} is in the user's space, which every project uses, and not in this project.",
@@ -230,6 +237,13 @@ class Author:
                 tool_id=tool.id,
             )
         return tool, base
+
+    def _refuse_servers(self, tool_type: str) -> None:
+        if not self._is_owner and tool_type in self._catalog.sheets.executors_of("mcp"):
+            raise PolicyDenied(
+                "Only the owner says which MCP servers there are, and what starts them.",
+                suggestion="Ask the owner to type `kiwi mcp add NAME -- COMMAND`, or `kiwi mcp remove NAME`.",
+            )
 
     def _check_category(self, tool: Tool, words: JsonObject) -> None:
         wanted = as_text(words.get("category"))

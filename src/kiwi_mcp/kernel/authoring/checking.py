@@ -24,6 +24,7 @@ class Verdict:
     """What checking found: errors keep the item from being used, warnings do not."""
 
     issues: tuple[Issue, ...]
+    tool_type: str = ""
 
     @property
     def errors(self) -> tuple[Issue, ...]:
@@ -37,7 +38,7 @@ class Verdict:
 
     def with_issue(self, issue: Issue) -> Verdict:
         """Return the verdict with one issue more."""
-        return Verdict((*self.issues, issue))
+        return replace(self, issues=(*self.issues, issue))
 
     def demand(self, what: str) -> None:
         """Refuse the item if it has errors."""
@@ -69,7 +70,7 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         chain = Chain((tool, *below.links) if below else (tool,), sheet.driver)
         refused = _refusal(chain, owner_policy(catalog.space.user).grant)
         issues += [refused] if refused else await driver.check(chain, catalog.space)
-    return Verdict(tuple(issues))
+    return Verdict(tuple(issues), tool.manifest.tool_type)
 
 
 def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,6 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver, redacted
 from kiwi_mcp.manifest.render import defaulted, variables
-from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.policy.authorize import refusing_rule, verify
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.primitives.secrets import Revealed, Variables
@@ -215,15 +213,10 @@ def fresh_record(server: Tool, key: ServerKey, *, accepts_first: bool = False) -
     return ServerRecord(key, server.identity, path, server.digest, accepts_first=accepts_first)
 
 
-def server_types(sheets: Sheets) -> AbstractSet[str]:
-    """Return the types of items that what servers offer stands on."""
-    return {kind for sheet in sheets.by_type.values() if sheet.driver == "mcp" for kind in sheet.executor_types}
-
-
 def server_named(name: str, catalog: Catalog) -> Tool:
     """Return the server of a name, or refuse what is none."""
     found = catalog.find(name)
-    if found.manifest.tool_type not in server_types(catalog.sheets):
+    if found.manifest.tool_type not in catalog.sheets.executors_of("mcp"):
         raise InvalidRequest(
             f"{found.id!r} is a {found.manifest.tool_type}, not an MCP server.",
             suggestion="`kiwi mcp list` shows the servers.",

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -20,7 +21,7 @@ from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
 from kiwi_mcp.kernel.mcp.pins import accepted
-from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named, server_types
+from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
 from kiwi_mcp.manifest.names import did_you_mean
@@ -32,8 +33,9 @@ _AT_ONCE = 4
 _SHOWN = 1_000
 _CATEGORY = "mcp"
 _MAX_BYTES = 1_000_000
+_SHORT = 12
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
-"""What may follow the name of an item, as NAME@DIGEST, to accept what was shown and nothing that came since."""
+"""What may follow a name, as NAME@DIGEST, to accept what was shown and nothing that came since."""
 
 
 class McpVerb:
@@ -175,7 +177,13 @@ class McpVerb:
         return {"action": "refresh", "message": message, "servers": rows, **warned(warnings)}
 
     def _accept(self, request: McpRequest, catalog: Catalog) -> JsonObject:
-        server, before, known = self._meant(request, catalog)
+        name, mark = _marked(request)
+        server, before, known = self._meant(request.model_copy(update={"server": name}), catalog)
+        if mark and not mark_of(server, known).startswith(mark):
+            raise InvalidRequest(
+                f"{server.id!r} offers something else than you looked at.",
+                suggestion=f"Look at it again: `kiwi mcp diff {server.id}`.",
+            )
         if request.tool and before is not None and before.digest != server.digest:
             raise InvalidRequest(
                 f"The manifest of {server.id!r} changed, which concerns all that it offers.",
@@ -232,6 +240,10 @@ class McpVerb:
                 f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
                 f"`kiwi mcp accept {server.id}`"
             ]
+        if changes or "warnings" in told:
+            told["next"] = (
+                f"`kiwi mcp accept {server.id}@{mark_of(server, known)[:_SHORT]}` accepts what is shown here."
+            )
         return {**told, "status": "differs" if changes or gone or "warnings" in told else "same"}
 
     async def _remove(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
@@ -253,7 +265,7 @@ class McpVerb:
 
     def _known_servers(self, catalog: Catalog) -> list[tuple[Tool, ServerKey]]:
         """Return the servers of the project, of the user, and of those that are published the ones that were asked."""
-        types = server_types(catalog.sheets)
+        types = catalog.sheets.executors_of("mcp")
         names = {entry.tool_id for entry in catalog.all(("project", "user")) if entry.tool_type in types}
         names |= {one.key.server for one in self._remembered().servers() if not one.path}
         found: list[tuple[Tool, ServerKey]] = []
@@ -360,6 +372,18 @@ def _named(request: McpRequest) -> str:
     if not request.server:
         raise InvalidRequest("The request names no server.", suggestion="Send `server`; `kiwi mcp list` shows them.")
     return request.server
+
+
+def _marked(request: McpRequest) -> tuple[str, str]:
+    """Return which server is meant, and the mark of what its owner looked at, if one was given: NAME@MARK."""
+    name, _, mark = _named(request).rpartition("@")
+    return (name, mark) if name and _DIGEST.fullmatch(mark) else (_named(request), "")
+
+
+def mark_of(server: Tool, known: Sequence[Definition]) -> str:
+    """Return what stands for a server's manifest and all that waits to be accepted of it, as they are now."""
+    waits = sorted(one.digest for one in known if one.state in {"new", "changed"})
+    return sha256(" ".join((server.digest, *waits)).encode()).hexdigest()
 
 
 def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
