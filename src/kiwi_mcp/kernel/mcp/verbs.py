@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDenied
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.outcome import Progress, Report
-from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.mcp.acceptance import Acceptance, named
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
-from kiwi_mcp.kernel.mcp.pins import accepted
 from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
-from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.store.definitions import Definitions, Known
+from kiwi_mcp.store.definitions import Definitions
 
 _OWNERS = {"add": "add NAME -- COMMAND", "import": "import", "accept": "accept SERVER", "remove": "remove SERVER"}
 """What only the owner does, as the owner types it."""
 _AT_ONCE = 4
-_SHOWN = 1_000
 _CATEGORY = "mcp"
-_MAX_BYTES = 1_000_000
-_SHORT = 12
-_DIGEST = re.compile(r"[0-9a-f]{8,64}")
-"""What may follow a name, as NAME@DIGEST, to accept what was shown and nothing that came since."""
 
 
 class McpVerb:
@@ -74,9 +64,9 @@ class McpVerb:
             case "refresh":
                 return await self._refresh(request, catalog, report, is_owner=is_owner)
             case "accept":
-                return self._accept(request, catalog)
+                return Acceptance(self._remembered()).accept(request, catalog)
             case "diff":
-                return self._diff(request, catalog)
+                return Acceptance(self._remembered()).diff(request, catalog)
             case "remove":
                 return await self._remove(request, catalog, report)
             case "connect":
@@ -176,78 +166,8 @@ class McpVerb:
         message = f"{len(asked)} of {len(servers)} servers answered"
         return {"action": "refresh", "message": message, "servers": rows, **warned(warnings)}
 
-    def _accept(self, request: McpRequest, catalog: Catalog) -> JsonObject:
-        name, mark = _marked(request)
-        server, before, known = self._meant(request.model_copy(update={"server": name}), catalog)
-        if mark and not mark_of(server, known).startswith(mark):
-            raise InvalidRequest(
-                f"{server.id!r} offers something else than you looked at.",
-                suggestion=f"Look at it again: `kiwi mcp diff {server.id}`.",
-            )
-        if request.tool and before is not None and before.digest != server.digest:
-            raise InvalidRequest(
-                f"The manifest of {server.id!r} changed, which concerns all that it offers.",
-                suggestion=f"Look at {server.origin.path}. If it is right, `kiwi mcp accept {server.id}`.",
-            )
-        wanted = [one for one in known if one.state in {"new", "changed"}]
-        names = frozenset(one.tool_id for one in wanted)
-
-        def work(record: ServerRecord | None, current: Sequence[Definition]) -> Known:
-            # What was offered anew since is not what the owner looked at.
-            seen = {(one.kind, one.name): one.digest for one in wanted}
-            same = {one.tool_id for one in current if seen.get((one.kind, one.name)) == one.digest}
-            held = record or fresh_record(server, key_of(server, catalog.space))
-            # Whoever accepts one item only has not looked at a manifest that was changed meanwhile.
-            held = held if request.tool else replace(held, digest=server.digest, accepts_first=False)
-            return held, accepted(current, same, now=moment())
-
-        is_other = before is not None and before.digest != server.digest
-        if (names or is_other) and not request.dry_run:
-            self._remembered().change(key_of(server, catalog.space), work)
-        done = "would be accepted" if request.dry_run else "accepted"
-        count = len(wanted)
-        also = f"the manifest of {server.id} and " if is_other else ""
-        return {
-            "action": "accept",
-            "server": server.id,
-            "status": "planned" if request.dry_run else "accepted",
-            "message": f"{also}{count} item{'s' * (count != 1)} of {server.id} {done}",
-            "accepted": sorted(names),
-        }
-
-    def _diff(self, request: McpRequest, catalog: Catalog) -> JsonObject:
-        server, record, known = self._meant(request, catalog)
-        changes: list[Json] = [
-            {
-                "tool_id": one.tool_id,
-                "kind": one.kind,
-                "state": one.state,
-                "digest": one.digest,
-                "diff": one.difference_within(_MAX_BYTES if request.tool else MAX_DIFF, "name the item to see them"),
-            }
-            for one in known
-            if one.state in {"new", "changed"}
-        ]
-        gone: list[Json] = [one.tool_id for one in known if one.state == "gone"]
-        told: dict[str, Json] = {
-            "action": "diff",
-            "server": server.id,
-            "changes": changes[:_SHOWN],
-            "gone": gone[:_SHOWN],
-        }
-        if record is not None and record.digest != server.digest:
-            told["warnings"] = [
-                f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
-                f"`kiwi mcp accept {server.id}`"
-            ]
-        if changes or "warnings" in told:
-            told["next"] = (
-                f"`kiwi mcp accept {server.id}@{mark_of(server, known)[:_SHORT]}` accepts what is shown here."
-            )
-        return {**told, "status": "differs" if changes or gone or "warnings" in told else "same"}
-
     async def _remove(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
-        server = server_named(_named(request), catalog)
+        server = server_named(named(request), catalog)
         key, told = key_of(server, catalog.space), {"action": "remove", "server": server.id}
         words: JsonObject = {"location": server.origin.source}
         removed: JsonObject = {}
@@ -276,28 +196,6 @@ class McpVerb:
                 continue
             found.append((server, key_of(server, catalog.space)))
         return found
-
-    def _meant(self, request: McpRequest, catalog: Catalog) -> tuple[Tool, ServerRecord | None, Sequence[Definition]]:
-        """Return a server and what is known of it, or of the one item that is named."""
-        server = server_named(_named(request), catalog)
-        key = key_of(server, catalog.space)
-        known = self._remembered().of(key)
-        if request.tool:
-            wanted, _, mark = request.tool.rpartition("/")[2].partition("@")
-            mine = [one for one in known if wanted == one.tool_id or request.tool == one.name]
-            if mine and _DIGEST.fullmatch(mark) and not mine[0].digest.startswith(mark):
-                raise InvalidRequest(
-                    f"{server.id!r} offers {wanted!r} otherwise than you looked at.",
-                    suggestion=f"Look at it again: `kiwi mcp diff {server.id} {wanted}`.",
-                )
-            if not mine:
-                near = did_you_mean(wanted, [one.tool_id for one in known])
-                raise NotFound(
-                    f"{server.id!r} offers no {request.tool!r}.",
-                    suggestion=f"{near}`kiwi mcp list {server.id}` shows what it offers.",
-                )
-            known = mine
-        return server, self._remembered().find(key), known
 
     def _is_the_owners(self, server: Tool, catalog: Catalog) -> bool:
         """Whether the owner has added or accepted a server as it is."""
@@ -366,24 +264,6 @@ def _secret_notes(wishes: Sequence[Wish], request: McpRequest, user: Path) -> li
         return [*map(Issue.to_json, keep_secrets(secrets, user / ".env"))]
     fix = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
     return [Issue(", ".join(secrets), "held secrets, which are not in the manifest", fix, "warning").to_json()]
-
-
-def _named(request: McpRequest) -> str:
-    if not request.server:
-        raise InvalidRequest("The request names no server.", suggestion="Send `server`; `kiwi mcp list` shows them.")
-    return request.server
-
-
-def _marked(request: McpRequest) -> tuple[str, str]:
-    """Return which server is meant, and the mark of what its owner looked at, if one was given: NAME@MARK."""
-    name, _, mark = _named(request).rpartition("@")
-    return (name, mark) if name and _DIGEST.fullmatch(mark) else (_named(request), "")
-
-
-def mark_of(server: Tool, known: Sequence[Definition]) -> str:
-    """Return what stands for a server's manifest and all that waits to be accepted of it, as they are now."""
-    waits = sorted(one.digest for one in known if one.state in {"new", "changed"})
-    return sha256(" ".join((server.digest, *waits)).encode()).hexdigest()
 
 
 def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
