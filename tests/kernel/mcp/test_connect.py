@@ -39,6 +39,14 @@ def undo(client: str, scope: Scope, home: Path, project: Path) -> Change:
     return plan_undo(client, scope, home=home, project=project)
 
 
+HERE = {"claude-code": ".", "cursor": "${workspaceFolder}", "vscode": "${workspaceFolder}"}
+STARTED = {
+    (client, scope): ["serve", "--project", HERE[client]] if scope == "project" else ["serve"]
+    for client, scope in WRITTEN
+}
+"""By which words each client starts Kiwi: a file of a project is about that project."""
+
+
 def put(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
@@ -55,7 +63,7 @@ def test_a_client_without_a_file_gets_one_and_undo_takes_it_away(
     written = json.loads(path.read_text())
     for key in clients()[client].key:
         written = written[key]
-    assert written == {"kiwi": {**clients()[client].entry, "command": COMMAND, "args": ["serve"]}}
+    assert written == {"kiwi": {**clients()[client].entry, "command": COMMAND, "args": STARTED[client, scope]}}
     assert not connect(client, scope, home, project).is_needed
 
     apply(undo(client, scope, home, project))
@@ -89,7 +97,7 @@ def test_an_example_of_each_client_gains_one_entry_and_is_restored_to_the_byte(
     assert all(any(line in {old, f"{old},"} for line in lines) for old in before.splitlines())
     key = clients()[client].key[0]
     servers = dict(as_object(read_object(after, what="it")[key]))
-    assert servers.pop("kiwi") == {**clients()[client].entry, "command": COMMAND, "args": ["serve"]}
+    assert servers.pop("kiwi") == {**clients()[client].entry, "command": COMMAND, "args": STARTED[client, scope]}
     assert servers == read_object(before, what="it")[key]
 
     apply(undo(client, scope, home, project))
@@ -106,7 +114,7 @@ def test_comments_and_trailing_commas_stay_where_they_are(home: Path, project: P
     assert path.read_text() == (
         '{\n\t// mine\n\t"servers": {\n\t\t"a": {"command": "a"}, // last\n\t\t// "b": {}\n\t\t"kiwi": {\n'
         f'\t\t\t"type": "stdio",\n\t\t\t"command": "{COMMAND}",\n'
-        '\t\t\t"args": [\n\t\t\t\t"serve"\n\t\t\t]\n\t\t},\n\t},\n}\n'
+        '\t\t\t"args": [\n\t\t\t\t"serve",\n\t\t\t\t"--project",\n\t\t\t\t"${workspaceFolder}"\n\t\t\t]\n\t\t},\n\t},\n}\n'
     )
 
 
@@ -116,7 +124,8 @@ def test_an_entry_that_is_there_keeps_its_other_words(home: Path, project: Path)
 
     apply(connect("cursor", "project", home, project))
 
-    assert json.loads(path.read_text()) == {"mcpServers": {"kiwi": {**entry, "command": COMMAND}}}
+    changed = {**entry, "command": COMMAND, "args": STARTED["cursor", "project"]}
+    assert json.loads(path.read_text()) == {"mcpServers": {"kiwi": changed}}
 
 
 def test_what_was_changed_since_survives_an_undo(home: Path, project: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, text_of
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel.mcp.jsonc import MAX_BYTES
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -32,6 +32,12 @@ class Client:
     entry: JsonObject
     files: Mapping[Scope, Mapping[str, tuple[str, ...]]]
     by_hand: Mapping[str, str]
+    here: str = ""
+    """What stands for the project's folder in a file of the project."""
+
+    def arguments(self, scope: Scope) -> list[str]:
+        """Return the words by which it starts Kiwi: for the project whose file they stand in, or for any."""
+        return ["serve", "--project", self.here] if scope == "project" and self.here else ["serve"]
 
     def places(self, scope: Scope, platform: str = sys.platform) -> tuple[str, ...]:
         """Return the files it reads on a platform, below the home folder or a project's."""
@@ -118,6 +124,7 @@ def _client(name: str, words: JsonObject) -> Client:
         entry=as_object(words.get("entry")),
         files={scope: _places(as_object(words.get(scope))) for scope in SCOPES},
         by_hand={scope: text_of(text) for scope, text in as_object(words.get("by_hand")).items()},
+        here=as_text(words.get("here")),
     )
 
 

@@ -60,7 +60,7 @@ def plan_connect(client: str, scope: Scope, *, home: Path, project: Path, comman
     if not Path(command).is_absolute():
         raise InvalidRequest(f"{command!r} is not an absolute path.", suggestion="Name the program by its whole path.")
     before = _read(path, known)
-    entry = {**known.entry, "command": command, "args": ["serve"]}
+    entry = {**known.entry, "command": command, "args": known.arguments(scope)}
     after = _with_entry(before or "", known, entry, what=str(path))
     mode = _PRIVATE if scope == "user" else _SHARED
     return Change(path, before, after, mode, shown=frozenset(_texts(entry)))
