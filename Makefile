@@ -26,6 +26,7 @@ test: check
 	@pytest -q -n 2 -m full
 
 bench: setup
+	@scripts/setup.sh --bench
 	@python benchmarks/run.py
 
 reference: setup

@@ -12,8 +12,14 @@ compile() {
 [ ! -s /etc/ssl/certs/ca-certificates.crt ] || export UV_SYSTEM_CERTS=1
 compile pyproject.toml requirements/build.in --group dev --output-file requirements/dev.txt
 compile requirements/node.in --output-file requirements/node.txt
-# Servers that others wrote, which the full tests talk to; each has an environment of its own.
-for server in requirements/mcp/*.in; do
-  compile "$server" --output-file "${server%.in}.txt"
+# Servers and clients that others wrote, which the full tests talk to; each has an environment of its own.
+# So have the gateways that the benchmarks compare Kiwi with.
+for other in requirements/mcp/*.in requirements/bench/*.in; do
+  compile "$other" --output-file "${other%.in}.txt"
+done
+# The Inspector's web page is not used: package.json leaves out what builds it, which has parts for some machines only.
+for folder in requirements/mcp requirements/bench; do
+  timeout 300 npm install --prefix "$folder" --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts \
+    --no-audit --no-fund --silent
 done
 compile requirements/uv.in --constraint requirements/dev.txt --output-file requirements/uv.txt

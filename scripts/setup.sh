@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with Kiwi and its locked packages in it; with `--test` also the interpreters that the full tests need.
+# Makes .venv with Kiwi and its locked packages in it; with `--test` also what the full tests need,
+# and with `--bench` the programs that the benchmarks compare it with.
 # Asks nothing, can be repeated, and does nothing where nothing changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -112,20 +113,20 @@ install_interpreters() {
   done
 }
 
-install_mcp_servers() { # servers by other authors, each in an environment of its own
-  local folder=.venv/mcp-servers wanted name npm
-  wanted=$(cat requirements/mcp/* | sha256sum)
+install_others() { # install_others NAME FOLDER: what others wrote, as requirements/NAME has it, each in a place of its own
+  local locked=requirements/$1 folder=$2 wanted name npm
+  wanted=$(cat "$locked"/* | sha256sum)
   [ "$(cat "$folder/.stamp" 2>/dev/null)" != "$wanted" ] || return 0
-  say "installing MCP servers for the full tests"
+  say "installing what $locked lists"
   npm=$(first_that works npm) || npm=$root/.venv/bin/npm
   mkdir -p "$folder/npm"
-  cp requirements/mcp/package.json requirements/mcp/package-lock.json "$folder/npm/"
+  cp "$locked/package.json" "$locked/package-lock.json" "$folder/npm/"
   PATH=$root/.venv/bin:$PATH timeout 600 "$npm" ci --prefix "$folder/npm" --ignore-scripts --no-audit --no-fund --silent ||
     fail "The npm packages could not be installed." "Is the npm registry reachable? Try again."
-  for name in requirements/mcp/*.txt; do
+  for name in "$locked"/*.txt; do
     name=$(basename "$name" .txt)
     [ -x "$folder/$name/bin/python" ] || timeout 120 .venv/bin/uv venv --quiet --python .venv/bin/python "$folder/$name"
-    timeout 600 .venv/bin/uv pip sync --quiet --python "$folder/$name/bin/python" --require-hashes "requirements/mcp/$name.txt" ||
+    timeout 600 .venv/bin/uv pip sync --quiet --python "$folder/$name/bin/python" --require-hashes --compile-bytecode "$locked/$name.txt" ||
       fail "$name could not be installed." "Is the package index reachable? Try again."
   done
   printf '%s' "$wanted" >"$folder/.stamp"
@@ -149,7 +150,10 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(state)" ] || ! .venv/bin/python -c '' 2
 fi
 # Some machines set PYTHONDONTWRITEBYTECODE, which would compile Kiwi again at every start; compileall writes regardless.
 .venv/bin/python -m compileall -q -x 'kiwi_mcp/data/.*/' src/kiwi_mcp
-if [ "${1:-}" = --test ]; then
-  install_interpreters
-  install_mcp_servers
-fi
+case "${1:-}" in
+  --test)
+    install_interpreters
+    install_others mcp .venv/mcp-servers
+    ;;
+  --bench) install_others bench .venv/bench ;;
+esac

@@ -117,6 +117,11 @@ class Catalog:
             self._listed[key] = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
         return self._listed[key][1]
 
+    def generation(self, sources: Collection[Source]) -> tuple[int, ...]:
+        """Return numbers that change when an item of some sources is seen to come or to go."""
+        sheets = self.sheets
+        return tuple(source.sync(sheets) for source in self._sources if source.name in sources)
+
     @property
     def has_servers(self) -> bool:
         """Whether MCP servers are known here whose items may be called."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.errors import Unanswered
@@ -48,6 +48,10 @@ class Caller:
     report: Report = silent
     ask: Ask = nobody
     note: Note = unheard
+    capabilities: JsonObject = field(default_factory=dict)
+    """What it can be asked, as MCP's clients declare it: `elicitation`, `sampling`, `roots`."""
+    name: str = ""
+    """Who it is, where it is somebody else than the owner of the store: whose runs these are then."""
 
 
 NOBODY = Caller()

@@ -48,7 +48,6 @@ _SHORT = 12
 """How much of a digest is shown, to be given back when what was shown is accepted."""
 _SENTENCES = re.compile(r"(?<=[.!?;] )|(?<=\\n)")
 _EXPRESSION = re.compile(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
-_SILENT = frozenset({"$schema", "$id"})
 _VOLATILE = frozenset({"_meta", "size"})
 """What a server may say anew each time without another thing being meant."""
 
@@ -191,7 +190,10 @@ def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:
         parameters=_parameters(definition.kind, shown),
         outputs=as_object(_readable(as_object(shown.get("outputSchema")))),
         mutates_state=definition.kind == "tool" and as_object(shown.get("annotations")).get("readOnlyHint") is not True,
-        extra={"annotations": _readable(shown["annotations"])} if "annotations" in shown else {},
+        extra={
+            **({"annotations": _readable(shown["annotations"])} if "annotations" in shown else {}),
+            **({"mime_type": kind} if (kind := as_text(shown.get("mimeType"))) else {}),
+        },
     )
 
 
@@ -222,8 +224,7 @@ def plain(text: str) -> str:
 def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
     match kind:
         case "tool":
-            schema = as_object(_readable(as_object(shown.get("inputSchema"))))
-            return {word: value for word, value in schema.items() if word not in _SILENT}
+            return as_object(_readable(as_object(shown.get("inputSchema"))))
         case "prompt":
             arguments = [one for one in map(as_object, as_list(shown.get("arguments"))) if as_text(one.get("name"))]
             properties = {as_text(one.get("name")): _text_of(as_text(one.get("description"))) for one in arguments}

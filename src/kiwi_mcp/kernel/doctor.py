@@ -17,17 +17,19 @@ from kiwi_mcp.catalog.seeds import unseeded
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
+from kiwi_mcp.policy.preferences import owner_preferences
 
 _COUNTED = 200_000
 _MOST_FIXES = 10
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
 
 
-def examine(catalog: Catalog, store: Store) -> JsonObject:
+def examine(catalog: Catalog, store: Store, offers: Offers) -> JsonObject:
     """Return every check with its state, and the worst of them."""
     space = catalog.space
     checks = [
@@ -35,6 +37,7 @@ def examine(catalog: Catalog, store: Store) -> JsonObject:
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
+        *_preferences(space.user, offers),
         *_store(store),
         *_runtimes(catalog),
         *_items(catalog),
@@ -97,6 +100,15 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     yield _check(
         "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
     )
+
+
+def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
+    if fault := owner_preferences(user).fault:
+        yield _check("preferences", fault.message, status="problem", fix=_fix(fault))
+    seen = f"{', '.join(offers.meta_tools)} and {len(offers.tools)} always-sent tools"
+    yield _check("preferences", f"clients see {seen}, {len(offers.prompts)} prompts, {len(offers.resources)} resources")
+    for notice in offers.notices:
+        yield _check("preferences", notice, status="warning", fix="`kiwi prefer` shows what clients see.")
 
 
 def _store(store: Store) -> Iterator[JsonObject]:

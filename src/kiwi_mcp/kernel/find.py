@@ -12,6 +12,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.search.choose import Filter, arrange
 from kiwi_mcp.search.keywords import Keywords
@@ -74,13 +75,15 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
     wanted = _filter(request)
     ranked = desk.search.rank(request.query, desk.cards, limit=len(desk.cards))
     hits = [hit for hit in ranked if wanted.keeps(hit.card)]
+    permission = Permission(catalog)
     told: dict[str, Json] = {
-        "results": [_result(hit) for hit in arrange(hits, request.sort_by)[: request.limit]],
+        "results": [_result(hit, permission) for hit in arrange(hits, request.sort_by)[: request.limit]],
         "total": len(hits),
         "query": request.query,
         "source": request.source,
     }
-    if faults := catalog.faults() if "registry" in asked or "mcp" in asked else ():
+    faults = [*(catalog.faults() if "registry" in asked or "mcp" in asked else ()), *filter(None, [permission.fault])]
+    if faults:
         told["warnings"] = [fault.message for fault in faults]
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
@@ -115,7 +118,7 @@ def _card(entry: Entry) -> Card:
     )
 
 
-def _result(hit: Hit) -> JsonObject:
+def _result(hit: Hit, permission: Permission) -> JsonObject:
     card = hit.card
     return {
         "name": card.tool_id,
@@ -127,6 +130,7 @@ def _result(hit: Hit) -> JsonObject:
         "identity": card.identity,
         "why": list(hit.why),
         **_flag(card),
+        **({"permitted": False} if permission.refusal(card.identity) else {}),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -26,8 +27,8 @@ _ALIASES = {
 }
 
 
-def explain(topic: str | None, catalog: Catalog | None) -> JsonObject:
-    """Return one page of help."""
+def explain(topic: str | None, catalog: Catalog | None, notices: Sequence[str] = ()) -> JsonObject:
+    """Return one page of help; `notices` tell what the owner prefers and cannot be had here."""
     word = (topic or "").strip().lower()
     name = _ALIASES.get(word, word)
     if name not in topics():
@@ -35,7 +36,7 @@ def explain(topic: str | None, catalog: Catalog | None) -> JsonObject:
     text = page(name)
     told: dict[str, Json] = {"help": text, "topic": name, "examples": examples(text), "topics": list(topics())}
     if catalog is not None:
-        told["installation"] = holdings(catalog)
+        told["installation"] = {**holdings(catalog), **({"notices": list(notices)} if notices else {})}
     return told
 
 

@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, VerbNotFound
+from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, PolicyDenied, VerbNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.domain.mcp import OfferKind
+from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.completing import complete
 from kiwi_mcp.kernel.doctor import examine
 from kiwi_mcp.kernel.find import asks_registry, find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
 from kiwi_mcp.kernel.load import load
 from kiwi_mcp.kernel.migrating import migrate
+from kiwi_mcp.kernel.offered import kind_of, offer_of
+from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
-from kiwi_mcp.kernel.places import cache_folder, project_space, user_space
+from kiwi_mcp.kernel.places import cache_folder, no_project_space, project_space, user_space
+from kiwi_mcp.kernel.preferences import prefer
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.actions import act
 from kiwi_mcp.kernel.registry.exchange import exchange
@@ -44,24 +50,32 @@ from kiwi_mcp.kernel.requests import (
     LoadRequest,
     McpRequest,
     MigrateRequest,
+    PreferRequest,
     RegistryRequest,
     Request,
     RunsRequest,
     SearchRequest,
+    TasksRequest,
 )
 from kiwi_mcp.kernel.runs import runs
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.tasks import tasks
 from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.runs import Runs
+from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
 _WORD = 100
+_BEYOND_PROJECTS = ("user/", "registry/", "mcp/", "builtin/")
+"""How the full names of items begin that are the same in every project, and can be run without one."""
+Kept = TypeVar("Kept")
 
 
 class McpDesk(Protocol):
@@ -73,7 +87,7 @@ class McpDesk(Protocol):
     def used(self, identity: str) -> None:
         """Note that a server was used."""
 
-    async def act(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
+    async def act(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
         """Do what a request says."""
 
     async def aclose(self) -> None:
@@ -103,6 +117,7 @@ class Kernel:
         self._catalogs: dict[Space, Catalog] = {}
         # A catalog is used by one thread at a time, and a search through what is published takes a thread of its own.
         self._searched: dict[Space, Catalog] = {}
+        self._offerings: dict[Space, Offering] = {}
         self._definitions: Definitions | None = None
         self._desk: McpDesk | None = None
 
@@ -124,6 +139,36 @@ class Kernel:
             _log.exception("incident %s in %s", incident, verb)
             return refusal(Internal(incident), item_type=item_type, about=about)
 
+    async def offers(self, project_path: str | None = None) -> Offers:
+        """Return what a client sees without searching; where no project is known, what it sees in every one."""
+        return await asyncio.to_thread(self._offering(project_path).now)
+
+    def offers_mark(self, project_path: str | None = None) -> str:
+        """Return another text whenever the offers may have changed since they were last asked for, at little cost."""
+        return self._offering(project_path).mark()
+
+    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+        """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
+        try:
+            chain = _kept(self._catalogs, self._offering_space(None), self._made).resolve(name)
+        except KiwiError:
+            return None
+        return offer_of(chain, name) if kind_of(chain) == kind else None
+
+    async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
+        """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
+        catalog = self._catalog_for(ExecuteRequest(item_id=item_id))
+        return await complete(item_id, catalog, owner_policy(self._user).grant, argument, value, known)
+
+    def task_after(self) -> float:
+        """Return for how many seconds a client that could take a task waits for a call instead."""
+        return owner_preferences(self._user).task_after
+
+    def tasks(self) -> Tasks:
+        """Return the tasks in the store; opening it may take a while."""
+        registry = self._store.registry()
+        return Tasks(registry.database, registry.actor.name)
+
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
         if self._desk is not None:
@@ -131,43 +176,59 @@ class Kernel:
             self._desk = None
         self._catalogs.clear()
         self._searched.clear()
+        self._offerings.clear()
         self._store.close()
         await close_drivers()
 
-    async def _answer(self, request: Request, caller: Caller) -> Answer:
+    async def _answer(self, request: Request, caller: Caller) -> Answer:  # noqa: PLR0912 - one case for each verb
         match request:
             case SearchRequest() if asks_registry(request):
-                searched = self._kept(self._searched, request.project_path)
+                searched = _kept(self._searched, self._space(request.project_path), self._made)
                 return Answer(await asyncio.to_thread(find, request, searched))
             case SearchRequest():
                 return Answer(find(request, self._catalog(request.project_path)))
             case LoadRequest():
                 return Answer(
-                    load(request, self._catalog(request.project_path), lambda run_id: self._store.runs().result(run_id))
+                    load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id))
                 )
             case ExecuteRequest():
                 return await self._execute(request, caller)
             case HelpRequest():
-                return Answer(explain(request.topic, self._catalog_if_any(request.project_path)))
+                return Answer(await self._help(request))
             case InitRequest():
                 return Answer(lay_out(self._space(request.project_path)))
             case DoctorRequest():
-                health = examine(self._catalog(request.project_path), self._store)
+                offers = await self.offers(request.project_path)
+                health = examine(self._catalog(request.project_path), self._store, offers)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
             case McpRequest():
                 catalog = self._catalog(request.project_path)
-                return Answer(await self._mcp().act(request, catalog, caller.report, is_owner=self._is_owner))
+                return Answer(await self._mcp().act(request, catalog, caller, is_owner=self._is_owner))
             case RunsRequest():
-                return Answer(await asyncio.to_thread(runs, request, self._store.runs(), now=datetime.now(UTC)))
+                seen = self._seen(request, caller)
+                return Answer(await asyncio.to_thread(runs, request, seen, now=datetime.now(UTC)))
+            case PreferRequest():
+                offering = self._offering(request.project_path)
+                told = await asyncio.to_thread(prefer, request, self._user, offering, is_owner=self._is_owner)
+                return Answer(told)
+            case TasksRequest():
+                now = time.time_ns() // 1_000_000
+                told = await asyncio.to_thread(lambda: tasks(request, self.tasks(), now=now, is_owner=self._is_owner))
+                return Answer(told)
             case MigrateRequest():
                 return Answer(await migrate(request, self._catalog(request.project_path), caller.report))
             case _:
                 raise TypeError(type(request))
 
+    async def _help(self, request: HelpRequest) -> JsonObject:
+        catalog = self._catalog_if_any(request.project_path)
+        notices = (await self.offers(request.project_path)).notices if catalog else ()
+        return explain(request.topic, catalog, notices)
+
     async def _execute(self, request: ExecuteRequest, caller: Caller) -> Answer:
-        catalog = self._catalog(request.project_path)
+        catalog = self._catalog_for(request)
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
             grant = owner_policy(self._user).grant
@@ -175,7 +236,7 @@ class Kernel:
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
                 return planned(prepare(call, catalog, grant))
-            recorder = self._recorder()
+            recorder = self._recorder(caller)
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
             run = await execute(
@@ -215,10 +276,23 @@ class Kernel:
         registry = self._store.registry_if_any()
         return self._remembered_in(registry) if registry else None
 
-    def _recorder(self) -> Recorder:
+    def _runs(self, caller: Caller) -> Runs:
+        """Return the runs of a caller, who sees no others: the owner's, unless it says who else it is."""
+        runs = self._store.runs()
+        return runs.of(caller.name) if caller.name else runs
+
+    def _seen(self, request: RunsRequest, caller: Caller) -> Runs:
+        """Return the runs that a request is about: its caller's own, or those that the owner asks for."""
+        if not request.actor:
+            return self._runs(caller)
+        if not self._is_owner:
+            raise PolicyDenied("Whose runs are shown is the owner's to say.", suggestion="Leave out `actor`.")
+        return self._store.runs().of(request.actor)
+
+    def _recorder(self, caller: Caller) -> Recorder:
         """Return where runs are recorded, or why they cannot be: a tool runs all the same."""
         try:
-            runs = self._store.runs()
+            runs = self._runs(caller)
         except KiwiError as error:
             return error
         self._store.hold()
@@ -235,20 +309,41 @@ class Kernel:
         return project_space(project_path, self._project, user=self._user, cache=self._cache)
 
     def _catalog(self, project_path: str | None) -> Catalog:
-        return self._kept(self._catalogs, project_path)
+        return _kept(self._catalogs, self._space(project_path), self._made)
 
-    def _kept(self, catalogs: dict[Space, Catalog], project_path: str | None) -> Catalog:
-        space = self._space(project_path)
-        catalog = catalogs.pop(space, None) or Catalog(
-            space, registry=self._store.registry, definitions=self._remembered_if_any
-        )
-        catalogs[space] = catalog  # the newest stands last, so the first is the one unused for longest
-        if len(catalogs) > _SPACES_KEPT:
-            del catalogs[next(iter(catalogs))]
-        return catalog
+    def _catalog_for(self, request: ExecuteRequest | LoadRequest) -> Catalog:
+        """Return the catalog of a request's project; what belongs to no project is run and read without one as well."""
+        is_beyond = (request.item_id or "").startswith(_BEYOND_PROJECTS)
+        match request:
+            case ExecuteRequest():
+                is_beyond = is_beyond and request.action == "run"
+            case LoadRequest():
+                is_beyond = request.item_type == "output" or (is_beyond and request.destination is None)
+        if request.project_path is None and self._project is None and is_beyond:
+            return _kept(self._catalogs, no_project_space(self._user, self._cache), self._made)
+        return self._catalog(request.project_path)
+
+    def _offering(self, project_path: str | None) -> Offering:
+        return _kept(self._offerings, self._offering_space(project_path), lambda space: Offering(self._made(space)))
+
+    def _offering_space(self, project_path: str | None) -> Space:
+        is_known = project_path is not None or self._project is not None
+        return self._space(project_path) if is_known else no_project_space(self._user, self._cache)
+
+    def _made(self, space: Space) -> Catalog:
+        return Catalog(space, registry=self._store.registry, definitions=self._remembered_if_any)
 
     def _catalog_if_any(self, project_path: str | None) -> Catalog | None:
         return self._catalog(project_path) if project_path or self._project else None
+
+
+def _kept(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) -> Kept:
+    """Return what is kept for a space, made where it is not; few are kept, and those that were used last."""
+    found = kept.pop(space, None)
+    kept[space] = make(space) if found is None else found  # the newest stands last, the one unused for longest first
+    if len(kept) > _SPACES_KEPT:
+        del kept[next(iter(kept))]
+    return kept[space]
 
 
 def read_request(verb: str, payload: JsonObject) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -11,6 +12,7 @@ from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequ
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
+from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.kernel.requests import LoadRequest, Where
 from kiwi_mcp.store.outputs import read_page
@@ -24,12 +26,23 @@ def load(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes])
     `stored` gives the result that is in the store, by the id of its run.
     """
     if request.item_type == "output":
-        home = outputs_home(catalog.space.project_ai, catalog.space.user)
-        return read_page(home, request.item_id, offset=request.offset, length=request.length, stored=stored)
+        return _page(request, catalog, stored)
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
         return definition(tool, catalog, request.file)
     return _copied(tool, catalog, request.destination)
+
+
+def _page(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes]) -> JsonObject:
+    user = catalog.space.user
+    home = outputs_home(catalog.space.project_ai, user)
+    read = partial(read_page, handle=request.item_id, offset=request.offset, length=request.length, stored=stored)
+    try:
+        return read(home)
+    except NotFound:  # a call that was made without a project has left its output with the user
+        if home == user:
+            raise
+        return read(user)
 
 
 def definition(tool: Tool, catalog: Catalog, file: str | None = None) -> JsonObject:
@@ -55,6 +68,7 @@ def definition(tool: Tool, catalog: Catalog, file: str | None = None) -> JsonObj
         "integrity": tool.integrity,
         "files": [{"path": one.path, "size": one.size} for one in tool.files],
         **_chain(tool, catalog),
+        **_denial(tool, catalog),
     }
 
 
@@ -63,6 +77,12 @@ def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
         return {"chain": list(catalog.resolve(tool.identity).names)}
     except KiwiError as error:
         return {"chain": None, "problem": error.message}
+
+
+def _denial(tool: Tool, catalog: Catalog) -> JsonObject:
+    """Return that the owner does not let an item run, where that is so: it can be read, and spoken of."""
+    reason = Permission(catalog).refusal(tool.identity)
+    return {"permitted": False, "not_permitted": reason} if reason else {}
 
 
 def _text(tool: Tool, name: str | None) -> str:

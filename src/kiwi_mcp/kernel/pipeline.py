@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -19,7 +20,7 @@ from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.json import Json, as_object
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
@@ -30,6 +31,9 @@ from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
 _NO_SECRETS = Revealed({})
+_shown = attrgetter("method", "url", "timeout", "retry", "stream", "basic", "granted")
+_requests: dict[tuple[object, ...], bytes] = {}
+_REQUESTS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,28 +215,56 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
 
 def plan_digest(plan: Plan) -> str:
     """Return the hash that names exactly this plan: of the canonical form of what it shows."""
-    spec = plan.spec
-    return sha256_hex(_process_text(plan, spec) if isinstance(spec, ProcessSpec) else canonical(plan.to_json()))
+    return sha256_hex(_plan_text(plan))
 
 
-def _process_text(plan: Plan, spec: ProcessSpec) -> bytes:
+def _plan_text(plan: Plan) -> bytes:
     """Return `canonical(plan.to_json())`, of which what all calls of a tool have in common is written once."""
-    links, variables = _links_text(plan.chain), canonical(list(plan.variables)) if plan.variables else b"[]"
+    variables = canonical(list(plan.variables)) if plan.variables else b"[]"
     return b"".join(
         (
-            b'{"chain":', links,
+            b'{"chain":', _links_text(plan.chain),
             b',"digest":', _text(plan.tool_digest),
             b',"driver":', _text(plan.driver),
             b',"effect":', _text(plan.effect),
             b',"facts":', canonical(plan.facts),
             b',"identity":', _text(plan.identity),
             b',"inputs":', canonical(plan.inputs),
-            b',"spec":{"argv":', _argv_text(spec.argv),
+            b',"spec":', _spec_text(plan.spec),
+            b',"variables":', variables,
+            b"}",
+        )
+    )  # fmt: skip
+
+
+def _spec_text(spec: ProcessSpec | HttpSpec | ReadSpec) -> bytes:
+    match spec:
+        case ProcessSpec():
+            return _process_text(spec)
+        case HttpSpec(body=None):
+            return _request_text(spec)
+        case _:
+            return canonical(spec.to_json())
+
+
+def _request_text(spec: HttpSpec) -> bytes:
+    """Return what is shown of a request without a body, which is often the same for every call of a tool."""
+    key = (*_shown(spec), *spec.headers.items())
+    if (known := _requests.get(key)) is None:
+        if len(_requests) >= _REQUESTS_KEPT:
+            _requests.clear()
+        known = _requests[key] = canonical(spec.to_json())
+    return known
+
+
+def _process_text(spec: ProcessSpec) -> bytes:
+    return b"".join(
+        (
+            b'{"argv":', _argv_text(spec.argv),
             b',"cwd":', _text(spec.cwd),
             b',"env":', _env_text(tuple(spec.env.items())),
             b',"primitive":"subprocess","stdin_sha256":"', sha256_hex(spec.stdin).encode(),
             b'","timeout":', _timeout_text(spec.timeout),
-            b'},"variables":', variables,
             b"}",
         )
     )  # fmt: skip

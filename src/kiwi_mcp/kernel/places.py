@@ -49,6 +49,16 @@ def project_space(asked: str | None, default: Path | None, *, user: Path, cache:
     return Space(project=_permitted(path, user), user=user, cache=cache)
 
 
+def no_project_space(user: Path, cache: Path) -> Space:
+    """Return the folders that a request sees which is about no project: an empty one, where it does no harm."""
+    folder = cache / "no_project"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProjectPathRequired from error
+    return Space(project=folder, user=user, cache=cache)
+
+
 def _permitted(path: Path, user: Path) -> Path:
     if "\0" in str(path) or not path.is_absolute():
         raise ProjectPathInvalid(

@@ -114,7 +114,9 @@ class RegistryRequest(Request):
 class McpRequest(Request):
     """Add MCP servers, look at what they offer, and say what of it may be used."""
 
-    action: Literal["list", "add", "import", "refresh", "accept", "diff", "remove", "connect"] = "list"
+    action: Literal["list", "add", "import", "refresh", "accept", "diff", "remove", "connect", "login", "logout"] = (
+        "list"
+    )
     server: Annotated[Name | None, Field(description="Which server; add: what to call it")] = None
     tool: Annotated[Name | None, Field(description="accept, diff: only this item of the server")] = None
     command: Annotated[Text | None, Field(description="add: the program that is the server")] = None
@@ -133,12 +135,27 @@ class McpRequest(Request):
     ] = False
     accept: Annotated[bool, Field(description="add, import: accept what the server offers first")] = True
     start: Annotated[bool, Field(description="add, import: ask the server what it offers")] = True
+    scopes: Annotated[
+        list[Name], Field(max_length=100, description="login: rights to ask for, in place of those the server wants")
+    ] = []
     client: Annotated[Name | None, Field(description="connect: the client that is to use Kiwi")] = None
     undo: Annotated[bool, Field(description="connect: take Kiwi out again")] = False
     location: Annotated[
         Where | None, Field(description="add, import: where manifests go, the project otherwise; connect: whose file")
     ] = None
     dry_run: Annotated[bool, Field(description="Show what would happen")] = False
+    project_path: Text | None = None
+
+
+class PreferRequest(Request):
+    """Look at what a client sees without searching, or change it."""
+
+    action: Literal["list", "add", "remove"] = "list"
+    name: Annotated[
+        Name | None, Field(description="add, remove: a name, namespace/name, server/name, a full name, or a pattern")
+    ] = None
+    kind: Annotated[Literal["tool", "prompt", "resource"], Field(description="As what it is seen")] = "tool"
+    called: Annotated[Name | None, Field(alias="as", description="add: the name that clients call it by")] = None
     project_path: Text | None = None
 
 
@@ -157,6 +174,14 @@ class MigrateRequest(Request):
     project_path: Text | None = None
 
 
+class TasksRequest(Request):
+    """Look at the calls that went on as tasks, and stop one."""
+
+    action: Literal["list", "show", "cancel"] = "list"
+    task_id: Annotated[Name | None, Field(description="show, cancel: which task, or the beginning of its id")] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 20
+
+
 class RunsRequest(Request):
     """Look at the runs that calls left."""
 
@@ -169,3 +194,4 @@ class RunsRequest(Request):
     limit: Annotated[int, Field(ge=1, le=1_000)] = 20
     before: Annotated[Name | None, Field(description="The `next` of the page before")] = None
     project_path: Annotated[Text | None, Field(description="Only runs in this project")] = None
+    actor: Annotated[Text | None, Field(description="Runs of somebody who uses the gateway, for the owner")] = None

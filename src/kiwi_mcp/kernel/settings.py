@@ -7,18 +7,15 @@ import pwd
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
-
-from ruamel.yaml import YAML
 
 from kiwi_mcp.domain import paths
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE, Actor
-from kiwi_mcp.kernel.private_file import changing
+from kiwi_mcp.kernel.private_yaml import rewrite
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.store.open import DIALECTS
 
@@ -91,21 +88,7 @@ def remove_remote(user: Path, name: str) -> None:
 
 
 def _rewrite(user: Path, change: Callable[[dict[str, Json]], object]) -> None:
-    path = user / FILE_NAME
-    with changing(path) as put:
-        registry_settings(user)  # a file that cannot be read as it is must not be written to either
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        yaml = YAML()
-        yaml.preserve_quotes, yaml.width = True, 4_096
-        written = yaml.load(text)
-        # Nothing is read of a file of comments alone, so they are kept as they are.
-        kept = f"{text.rstrip()}\n" if written is None and text.strip() else ""
-        written = written or {}
-        remotes = written["remotes"] = written.get("remotes") or {}
-        change(remotes)
-        made = StringIO()
-        yaml.dump(written, made)
-        put(f"{kept}{made.getvalue()}".encode())
+    rewrite(user / FILE_NAME, "remotes", change, check=lambda: registry_settings(user))
 
 
 def default_url(user: Path) -> str:

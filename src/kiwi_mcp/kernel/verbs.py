@@ -12,10 +12,12 @@ from kiwi_mcp.kernel.requests import (
     LoadRequest,
     McpRequest,
     MigrateRequest,
+    PreferRequest,
     RegistryRequest,
     Request,
     RunsRequest,
     SearchRequest,
+    TasksRequest,
 )
 
 
@@ -72,6 +74,7 @@ VERBS: tuple[Verb, ...] = (
         is_read_only=False,
     ),
     Verb("doctor", DoctorRequest, "What works here, what is missing, and how to get it."),
+    Verb("tasks", TasksRequest, "Calls that went on as tasks: which there are, and stop one.", is_read_only=False),
     Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave.", is_read_only=False),
     Verb(
         "registry",
@@ -85,6 +88,12 @@ VERBS: tuple[Verb, ...] = (
         "Add MCP servers, see what they offer, accept it, and connect clients to Kiwi.",
         is_read_only=False,
         runs_items=True,
+    ),
+    Verb(
+        "prefer",
+        PreferRequest,
+        "Which tools, prompts and resources a client sees without searching.",
+        is_read_only=False,
     ),
     Verb("migrate", MigrateRequest, "Bring the tools of an older folder along.", is_read_only=False),
 )

@@ -25,6 +25,7 @@ METADATA = {
     "author", "authors", "created_at", "updated_at", "capabilities", "license", "homepage", "repository", "subcategory",
     "namespace", "visibility", "changelog", "isolation", "examples", "deprecated", "annotations", "title", "extensions",
     "system_only", "scope_required", "signature", "documentation", "icon", "is_official", "is_builtin", "task",
+    "mime_type",
 }  # fmt: skip
 """Words that say something about an item and change nothing about how it runs."""
 

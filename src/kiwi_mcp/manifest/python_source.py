@@ -34,6 +34,7 @@ DUNDERS: Mapping[str, str] = {
     "__config__": "config",
     "__mutates_state__": "mutates_state",
     "__effect__": "effect",
+    "__task__": "task",
 }
 """Names that hold metadata and nothing else; any one of them makes a file an item."""
 CONSTANTS: Mapping[str, str] = {

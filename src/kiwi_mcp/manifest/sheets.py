@@ -100,11 +100,9 @@ class Sheets:
         """Return the types, in order."""
         return tuple(sorted(self.by_type))
 
-    def executors_of(self, driver: str) -> frozenset[str]:
-        """Return the types of items that those which a driver drives stand on."""
-        return frozenset(
-            kind for sheet in self.by_type.values() if sheet.driver == driver for kind in sheet.executor_types
-        )
+    def carries(self, type: str, driver: str) -> bool:  # noqa: A002 - the word of the data
+        """Whether items of a type are what those that a driver drives stand on."""
+        return any(type in sheet.executor_types for sheet in self.by_type.values() if sheet.driver == driver)
 
     def canonical(self, word: str) -> tuple[str, str]:
         """Return the type a word means and the executor it implies; a type itself implies none."""

@@ -11,7 +11,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
+from secrets import token_hex
 from time import monotonic
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import httpcore2
@@ -24,6 +26,7 @@ from kiwi_mcp.primitives.http_faults import explaining
 from kiwi_mcp.primitives.http_pool import Network
 from kiwi_mcp.primitives.http_reply import headers_of
 from kiwi_mcp.primitives.http_request import Request, prepare, refuse_denied
+from kiwi_mcp.primitives.secrets import Redactor, Secret
 
 CONNECT, WRITE = 10.0, 30.0
 """How long a connection, and one piece of a body that is sent, may take, in seconds."""
@@ -33,15 +36,31 @@ _SPOKEN = frozenset({400, 404, 405})
 _OK, _NOT_FOUND, _FIRST_ERROR = 200, 404, 400
 _SESSION = "mcp-session-id"
 _LOST = "is_session_lost"
+_LOGIN = f"login_required_{token_hex(8)}"  # a word that no server knows, so that none can say it
 RESUMED = 100
 """How often in a row the stream of one request may be opened that breaks off soon."""
 LASTING = 10.0
 """How long a stream lasts that did not break off soon, in seconds."""
+_HELD = 1_000_000
+"""How much of a line is held back at most until its end is there, in bytes."""
 _OURS = frozenset({"accept", "accept-encoding", "content-type"})
 
 
 EventFault = httpx2.SSEError
 """An event in a stream that cannot be taken, and why."""
+
+
+class Bearer(Protocol):
+    """Whoever knows the token that requests carry, which may be another one for each."""
+
+    async def token(self) -> Secret | None:
+        """Return the token of the next request, if there is one."""
+
+    def is_asked(self, status: int, challenge: str) -> bool:
+        """Whether a refusal asks for another token."""
+
+    async def instead(self, token: Secret | None, status: int, challenge: str) -> Secret | None:
+        """Return what to send instead of a token that was refused; None where somebody has to log in first."""
 
 
 def client(
@@ -50,6 +69,7 @@ def client(
     secrets: Mapping[str, str],
     through: Network = network,
     streamed: Collection[str] = ("GET", "POST"),
+    bearer: Bearer | None = None,
 ) -> tuple[str, httpx2.AsyncClient]:
     """Return the address with its secrets in place, and a client that can reach its origin and no other.
 
@@ -58,7 +78,7 @@ def client(
     request = prepare(spec, secrets)
     headers = {name: value for name, value in request.headers if name.lower() not in _OURS}
     return str(request.url), httpx2.AsyncClient(
-        transport=_Origin(spec, request, through, streamed),
+        transport=_Origin(spec, request, through, streamed, bearer),
         headers={**headers, "accept-encoding": "identity"},
         # Silence is ordinary between the events of a stream; whoever waits for an answer has a limit of their own.
         timeout=httpx2.Timeout(None, connect=CONNECT, write=WRITE, pool=CONNECT),
@@ -70,11 +90,14 @@ def client(
 class _Origin(httpx2.AsyncBaseTransport):
     """Requests to one origin, over the pools of the network."""
 
-    def __init__(self, spec: HttpSpec, first: Request, through: Network, streamed: Collection[str]) -> None:
+    def __init__(
+        self, spec: HttpSpec, first: Request, through: Network, streamed: Collection[str], bearer: Bearer | None
+    ) -> None:
         self._spec = spec
         self._first = first
         self._through = through
         self._streamed = streamed
+        self._bearer = bearer
         self._taken_up: WeakKeyDictionary[asyncio.Task[object], tuple[int, float]] = WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -88,22 +111,47 @@ class _Origin(httpx2.AsyncBaseTransport):
         refuse_denied(ours, self._spec.denied)
         if ours.method == "GET":
             self._count_stream()
+        if self._bearer is not None:
+            return await self._authorized(ours, request, self._bearer)
+        return await self._judged(ours, request, await self._sent(ours, request), None)
+
+    async def _sent(self, ours: Request, request: httpx2.Request, token: Secret | None = None) -> httpcore2.Response:
         is_secure = ours.url.scheme == "https"
         pool = self._through.pool(ours.host, ours.port, self._spec.granted, is_secure=is_secure)
         assert isinstance(request.stream, httpx2.AsyncByteStream)  # an async client makes no other
+        own = [(b"Authorization", f"Bearer {token.reveal()}".encode())] if token else []
         message = httpcore2.Request(
             request.method,
             httpcore2.URL(scheme=ours.url.raw_scheme, host=ours.host, port=ours.port, target=ours.url.raw_path),
-            headers=request.headers.raw,
+            headers=[*request.headers.raw, *own],
             content=request.stream,
             extensions=request.extensions,
         )
         with explaining(ours):
-            answer = await pool.handle_async_request(message)
+            return await pool.handle_async_request(message)
+
+    async def _authorized(self, ours: Request, request: httpx2.Request, bearer: Bearer) -> httpx2.Response:
+        """Send a request with its token; one that is refused is sent once more where there is another token."""
+        token, is_again = await bearer.token(), False
+        while True:
+            answer = await self._sent(ours, request, token)
+            headers = headers_of(answer.headers)
+            challenge = headers.get("www-authenticate", "")
+            if not bearer.is_asked(answer.status, challenge):
+                return await self._judged(ours, request, answer, token)
+            await answer.aclose()
+            another = await bearer.instead(token, answer.status, challenge)
+            if another is None or is_again:
+                return _told(answer.status, headers, "wants a login", mark=_LOGIN)
+            token, is_again = another, True
+
+    async def _judged(
+        self, ours: Request, request: httpx2.Request, answer: httpcore2.Response, token: Secret | None
+    ) -> httpx2.Response:
         if answer.status == _NOT_FOUND and _SESSION in request.headers:
             await answer.aclose()
-            return _told(answer.status, {}, "has forgotten the session", is_lost=True)
-        return await self._passed_on(ours, answer)
+            return _told(answer.status, {}, "has forgotten the session", mark=_LOST)
+        return await self._passed_on(ours, answer, token)
 
     def _count_stream(self) -> None:
         """Refuse to take up a stream once more that breaks off each time: the library would go on for ever."""
@@ -116,7 +164,7 @@ class _Origin(httpx2.AsyncBaseTransport):
         if count > RESUMED:
             raise httpx2.StreamError(f"the stream broke off {RESUMED} times in a row")
 
-    async def _passed_on(self, request: Request, answer: httpcore2.Response) -> httpx2.Response:
+    async def _passed_on(self, request: Request, answer: httpcore2.Response, token: Secret | None) -> httpx2.Response:
         headers = headers_of(answer.headers)
         is_json = headers.get("content-type", "").lower().startswith("application/json")
         is_packed = headers.get("content-encoding", "identity").lower() != "identity"
@@ -127,18 +175,27 @@ class _Origin(httpx2.AsyncBaseTransport):
         is_stream = headers.get("content-type", "").lower().startswith("text/event-stream")
         is_endless = is_stream and answer.status == _OK and request.method in self._streamed
         limit = None if is_endless else self._spec.max_bytes
-        return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(request, answer, limit))
+        redactor = Redactor({"ACCESS_TOKEN": token.reveal()}) if token else None
+        return httpx2.Response(answer.status, headers=answer.headers, stream=_Body(request, answer, limit, redactor))
 
 
 class _Body(httpx2.AsyncByteStream):
     """The body of an answer, up to a limit; what goes wrong is told as the library expects it."""
 
-    def __init__(self, request: Request, answer: httpcore2.Response, limit: int | None) -> None:
+    def __init__(
+        self, request: Request, answer: httpcore2.Response, limit: int | None, redactor: Redactor | None
+    ) -> None:
         self._request = request
         self._answer = answer
         self._limit = limit
+        self._redactor = redactor
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = self._chunks()
+        async for chunk in chunks if self._redactor is None else _clean(chunks, self._redactor):
+            yield chunk
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
         size = 0
         try:
             with explaining(self._request):
@@ -154,16 +211,36 @@ class _Body(httpx2.AsyncByteStream):
         await self._answer.aclose()
 
 
+async def _clean(chunks: AsyncIterator[bytes], redactor: Redactor) -> AsyncIterator[bytes]:
+    """Yield a body without the token it was asked for with; by whole lines, since an event ends with one."""
+    held = b""
+    async for chunk in chunks:
+        held += chunk
+        end = held.rfind(b"\n", len(held) - len(chunk)) + 1
+        if not end and len(held) > _HELD:
+            held = redactor.clean(held)
+            end = max(0, len(held) - redactor.longest)  # what is left may be the start of a token
+        if end:
+            yield redactor.clean(held[:end])
+            held = held[end:]
+    yield redactor.clean(held)
+
+
 def is_session_lost(data: object) -> bool:
     """Whether the data of an error tells that the server has forgotten the session, so that nothing was done."""
     return isinstance(data, Mapping) and data.get(_LOST) is True
 
 
-def _told(status: int, headers: Mapping[str, str], what: str, *, is_lost: bool = False) -> httpx2.Response:
+def is_login_wanted(data: object) -> bool:
+    """Whether the data of an error tells that somebody has to log in first."""
+    return isinstance(data, Mapping) and data.get(_LOGIN) is True
+
+
+def _told(status: int, headers: Mapping[str, str], what: str, *, mark: str = "") -> httpx2.Response:
     """Return an answer that no protocol error explains as one that does, so that its status is not lost."""
     data: dict[str, str | int] = {"http_status": status}
-    if is_lost:
-        data[_LOST] = True
+    if mark:
+        data[mark] = True
     if challenge := headers.get("www-authenticate"):
         data["www_authenticate"] = challenge[:1_000]
     error = {"code": _INTERNAL, "message": f"The server {what}.", "data": data}

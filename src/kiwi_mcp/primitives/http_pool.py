@@ -22,6 +22,7 @@ import httpx2
 
 from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
 from kiwi_mcp.primitives.addresses import is_granted, refusal, refusal_of_host
+from kiwi_mcp.primitives.http_stream import connected
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """A name and a port to addresses, the preferred one first."""
@@ -121,7 +122,6 @@ class _Checked(httpcore2.AsyncNetworkBackend):
     def __init__(self, network: Network, *, has_grant: bool) -> None:
         self._network = network
         self._has_grant = has_grant
-        self._backend = httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -138,7 +138,7 @@ class _Checked(httpcore2.AsyncNetworkBackend):
             # Each address has its share of the time, so that a dead one does not use up the others'.
             share = max(0.1, (end - monotonic()) / left)
             try:
-                return await self._backend.connect_tcp(addresses[-left], port, share, local_address, socket_options)
+                return await connected(addresses[-left], port, share, local_address, socket_options or ())
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 if left == 1:
                     raise

@@ -130,14 +130,17 @@ class Writer:
         os.set_blocking(descriptor, False)
 
     def write(self, data: bytes) -> None:
-        """Write as much as is taken now; the rest follows by itself."""
+        """Write with all that is written in this turn of the loop, as one; what is not taken then follows by itself."""
         if not self._is_open:
             raise BrokenPipeError
         if len(self._waiting) + len(data) > UNREAD:
             raise BrokenPipeError
-        is_idle = not self._waiting
+        if not self._waiting:
+            self._loop.call_soon(self._begin)
         self._waiting += data
-        if is_idle:
+
+    def _begin(self) -> None:
+        if self._waiting and self._is_open:
             self._flush()
             if self._waiting and self._is_open:
                 self._loop.add_writer(self._descriptor, self._flush)
@@ -150,13 +153,18 @@ class Writer:
         except BlockingIOError:
             return
         except OSError:  # nobody reads any more
-            self.close()
+            self._shut()
             return
         if not self._waiting:
             self._loop.remove_writer(self._descriptor)
 
     def close(self) -> None:
-        """Deliver the end, whatever was not written."""
+        """Write what is taken now, and deliver the end, whatever was not written."""
+        if self._is_open and self._waiting:
+            self._flush()
+        self._shut()
+
+    def _shut(self) -> None:
         if self._is_open:
             self._is_open = False
             self._waiting.clear()

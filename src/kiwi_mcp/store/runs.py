@@ -84,6 +84,10 @@ class Runs:
         """Whose runs these are; empty where they are everybody's."""
         return self._actor or ""
 
+    def of(self, actor: str) -> Runs:
+        """Return the runs of another actor, in the same store."""
+        return Runs(self._database, retention=self._retention, actor=actor)
+
     def add_now(self, run: Run) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
         try:

@@ -38,6 +38,7 @@ def serve(project: str) -> None:
     stdio = import_module("kiwi_mcp.surfaces.mcp.stdio")
     greeting = import_module("kiwi_mcp.surfaces.mcp.greeting")
     wire = stdio.claim()
-    opening = greeting.greet(wire, greeting.Greeting(greeting.load_prepared(), has_project=bool(project)))
+    prepared = greeting.load_prepared()
+    opening = greeting.greet(wire, greeting.Greeting(prepared, greeting.load_tools(prepared, project)))
     if not opening.lines.is_ended:
-        import_module("kiwi_mcp.surfaces.mcp.server").run(wire, opening, project)
+        import_module("kiwi_mcp.surfaces.mcp.serving").run(wire, opening, project)

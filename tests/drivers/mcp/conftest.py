@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import uvicorn
+from starlette.types import ASGIApp
 
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.caller import Ask, Caller, Note, nobody, unheard
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.items import Manifest, Origin, Tool
@@ -24,7 +28,9 @@ from kiwi_mcp.drivers.mcp.listing import ServerListing
 from kiwi_mcp.policy.authorize import permit
 
 HOSTILE = Path(__file__).parent / "hostile.py"
+ANSWERABLE: JsonObject = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 Result = TypeVar("Result")
+Work = Callable[[str], Awaitable[None]]
 
 
 def tool(tool_id: str, tool_type: str, executor: str | None, config: JsonObject, outputs: JsonObject) -> Tool:
@@ -77,10 +83,13 @@ class Bench:
         *,
         secrets: Mapping[str, str] | None = None,
         report: Report = silent,
+        ask: Ask = nobody,
+        note: Note = unheard,
     ) -> Outcome:
         """One call, as the kernel makes it, with every loopback host granted."""
         plan = permit(self.driver.bind(chain, inputs or {}, self.space), Grant(hosts=Rules(allow=("127.0.0.1",))))
-        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
+        caller = Caller(report, ask, note, {} if ask is nobody else ANSWERABLE)
+        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""
@@ -100,6 +109,34 @@ class Bench:
     def ask(self, server: Tool, name: str, inputs: JsonObject | None = None, **config: Json) -> Outcome:
         """One call to a fresh driver, closed afterwards."""
         return self.run(self.call(self.chain(server, name, None, **config), inputs))
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve an application on a free port of the loopback address."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = server.force_exit = True
+            await task
+
+
+def at(bench: Bench, app: ASGIApp, work: Work) -> None:
+    """Do the work with an application that listens, and close the driver before it stops."""
+
+    async def scenario() -> None:
+        async with listening(app) as address:
+            try:
+                await work(address)
+            finally:
+                await bench.driver.aclose()
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

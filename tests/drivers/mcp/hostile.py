@@ -13,13 +13,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HABITS = set(sys.argv[1:])
 VERSION = "2026-07-28"
+TASKS = "io.modelcontextprotocol/tasks"
 SCHEMA = {"type": "object", "properties": {}}
 _lock = threading.Lock()
+_asked: dict[object, Callable[[dict[str, Any]], None]] = {}
+_tasks: dict[str, dict[str, Any]] = {}
 
 
 def raw(data: bytes) -> None:
@@ -71,8 +75,86 @@ def prompts() -> list[dict[str, Any]]:
     return offered
 
 
+def ask(number: object, arguments: dict[str, Any]) -> None:
+    """Ask the client something in the old era's way, and answer a call with what it said."""
+    asked = f"question {number}"
+
+    def heard(said: dict[str, Any]) -> None:
+        told = {word: said[word] for word in ("result", "error") if word in said}
+        reply(number, {**text(json.dumps(told)), "isError": "error" in said and bool(arguments.get("fails"))})
+
+    _asked[asked] = heard
+    say({"id": asked, "method": arguments["method"], "params": arguments.get("params", {})})
+
+
+def wonder(number: object, params: dict[str, Any]) -> None:
+    """Ask the client something in the new era's way, as often as the call wants."""
+    arguments, answers = params["arguments"], params.get("inputResponses")
+    rounds = int(params.get("requestState", "0").partition(" ")[0])
+    if rounds >= arguments.get("rounds", 1):
+        told = {"answers": answers, "state": params.get("requestState"), "id": number}
+        reply(number, {"resultType": "complete", **text(json.dumps(told))})
+        return
+    more = {"inputRequests": arguments["questions"]} if "questions" in arguments else {}
+    reply(number, {"resultType": "input_required", "requestState": f"{rounds + 1} opaque", **more})
+
+
+def make_task(number: object, arguments: dict[str, Any]) -> None:
+    """Make a task of a call: it works for some polls, asks if it is to, and ends as it is told to."""
+    made = {
+        "taskId": f"task-{number}",
+        "status": "working",
+        "ttlMs": None,
+        "pollIntervalMs": 1,
+        "statusMessage": "begun",
+    }
+    _tasks[f"task-{number}"] = {**arguments, "left": arguments.get("polls", 1), "answers": {}}
+    reply(number, {"resultType": "task", **made})
+
+
+def task_now(number: object, task_id: str) -> None:
+    task = _tasks.get(task_id)
+    if task is None or (task["left"] <= 0 and task.get("end") == "gone"):
+        refuse(number, -32602, "Failed to retrieve task: Task not found")
+        return
+    now: dict[str, Any] = {"resultType": "complete", "taskId": task_id, "ttlMs": None, "pollIntervalMs": 1}
+    open_questions = {key: one for key, one in task.get("questions", {}).items() if key not in task["answers"]}
+    if open_questions:
+        reply(number, {**now, "status": "input_required", "inputRequests": open_questions})
+    elif task["left"] > 0:
+        task["left"] -= 1
+        reply(number, {**now, "status": "working", "statusMessage": f"{task['left']} left"})
+    elif task.get("end") == "failed":
+        reply(number, {**now, "status": "failed", "error": {"code": -32601, "message": "it broke"}})
+    elif task.get("end") == "cancelled":
+        reply(number, {**now, "status": "cancelled", "statusMessage": "by the administrator"})
+    else:
+        reply(number, {**now, "status": "completed", "result": text(json.dumps(task["answers"]))})
+
+
+def about_task(number: object, method: str, params: dict[str, Any]) -> None:
+    if method == "tasks/get":
+        task_now(number, params["taskId"])
+        return
+    if method == "tasks/update":
+        _tasks[params["taskId"]]["answers"] |= params["inputResponses"]
+    note(f"{method} {json.dumps(params.get('inputResponses'), sort_keys=True)}")
+    reply(number, {"resultType": "complete"})
+
+
 def call(number: object, name: str, arguments: dict[str, Any], token: object) -> None:  # noqa: PLR0912, PLR0915 - one case for each tool
     match name:
+        case "ask":
+            ask(number, arguments)
+        case "log":
+            for step in range(arguments.get("lines", 2)):
+                params = {"level": "info", "logger": "hos\x1b[1mtile", "data": arguments.get("data", f"line {step}")}
+                say({"method": "notifications/message", "params": params})
+            reply(number, text("logged"))
+        case "task":
+            make_task(number, arguments)
+        case "mystery":
+            reply(number, {"resultType": "mystery", **text("?")})
         case "echo":
             reply(number, text(str(arguments.get("text", ""))))
         case "pid":
@@ -164,15 +246,23 @@ def call(number: object, name: str, arguments: dict[str, Any], token: object) ->
 
 def discovered() -> dict[str, Any]:
     about = {"io.modelcontextprotocol/serverInfo": {"name": "hostile", "version": "1"}}
+    offered: dict[str, Any] = {"tools": {}, "prompts": {}, "resources": {}}
+    if "tasks" in HABITS:
+        offered["extensions"] = {TASKS: {}}
+    if "completes" in HABITS:
+        offered["completions"] = {}
     return {
-        "supportedVersions": [VERSION], "capabilities": {"tools": {}}, "ttlMs": 0, "cacheScope": "private",
+        "supportedVersions": [VERSION], "capabilities": offered, "ttlMs": 0, "cacheScope": "private",
         "resultType": "complete", "_meta": about,
     }  # fmt: skip
 
 
 def initialized(params: dict[str, Any]) -> dict[str, Any]:
     version = "1999-01-01" if "old_version" in HABITS else params.get("protocolVersion", "2025-06-18")
-    offered = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
+    offered: dict[str, Any] = {"tools": {"listChanged": True}, "prompts": {}, "resources": {}}
+    if "logs" in HABITS:
+        offered["logging"] = {}
+        note(f"client {json.dumps(params.get('capabilities'), sort_keys=True)}")
     return {
         "protocolVersion": "2024-11-05" if "first_revision" in HABITS else version,
         "capabilities": offered,
@@ -185,6 +275,8 @@ def answer(message: dict[str, Any]) -> None:  # noqa: PLR0912 - one case for eac
     method, number, params = message.get("method"), message.get("id"), message.get("params") or {}
     if "mute" in HABITS:
         return
+    if method is None and (hear := _asked.pop(number, None)) is not None:
+        hear(message)
     match method:
         case "server/discover" if "modern" in HABITS:
             reply(number, discovered())
@@ -207,6 +299,19 @@ def answer(message: dict[str, Any]) -> None:  # noqa: PLR0912 - one case for eac
             reply(number, {"resourceTemplates": [{"uriTemplate": "memo://{name}", "name": "memo"}]})
         case "resources/read":
             reply(number, {"contents": [{"uri": params["uri"], "text": f"about {params['uri']}"}]})
+        case "tools/call" if params["name"] == "wonder":
+            wonder(number, params)
+        case "tools/call" if params["name"] == "meta":
+            reply(number, text(json.dumps(params.get("_meta", {}))))
+        case "tasks/get" | "tasks/update" | "tasks/cancel":
+            about_task(number, method, params)
+        case "logging/setLevel":
+            note(f"level {params['level']}")
+            reply(number, {})
+        case "completion/complete":
+            known = params.get("context", {}).get("arguments", {})
+            values = [params["argument"]["value"] + "a", params["ref"]["type"], *known.values(), 7]
+            reply(number, {"completion": {"values": values}})
         case "tools/call":
             token = (params.get("_meta") or {}).get("progressToken")
             call(number, params["name"], params.get("arguments") or {}, token)

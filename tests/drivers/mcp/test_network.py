@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
-from tests.drivers.mcp.conftest import Bench
+from tests.drivers.mcp.conftest import Bench, at
 from websockets.asyncio.server import ServerConnection, serve
 
 from kiwi_mcp.domain.errors import AddressDenied
@@ -25,8 +22,6 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Outcome, Progress
 from kiwi_mcp.drivers.mcp.listing import ServerListing
-
-Work = Callable[[str], Awaitable[None]]
 
 
 def offering() -> MCPServer:
@@ -66,34 +61,6 @@ def offering() -> MCPServer:
         return f"about {name}"
 
     return server
-
-
-@asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an application on a free port of the loopback address."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        bound.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
-        task = asyncio.create_task(server.serve(sockets=[bound]))
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.should_exit = server.force_exit = True
-            await task
-
-
-def at(bench: Bench, app: ASGIApp, work: Work) -> None:
-    """Do the work with an application that listens, and close the driver before it stops."""
-
-    async def scenario() -> None:
-        async with listening(app) as address:
-            try:
-                await work(address)
-            finally:
-                await bench.driver.aclose()
-
-    asyncio.run(scenario())
 
 
 async def everything(bench: Bench, server: Tool) -> tuple[ServerListing, list[Outcome]]:
@@ -219,7 +186,7 @@ def test_a_websocket_is_spoken(bench: Bench) -> None:
             finally:
                 await bench.driver.aclose()
 
-    assert asyncio.run(scenario()) == Outcome("success", result="hi")
+    assert asyncio.run(scenario()).result == "hi"
 
 
 @pytest.mark.req("I3")
@@ -344,7 +311,7 @@ def test_a_call_is_sent_again_only_where_it_was_surely_not_heard(bench: Bench, c
     assert asked.count("tools/call") == calls
 
 
-def test_an_event_too_large_for_sse_is_told_as_the_reason(bench: Bench) -> None:
+def test_an_event_of_sse_may_be_as_large_as_every_message_and_a_larger_one_is_told(bench: Bench) -> None:
     server = MCPServer("large")
 
     @server.tool()
@@ -352,8 +319,11 @@ def test_an_event_too_large_for_sse_is_told_as_the_reason(bench: Bench) -> None:
         return "x" * size
 
     async def work(address: str) -> None:
-        outcome = await bench.call(bench.chain(bench.remote(f"{address}/sse", "sse"), "fill"), {"size": 2_000_000})
+        remote = bench.remote(f"{address}/sse", "sse", max_bytes=5_000_000)
+        filled = await bench.call(bench.chain(remote, "fill"), {"size": 2_000_000})
+        assert filled.status == "success"
+        outcome = await bench.call(bench.chain(remote, "fill"), {"size": 6_000_000})
         assert outcome.status == "unavailable"
-        assert "event exceeded the 1048576 byte limit" in outcome.message
+        assert "event exceeded the 5000000 byte limit" in outcome.message
 
     at(bench, server.sse_app(), work)

@@ -43,10 +43,10 @@ def text(words: str) -> dict[str, Json]:
          [{"type": "resource_link", "uri": "memo://x", "name": "x"}]),
     ],
 )  # fmt: skip
-def test_an_answer_becomes_the_simplest_value_that_holds_it(
+def test_an_answer_becomes_the_simplest_value_that_holds_it_and_stays_whole_beside_it(
     answer: JsonObject, outputs: JsonObject, result: Json
 ) -> None:
-    assert outcome_of(CALL, answer, outputs) == Outcome("success", result=result)
+    assert outcome_of(CALL, answer, outputs) == Outcome("success", result=result, passed=answer)
 
 
 @pytest.mark.case("MCP-06")
@@ -80,10 +80,41 @@ def test_a_gateway_that_finds_nobody_is_unavailable(status: int) -> None:
     assert refused("find", MCPError(-32603, "no", data={"http_status": status})).status == "unavailable"
 
 
-def test_a_question_that_nobody_can_answer_is_told() -> None:
-    asked: JsonObject = {"resultType": "input_required", "inputRequests": {"q": {"method": "elicitation/create"}}}
+@pytest.mark.parametrize(
+    ("needed", "details"),
+    [
+        ({"elicitation": {}}, {"input_required": True}),
+        ({"extensions": {"io.modelcontextprotocol/tasks": {}}}, {}),
+    ],
+)
+def test_a_server_that_must_ask_and_may_not_is_told_as_a_question(needed: JsonObject, details: JsonObject) -> None:
+    data: dict[str, Json] = {"requiredCapabilities": needed}
+    found = refused("find", MCPError(-32021, "no", data=data)).details
 
-    assert outcome_of(CALL, asked, {}).details == {"input_required": True}
+    assert found == {"mcp_code": -32021, "mcp_data": data, **details}
+
+
+@pytest.mark.req("K-MC-05")
+@pytest.mark.parametrize(
+    ("name", "config", "words"),
+    [
+        ("picture", {}, {"content"}),
+        ("fail", {}, {"content", "isError"}),
+        ("greet", {"mcp_prompt_name": "greet"}, {"messages"}),
+        ("memo", {"mcp_resource_uri": "memo://{who}"}, {"contents"}),
+    ],
+)
+def test_what_a_server_answers_is_passed_on_word_for_word(
+    bench: Bench, name: str, config: dict[str, Json], words: set[str]
+) -> None:
+    passed = bench.ask(bench.server(), name, {"who": "Ann"}, **config).passed
+
+    assert passed is not None
+    assert passed.keys() == words
+
+
+def test_what_breaks_its_own_schema_is_not_passed_on() -> None:
+    assert outcome_of(CALL, {"content": [], "structuredContent": {"a": "one"}}, SCHEMA).passed is None
 
 
 def test_a_prompt_and_a_resource_are_asked_for_by_their_own_words(bench: Bench) -> None:
@@ -115,7 +146,8 @@ answers = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(answer=answers, outputs=st.sampled_from([{}, SCHEMA]))
 def test_whatever_a_server_answers_can_be_passed_on(answer: JsonObject, outputs: JsonObject) -> None:
-    compact(outcome_of(CALL, answer, outputs).result).encode()
+    outcome = outcome_of(CALL, answer, outputs)
+    compact([outcome.result, outcome.passed]).encode()
 
 
 @settings(max_examples=150, deadline=None)

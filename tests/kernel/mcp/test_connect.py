@@ -114,7 +114,8 @@ def test_comments_and_trailing_commas_stay_where_they_are(home: Path, project: P
     assert path.read_text() == (
         '{\n\t// mine\n\t"servers": {\n\t\t"a": {"command": "a"}, // last\n\t\t// "b": {}\n\t\t"kiwi": {\n'
         f'\t\t\t"type": "stdio",\n\t\t\t"command": "{COMMAND}",\n'
-        '\t\t\t"args": [\n\t\t\t\t"serve",\n\t\t\t\t"--project",\n\t\t\t\t"${workspaceFolder}"\n\t\t\t]\n\t\t},\n\t},\n}\n'
+        '\t\t\t"args": [\n\t\t\t\t"serve",\n\t\t\t\t"--project",\n\t\t\t\t"${workspaceFolder}"\n\t\t\t]\n'
+        "\t\t},\n\t},\n}\n"
     )
 
 

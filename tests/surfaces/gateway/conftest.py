@@ -6,15 +6,19 @@ import asyncio
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
+from typing import Literal
 
+import httpx2
 import pytest
 import uvicorn
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.items import ToolFile
@@ -24,8 +28,11 @@ from kiwi_mcp.kernel.registry.over_http import HttpRemote
 from kiwi_mcp.manifest.digest import statement_of
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.access import AccessTokens
 from kiwi_mcp.surfaces.gateway.app import gateway
-from kiwi_mcp.surfaces.gateway.serve import Listening, _config
+from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
+from kiwi_mcp.surfaces.gateway.serve import GatewayServer, Listening, _config, _door, tools
+from kiwi_mcp.surfaces.gateway.settings import OAuth
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 from kiwi_mcp.surfaces.gateway.visitors import Door
 
@@ -155,3 +162,81 @@ def served(serving: Serve, store_url: str) -> Served:
 def served_once(serving: Serve, sqlite_url: str) -> Served:
     """A gateway before one store, for what has nothing to do with stores."""
     return serving(sqlite_url)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """A gateway that serves tools in this event loop: its tokens, official clients of it, and bare requests to it."""
+
+    url: str
+    tokens: Tokens
+    endpoint: McpEndpoint
+    stop: Callable[[], None]
+    bare: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(trust_env=False, timeout=30))
+
+    def token(self, name: str = "ada") -> str:
+        return self.tokens.add(name, [], can_write=False, can_use_tools=True)
+
+    @asynccontextmanager
+    async def client(
+        self, token: str, *, mode: Literal["auto", "legacy"] = "auto", headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Client]:
+        words = {"Authorization": f"Bearer {token}", **(headers or {})}
+        async with (
+            httpx2.AsyncClient(headers=words, trust_env=False, timeout=30) as bare,
+            Client(streamable_http_client(self.url, http_client=bare), mode=mode) as client,
+        ):
+            yield client
+
+    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response:
+        """Send one message as a client of the newest era would, and return the answer."""
+        words = {
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        content = body if isinstance(body, str) else json.dumps(body)
+        return await self.bare.post(self.url, content=content, headers=words)
+
+
+ServeTools = Callable[..., AbstractAsyncContextManager[Tools]]
+
+
+@pytest.fixture
+def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
+    """Serve tools for the length of a block."""
+
+    @asynccontextmanager
+    async def start(
+        *, project: Path | None = None, oauth: OAuth | None = None, is_read_only: bool = False
+    ) -> AsyncIterator[Tools]:
+        tokens, access = Tokens(home / ".ai"), AccessTokens(oauth) if oauth else None
+        if not tokens.all():
+            tokens.add("somebody", [], can_write=False)
+        listening = Listening(port=0, names=("kiwi.test",), oauth=oauth)
+        door = _door(tokens, listening, access)
+        port = asyncio.get_running_loop().create_future()
+        async with AsyncExitStack() as stack:
+            database = open_database(sqlite_url)
+            stack.callback(database.close)
+            if access is not None:
+                stack.push_async_callback(access.aclose)
+            mcp = await stack.enter_async_context(tools(door, project))
+            app = gateway(Registry(database, OWNER), door, mcp=None if is_read_only else mcp)
+            server = GatewayServer(_config(app, listening), announce=port.set_result, leave=mcp.end)
+            serving = asyncio.create_task(server.serve())
+
+            def stop() -> None:
+                server.should_exit = True
+
+            served = Tools(f"http://127.0.0.1:{await port}/mcp", tokens, mcp, stop)
+            try:
+                yield served
+            finally:
+                stop()
+                await served.bare.aclose()
+                async with asyncio.timeout(20):
+                    await serving
+
+    return start

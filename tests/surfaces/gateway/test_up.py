@@ -7,9 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,98 @@ def test_a_port_that_is_taken_is_told(home: Path) -> None:
             assert "--port 0" in first_line(second)
 
 
+@pytest.mark.parametrize("is_modern", [True, False])
+def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, project: Path, is_modern: bool) -> None:
+    token = Tokens(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
+    folder = project / ".ai" / "tools" / "sleeper"
+    folder.mkdir(parents=True)
+    (folder / "main.sh").write_text("sleep 60 & echo $$ $! > pids; wait")
+    (folder / "tool.yaml").write_text(
+        "tool_id: sleeper\ntool_type: script\nversion: 1.0.0\ndescription: Sleeps\nexecutor: bash_runtime\n"
+        "config:\n  entrypoint: main.sh\n"
+    )
+    pids = project / "pids"
+    with kiwi_up("--port", "0", "--json", "--project", str(project)) as process:
+        told = answer_of(process)
+        assert told["mcp"] == f"{told['url']}/mcp"
+        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=20)
+        session = {} if is_modern else opened(connection, token)
+        begin_call(connection, token, session, is_modern=is_modern)
+        end = time.monotonic() + 20
+        while not (pids.exists() and len(pids.read_text().split()) == 2):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert not any(map(is_alive, map(int, pids.read_text().split())))
+        connection.close()
+        assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+
+
+def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout
+    told: dict[str, Any] = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+    return told
+
+
+def opened(connection: http.client.HTTPConnection, token: str) -> dict[str, str]:
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    send(connection, token, {"id": 0, "method": "initialize", "params": params}, {})
+    answer = connection.getresponse()
+    answer.read()
+    return {"Mcp-Session-Id": answer.headers["mcp-session-id"], "MCP-Protocol-Version": "2025-11-25"}
+
+
+def begin_call(connection: http.client.HTTPConnection, token: str, session: dict[str, str], *, is_modern: bool) -> None:
+    params: dict[str, Any] = {"name": "execute", "arguments": {"item_id": "sleeper"}}
+    headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "execute"}
+    if is_modern:
+        words = {"protocolVersion": "2026-07-28", "clientCapabilities": {}}
+        params["_meta"] = {f"io.modelcontextprotocol/{name}": value for name, value in words.items()}
+    message = {"id": 1, "method": "tools/call", "params": params}
+    send(connection, token, message, headers if is_modern else session)
+
+
+def send(connection: http.client.HTTPConnection, token: str, message: dict[str, Any], headers: dict[str, str]) -> None:
+    words = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    accept = {"Accept": "application/json, text/event-stream"}
+    body = json.dumps({"jsonrpc": "2.0", **message})
+    connection.request("POST", "/mcp", body, {**words, **accept, **headers})
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--project", "/no/such/folder"], "is not a folder"),
+        (["--issuer", "https://id.test"], "--audience URL"),
+        (["--issuer", "http://id.test", "--audience", "https://k.test/mcp"], "https://name/path"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_anything_listens(home: Path, words: list[str], told: str) -> None:
+    Tokens(home / ".ai").add("eve", [], can_write=False)
+    with kiwi_up("--port", "0", *words) as process:
+        assert process.wait(20) == 4
+        assert told in first_line(process)
+
+
+def test_an_identity_provider_is_enough_to_start(home: Path) -> None:
+    words = ["--issuer", "https://id.test", "--audience", "https://kiwi.test/mcp"]
+    with kiwi_up("--port", "0", "--json", *words) as process:
+        assert answer_of(process)["mcp"] == "https://kiwi.test/mcp"
+
+
+def test_a_server_that_only_gives_offers_no_tools(home: Path) -> None:
+    with kiwi_up("--port", "0", "--json", "--read-only") as process:
+        assert answer_of(process)["mcp"] is None
+
+
 def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
     def kiwi(*words: str) -> str:
         done = subprocess.run(
@@ -95,7 +189,13 @@ def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
     assert Tokens(home / ".ai").find(secret)
     listed = json.loads(kiwi("token", "list", "--json"))["tokens"]
     assert [(row["name"], row["right"], row["namespaces"]) for row in listed] == [("eve", "write", ["acme", "public"])]
+    assert not listed[0]["tools"]
     assert secret not in kiwi("token", "list")
+    tools = kiwi("token", "add", "ada", "--tools").strip()
+    found = Tokens(home / ".ai").find(tools)
+    assert found is not None
+    assert found.can_use_tools
+    assert "ada  read tools  -" in kiwi("token", "list")
     assert "eve" in kiwi("token", "remove", "eve")
     assert kiwi("token", "remove", "eve").startswith("3:")
 

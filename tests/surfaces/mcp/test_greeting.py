@@ -25,6 +25,7 @@ from kiwi_mcp.surfaces.mcp.greeting import (
     is_envelope,
     is_handshake,
     load_prepared,
+    load_tools,
     read,
 )
 from kiwi_mcp.surfaces.mcp.stdio import Wire
@@ -50,7 +51,8 @@ def envelope(**more: Json) -> JsonObject:
 
 
 def greeting(*, has_project: bool = False) -> Greeting:
-    return Greeting(load_prepared(), has_project=has_project)
+    prepared = load_prepared()
+    return Greeting(prepared, load_tools(prepared, "/a/project" if has_project else ""))
 
 
 def result(reply: bytes | None) -> dict[str, Json]:
@@ -77,14 +79,14 @@ def test_the_opening_of_both_eras_is_answered_and_ends_with_the_list_of_tools() 
     assert old.answer(handshake())
     assert old.answer(INITIALIZED) == b""
     assert result(old.answer(line("ping"))) == {}
-    assert bool(old.is_over) is False
+    assert not old.listed
     assert result(old.answer(line("tools/list", {"_meta": {"progressToken": 3}})))["tools"]
-    assert bool(old.is_over) is True
+    assert bool(old.listed)
     assert old.heard == [handshake(), INITIALIZED]
 
     assert "capabilities" in result(new.answer(line("server/discover", envelope())))
     assert result(new.answer(line("tools/list", envelope())))["resultType"] == "complete"
-    assert new.is_over
+    assert new.listed is not None
     assert new.heard == [line("server/discover", envelope())]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,16 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import NotFound
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.mcp import OfferKind
+from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.store.tasks import Tasks
+from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.greeting import CAPABILITIES_KEY, CLIENT_KEY, VERSION_KEY, Greeting, Opening, load_prepared
 from kiwi_mcp.surfaces.mcp.lines import Lines
-from kiwi_mcp.surfaces.mcp.server import serve
+from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS
+from kiwi_mcp.surfaces.mcp.serving import serve
 from kiwi_mcp.surfaces.mcp.stdio import Wire
 
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
@@ -37,6 +42,7 @@ class ScriptedKernel:
 
     verbs: dict[str, Callable[[JsonObject, Report], Awaitable[Answer]]] = field(default_factory=dict)
     is_closed: bool = False
+    menu: Offers = ONLY_META_TOOLS
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
         if verb in self.verbs:
@@ -46,8 +52,29 @@ class ScriptedKernel:
         fault = NotFound(f"Kiwi has no verb {verb!r}.", suggestion="Use another.")
         return Answer(fault.to_response(), is_error=True, exit_code=3)
 
+    async def offers(self) -> Offers:
+        return self.menu
+
+    async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
+        return ()
+
+    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+        return None
+
+    def offers_mark(self) -> str:
+        return str(id(self.menu))
+
     async def aclose(self) -> None:
         self.is_closed = True
+
+
+def no_tasks() -> Calls:
+    """Calls of a server whose kernel keeps no tasks."""
+
+    def never() -> Tasks:
+        raise NotImplementedError
+
+    return Calls(never, task_after=lambda: 60.0, principal=lambda _: "somebody")
 
 
 @dataclass
@@ -79,7 +106,7 @@ async def conversation(kernel: ScriptedKernel, opening: Opening | None = None) -
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_server, "rb", buffering=0)
     )
     served = asyncio.create_task(
-        serve(kernel, Wire(inbound, outbound), opening or Opening(Lines(), []), has_project=False)
+        serve(kernel, Wire(inbound, outbound), opening or Opening(Lines(), []), calls=no_tasks())
     )
     try:
         yield Talk(to_server, reader)
@@ -152,9 +179,10 @@ SILENT = [INITIALIZED, line("notifications/initialized", {}, None), line("notifi
 
 async def replies_to(lines: Sequence[bytes], *, met_by_stage_one: int) -> list[dict[str, Any]]:
     """What is replied to lines, when stage one may answer the first few of them."""
-    greeting = Greeting(load_prepared(), has_project=False)
+    prepared = load_prepared()
+    greeting = Greeting(prepared, prepared["tools"])
     replies, left = [], list(lines)
-    while left and len(lines) - len(left) < met_by_stage_one and not greeting.is_over:
+    while left and len(lines) - len(left) < met_by_stage_one and greeting.listed is None:
         reply = greeting.answer(left[0])
         if reply is None:
             break
@@ -228,11 +256,12 @@ def test_a_call_reaches_the_kernel_and_its_answer_is_told_once() -> None:
 
 
 @pytest.mark.req("F7")
-def test_an_unknown_tool_is_an_error_result_and_the_conversation_goes_on() -> None:
+def test_an_unknown_tool_is_refused_with_what_to_do_and_the_conversation_goes_on() -> None:
     async def story(talk: Talk, kernel: ScriptedKernel) -> None:
         reply = await talk.ask(call("nope"))
-        assert reply["result"]["isError"] is True
-        assert {"error", "code", "item_type", "message", "suggestion"} <= answer_in(reply).keys()
+        assert reply["error"]["code"] == -32602
+        assert "nope" in reply["error"]["message"]
+        assert "`search`" in reply["error"]["message"]
         assert answer_in(await talk.ask(call("help", 2)))["verb"] == "help"
 
     told(story)
@@ -245,7 +274,7 @@ def test_control_characters_in_names_and_arguments_pass_as_data() -> None:
         assert answer_in(await talk.ask(call("help", nasty, topic=nasty)))["asked"] == {"topic": nasty}
         reply = await talk.ask(call(nasty, 2))
         assert reply["id"] == 2
-        assert reply["result"]["isError"] is True
+        assert reply["error"]["code"] == -32602
 
     told(story)
 
@@ -424,7 +453,7 @@ def test_files_serve_as_standard_input_and_output(tmp_path: Path) -> None:
     inbound = os.open(tmp_path / "in", os.O_RDONLY)
     outbound = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
     try:
-        asyncio.run(serve(ScriptedKernel(), Wire(inbound, outbound), Opening(Lines(), []), has_project=False))
+        asyncio.run(serve(ScriptedKernel(), Wire(inbound, outbound), Opening(Lines(), []), calls=no_tasks()))
     finally:
         os.close(inbound)
         os.close(outbound)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import anyio
@@ -17,7 +18,6 @@ from mcp.client.session import ClientSession, IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types import (
     CONNECTION_CLOSED,
     Implementation,
@@ -27,14 +27,19 @@ from mcp_types import (
 )
 
 from kiwi_mcp import __version__
+from kiwi_mcp.domain.caller import NOBODY, Caller, unheard
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.mcp.eras import Era, Eras
-from kiwi_mcp.drivers.mcp.failures import failure_of
+from kiwi_mcp.drivers.mcp.failures import failure_of, login_required
+from kiwi_mcp.drivers.mcp.lane import Lane, is_traced
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.mcp.sieve import Sieve
 from kiwi_mcp.drivers.mcp.stamp import Stamp
+from kiwi_mcp.drivers.mcp.switchboard import Switchboard, apart, capable
+from kiwi_mcp.drivers.mcp.talk import NOTE_LEVEL, Talk
 from kiwi_mcp.drivers.mcp.transports import Wire, opened
+from kiwi_mcp.primitives.http_channel import is_login_wanted
 
 # The SDK writes what is wrong with a server to the log, with a traceback; here that is an outcome.
 for _name in ("client", "mcp.client", "mcp.shared.jsonrpc_dispatcher"):
@@ -80,15 +85,23 @@ class Connection:
         self._is_late = self._has_ended = False
         self._wire: Wire | None = None
         self._sieve: Sieve | None = None
-        self._dispatcher: JSONRPCDispatcher | None = None
+        self._lane: Lane | None = None
+        self._switchboard: Switchboard | None = None
         self._stamp = Stamp()
+        self._is_heard = False
+        self._parting: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
-        self._task = asyncio.create_task(self._own(), name=f"mcp {server.name}")
+        self._task = asyncio.create_task(self._own(), name=f"mcp {server.name}", context=apart())
 
     @property
     def is_usable(self) -> bool:
         """Whether requests can be put in, now or when the greeting is over."""
         return not self._closing.is_set() and not self._task.done()
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the server was told that a call of it may go on as a task."""
+        return self._stamp.has_tasks
 
     @property
     def is_lost(self) -> bool:
@@ -105,24 +118,64 @@ class Connection:
         return await asyncio.shield(self._greeted)
 
     async def ask(
-        self, method: str, params: JsonObject, *, progress: ProgressFnT | None = None, schema: Json = None
+        self,
+        method: str,
+        params: JsonObject,
+        *,
+        caller: Caller = NOBODY,
+        progress: ProgressFnT | None = None,
+        schema: Json = None,
     ) -> JsonObject:
         """Return the result of one request; what the server refuses is raised as the SDK's error.
 
         `schema` is the input schema of a tool, where a server wants parts of the arguments as headers too.
         """
         await self.greeted()
-        if self._dispatcher is None or not self.is_usable:
+        if self._switchboard is None or self._lane is None or not self.is_usable:
             raise await self.lost()
-        options: CallOptions = {"headers": self._stamp.headers(method, params, schema)}
-        if progress is not None:
-            options["on_progress"] = progress
+        headers, stamped = self._stamp.headers(method, params, schema), self._stamp.params(params, caller)
         try:
-            return await self._dispatcher.send_raw_request(method, self._stamp.params(params), options)
+            if progress is None and not is_traced():
+                return await self._lane.ask(method, stamped, headers)
+            options: CallOptions = {"headers": headers}
+            if progress is not None:
+                options["on_progress"] = progress
+            return await self._switchboard.send_raw_request(method, stamped, options)
         except MCPError as refusal:
             if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
+            if is_login_wanted(refusal.error.data):
+                raise login_required(self.server) from None
             raise
+
+    def talking(self, talk: Talk) -> AbstractContextManager[None]:
+        """Bring what the server asks and tells for a call to its caller, while the block lasts."""
+        return self._switchboard.talking(talk) if self._switchboard is not None else nullcontext()
+
+    async def listen(self, caller: Caller) -> None:
+        """Have a server of the old era send the lines of its log, once somebody hears them."""
+        greeting = await self.greeted()
+        if (
+            self._is_heard
+            or caller.note is unheard
+            or greeting.era != "legacy"
+            or "logging" not in greeting.capabilities
+        ):
+            return
+        self._is_heard = True
+        with suppress(MCPError):
+            await self.ask("logging/setLevel", {"level": NOTE_LEVEL})
+
+    def call_off(self, task_id: str) -> None:
+        """Tell the server that nobody waits for a task any more; nobody waits for its answer either."""
+        task = asyncio.create_task(self._call_off(task_id))
+        self._parting.add(task)
+        task.add_done_callback(self._parting.discard)
+
+    async def _call_off(self, task_id: str) -> None:
+        with suppress(MCPError, KiwiError, TimeoutError):
+            async with asyncio.timeout(CLOSE):
+                await self.ask("tasks/cancel", {"taskId": task_id})
 
     async def lost(self) -> KiwiError:
         """Return why there is no conversation any more, with the server's last words."""
@@ -154,6 +207,8 @@ class Connection:
 
     async def aclose(self) -> None:
         """End the conversation, and everything that was started for it."""
+        if self._parting:
+            await asyncio.wait(self._parting)
         self.close()
         if not self._was_greeted:
             self._task.cancel()
@@ -166,17 +221,23 @@ class Connection:
         watchdog = asyncio.get_running_loop().call_later(self.server.startup_timeout, self._give_up)
         try:
             async with opened(self.server, self._secrets) as self._wire:
-                self._sieve = Sieve(self._wire.incoming, self._ended)
-                dispatcher: JSONRPCDispatcher = JSONRPCDispatcher(self._sieve, self._wire.outgoing)
+                lane = Lane(self._wire.outgoing)
+                self._sieve = Sieve(self._wire.incoming, self._ended, lane)
+                switchboard = Switchboard(self._sieve, self._wire.outgoing)
                 async with ClientSession(
-                    dispatcher=dispatcher, client_info=_US, message_handler=self._notified
+                    dispatcher=switchboard,
+                    client_info=_US,
+                    message_handler=self._notified,
+                    elicitation_callback=capable,
+                    sampling_callback=capable,
+                    list_roots_callback=capable,
                 ) as session:
                     greeting = _greeting(session, await self._eras.greet(session, self.server))
                     watchdog.cancel()
-                    self._stamp = Stamp.of(greeting.era, greeting.protocol_version, _US)
-                    self._dispatcher = dispatcher
+                    self._stamp = Stamp.of(greeting.era, greeting.protocol_version, _US, greeting.capabilities)
+                    self._switchboard, self._lane = switchboard, lane
                     self._greeted.set_result(greeting)
-                    await self._converse(session, greeting)
+                    await self._converse(session, greeting, lane)
         except asyncio.CancelledError:
             if not self._is_late:
                 raise
@@ -188,7 +249,7 @@ class Connection:
             if not self._greeted.done():
                 self._greeted.set_exception(self.failure())
 
-    async def _converse(self, session: ClientSession, greeting: Greeting) -> None:
+    async def _converse(self, session: ClientSession, greeting: Greeting, lane: Lane) -> None:
         """Stay until somebody ends it; meanwhile hear of changes, which the new era tells only to who asks."""
         async with anyio.create_task_group() as group:
             if greeting.era == "modern" and self._on_change is not None:
@@ -197,6 +258,7 @@ class Connection:
                 await self._closing.wait()
             finally:
                 self._closing.set()  # before anyone who waits is told, so that they know why
+                lane.end()
                 group.cancel_scope.cancel()
 
     def _give_up(self) -> None:

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from time import monotonic
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.caller import Ask, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.grants import Rules
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.outcome import Logs, Outcome, Progress, Report, silent
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.outcome import Logs, Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.drivers.mcp.bind import Wanted, bind_mcp, planned
-from kiwi_mcp.drivers.mcp.connection import Connection
+from kiwi_mcp.drivers.mcp.asking import Request, asked
+from kiwi_mcp.drivers.mcp.bind import bind_mcp, planned
+from kiwi_mcp.drivers.mcp.completing import completions
 from kiwi_mcp.drivers.mcp.eras import Eras
-from kiwi_mcp.drivers.mcp.failures import harmless
+from kiwi_mcp.drivers.mcp.failures import is_login_required
 from kiwi_mcp.drivers.mcp.listing import ServerListing, listed
+from kiwi_mcp.drivers.mcp.oauth.account import forget
+from kiwi_mcp.drivers.mcp.oauth.bearer import settled
+from kiwi_mcp.drivers.mcp.oauth.login import account_for, log_in
 from kiwi_mcp.drivers.mcp.pool import Lease, Pool
-from kiwi_mcp.drivers.mcp.result import outcome_of, refused
+from kiwi_mcp.drivers.mcp.result import for_want_of, refused
 from kiwi_mcp.drivers.mcp.server import Server, server_of
+from kiwi_mcp.drivers.mcp.talk import careful
 from kiwi_mcp.primitives import http_client
 from kiwi_mcp.primitives.http_channel import is_session_lost
 
-_HEADER_MISMATCH: Final = -32020
 _OTHER_ERA: Final = -32022
 _CHANGED: Final = frozenset({_OTHER_ERA, -32600, -32601})
 """What a server may say that was replaced by one of the other era."""
-_TOLD = 500
-_PAGES = 100
+_COMPLETING = 5.0
+"""How long a server may take to complete what is being typed, in seconds."""
 
 
 class Mcp:
@@ -63,6 +65,7 @@ class Mcp:
         """End every connection of this event loop."""
         if (pool := self._pools.pop(asyncio.get_running_loop(), None)) is not None:
             await pool.aclose()
+        await settled()
         await http_client.aclose()
 
     async def drive(
@@ -71,16 +74,17 @@ class Mcp:
         """Ask the server, and give its answer as a result."""
         assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - bind above makes no other
         server = replace(server_of(chain.executor, space), spec=plan.spec)
-        question = _Question(
+        request = Request(
             planned(plan),
             plan.inputs,
             plan.spec.timeout,
+            chain.tool.manifest.parameters,
             chain.tool.manifest.outputs,
-            caller.report,
+            careful(caller, secrets),
             is_repeatable=plan.effect in ("pure", "idempotent"),
         )
         try:
-            outcome = await self._ask(server, secrets, question)
+            return await self._ask(server, secrets, request)
         except Unavailable as fault:
             details = {name: value for name, value in fault.details.items() if name != "stderr"}
             return Outcome(
@@ -90,7 +94,6 @@ class Mcp:
                 logs=Logs(stderr=as_text(fault.details.get("stderr"))),
                 details=details,
             )
-        return outcome
 
     async def list_items(
         self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
@@ -99,9 +102,7 @@ class Mcp:
 
         `hosts` are those that the owner grants and denies.
         """
-        server = server_of(chain.tool, space)
-        if hosts is not None and isinstance(server.spec, HttpSpec):
-            server = replace(server, spec=replace(server.spec, granted=hosts.allow, denied=hosts.deny))
+        server = _granted(server_of(chain.tool, space), hosts)
         async with self._pool().using(server, secrets) as lease:
             try:
                 async with asyncio.timeout(server.spec.timeout):
@@ -112,68 +113,83 @@ class Mcp:
             lease.worked()
             return found
 
+    async def log_in(
+        self,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        ask: Ask,
+        *,
+        hosts: Rules | None = None,
+        scopes: Sequence[str] = (),
+    ) -> str:
+        """Have a person log in to a server, whose own chain it is, and return the rights that they gave."""
+        server = _granted(server_of(chain.tool, space), hosts)
+        account = account_for(server, secrets)
+        if account.mended().challenge is None:
+            try:  # what the server wants, it says when it is asked without
+                await self.list_items(chain, space, secrets, hosts=hosts)
+            except Unavailable as fault:
+                if not is_login_required(fault):
+                    raise
+        tokens = await log_in(account, ask, server=server.name, scopes=scopes)
+        await self._pool().end(server.identity)  # what was begun as somebody else is not gone on with
+        return tokens.scope
+
+    async def log_out(self, chain: Chain, space: Space) -> bool:
+        """Forget the tokens of a server, and say whether there were any."""
+        server = server_of(chain.tool, space)
+        await self._pool().end(server.identity)
+        return server.oauth is not None and forget(server.oauth)
+
+    async def complete(
+        self,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        argument: str,
+        value: str,
+        context: Mapping[str, str],
+        *,
+        hosts: Rules | None = None,
+    ) -> list[str]:
+        """Return what a server proposes for an argument of a prompt or a template, of which `value` is typed so far.
+
+        `context` are the arguments that are known already. A server that proposes nothing, or not in time, gives an
+        empty list.
+        """
+        server = _granted(server_of(chain.executor, space), hosts)
+        async with self._pool().using(server, secrets) as lease:
+            try:
+                async with asyncio.timeout(min(server.spec.timeout, _COMPLETING)):
+                    return await completions(lease.connection, chain, argument, value, context)
+            except (MCPError, TimeoutError):
+                return []
+
     def _pool(self) -> Pool:
         loop = asyncio.get_running_loop()
         if (pool := self._pools.get(loop)) is None:
             pool = self._pools[loop] = Pool(self.eras, self.on_change)
         return pool
 
-    async def _ask(self, server: Server, secrets: Mapping[str, str], question: _Question) -> Outcome:
+    async def _ask(self, server: Server, secrets: Mapping[str, str], request: Request) -> Outcome:
         pool = self._pool()
         for is_last in (False, True):
             async with pool.using(server, secrets) as lease:
                 try:
-                    outcome = await _answered(lease.connection, question)
+                    outcome = await asked(lease.connection, request)
                 except MCPError as refusal:
                     if server.transport == "http" and _is_changed(refusal):
                         lease.retire()
-                        if not is_last and (question.is_repeatable or _was_not_heard(refusal)):
+                        if not is_last and (request.is_repeatable or _was_not_heard(refusal)):
                             continue
-                    outcome = refused(question.wanted.name, refusal)
+                    outcome = for_want_of(request.unanswered, refused(request.wanted.name, refusal))
                 except TimeoutError:
-                    return _late(lease, question)
+                    return _late(lease, request)
                 lease.worked()
                 notices: list[Json] = [*lease.connection.notices()]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")
-
-
-@dataclass(slots=True)
-class _Question:
-    """One request on its way: what is asked, with what, for how long, and where its progress is told."""
-
-    wanted: Wanted
-    inputs: JsonObject
-    timeout: float
-    outputs: JsonObject
-    report: Report
-    is_repeatable: bool
-    asked_at: float = 0.0
-
-    @property
-    def progress(self) -> ProgressFnT | None:
-        """What is told of the server's progress, if anybody listens."""
-        if self.report is silent:
-            return None
-
-        async def told(progress: float, total: float | None, message: str | None) -> None:
-            self.report(Progress(harmless(message or "")[:_TOLD], done=progress, total=total))
-
-        return told
-
-
-async def _answered(connection: Connection, question: _Question) -> Outcome:
-    params, question.asked_at = question.wanted.params(question.inputs), monotonic()
-    async with asyncio.timeout(question.timeout):
-        try:
-            answer = await connection.ask(question.wanted.method, params, progress=question.progress)
-        except MCPError as refusal:
-            if refusal.code != _HEADER_MISMATCH:
-                raise
-            # The server wants parts of the arguments as headers too; which ones, its own list says.
-            schema = await _schema(connection, question.wanted.name)
-            answer = await connection.ask(question.wanted.method, params, progress=question.progress, schema=schema)
-    return outcome_of(question.wanted, answer, question.outputs)
 
 
 def _is_changed(refusal: MCPError) -> bool:
@@ -185,29 +201,24 @@ def _was_not_heard(refusal: MCPError) -> bool:
     return refusal.code == _OTHER_ERA or is_session_lost(refusal.error.data)
 
 
-def _late(lease: Lease, question: _Question) -> Outcome:
+def _late(lease: Lease, request: Request) -> Outcome:
     # A server that said nothing at all meanwhile hangs: it is started anew for the next call. One that did say
     # something is only slow with this one, and was told to stop.
-    if lease.connection.heard_at < question.asked_at:
+    if lease.connection.heard_at < request.asked_at:
         lease.retire()
     return Outcome(
         "timeout",
-        message=f"The MCP server {lease.connection.server.name!r} did not answer {question.wanted.name!r} within "
-        f"{question.timeout:g} seconds; it was told to stop.",
+        message=f"The MCP server {lease.connection.server.name!r} did not answer {request.wanted.name!r} within "
+        f"{request.timeout:g} seconds; it was told to stop.",
         suggestion="Ask for less, or give the tool a longer `config.timeout`.",
     )
 
 
-async def _schema(connection: Connection, name: str) -> Json:
-    cursor = ""
-    for _ in range(_PAGES):
-        page = await connection.ask("tools/list", {"cursor": cursor} if cursor else {})
-        for tool in map(as_object, as_list(page.get("tools"))):
-            if tool.get("name") == name:
-                return tool.get("inputSchema")
-        if not (cursor := as_text(page.get("nextCursor"))):
-            break
-    return None
+def _granted(server: Server, hosts: Rules | None) -> Server:
+    """Return a server that is reached under the rules of its owner."""
+    if hosts is None or not isinstance(server.spec, HttpSpec):
+        return server
+    return replace(server, spec=replace(server.spec, granted=hosts.allow, denied=hosts.deny))
 
 
 def _slow(server: Server) -> Unavailable:

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import anyio
 from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from pydantic import ValidationError
 
 from kiwi_mcp.drivers.mcp.server import Server
@@ -46,8 +46,8 @@ class Eras:
             try:
                 await _begin(session, era, min(_PROBE, server.startup_timeout * _SHARE))
             except (MCPError, ValidationError, RuntimeError, TimeoutError) as fault:
-                if isinstance(fault, MCPError) and fault.code == CONNECTION_CLOSED:
-                    raise
+                # A code does not tell a connection that was closed from a refusal: older servers refuse what is new
+                # with the same one. On a closed connection the other era fails at once.
                 faults.append(fault)
                 # A slow server that answers the probe after all is modern from then on, and says so.
                 if _names_other_versions(fault) and era == "legacy" and len(tried) == len(faults):

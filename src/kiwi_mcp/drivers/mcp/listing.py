@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import find_invalid_x_mcp_header
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
@@ -54,13 +55,14 @@ class _Kind:
     method: str
     word: str
     named_by: str
-    check: Callable[[JsonObject, str], list[Issue]] = lambda _item, _at: []
+    check: Callable[[JsonObject, str, Era], list[Issue]] = lambda _item, _at, _era: []
 
 
 @dataclass(slots=True)
 class _Taking:
     """A listing under way: how much was said, what was not sound, and where it was cut short."""
 
+    era: Era
     size: int = 0
     faults: list[Issue] = field(default_factory=list)
     untold: int = 0
@@ -86,7 +88,7 @@ class _Taking:
 async def listed(connection: Connection) -> ServerListing:
     """Ask a server for everything it offers."""
     greeting = await connection.greeted()
-    taking = _Taking()
+    taking = _Taking(greeting.era)
     found = {kind.word: await _all(connection, greeting, kind, taking) for kind in _KINDS}
     return ServerListing(
         server_info=greeting.server_info,
@@ -139,7 +141,7 @@ async def _take(kind: _Kind, page: JsonObject, kept: dict[str, JsonObject], taki
 def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject], taking: _Taking) -> None:
     name = as_text(item.get(kind.named_by))
     at = f"{kind.word}.{harmless(name)[:_LONGEST_NAME]}" if name else place
-    faults = _name_faults(kind, name, at) or kind.check(item, at)
+    faults = _name_faults(kind, name, at) or kind.check(item, at, taking.era)
     if name in kept:
         faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
     taking.note(faults)
@@ -154,7 +156,7 @@ def _name_faults(kind: _Kind, name: str, at: str) -> list[Issue]:
     return [Issue(at, f"has no usable `{kind.named_by}`", "The server must give it one; the rest is kept.")]
 
 
-def _tool_faults(item: JsonObject, at: str) -> list[Issue]:
+def _tool_faults(item: JsonObject, at: str, era: Era) -> list[Issue]:
     found: list[Issue] = []
     for word in ("inputSchema", "outputSchema"):
         schema = item.get(word)
@@ -164,10 +166,14 @@ def _tool_faults(item: JsonObject, at: str) -> list[Issue]:
             found.append(Issue(f"{at}.{word}", "is not the schema of an object", "The server must mend it."))
         else:
             found += schema_faults(schema, f"{at}.{word}")
+    # Since the new era words of a schema become names of headers; one that cannot be a name could be anything.
+    if era == "modern" and (reason := find_invalid_x_mcp_header(item.get("inputSchema"))) is not None:
+        fix = "The server must mend it."
+        found.append(Issue(f"{at}.inputSchema", f"names headers wrongly: {harmless(reason)[:_LONGEST_NAME]}", fix))
     return found
 
 
-def _prompt_faults(item: JsonObject, at: str) -> list[Issue]:
+def _prompt_faults(item: JsonObject, at: str, _: Era) -> list[Issue]:
     arguments = item.get("arguments")
     if arguments is None:
         return []

@@ -12,6 +12,7 @@ from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.drivers.mcp.circuit import Circuit
 from kiwi_mcp.drivers.mcp.connection import Connection
 from kiwi_mcp.drivers.mcp.eras import Eras
+from kiwi_mcp.drivers.mcp.failures import is_login_required
 from kiwi_mcp.drivers.mcp.server import Server
 
 IDLE = 300.0
@@ -89,6 +90,15 @@ class Pool:
             if not slot.users and slot.is_open:
                 slot.reaper = asyncio.get_running_loop().call_later(self._idle, self._reap, slot)
 
+    async def end(self, identity: str) -> None:
+        """End the connections to one server, and wait until nothing of them is left."""
+        for slot in self._slots.values():
+            if slot.connection is not None and slot.connection.server.identity == identity:
+                connection, slot.connection = slot.connection, None
+                self._end(connection)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
     async def aclose(self) -> None:
         """End every connection, and wait until nothing of them is left."""
         for slot in self._slots.values():
@@ -126,8 +136,9 @@ class Pool:
             return
         slot.connection = None
         self._end(connection)
-        if connection.is_lost:
-            slot.circuit.failed(connection.server, connection.failure())
+        # A server that wants a login is well, and is asked again as soon as somebody has logged in.
+        if connection.is_lost and not is_login_required(failure := connection.failure()):
+            slot.circuit.failed(connection.server, failure)
 
     def _make_room(self) -> None:
         if self.open_count < self._most:

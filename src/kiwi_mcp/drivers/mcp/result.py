@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED
+from mcp_types import CONNECTION_CLOSED, MISSING_REQUIRED_CLIENT_CAPABILITY
 
+from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Outcome
@@ -21,19 +24,44 @@ MOST_BLOCKS = 10_000
 _ENVELOPE = {"_meta", "resultType", "ttlMs", "cacheScope"}
 _AWAY = frozenset({502, 503, 504})
 _SUGGESTION = "The message is the server's own; mend the parameters, or load the tool to see what it takes."
+_ASKED: Final[JsonObject] = {"input_required": True}
+"""What tells that a call failed for want of an answer to a question."""
+
+
+class Ended(Exception):
+    """A request that ended without an answer to it, and how."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
 
 
 def outcome_of(wanted: Wanted, answer: JsonObject, outputs: JsonObject) -> Outcome:
-    """Return what an answer means; `outputs` is the schema that the tool declares for its result, if it has one."""
-    if answer.get("resultType") == "input_required":
-        return _asked_back(answer)
-    match wanted.method:
-        case "tools/call":
-            return _passable(_called(answer, outputs))
-        case "prompts/get":
-            return _passable(Outcome("success", result={k: v for k, v in answer.items() if k not in _ENVELOPE}))
-        case "resources/read":
-            return _passable(Outcome("success", result=_read(answer)))
+    """Return what an answer means, and the answer itself for who speaks the same protocol.
+
+    `outputs` is the schema that the tool declares for its result, if it has one.
+    """
+    try:
+        compact(answer).encode()
+    except UnicodeEncodeError:  # halves of characters, which no text can hold
+        mended = as_object(json.loads(_shown(answer)))
+        outcome = _meaning(wanted, mended, outputs)
+        return replace(outcome, details={**outcome.details, "replaced_characters": True})
+    except (ValueError, RecursionError):
+        return failed("The answer holds numbers that JSON has not, or is nested too deeply.")
+    return _meaning(wanted, answer, outputs)
+
+
+def unanswered(fault: Unanswered) -> Outcome:
+    """Return the outcome of a request that stopped at a question."""
+    return Outcome("error", message=fault.message, suggestion=fault.suggestion, details={**fault.details, **_ASKED})
+
+
+def for_want_of(fault: Unanswered | None, outcome: Outcome) -> Outcome:
+    """Return an outcome that tells of a question which was not answered, where the call failed after it."""
+    if fault is None or outcome.status != "error":
+        return outcome
+    return replace(outcome, suggestion=fault.suggestion, details={**outcome.details, **fault.details, **_ASKED})
 
 
 def refused(name: str, refusal: MCPError) -> Outcome:
@@ -43,6 +71,8 @@ def refused(name: str, refusal: MCPError) -> Outcome:
     if data is not None and len(shown := _shown(data)) <= QUOTED:
         details["mcp_data"] = json.loads(shown)
     message = harmless(refusal.error.message)[:QUOTED]
+    if refusal.code == MISSING_REQUIRED_CLIENT_CAPABILITY and _asks(as_object(data)):
+        details |= _ASKED
     return Outcome(
         "unavailable" if _is_away(refusal) else "error",
         message=f"The server refused {name!r} ({refusal.code}): {message}",
@@ -58,10 +88,26 @@ def _is_away(refusal: MCPError) -> bool:
     return isinstance(refusal.error.data, dict) and refusal.error.data.get("http_status") in _AWAY
 
 
+def _asks(data: JsonObject) -> bool:
+    """Whether what a server misses in its client is that somebody can be asked."""
+    return bool(as_object(data.get("requiredCapabilities")).keys() & {"elicitation", "sampling", "roots"})
+
+
+def _meaning(wanted: Wanted, answer: JsonObject, outputs: JsonObject) -> Outcome:
+    match wanted.method:
+        case "tools/call":
+            return _called(answer, outputs)
+        case "prompts/get":
+            told = {word: value for word, value in answer.items() if word not in _ENVELOPE}
+            return Outcome("success", result=told, passed=answer)
+        case "resources/read":
+            return Outcome("success", result=_read(answer), passed=answer)
+
+
 def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
     blocks = as_list(answer.get("content"))
     if len(blocks) > MOST_BLOCKS:
-        return _failed(f"The answer has {len(blocks):,} parts, more than {MOST_BLOCKS:,}.")
+        return failed(f"The answer has {len(blocks):,} parts, more than {MOST_BLOCKS:,}.")
     if answer.get("isError") is True:
         said = harmless("\n".join(_texts(blocks)))[:QUOTED].strip()
         return Outcome(
@@ -69,16 +115,18 @@ def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
             result=answer.get("structuredContent", _content(blocks, {}) if len(blocks) > 1 else None),
             message=said or "The tool failed and gave no reason.",
             suggestion=_SUGGESTION,
+            passed=answer,
         )
     if "structuredContent" not in answer:
-        return Outcome("success", result=_content(blocks, outputs))
-    return _checked(answer["structuredContent"], outputs)
+        return Outcome("success", result=_content(blocks, outputs), passed=answer)
+    return _checked(answer, outputs)
 
 
-def _checked(value: Json, outputs: JsonObject) -> Outcome:
+def _checked(answer: JsonObject, outputs: JsonObject) -> Outcome:
+    value = answer["structuredContent"]
     found: Sequence[Issue] = faults(outputs, value, place="result") if _is_schema(outputs) else ()
     if not found:
-        return Outcome("success", result=value)
+        return Outcome("success", result=value, passed=answer)
     return Outcome(
         "error",
         result=value,
@@ -115,34 +163,8 @@ def _read(answer: JsonObject) -> Json:
     return [dict(part) for part in contents]
 
 
-def _asked_back(answer: JsonObject) -> Outcome:
-    return Outcome(
-        "error",
-        result=answer.get("inputRequests"),
-        message="The tool wants an answer to a question before it goes on, and nobody is there to give one.",
-        suggestion="Call it with parameters that leave no question open.",
-        details={"input_required": True},
-    )
-
-
-def _passable(outcome: Outcome) -> Outcome:
-    """Return the outcome, if its result can be written as JSON; some numbers and halves of characters cannot."""
-    try:
-        compact(outcome.result).encode()
-    except UnicodeEncodeError:
-        return Outcome(
-            outcome.status,
-            result=json.loads(_shown(outcome.result)),
-            message=outcome.message,
-            suggestion=outcome.suggestion,
-            details={**outcome.details, "replaced_characters": True},
-        )
-    except (ValueError, RecursionError):
-        return _failed("The answer holds numbers that JSON has not, or is nested too deeply.")
-    return outcome
-
-
-def _failed(message: str) -> Outcome:
+def failed(message: str) -> Outcome:
+    """Return the outcome of an answer that cannot be taken."""
     return Outcome("error", message=message, suggestion="The server is at fault; ask it for less.")
 
 

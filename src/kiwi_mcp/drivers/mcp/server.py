@@ -15,6 +15,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
+from kiwi_mcp.drivers.mcp.oauth.words import OAuth, oauth_words
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
@@ -30,6 +31,7 @@ MAX_BYTES = 16_000_000
 """The most that one message of a server may have, in bytes, where nothing else is written."""
 RECONNECT_DELAY = 0.5
 """What the waits between starts of a server that fails are multiples of, in seconds."""
+_WITH_TOKENS: frozenset[Transport] = frozenset({"http", "sse"})
 _SPELLINGS: Mapping[str, Transport] = {
     "stdio": "stdio",
     "http": "http",
@@ -57,6 +59,8 @@ class Server:
     defaulted: tuple[str, ...] = ()
     """Those of them that it can do without."""
     warnings: tuple[str, ...] = ()
+    oauth: OAuth | None = None
+    """How its tokens are had, where it can have any."""
 
     @property
     def name(self) -> str:
@@ -99,7 +103,8 @@ def _read(link: Tool, space: Space) -> Server:
     limit = config.get("max_bytes")
     max_bytes = limit if isinstance(limit, int) and not isinstance(limit, bool) else MAX_BYTES
     spec = _process(link, space) if transport == "stdio" else _address(config, max_bytes)
-    words = _words(spec)
+    oauth = _oauth(link, space, spec) if isinstance(spec, HttpSpec) and transport in _WITH_TOKENS else None
+    words: Json = [_words(spec), oauth.words if oauth else None]
     return Server(
         identity=link.identity,
         digest=link.digest,
@@ -112,6 +117,7 @@ def _read(link: Tool, space: Space) -> Server:
         variables=variables(words),
         defaulted=defaulted(words),
         warnings=_warnings(link, spec),
+        oauth=oauth,
     )
 
 
@@ -122,6 +128,15 @@ def _words(spec: ProcessSpec | HttpSpec) -> Json:
             return [list(spec.argv), dict(spec.env)]
         case HttpSpec():
             return [spec.url, dict(spec.headers), list(spec.basic or ())]
+
+
+def _oauth(link: Tool, space: Space, spec: HttpSpec) -> OAuth | None:
+    """Return how the tokens of a server are had; None for one whose manifest says what it is sent instead."""
+    if spec.basic is not None or "authorization" in {name.lower() for name in spec.headers}:
+        return None
+    home = str(space.project_ai) if link.origin.source == "project" else ""
+    name = compact([home, link.identity.partition("@")[0]])
+    return oauth_words(as_object(link.manifest.config.get("auth")), name, space.user / "state")
 
 
 def _warnings(link: Tool, spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:

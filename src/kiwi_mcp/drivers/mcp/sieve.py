@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from time import monotonic
 from typing import Self
 
@@ -11,6 +12,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification
 
 from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.drivers.mcp.lane import Lane
 from kiwi_mcp.drivers.mcp.messages import Block, Incoming
 
 RATE = 200.0
@@ -18,7 +20,8 @@ RATE = 200.0
 BURST = 1_000.0
 """Notifications that it may send at once."""
 _HEARD = frozenset(
-    {"notifications/progress", "notifications/cancelled", "notifications/subscriptions/acknowledged"}
+    {"notifications/progress", "notifications/cancelled", "notifications/message"}
+    | {"notifications/subscriptions/acknowledged"}
     | {f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")}
 )
 """Notifications that anybody here wants to hear."""
@@ -27,14 +30,21 @@ FLOOD = 10_000
 
 
 class Sieve(Block):
-    """A stream of messages without the notifications that are too many, or that nobody wants."""
+    """A stream of messages without what the lane takes, and notifications that are too many, or that nobody wants."""
 
-    def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None]) -> None:
+    def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None], lane: Lane) -> None:
         self._stream = stream
         self._ended = ended
+        self._lane = lane
         self._left, self._at = BURST, monotonic()
         self.dropped = 0
         self.last_heard = monotonic()
+
+    @property
+    def last_context(self) -> Context | None:
+        """The context of whoever asked for what was received last, where the transport tells."""
+        found: Context | None = getattr(self._stream, "last_context", None)
+        return found
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the next message; the end, however it comes, is told."""
@@ -53,7 +63,7 @@ class Sieve(Block):
         now = monotonic()
         self.last_heard = now
         if isinstance(item, Exception) or not isinstance(item.message, JSONRPCNotification):
-            return True
+            return isinstance(item, Exception) or not self._lane.takes(item.message)
         self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
         self._at = now
         if self._left >= 0:

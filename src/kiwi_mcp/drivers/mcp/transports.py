@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
+from urllib.parse import urljoin
 
-from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
+from kiwi_mcp.drivers.mcp.oauth.account import account_of
+from kiwi_mcp.drivers.mcp.oauth.bearer import AccountBearer
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.primitives import http_channel, http_client, peer, websocket
+
+_POST = 30.0
+"""How long a server may take to accept a message that is posted to it, in seconds."""
 
 
 class Outgoing(Protocol):
@@ -33,6 +39,10 @@ class Outgoing(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
+
+
+class LoginWanted(Exception):
+    """A conversation cannot begin, or go on, before somebody has logged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ async def opened(server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Wi
             async with _posted(server, address, secrets) as wire:
                 yield wire
         case "sse", HttpSpec() as address:
-            async with _streamed(address, secrets) as wire:
+            async with _streamed(server, address, secrets) as wire:
                 yield wire
         case _, HttpSpec() as address:
             async with _socketed(address, secrets) as wire:
@@ -82,7 +92,7 @@ async def _piped(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) 
 
 @asynccontextmanager
 async def _posted(server: Server, spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
-    url, client = http_channel.client(spec, secrets=secrets)
+    url, client = http_channel.client(spec, secrets=secrets, bearer=_bearer(server, spec, secrets))
     async with (
         client,
         streamable_http_client(url, http_client=client, max_sse_event_size=server.max_bytes) as (incoming, outgoing),
@@ -91,14 +101,51 @@ async def _posted(server: Server, spec: HttpSpec, secrets: Mapping[str, str]) ->
 
 
 @asynccontextmanager
-async def _streamed(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
-    url, client = http_channel.client(spec, secrets=secrets, streamed=("GET",))
-    try:
-        async with sse_client(url, httpx_client_factory=lambda *_, **__: client) as (incoming, outgoing):
-            yield Wire(incoming, outgoing)
-    except* http_channel.EventFault as faults:
-        reason = f"its stream cannot be read: {faults.exceptions[0]}"
-        raise Unavailable(reason, suggestion="Ask for less at once, or use the server's `http` transport.") from None
+async def _streamed(server: Server, spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
+    """Open the one stream of all that a server says; each message to it is posted to the address it says first."""
+    bearer = _bearer(server, spec, secrets)
+    url, client = http_channel.client(spec, secrets=secrets, streamed=("GET",), bearer=bearer)
+    async with client, client.sse(url, max_event_size=server.max_bytes) as source:
+        if not source.response.is_success:
+            raise _refused(bearer, f"it answered {source.response.status_code}")
+        events = aiter(source)
+
+        async def heard(kind: str = "message") -> str | None:
+            try:
+                async for event in events:
+                    if event.event == kind and event.data:  # empty ones keep the stream alive
+                        return event.data
+            except http_channel.EventFault as fault:
+                raise _unread(f"its stream cannot be read: {fault}") from None
+            return None
+
+        endpoint = urljoin(url, await heard("endpoint") or "")
+
+        async def line() -> bytes | None:
+            data = await heard()
+            return None if data is None else data.encode()
+
+        async def send(message: bytes) -> None:
+            async with asyncio.timeout(_POST):
+                reply = await client.post(endpoint, content=message, headers={"content-type": "application/json"})
+            if not reply.is_success:
+                raise _refused(bearer, f"it answered {reply.status_code} to a message")
+
+        inbound = Inbound(line)
+        yield Wire(inbound, Outbound(send), noise=lambda: inbound.noise)
+
+
+def _bearer(server: Server, spec: HttpSpec, secrets: Mapping[str, str]) -> AccountBearer | None:
+    """Return whoever knows the tokens of a server, where it can have any."""
+    return AccountBearer(account_of(spec, server.oauth, secrets)) if server.oauth is not None else None
+
+
+def _refused(bearer: AccountBearer | None, reason: str) -> Exception:
+    return LoginWanted() if bearer is not None and bearer.is_login_wanted else _unread(reason)
+
+
+def _unread(reason: str) -> Unavailable:
+    return Unavailable(reason, suggestion="Ask for less at once, or use the server's `http` transport.")
 
 
 @asynccontextmanager

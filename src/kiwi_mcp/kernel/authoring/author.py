@@ -239,7 +239,7 @@ class Author:
         return tool, base
 
     def _refuse_servers(self, tool_type: str) -> None:
-        if not self._is_owner and tool_type in self._catalog.sheets.executors_of("mcp"):
+        if not self._is_owner and self._catalog.sheets.carries(tool_type, "mcp"):
             raise PolicyDenied(
                 "Only the owner says which MCP servers there are, and what starts them.",
                 suggestion="Ask the owner to type `kiwi mcp add NAME -- COMMAND`, or `kiwi mcp remove NAME`.",

@@ -96,9 +96,7 @@ class Servers:
     async def refresh(self, server: Tool, catalog: Catalog) -> Refreshed:
         """Ask a server for everything it offers, and remember that; why it cannot be asked is remembered too."""
         self.hear()
-        chain = catalog.resolve(server.identity)
-        grant = owner_policy(self._user).grant
-        _permit(chain, grant)
+        chain, grant = permitted(server, catalog, self._user)
         key = key_of(server, catalog.space)
         try:
             listing = await self._listed(chain, catalog.space, grant)
@@ -133,16 +131,7 @@ class Servers:
             raise
 
     async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
-        config = chain.tool.manifest.config
-        spare = defaulted(config)
-        found = Variables().resolve(
-            [name for name in variables(config) if name not in spare],
-            optional=spare,
-            project=space.project,
-            user=space.user,
-            needed_by=chain.tool.id,
-        )
-        secrets = Revealed(found)
+        secrets = revealed(chain, space)
         try:
             return _without_secrets(await _lister().list_items(chain, space, secrets, hosts=grant.hosts), secrets)
         except KiwiError as fault:
@@ -216,7 +205,7 @@ def fresh_record(server: Tool, key: ServerKey, *, accepts_first: bool = False) -
 def server_named(name: str, catalog: Catalog) -> Tool:
     """Return the server of a name, or refuse what is none."""
     found = catalog.find(name)
-    if found.manifest.tool_type not in catalog.sheets.executors_of("mcp"):
+    if not catalog.sheets.carries(found.manifest.tool_type, "mcp"):
         raise InvalidRequest(
             f"{found.id!r} is a {found.manifest.tool_type}, not an MCP server.",
             suggestion="`kiwi mcp list` shows the servers.",
@@ -231,7 +220,23 @@ def _lister() -> Lister:
     return cast("Lister", driver)
 
 
-def _permit(chain: Chain, grant: Grant) -> None:
+def revealed(chain: Chain, space: Space) -> Revealed:
+    """Return the values of all variables by which a server is reached."""
+    config = chain.tool.manifest.config
+    spare = defaulted(config)
+    found = Variables().resolve(
+        [name for name in variables(config) if name not in spare],
+        optional=spare,
+        project=space.project,
+        user=space.user,
+        needed_by=chain.tool.id,
+    )
+    return Revealed(found)
+
+
+def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Grant]:
+    """Return what a server stands on and what its owner grants, or refuse one that may not be used."""
+    chain, grant = catalog.resolve(server.identity), owner_policy(user).grant
     verify(chain, (), is_frozen=False)
     if denied := refusing_rule(grant, [link.identity for link in chain.links]):
         raise PolicyDenied(
@@ -240,6 +245,7 @@ def _permit(chain: Chain, grant: Grant) -> None:
             tool_id=chain.tool.id,
             rule=denied[1],
         )
+    return chain, grant
 
 
 def _is_kept(server: Tool) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
@@ -17,12 +19,20 @@ from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.mcp.acceptance import Acceptance, named
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
+from kiwi_mcp.kernel.mcp.login import Logins
 from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
 from kiwi_mcp.store.definitions import Definitions
 
-_OWNERS = {"add": "add NAME -- COMMAND", "import": "import", "accept": "accept SERVER", "remove": "remove SERVER"}
+_OWNERS = {
+    "add": "add NAME -- COMMAND",
+    "import": "import",
+    "accept": "accept SERVER",
+    "remove": "remove SERVER",
+    "login": "login SERVER",
+    "logout": "logout SERVER",
+}
 """What only the owner does, as the owner types it."""
 _AT_ONCE = 4
 _CATEGORY = "mcp"
@@ -35,6 +45,7 @@ class McpVerb:
         self, user: Path, remembered: Callable[[], Definitions], catalogs: Callable[[], Iterable[Catalog]]
     ) -> None:
         self._servers = Servers(user, remembered, catalogs)
+        self._logins = Logins(user, self._servers)
         self._remembered = remembered
         self._user = user
 
@@ -50,8 +61,9 @@ class McpVerb:
         """Let go of everything."""
         await self._servers.aclose()
 
-    async def act(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
+    async def act(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
         """Do what a request says."""
+        report = caller.report
         if not is_owner:
             _refuse_strangers(request)
         match request.action:
@@ -71,6 +83,10 @@ class McpVerb:
                 return await self._remove(request, catalog, report)
             case "connect":
                 return connect_client(request, catalog)
+            case "login":
+                return await self._logins.log_in(request, catalog, caller.ask)
+            case "logout":
+                return await self._logins.log_out(request, catalog)
 
     def _list(self, request: McpRequest, catalog: Catalog) -> JsonObject:
         if request.server:
@@ -179,14 +195,19 @@ class McpVerb:
         if request.dry_run:
             return {**told, "status": "planned", "message": f"{server.id} would be removed"}
         self._remembered().remove(key)
+        with suppress(KiwiError):  # a server that cannot even be read has no login either
+            await self._logins.forget(server, catalog)
         message = f"{server.id} was removed, with all that it offers"
         kept = {"trash_path": removed["trash_path"]} if "trash_path" in removed else {}
         return {**told, "status": "removed", "message": message, **kept}
 
     def _known_servers(self, catalog: Catalog) -> list[tuple[Tool, ServerKey]]:
         """Return the servers of the project, of the user, and of those that are published the ones that were asked."""
-        types = catalog.sheets.executors_of("mcp")
-        names = {entry.tool_id for entry in catalog.all(("project", "user")) if entry.tool_type in types}
+        names = {
+            entry.tool_id
+            for entry in catalog.all(("project", "user"))
+            if catalog.sheets.carries(entry.tool_type, "mcp")
+        }
         names |= {one.key.server for one in self._remembered().servers() if not one.path}
         found: list[tuple[Tool, ServerKey]] = []
         for name in sorted(names):

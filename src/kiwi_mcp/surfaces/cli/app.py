@@ -18,10 +18,12 @@ from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli.gateway import up
 from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
+from kiwi_mcp.surfaces.cli.prefer import prefer
 from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
 from kiwi_mcp.surfaces.cli.screen import Screen
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, Shell, here, shell_for
 from kiwi_mcp.surfaces.cli.show import payload, show
+from kiwi_mcp.surfaces.cli.tasks import commands as task_commands
 
 app = typer.Typer(
     name="kiwi",
@@ -36,6 +38,8 @@ app = typer.Typer(
 app.add_typer(registry_commands)
 app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
+app.add_typer(prefer, name="prefer")
+app.add_typer(task_commands)
 
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -263,7 +267,10 @@ def help_(
 @app.command()
 def call(
     verb: Annotated[
-        str, typer.Argument(help="search, load, execute, help, init, doctor, registry, runs, mcp or migrate.")
+        str,
+        typer.Argument(
+            help="search, load, execute, help, init, doctor, registry, runs, tasks, mcp, prefer or migrate."
+        ),
     ],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",
     project: Project = None,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
 
-from kiwi_mcp.domain.json import as_list, as_text
+from kiwi_mcp.domain.errors import ProjectPathInvalid
+from kiwi_mcp.domain.json import JsonObject, as_list, as_text
 from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
+from kiwi_mcp.surfaces.gateway.settings import oauth_settings
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
-up = typer.Typer(help="Serve the registry over HTTP, to those with a token.", invoke_without_command=True)
+up = typer.Typer(help="Serve the registry and tools over HTTP, to those with a token.", invoke_without_command=True)
 token = typer.Typer(help="Say who may use the gateway.", no_args_is_help=True)
 up.add_typer(token, name="token")
 
@@ -25,6 +29,7 @@ class _Listening(Protocol):
     host: str
     port: int
     url: str
+    mcp_url: str | None
     is_read_only: bool
 
 
@@ -34,23 +39,47 @@ def start(
     host: Annotated[str, typer.Option(help="The address to listen on; this machine alone otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 for one that is free.", min=0, max=65_535)] = 8765,
     name: Annotated[list[str] | None, typer.Option(help="A further host name under which it is reached.")] = None,
-    is_read_only: Annotated[bool, typer.Option("--read-only", help="Give, and take nothing.")] = False,
+    is_read_only: Annotated[bool, typer.Option("--read-only", help="Give, and take nothing; no tools.")] = False,
+    project: Annotated[Path | None, typer.Option(help="The project of calls that name none.")] = None,
+    issuer: Annotated[str, typer.Option(help="The identity provider whose access tokens may use tools.")] = "",
+    audience: Annotated[str, typer.Option(help="The address of /mcp for which those tokens are made out.")] = "",
+    scope: Annotated[str, typer.Option(help="The scope that allows tools; kiwi:tools otherwise.")] = "",
     is_json: IsJson = False,
 ) -> None:
-    """Serve the registry over HTTP until SIGTERM or Ctrl-C."""
+    """Serve the registry, and tools to MCP clients, over HTTP until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand:
         return
-
-    def announce(listening: _Listening) -> None:
-        if is_json:
-            Screen().json({"url": listening.url, "port": listening.port, "read_only": listening.is_read_only})
-        talk(f"The registry is served at {listening.url}{' (read-only)' if listening.is_read_only else ''}")
-
     user = user_space()
     # The server's libraries are loaded by this command alone.
     gateway = import_module("kiwi_mcp.surfaces.gateway.serve")
-    listening = gateway.Listening(host, port, tuple(name or ()), is_read_only)
-    gateway.serve(user, registry_settings(user), listening, announce)
+    listening = gateway.Listening(
+        host,
+        port,
+        tuple(name or ()),
+        is_read_only,
+        _folder(project),
+        oauth_settings(user, issuer=issuer, audience=audience, scope=scope),
+    )
+    gateway.serve(user, registry_settings(user), listening, partial(_announce, is_json))
+
+
+def _announce(is_json: bool, listening: _Listening) -> None:
+    if is_json:
+        told: JsonObject = {"url": listening.url, "port": listening.port, "read_only": listening.is_read_only}
+        Screen().json({**told, "mcp": listening.mcp_url})
+    talk(f"The registry is served at {listening.url}{' (read-only)' if listening.is_read_only else ''}")
+    if listening.mcp_url is not None:
+        talk(f"MCP clients use tools at {listening.mcp_url} with `Authorization: Bearer TOKEN`")
+        talk("hint: kiwi up token add NAME --tools makes such a token.")
+
+
+def _folder(project: Path | None) -> Path | None:
+    if project is None:
+        return None
+    folder = project.expanduser().absolute()
+    if not folder.is_dir():
+        raise ProjectPathInvalid(f"{folder} is not a folder.", suggestion="Create it, or name one that exists.")
+    return folder
 
 
 @token.command("add")
@@ -58,11 +87,12 @@ def add(
     name: Name,
     namespaces: Annotated[str, typer.Option(help="Their namespaces, with commas: acme,public.")] = "",
     can_write: Annotated[bool, typer.Option("--write/--read", help="Whether they may publish, or only read.")] = False,
+    can_use_tools: Annotated[bool, typer.Option("--tools", help="Let them use tools here, with your rights.")] = False,
     is_json: IsJson = False,
 ) -> None:
     """Make a token; it is shown this once."""
     words = [word.strip() for word in namespaces.split(",") if word.strip()]
-    secret = Tokens(user_space()).add(name, words, can_write=can_write)
+    secret = Tokens(user_space()).add(name, words, can_write=can_write, can_use_tools=can_use_tools)
     screen = Screen()
     if is_json:
         screen.json({"name": name, "token": secret})
@@ -81,9 +111,10 @@ def list_(is_json: IsJson = False) -> None:
         return
     for row in rows:
         namespaces = ",".join(as_text(word) for word in as_list(row["namespaces"])) or "-"
-        screen.line(f"{row['name']}  {row['right']}  {namespaces}  {row['created_at']}")
+        rights = f"{row['right']}{' tools' if row['tools'] else ''}"
+        screen.line(f"{row['name']}  {rights}  {namespaces}  {row['created_at']}")
     if not rows:
-        talk("There are no tokens. hint: kiwi up token add NAME --namespaces public --write")
+        talk("There are no tokens. hint: kiwi up token add NAME --tools, or --namespaces public --write")
 
 
 @token.command("remove")

@@ -10,6 +10,7 @@ import typer
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.surfaces.cli.browse import opened_address, shown_address
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Location, Project, here, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
 
@@ -111,6 +112,28 @@ def remove(server: Server, is_dry: DryRun = False, project: Project = None, is_j
     """Remove a server and all that it offers; its manifest goes to the trash."""
     request = payload(action="remove", server=server, dry_run=is_dry)
     shell_for(project, is_json=is_json).tell("mcp", request, view="message")
+
+
+@mcp.command()
+def login(
+    server: Server,
+    scopes: Annotated[
+        list[str] | None, typer.Option("--scope", help="A right to ask for, in place of those the server wants.")
+    ] = None,
+    is_shown_only: Annotated[bool, typer.Option("--no-browser", help="Only show the address to open.")] = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Log in to a server that wants it, in your browser."""
+    request = payload(action="login", server=server, scopes=scopes)
+    questions = shown_address if is_shown_only else opened_address
+    shell_for(project, is_json=is_json).tell("mcp", request, view="mcp offered", questions=questions)
+
+
+@mcp.command()
+def logout(server: Server, project: Project = None, is_json: IsJson = False) -> None:
+    """Forget what you allowed when you logged in to a server."""
+    shell_for(project, is_json=is_json).tell("mcp", payload(action="logout", server=server), view="message")
 
 
 @commands.command()

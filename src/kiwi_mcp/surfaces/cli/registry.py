@@ -163,6 +163,7 @@ def runs(
     until: Annotated[str | None, typer.Option(help="A time, or how long ago: 2h, 3d.")] = None,
     before: Annotated[str | None, typer.Option(help="Go on after this run of the last page.")] = None,
     limit: Annotated[int, typer.Option(help="At most this many.")] = 20,
+    actor: Annotated[str | None, typer.Option(help="Of somebody who uses the gateway: the name of a token.")] = None,
     is_pruned: Annotated[bool, typer.Option("--prune", help="Remove what is beyond the retention now.")] = False,
     project: Annotated[Path | None, typer.Option("--project", "-p", help="Only of this project.")] = None,
     is_json: IsJson = False,
@@ -171,7 +172,7 @@ def runs(
     action = "prune" if is_pruned else "show" if run_id else "list"
     request = payload(
         action=action, run_id=run_id, tool=tool, status=status, since=since, until=until, before=before, limit=limit,
-        project_path=str(project.absolute()) if project else None,
+        actor=actor, project_path=str(project.absolute()) if project else None,
     )  # fmt: skip
     shell_for(project, is_json=is_json).tell("runs", request, view=f"runs {action}")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.caller import Ask, Caller, nobody
 from kiwi_mcp.domain.errors import NotFound
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
@@ -34,11 +34,11 @@ class Shell:
     project: Path
     is_json: bool
 
-    def ask(self, verb: str, request: JsonObject) -> Answer:
-        """Send one request to the kernel and return its answer."""
-        return asyncio.run(self._ask(verb, request))
+    def ask(self, verb: str, request: JsonObject, questions: Ask = nobody) -> Answer:
+        """Send one request to the kernel and return its answer; `questions` are asked of the person meanwhile."""
+        return asyncio.run(self._ask(verb, request, questions))
 
-    async def _ask(self, verb: str, request: JsonObject) -> Answer:
+    async def _ask(self, verb: str, request: JsonObject, questions: Ask) -> Answer:
         # A tool must not outlive the command that runs it, however that is asked to end.
         task = asyncio.current_task()
         if task is not None:
@@ -46,14 +46,23 @@ class Shell:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         kernel = Kernel(self.project)
         try:
-            with reporting(is_quiet=self.is_json) as report:
-                return await kernel.call(verb, request, Caller(report))
+            # Whoever is asked something reads it in peace.
+            with reporting(is_quiet=self.is_json or questions is not nobody) as report:
+                return await kernel.call(verb, request, Caller(report, questions))
         finally:
             await kernel.aclose()
 
-    def tell(self, verb: str, request: JsonObject, *, view: str | None = None, is_raw: bool = False) -> None:
+    def tell(
+        self,
+        verb: str,
+        request: JsonObject,
+        *,
+        view: str | None = None,
+        is_raw: bool = False,
+        questions: Ask = nobody,
+    ) -> None:
         """Send one request, show its answer, and end with its exit code."""
-        answer = self.ask(verb, request)
+        answer = self.ask(verb, request, questions)
         show(answer, verb=view or verb, is_json=self.is_json, is_raw=is_raw)
         if answer.exit_code:
             raise typer.Exit(answer.exit_code)

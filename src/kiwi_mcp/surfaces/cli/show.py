@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
+from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
 from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
+from kiwi_mcp.surfaces.cli.task_views import VIEWS as TASK_VIEWS
 
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 _SHORT = 12
@@ -173,6 +175,8 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     "help": _help,
     **REGISTRY_VIEWS,
     **MCP_VIEWS,
+    **PREFER_VIEWS,
+    **TASK_VIEWS,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound, RequestFailed
 from kiwi_mcp.kernel.registry.wire import EVENTS, HEALTH, READ, WRITE
 from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint
 from kiwi_mcp.surfaces.gateway.registry import RegistryRoutes
+from kiwi_mcp.surfaces.gateway.settings import WELL_KNOWN
 from kiwi_mcp.surfaces.gateway.visitors import Door
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -29,10 +31,12 @@ _log = logging.getLogger("kiwi.gateway")
 _SECONDS = 240.0
 _QUERY_WORDS = frozenset({"after", "limit", "tool_id"})
 _NO_ROUTE = 404
+_WAITS = {429: "60", 503: "2"}
+"""After how many seconds a client may try again."""
 
 
-def gateway(registry: Registry, door: Door, *, seconds: float = _SECONDS) -> ASGIApp:
-    """Return the application that serves a registry behind a door."""
+def gateway(registry: Registry, door: Door, *, mcp: McpEndpoint | None = None, seconds: float = _SECONDS) -> ASGIApp:
+    """Return the application that serves a registry, and tools if it may, behind a door."""
     routes = RegistryRoutes(registry)
     app = Starlette(
         routes=[
@@ -40,19 +44,32 @@ def gateway(registry: Registry, door: Door, *, seconds: float = _SECONDS) -> ASG
             Route(EVENTS, answered(routes.events), methods=["GET"]),
             Route(READ, answered(routes.read), methods=["POST"]),
             Route(WRITE, answered(routes.write), methods=["POST"]),
+            *_well_known(door),
         ],
         exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False
-    return Limited(Guarded(app, door), seconds)
+    return Guarded(door, Limited(app, seconds), mcp)
+
+
+def _well_known(door: Door) -> Sequence[Route]:
+    """Return where clients read which identity provider to go to; its address may follow that of the resource."""
+    if (metadata := door.metadata) is None:
+        return ()
+
+    async def tell(_: Request) -> Response:
+        return JSONResponse(metadata)
+
+    return [Route(path, tell, methods=["GET"]) for path in (WELL_KNOWN, WELL_KNOWN + "/{resource:path}")]
 
 
 class Guarded:
-    """Lets a request through if the door does, with the visitor noted on it."""
+    """Lets a request through if the door does, with the visitor noted on it, and says why if it does not."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app = app
+    def __init__(self, door: Door, app: ASGIApp, mcp: McpEndpoint | None) -> None:
         self._door = door
+        self._app = app
+        self._mcp = mcp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -61,13 +78,20 @@ class Guarded:
         headers = Headers(scope=scope)
         try:
             self._door.check_origin(headers)
-            if scope["path"] != HEALTH:
-                scope["kiwi.visitor"] = self._door.admit(headers)
+            if not _is_for_all(scope["path"]):
+                scope["kiwi.visitor"] = await self._door.admit(headers)
             _check_query(Request(scope))
+            await self._passed(scope, receive, send)
         except KiwiError as error:
-            await _answer(error)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+            await _answer(error, self._door.challenge(error, headers))(scope, receive, send)
+
+    async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == MCP and self._mcp is not None:
+            await self._mcp(scope, receive, send)
+            return
+        if not _is_for_all(scope["path"]):
+            self._door.check_reader(scope["kiwi.visitor"])
+        await self._app(scope, receive, send)
 
 
 class Limited:
@@ -114,6 +138,10 @@ def answered(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
+def _is_for_all(path: str) -> bool:
+    return path in {HEALTH, WELL_KNOWN} or path.startswith(f"{WELL_KNOWN}/")
+
+
 def _check_query(request: Request) -> None:
     # A token in an address would be kept in histories and logs; no word but these belongs there.
     if unknown := [word for word in request.query_params if word not in _QUERY_WORDS]:
@@ -130,10 +158,14 @@ async def _health(_: Request) -> Response:
 async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these alone
     told = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
-    answer = NotFound(told, suggestion="The registry's routes are below `/registry/v1/`.").to_response()
-    return JSONResponse(answer, status_code=error.status_code, headers=error.headers)
+    hint = f"The registry's routes are below `/registry/v1/`; tools are at `{MCP}`, unless the server is read-only."
+    return JSONResponse(
+        NotFound(told, suggestion=hint).to_response(), status_code=error.status_code, headers=error.headers
+    )
 
 
-def _answer(error: KiwiError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == 401 else None  # noqa: PLR2004 - Unauthorized
+def _answer(error: KiwiError, challenge: str = "") -> Response:
+    headers = {"WWW-Authenticate": challenge} if challenge else {}
+    if wait := _WAITS.get(error.http_status):
+        headers["Retry-After"] = wait
     return JSONResponse(error.to_response(), status_code=error.http_status, headers=headers)

@@ -109,8 +109,8 @@ def _number(request: Request, word: str, default: int) -> int:
 
 async def _body(request: Request, limit: int) -> JsonObject:
     """Return the body, which has to come within its limits of size and time."""
-    if _length(request.headers) > limit:
-        raise TooLarge("The body", size=_length(request.headers), limit=limit)
+    if declared_length(request.headers) > limit:
+        raise TooLarge("The body", size=declared_length(request.headers), limit=limit)
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -123,6 +123,7 @@ async def _body(request: Request, limit: int) -> JsonObject:
     return await asyncio.to_thread(wire.read_body, bytes(body), what="The body")
 
 
-def _length(headers: Mapping[str, str]) -> int:
+def declared_length(headers: Mapping[str, str]) -> int:
+    """Return how many bytes a body says it has; 0 where it does not say."""
     text = headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0  # noqa: PLR2004 - of any body

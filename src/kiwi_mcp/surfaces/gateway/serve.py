@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
@@ -21,9 +20,16 @@ from kiwi_mcp.domain.errors import InvalidRequest, Unavailable
 from kiwi_mcp.kernel.settings import RegistrySettings
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.surfaces.gateway.access import AccessTokens
 from kiwi_mcp.surfaces.gateway.app import gateway
+from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint, principal
+from kiwi_mcp.surfaces.gateway.settings import LOOPBACK, OAuth
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visitors import LOOPBACK, Door
+from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
+from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.changes import Changes
+from kiwi_mcp.surfaces.mcp.server import build_server
 
 PORT = 8765
 _CONNECTIONS = 512
@@ -37,7 +43,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the gateway listens, and whether it only gives."""
+    """Where the gateway listens, whether it only gives, and for which project and whose people it runs tools."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -45,6 +51,10 @@ class Listening:
     names: tuple[str, ...] = ()
     """Further names under which it is reached: behind a proxy, or from other machines."""
     is_read_only: bool = False
+    project: Path | None = None
+    """The project of calls that name none."""
+    oauth: OAuth | None = None
+    """The identity provider whose access tokens are taken as well."""
 
     @property
     def is_local(self) -> bool:
@@ -56,35 +66,77 @@ class Listening:
         """Its address."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
+    @property
+    def mcp_url(self) -> str | None:
+        """Where MCP clients use tools: under the address that the owner gave it, or its own; None if they cannot."""
+        if self.is_read_only:
+            return None
+        return self.oauth.audience if self.oauth else f"{self.url}{MCP}"
+
 
 def serve(user: Path, settings: RegistrySettings, listening: Listening, announce: Callable[[Listening], None]) -> None:
-    """Serve the owner's registry until SIGTERM or SIGINT; `announce` is called once requests are answered."""
-    tokens = Tokens(user)
-    door = _door(tokens, listening)
+    """Serve until SIGTERM or SIGINT; `announce` is called once requests are answered."""
+    access = AccessTokens(listening.oauth) if listening.oauth and not listening.is_read_only else None
+    door = _door(Tokens(user), listening, access)
     database = open_database(settings.url)
     try:
         registry = Registry(database, settings.actor)
         seed(registry, __version__)  # what others push stands on what ships with Kiwi, which only the server brings
-        server = _Server(_config(gateway(registry, door), listening), partial(_announce, announce, listening))
-        asyncio.run(server.serve())
+        asyncio.run(_serve(registry, door, access, listening, announce))
     finally:
         database.close()
 
 
-def _door(tokens: Tokens, listening: Listening) -> Door:
+async def _serve(
+    registry: Registry,
+    door: Door,
+    access: AccessTokens | None,
+    listening: Listening,
+    announce: Callable[[Listening], None],
+) -> None:
+    async with AsyncExitStack() as stack:
+        if access is not None:
+            stack.push_async_callback(access.aclose)
+        mcp = None if listening.is_read_only else await stack.enter_async_context(tools(door, listening.project))
+        app = gateway(registry, door, mcp=mcp)
+        server = GatewayServer(
+            _config(app, listening),
+            announce=lambda port: announce(replace(listening, port=port)),
+            leave=mcp.end if mcp is not None else None,
+        )
+        await server.serve()
+
+
+@asynccontextmanager
+async def tools(door: Door, project: Path | None) -> AsyncIterator[McpEndpoint]:
+    """Give the MCP server of one kernel for all visitors, as far as the door lets them."""
+    kernel = VisitedKernel(project, is_owner=False)
+    calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
+    changes = Changes(kernel)
+    server = build_server(kernel, has_project=project is not None, calls=calls, changes=changes)
+    endpoint = McpEndpoint(server, door)
+    async with AsyncExitStack() as stack:
+        for close in (kernel.aclose, calls.aclose, changes.aclose):  # the last of them is closed first
+            stack.push_async_callback(close)
+        await stack.enter_async_context(endpoint.running())
+        yield endpoint
+
+
+def _door(tokens: Tokens, listening: Listening, access: AccessTokens | None) -> Door:
     has_tokens = bool(tokens.all())
-    if not has_tokens and not (listening.is_read_only and listening.is_local):
+    if not has_tokens and access is None and not (listening.is_read_only and listening.is_local):
         raise InvalidRequest(
             "There is no token yet, so nobody could use this server.",
-            suggestion="Make one with `kiwi up token add NAME --namespaces public --write`, or let everybody on this "
-            "machine read what is public with `kiwi up --read-only`.",
+            suggestion="Make one with `kiwi up token add NAME --tools`, or `--namespaces public --write` for the "
+            "registry, or let everybody on this machine read what is public with `kiwi up --read-only`.",
         )
     return Door(
         tokens,
         host=listening.host,
-        names=listening.names,
+        names=(*listening.names, access.settings.host) if access else listening.names,
         is_read_only=listening.is_read_only,
-        is_open=not has_tokens,
+        is_open=not has_tokens and access is None,
+        access=access,
     )
 
 
@@ -107,20 +159,25 @@ def _config(app: ASGIApp, listening: Listening) -> uvicorn.Config:
     )
 
 
-def _announce(announce: Callable[[Listening], None], listening: Listening, port: int) -> None:
-    announce(Listening(listening.host, port, listening.names, listening.is_read_only))
-
-
-class _Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """A server that says where it listens, and ends in order when it is asked to."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        announce: Callable[[int], None],
+        leave: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(config)
         self._announce = announce
-        # The library tells of itself at length; what goes wrong is said by our own errors.
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        self._leave = leave
+        # The libraries tell of themselves at length; what goes wrong is said by our own errors.
+        for library in ("uvicorn", "mcp", "sse_starlette"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
 
     async def startup(self, sockets: None = None) -> None:  # type: ignore[override]  # it binds its own socket
+        """Listen, and say where."""
         try:
             await super().startup(sockets)
         except SystemExit:
@@ -129,6 +186,12 @@ class _Server(uvicorn.Server):
                 suggestion="Choose another port, or `--port 0` for one that is free.",
             ) from None
         self._announce(self.servers[0].sockets[0].getsockname()[1])
+
+    async def shutdown(self, sockets: None = None) -> None:  # type: ignore[override]  # as in the library
+        """End calls first: whoever waits for one would keep the server from ending."""
+        if self._leave is not None:
+            await self._leave()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

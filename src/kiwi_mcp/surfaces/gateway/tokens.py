@@ -30,13 +30,14 @@ _MAX_TOKENS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who a token stands for: a name for the record, their namespaces, and whether they may write."""
+    """Who a token stands for: a name for the record, their namespaces, whether they may write, and use tools."""
 
     name: str
     namespaces: tuple[str, ...]
     can_write: bool
     sha256: str
     created_at: str
+    can_use_tools: bool = False
 
     @property
     def actor(self) -> Actor:
@@ -49,6 +50,7 @@ class Token:
             "name": self.name,
             "namespaces": list(self.namespaces),
             "right": "write" if self.can_write else "read",
+            "tools": self.can_use_tools,
             "created_at": self.created_at,
         }
 
@@ -74,7 +76,11 @@ class Tokens:
             found = token if compare_digest(token.sha256, given) else found
         return found
 
-    def add(self, name: str, namespaces: Sequence[str], *, can_write: bool) -> str:
+    def holds(self, hashed: str) -> bool:
+        """Whether the token of this hash is still one."""
+        return any(token.sha256 == hashed for token in self.all())
+
+    def add(self, name: str, namespaces: Sequence[str], *, can_write: bool, can_use_tools: bool = False) -> str:
         """Make a token and return it; it is shown this once, and kept nowhere."""
         if not _NAME.fullmatch(name) or not all(map(is_namespace, namespaces)):
             raise InvalidRequest(
@@ -90,7 +96,7 @@ class Tokens:
             if len(tokens) >= _MAX_TOKENS:
                 raise InvalidRequest(f"There are {_MAX_TOKENS:,} tokens.", suggestion="Remove those not in use.")
             hashed = sha256(secret.encode()).hexdigest()
-            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment()))
+            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), can_use_tools))
         return secret
 
     def remove(self, name: str) -> None:
@@ -137,6 +143,7 @@ def _token(row: JsonObject, path: Path) -> Token:
         can_write=row.get("right") == "write",
         sha256=as_text(row.get("sha256")),
         created_at=as_text(row.get("created_at")),
+        can_use_tools=row.get("tools") is True,
     )
     # A line that is not understood is a person who is let in or locked out by mistake: refuse all.
     if not _NAME.fullmatch(token.name) or not _HASH.fullmatch(token.sha256) or not all(map(is_namespace, namespaces)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,38 +12,59 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from kiwi_mcp.domain.errors import PolicyDenied, TokenRefused, TooManyTries
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused, TooManyTries
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.access import AccessTokens, is_access_token
+from kiwi_mcp.surfaces.gateway.settings import LOOPBACK
+from kiwi_mcp.surfaces.gateway.tokens import Token, Tokens
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANYBODY = Actor("anybody", ())
 _FAILURES, _WINDOW = 30, 60.0
 """How many wrong tokens are answered one by one in how many seconds, before all of them are asked to wait."""
+_TAKES_NOTHING = "This server only gives, and takes nothing."
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Whoever a request comes from."""
+    """Whoever a request comes from, and what they may do."""
 
     actor: Actor
     can_write: bool
     why_not: str = ""
     """Why this visitor may not write."""
+    can_read: bool = True
+    """Whether they may use the registry at all."""
+    can_use_tools: bool = False
+    credential: str = ""
+    """What they showed, in a form that may be kept: the hash of a token, or whom an access token stands for."""
+    expires_at: float | None = None
+    """When what they showed ends by itself, in seconds since 1970."""
 
 
 class Door:
     """Lets requests in: under the server's own names, from no foreign page, and with a token.
 
     `is_open` is for a server that only reads, on this machine alone, and has no tokens: anybody sees what is public.
+    `access` takes the access tokens of an identity provider as well, for tools alone.
     """
 
-    def __init__(self, tokens: Tokens, *, host: str, names: Iterable[str], is_read_only: bool, is_open: bool) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        host: str,
+        names: Iterable[str],
+        is_read_only: bool,
+        is_open: bool,
+        access: AccessTokens | None = None,
+    ) -> None:
         self._tokens = tokens
         self._names = {name.lower() for name in (host, *names, *(LOOPBACK if host in LOOPBACK else ()))}
         self._is_wide = is_address(host) and ip_address(host).is_unspecified
         self._is_read_only = is_read_only
         self._is_open = is_open
+        self._access = access
         self._failures: deque[float] = deque(maxlen=_FAILURES)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
@@ -60,17 +82,97 @@ class Door:
                 "The request comes from a page of another origin.", suggestion="Call the server from a program."
             )
 
-    def admit(self, headers: Mapping[str, str]) -> Visitor:
+    async def admit(self, headers: Mapping[str, str]) -> Visitor:
         """Return who has sent a request, or refuse it without saying what was wrong."""
         scheme, _, secret = headers.get("authorization", "").partition(" ")
-        if self._is_open and not scheme:
-            return Visitor(_ANYBODY, can_write=False, why_not="This server only gives, and takes nothing.")
-        token = self._tokens.find(secret.strip()) if scheme.lower() == "bearer" else None
-        if token is None:
+        if not scheme:
+            if self._is_open:
+                return Visitor(_ANYBODY, can_write=False, why_not=_TAKES_NOTHING)
+            raise _no_token()  # nothing was tried, so it is no try
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        if self._access is not None and is_access_token(secret):
+            return await self._vouched_for(self._access, secret)
+        if (token := self._tokens.find(secret)) is None:
             raise self._refusal()
-        if self._is_read_only:
-            return Visitor(token.actor, can_write=False, why_not="This server only gives, and takes nothing.")
-        return Visitor(token.actor, token.can_write, "This token may read, and not write.")
+        return self._known(token)
+
+    def still_admits(self, visitor: Visitor) -> bool:
+        """Whether what a visitor showed is still good for more."""
+        if visitor.expires_at is not None:
+            return time.time() < visitor.expires_at
+        return not self.has_removed(visitor.credential)
+
+    def has_removed(self, credential: str) -> bool:
+        """Whether a credential is a token that was removed since; a file that cannot be read lets nobody in."""
+        try:
+            return _is_hash(credential) and not self._tokens.holds(credential)
+        except KiwiError:
+            return True
+
+    @property
+    def metadata(self) -> JsonObject | None:
+        """What clients may read of the identity provider, if there is one."""
+        return self._access.settings.metadata if self._access is not None else None
+
+    def check_reader(self, visitor: Visitor) -> None:
+        """Refuse a visitor who may not use the registry."""
+        if not visitor.can_read:
+            raise PolicyDenied(
+                "An access token is for tools alone.",
+                suggestion="Use the registry with a token that the owner made by `kiwi up token add`.",
+            )
+
+    def check_tools(self, visitor: Visitor) -> None:
+        """Refuse a visitor who may not use tools."""
+        if visitor.can_use_tools:
+            return
+        if visitor.expires_at is not None and self._access is not None:
+            scope = self._access.settings.scope
+            raise PolicyDenied(
+                f"The access token lacks the scope `{scope}`, so it may not use tools.",
+                suggestion="Ask the identity provider for a token with that scope.",
+                scope=scope,
+            )
+        raise PolicyDenied(
+            "This token may not use tools.",
+            suggestion="Ask the owner for one that may: `kiwi up token add NAME --tools`.",
+        )
+
+    def challenge(self, error: KiwiError, headers: Mapping[str, str]) -> str:
+        """Return what a refused client is told of the tokens that would do; empty where it is not about tokens."""
+        is_unknown, scope = error.http_status == TokenRefused.http_status, error.details.get("scope")
+        if not is_unknown and not scope:
+            return ""
+        if self._access is None:
+            return "Bearer"
+        settings = self._access.settings
+        words = [f'resource_metadata="{settings.metadata_url}"', f'scope="{settings.scope}"']
+        if not is_unknown:
+            words.insert(0, 'error="insufficient_scope"')
+        elif headers.get("authorization"):
+            words.insert(0, 'error="invalid_token"')
+        return f"Bearer {', '.join(words)}"
+
+    def _known(self, token: Token) -> Visitor:
+        is_writer = token.can_write and not self._is_read_only
+        return Visitor(
+            token.actor,
+            can_write=is_writer,
+            why_not=_TAKES_NOTHING if self._is_read_only else "This token may read, and not write.",
+            can_use_tools=token.can_use_tools,
+            credential=token.sha256,
+        )
+
+    async def _vouched_for(self, access: AccessTokens, secret: str) -> Visitor:
+        identity = await access.verify(secret)
+        return Visitor(
+            Actor(identity.name, ()),
+            can_write=False,
+            can_read=False,
+            can_use_tools=access.settings.scope in identity.scopes,
+            credential=identity.name,
+            expires_at=identity.expires_at,
+        )
 
     def _refusal(self) -> TokenRefused:
         now = monotonic()
@@ -78,10 +180,7 @@ class Door:
         if is_flood:
             return TooManyTries("Too many wrong tokens came.", suggestion="Wait a minute, then use the right one.")
         self._failures.append(now)
-        return TokenRefused(
-            "The request has no token that is valid here.",
-            suggestion="Send `Authorization: Bearer …` with a token that the owner made by `kiwi up token add`.",
-        )
+        return _no_token()
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -98,6 +197,17 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_hash(credential: str) -> bool:
+    return credential.isalnum()
+
+
+def _no_token() -> TokenRefused:
+    return TokenRefused(
+        "The request has no token that is valid here.",
+        suggestion="Send `Authorization: Bearer …` with a token that the owner made by `kiwi up token add`.",
+    )
 
 
 def _authority(origin: str) -> str:

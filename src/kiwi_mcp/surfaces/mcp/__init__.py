@@ -1,1 +1,1 @@
-"""The MCP server over stdio: a first stage that greets at once, and the official SDK behind it."""
+"""The MCP server: the official SDK over the kernel, and on stdio a first stage that greets at once."""

@@ -18,6 +18,14 @@ def gist(content: JsonObject) -> str:
     return compact(content)
 
 
+def beside(content: JsonObject) -> Iterator[str]:
+    """Give what is to be known of a result that stands beside it: that it goes on, and what is odd about it."""
+    if handle := as_text(content.get("result_handle")):
+        size = content.get("result_characters")
+        yield f"(the beginning of {size} characters; load item_type output, item_id {handle} to read on)"
+    yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
+
+
 def _refusal(content: JsonObject) -> Iterator[str]:
     yield f"{as_text(content.get('error'))}: {as_text(content.get('message'))}"
     yield from map(_issue, as_list(content.get("issues")))
@@ -29,10 +37,7 @@ def _refusal(content: JsonObject) -> Iterator[str]:
 
 def _ran(content: JsonObject) -> Iterator[str]:
     yield text_of(content["result"])
-    if handle := as_text(content.get("result_handle")):
-        size = content.get("result_characters")
-        yield f"(the beginning of {size} characters; load item_type output, item_id {handle} to read on)"
-    yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
+    yield from beside(content)
     yield from _logs(content)
 
 

@@ -1,8 +1,9 @@
 """Stage one: the opening of a conversation, answered from prepared text before anything large is imported.
 
 Importing the SDK takes thirty times as long as starting Python, and a client waits for its list of tools before it
-does anything. The list does not change while Kiwi runs, so `prepare` asks the SDK once, when Kiwi is built, for its
-answers to `initialize`, `ping`, `server/discover` and `tools/list`, and this stage gives them out.
+does anything. So `prepare` asks the SDK once, when Kiwi is built, for its answers to `initialize`, `ping`,
+`server/discover` and `tools/list`, and this stage gives them out. An owner who prefers other tools has a list of their
+own: this stage gives out the last one that stage two has made, which tells the client if it is another by now.
 
 It answers only what the SDK would answer in the same way for certain. The first line that is anything else goes to
 the SDK unanswered, together with the lines that decide how the SDK sees the connection.
@@ -15,6 +16,7 @@ import json
 import os
 
 from kiwi_mcp.surfaces.mcp.lines import Lines
+from kiwi_mcp.surfaces.mcp.lists import recall, stamp
 from kiwi_mcp.surfaces.mcp.stdio import Wire
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
@@ -45,24 +47,28 @@ _INITIALIZE = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInf
 
 
 class Opening:
-    """What stage one leaves: the lines that the SDK has to hear as well, and those that nobody answered yet."""
+    """What stage one leaves: the lines that the SDK has to hear as well, and those that nobody answered yet.
 
-    __slots__ = ("heard", "lines")
+    `listed` is the list of tools that was given out, with the era it was given in.
+    """
 
-    def __init__(self, lines: Lines, heard: list[bytes]) -> None:
+    __slots__ = ("heard", "lines", "listed")
+
+    def __init__(self, lines: Lines, heard: list[bytes], listed: tuple[str, str] | None = None) -> None:
         self.lines = lines
         self.heard = heard
+        self.listed = listed
 
 
 class Greeting:
     """What was said so far, and what can be answered to it."""
 
-    def __init__(self, prepared: dict[str, dict[str, str]], *, has_project: bool) -> None:
+    def __init__(self, prepared: dict[str, dict[str, str]], tools: dict[str, str]) -> None:
         self._prepared = prepared
-        self._tools = prepared["tools_with_project" if has_project else "tools"]
+        self._tools = tools
         self._era = ""
         self.heard: list[bytes] = []
-        self.is_over = False
+        self.listed: tuple[str, str] | None = None
 
     def answer(self, line: bytes) -> bytes | None:
         """Return the reply to a line, empty where none is due; None where the SDK has to answer."""
@@ -90,10 +96,11 @@ class Greeting:
         if method == "initialize":
             return self._initialize(params, line)
         era = self._era_of(params)
-        text = self._tools[era] if era and method == "tools/list" else self._prepared.get(era, {}).get(method)
+        text = self._tools.get(era) if method == "tools/list" else self._prepared.get(era, {}).get(method)
         if text is not None and not self._era:
             self._open(era, line)
-        self.is_over = text is not None and method == "tools/list"
+        if text is not None and method == "tools/list":
+            self.listed = (era, text)
         return text
 
     def _initialize(self, params: dict[str, object], line: bytes) -> str | None:
@@ -118,7 +125,7 @@ class Greeting:
 def greet(wire: Wire, greeting: Greeting) -> Opening:
     """Answer lines until the list of tools was given, or the SDK is needed, or the client left."""
     lines = Lines()
-    while not greeting.is_over:
+    while greeting.listed is None:
         line = lines.take()
         if line is None:
             if lines.is_ended:
@@ -130,7 +137,7 @@ def greet(wire: Wire, greeting: Greeting) -> Opening:
             lines.push_back(line)
             break
         wire.write(reply)
-    return Opening(lines, greeting.heard)
+    return Opening(lines, greeting.heard, greeting.listed)
 
 
 def load_prepared() -> dict[str, dict[str, str]]:
@@ -139,6 +146,13 @@ def load_prepared() -> dict[str, dict[str, str]]:
     with open(os.path.join(folder, "prepared.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - the same
         prepared: dict[str, dict[str, str]] = json.load(file)
     return prepared
+
+
+def load_tools(prepared: dict[str, dict[str, str]], project: str) -> dict[str, str]:
+    """Return the list of tools by era: as prepared, or as the owner's own was last; nothing if neither holds."""
+    if stamp() is None:
+        return prepared["tools_with_project" if project else "tools"]
+    return recall(project)
 
 
 def read(line: bytes) -> dict[str, object] | None:

@@ -17,9 +17,7 @@ from mcp_types import CallToolResult, TextContent
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.mcp.gist import gist
-
-STRUCTURED_SINCE = "2025-06-18"
-"""The first revision of the protocol, by its date, in which results have structured content."""
+from kiwi_mcp.surfaces.mcp.revisions import STRUCTURED_SINCE
 
 _DEEPEST = 100
 """How deep an answer may be nested: parsers of other languages refuse more than a few hundred levels."""

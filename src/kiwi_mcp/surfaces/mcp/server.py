@@ -1,115 +1,76 @@
-"""Stage two: the official SDK's server over the kernel, for as long as the client stays."""
+"""The official SDK's server over the kernel: one object for every transport and every client."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Coroutine
-from pathlib import Path
-from typing import Protocol
-
-import anyio
 import mcp_types as types
-from mcp.server.caching import CacheHint
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
+from mcp.server.caching import CacheableMethod, CacheHint
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
 
 from kiwi_mcp import __version__
-from kiwi_mcp.domain.caller import NOBODY, Caller
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS, definitions
-from kiwi_mcp.surfaces.mcp.greeting import Opening
-from kiwi_mcp.surfaces.mcp.progress import Relay
-from kiwi_mcp.surfaces.mcp.replies import as_result
-from kiwi_mcp.surfaces.mcp.stdio import Wire
-from kiwi_mcp.surfaces.mcp.streams import Inbound, Outbound
+from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.changes import Changes
+from kiwi_mcp.surfaces.mcp.completions import Completions
+from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS
+from kiwi_mcp.surfaces.mcp.levels import set_level
+from kiwi_mcp.surfaces.mcp.port import KernelApi
+from kiwi_mcp.surfaces.mcp.prompts import Prompts
+from kiwi_mcp.surfaces.mcp.resources import Resources
+from kiwi_mcp.surfaces.mcp.tools import Tools
 
-_TIDY_SECONDS = 10.0
-"""How long a cancelled call may take to end its processes."""
-_LIST_IS_FRESH_MS = 300_000
-
-
-class KernelApi(Protocol):
-    """What the server needs of a kernel."""
-
-    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
-        """Answer one verb."""
-        ...
-
-    async def aclose(self) -> None:
-        """Let go of everything."""
-        ...
+_DISCOVERY_IS_FRESH_MS = 300_000
+_LIST_IS_FRESH_MS = 5_000
+"""A client that cannot hear of changes sees what the owner prefers now soon after."""
+_LISTS: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+_HINTS: dict[CacheableMethod, CacheHint] = {
+    "server/discover": CacheHint(_DISCOVERY_IS_FRESH_MS),
+    "resources/read": CacheHint(),
+    **{method: CacheHint(_LIST_IS_FRESH_MS) for method in _LISTS},
+}
+_EVERYTHING_CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 
 
-def run(wire: Wire, opening: Opening, project: str) -> None:
-    """Serve the rest of a conversation that stage one has opened, with a kernel of its own."""
-    kernel = Kernel(Path(project).expanduser().absolute() if project else None, is_owner=False)
-    asyncio.run(serve(kernel, wire, opening, has_project=bool(project)))
+class McpServer(Server[dict[str, object]]):
+    """The SDK's server, which says in every handshake that its lists may change."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, object]] | None = None,
+        extensions: dict[str, dict[str, object]] | None = None,
+    ) -> InitializationOptions:
+        """Return what a handshake is answered with."""
+        return super().create_initialization_options(
+            notification_options or _EVERYTHING_CHANGES, experimental_capabilities, extensions
+        )
 
 
-async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, has_project: bool) -> None:
-    """Serve until the client leaves or the process is asked to end; calls in flight are cancelled first."""
-    outbound = Outbound(wire)
-    inbound = Inbound(wire, opening, outbound)
-    server = build_server(kernel, has_project=has_project)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, inbound.end)
-    try:
-        await outbound.open()
-        await inbound.open()
-        await server.run(inbound, outbound, server.create_initialization_options())
-    finally:
-        await kernel.aclose()
+def build_server(kernel: KernelApi, *, has_project: bool, calls: Calls, changes: Changes) -> McpServer:
+    """Return the server that passes everything on to the kernel; whoever mounts it closes `calls` and `changes`.
 
-
-def build_server(kernel: KernelApi, *, has_project: bool) -> Server[dict[str, object]]:
-    """Return the SDK's server that lists the meta-tools and passes every call on to the kernel."""
-    listed = types.ListToolsResult(tools=definitions(has_project=has_project))
-
-    async def list_tools(
-        _context: ServerRequestContext[dict[str, object]], _params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
-        return listed
-
-    async def call_tool(
-        context: ServerRequestContext[dict[str, object]], params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        return as_result(await _call(kernel, context, params), revision=context.protocol_version)
-
-    return Server(
+    A server without a project of its own requires each call of a meta-tool to name one.
+    """
+    tools = Tools(kernel, changes, calls, has_project=has_project)
+    prompts = Prompts(kernel, changes.menu, calls)
+    resources = Resources(kernel, changes.menu, calls)
+    server = McpServer(
         "kiwi",
         version=__version__,
         title="Kiwi",
         instructions=INSTRUCTIONS,
-        cache_hints={"tools/list": CacheHint(_LIST_IS_FRESH_MS), "server/discover": CacheHint(_LIST_IS_FRESH_MS)},
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
+        cache_hints=_HINTS,
+        get_tool_input_schema=tools.schema_of,
+        on_list_tools=tools.list,
+        on_list_prompts=prompts.list,
+        on_list_resources=resources.list,
+        on_list_resource_templates=resources.list_templates,
+        on_completion=Completions(kernel, changes.menu, prompts).complete,
     )
-
-
-async def _call(
-    kernel: KernelApi, context: ServerRequestContext[dict[str, object]], params: types.CallToolRequestParams
-) -> Answer:
-    asked: JsonObject = params.arguments or {}
-    if "progress_token" not in (context.meta or {}):
-        return await in_own_task(kernel.call(params.name, asked, NOBODY))
-    async with Relay(context.session.report_progress) as relay:
-        return await in_own_task(kernel.call(params.name, asked, Caller(relay.report)))
-
-
-async def in_own_task(work: Coroutine[object, object, Answer]) -> Answer:
-    """Await a call in a task of its own, which hears of a cancellation once and may then tidy up in peace.
-
-    The SDK cancels again at every step until its request is over; a call that waits for its processes to end would
-    be torn from that wait.
-    """
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({task}, timeout=_TIDY_SECONDS)
-        raise
+    # What may be answered with a question or a task first has more results than the constructor's types know.
+    server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call)
+    server.add_request_handler("prompts/get", types.GetPromptRequestParams, prompts.get)
+    server.add_request_handler("resources/read", types.ReadResourceRequestParams, resources.read)
+    server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+    changes.serve(server)
+    calls.serve(server)
+    return server

@@ -34,6 +34,8 @@ from kiwi_mcp.surfaces.mcp.lines import LINE_LIMIT, OVERLONG
 from kiwi_mcp.surfaces.mcp.stdio import Wire
 
 _READ_SIZE = 262_144
+_JOINED = 65_536
+"""The longest message that waits for others to be written with it, in bytes."""
 _FLUSH_SECONDS = 2.0
 """How long a client that has left may keep us waiting with what it did not read."""
 
@@ -59,6 +61,7 @@ class Outbound(_Block):
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._writer: asyncio.StreamWriter | None = None
+        self._held: list[bytes] = []
         self._unheard: set[str | int] = set()
 
     async def open(self) -> None:
@@ -87,13 +90,24 @@ class Outbound(_Block):
             if self._writer is None:
                 self._wire.write(line)
             else:
-                self._writer.write(line)
+                if not self._held:
+                    asyncio.get_running_loop().call_soon(self._flush)
+                self._held.append(line)
+                if len(line) > _JOINED:
+                    self._flush()
                 await self._writer.drain()
         except OSError:
             raise anyio.BrokenResourceError from None
 
+    def _flush(self) -> None:
+        # What was said in one turn of the loop goes out at once, and wakes the client once.
+        if self._writer is not None and self._held:
+            self._writer.write(b"".join(self._held))
+            self._held.clear()
+
     async def aclose(self) -> None:
         """Write out what is waiting, for as long as somebody may still read it."""
+        self._flush()
         if self._writer is None or self._writer.is_closing():
             return
         with anyio.move_on_after(_FLUSH_SECONDS, shield=True) as limit:

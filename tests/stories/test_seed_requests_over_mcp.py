@@ -1,4 +1,7 @@
-"""The tool API as it was first described, over stdio: its examples, sent by the official client to a real server."""
+"""The tool API as it was first described: its examples, sent by the official client to a real server.
+
+Over stdio and over HTTP, by a client of each era.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CallToolResult
 
 import kiwi_mcp
@@ -133,29 +140,70 @@ class Told:
         return dict(result.structured_content)
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+LEGACY, MODERN = "2025-11-25", "2026-07-28"
+CONVERSATIONS = [
+    ("stdio", MODERN),
+    pytest.param(("stdio", LEGACY), marks=pytest.mark.full),
+    pytest.param(("http", MODERN), marks=pytest.mark.full),
+    pytest.param(("http", LEGACY), marks=pytest.mark.full),
+]
+
+
+@pytest.fixture(scope="module", params=CONVERSATIONS, ids="-".join)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """Every example and every common error, asked in order of one server."""
-    told = Told(tmp_path_factory.mktemp("stdio"))
+    transport, revision = request.param
+    told = Told(tmp_path_factory.mktemp(transport))
     told.tools.mkdir(parents=True)
     told.home.mkdir()
     for name, text in TOOLS.items():
         (told.tools / f"{name}.py").write_text(text)
 
     async def story() -> None:
-        command = StdioServerParameters(
-            command=sys.executable, args=["-m", "kiwi_mcp", "serve"], env=surroundings(told)
-        )
-        async with asyncio.timeout(PATIENCE), Client(stdio_client(command)) as client:
+        talking = over_http if transport == "http" else over_stdio
+        async with asyncio.timeout(PATIENCE), talking(told, "legacy" if revision == LEGACY else "auto") as client:
+            assert client.protocol_version == revision
             for name, (verb, text) in EXAMPLES.items():
-                told.results[name] = await client.call_tool(verb, request(told, text))
+                told.results[name] = await client.call_tool(verb, asked(told, text))
             path = told.tools / "my_tool.py"
             path.write_text(path.read_text().replace("* count", "* (count + 1)"))
             for name, (verb, text) in ERRORS.items():
-                told.results[name] = await client.call_tool(verb, request(told, text))
+                told.results[name] = await client.call_tool(verb, asked(told, text))
 
     asyncio.run(story())
     return told
+
+
+@asynccontextmanager
+async def over_stdio(told: Told, mode: str) -> AsyncIterator[Client]:
+    """A conversation with `kiwi serve`."""
+    command = StdioServerParameters(command=sys.executable, args=["-m", "kiwi_mcp", "serve"], env=surroundings(told))
+    async with Client(stdio_client(command), mode=mode) as client:
+        yield client
+
+
+@asynccontextmanager
+async def over_http(told: Told, mode: str) -> AsyncIterator[Client]:
+    """A conversation with `kiwi up`, with a token that may use tools."""
+    kiwi = [sys.executable, "-m", "kiwi_mcp", "up"]
+    words = [*kiwi, "token", "add", "somebody", "--tools", "--json"]
+    made = await asyncio.to_thread(
+        subprocess.run, words, env=surroundings(told), capture_output=True, timeout=30, check=True
+    )
+    process = await asyncio.create_subprocess_exec(
+        *kiwi, "--port", "0", "--json", env=surroundings(told), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout
+        where = json.loads(await process.stdout.readuntil(b"}\n"))
+        headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}
+        async with AsyncExitStack() as stack:
+            channel = await stack.enter_async_context(create_mcp_http_client(headers))
+            transport = streamable_http_client(f"{where['url']}/mcp", http_client=channel)
+            yield await stack.enter_async_context(Client(transport, mode=mode))
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 def surroundings(told: Told) -> dict[str, str]:
@@ -165,9 +213,9 @@ def surroundings(told: Told) -> dict[str, str]:
     return {"HOME": home, "USER_SPACE": f"{home}/.ai", "XDG_CACHE_HOME": home, "PATH": path, "PYTHONPATH": source}
 
 
-def request(told: Told, text: str) -> dict[str, Any]:
-    asked: dict[str, Any] = json.loads(text.replace(MYPROJECT, str(told.project)))
-    return asked
+def asked(told: Told, text: str) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(text.replace(MYPROJECT, str(told.project)))
+    return request
 
 
 def test_search_gives_results_total_query_and_source(told: Told) -> None:

@@ -1,0 +1,32 @@
+"""An assertion: a client's own signature in the place of a secret."""
+
+from __future__ import annotations
+
+from time import time
+from uuid import uuid4
+
+import jwt
+
+from kiwi_mcp.domain.errors import InvalidRequest
+
+_SECONDS = 120
+
+
+def signed(client_id: str, audience: str, key: str, algorithm: str) -> str:
+    """Return what proves a client to one authorization server for a short while (RFC 7523)."""
+    now = int(time())
+    claims = {
+        "iss": client_id,
+        "sub": client_id,
+        "aud": audience,
+        "jti": uuid4().hex,
+        "iat": now,
+        "exp": now + _SECONDS,
+    }
+    try:
+        return jwt.encode(claims, key, algorithm)
+    except (ValueError, TypeError, NotImplementedError, jwt.PyJWTError):
+        raise InvalidRequest(
+            f"`config.auth.private_key` is no key for {algorithm}.",
+            suggestion="Give a private key in PEM, and its `signing_algorithm`.",
+        ) from None

@@ -1,0 +1,154 @@
+"""A login: the person is sent to the authorization server, and comes back with a code that tokens are had for."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from secrets import token_urlsafe
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from kiwi_mcp.domain.caller import Ask, Question
+from kiwi_mcp.domain.errors import InvalidRequest, RequestFailed, Unavailable, Untrusted
+from kiwi_mcp.domain.mcp import plain
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.drivers.mcp.oauth.account import Account, Record, account_of
+from kiwi_mcp.drivers.mcp.oauth.client import owners_client, registered
+from kiwi_mcp.drivers.mcp.oauth.discovery import Authority, Challenge, Found, discover
+from kiwi_mcp.drivers.mcp.oauth.tokens import Desk, Refused, Tokens, joined
+from kiwi_mcp.drivers.mcp.server import Server
+from kiwi_mcp.primitives import browser
+
+LIMIT = 300.0
+"""How long a person has to log in, in seconds."""
+_OFFLINE = "offline_access"
+_SAID = 300
+
+
+def account_for(server: Server, secrets: Mapping[str, str]) -> Account:
+    """Return the account of a server that a person can log in to."""
+    if server.oauth is None or not isinstance(server.spec, HttpSpec):
+        raise InvalidRequest(
+            f"{server.name!r} is started here, or its manifest says what it is sent, so nobody logs in to it.",
+            suggestion="A server whose transport is `http` or `sse`, and which has no `auth` of another type, can.",
+        )
+    return account_of(server.spec, server.oauth, secrets)
+
+
+async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[str] = ()) -> Tokens:
+    """Have a person allow what a server asks for, and keep the tokens; `ask` shows them the address to open."""
+    if account.oauth.grant == "client_credentials":
+        raise InvalidRequest(
+            f"{server!r} knows Kiwi by credentials of its own, so nobody logs in to it.", suggestion="Just call it."
+        )
+    before = account.mended()
+    challenge = before.challenge or Challenge()
+    found = await discover(account.url, challenge, account.oauth.issuer, account.web)
+    _refuse_unfit(found.authority)
+    # What one authorization server knows of Kiwi and of the person is none of another one's business.
+    known = before if before.authority and before.authority.issuer == found.authority.issuer else Record()
+    scope = _scope(account, found, challenge, known, scopes)
+    state, verifier = token_urlsafe(32), token_urlsafe(64)
+    port = account.oauth.redirect_port or (urlsplit(known.client.redirect).port if known.client else None) or 0
+    async with browser.returning(lambda words: words.get("state") == state, port=port) as back:
+        _refuse_other_port(account, back.address)
+        client = owners_client(account.oauth, found.authority) or await registered(
+            found.authority, back.address, scope, known.client, account.web
+        )
+        form = {
+            "response_type": "code",
+            "client_id": client.client_id,
+            "redirect_uri": back.address,
+            "state": state,
+            "code_challenge": _hashed(verifier),
+            "code_challenge_method": "S256",
+            "resource": found.resource,
+            **({"scope": scope} if scope else {}),
+            **({"prompt": "consent"} if _OFFLINE in scope.split() else {}),
+        }
+        address = _with(found.authority.authorization_endpoint, form)
+        await account.web.check(address)
+        await _shown(address, ask, server)
+        words = await back.words(LIMIT)
+        code = _code(words, found.authority)
+        desk = Desk(found.authority, client, found.resource, account.oauth, account.web)
+        try:
+            tokens = await desk.exchanged(code, verifier, back.address, scope)
+        except Refused as refusal:
+            raise RequestFailed(f"{refusal.message}.", suggestion="Log in again.", cause="status") from None
+    async with account.held():
+        account.keep(Record(found.authority, found.resource, client, tokens))
+    return tokens
+
+
+def _refuse_other_port(account: Account, address: str) -> None:
+    wanted = account.oauth.redirect_port
+    if wanted and urlsplit(address).port != wanted:
+        raise Unavailable(
+            f"Port {wanted} of this machine, at which the login is to end, is taken.",
+            suggestion="End the program that uses it, or register another one and change `config.auth.redirect_port`.",
+        )
+
+
+def _refuse_unfit(authority: Authority) -> None:
+    if not authority.authorization_endpoint:
+        raise Unavailable(
+            f"{authority.issuer} has no page where a person could log in.",
+            suggestion="If it knows Kiwi by credentials, say `grant: client_credentials` in `config.auth`.",
+        )
+    if not authority.has_pkce:
+        raise Unavailable(
+            f"{authority.issuer} does not protect its codes (PKCE with S256), so they could be stolen on their way.",
+            suggestion="Do not log in there; ask whoever runs the server.",
+        )
+
+
+def _scope(account: Account, found: Found, challenge: Challenge, known: Record, scopes: Sequence[str]) -> str:
+    """Return the rights to ask for: what the owner says, else what the server asked for, else all that it knows."""
+    before = known.tokens.scope if known.tokens else ""
+    asked = " ".join(scopes or account.oauth.scopes) or challenge.scope or before or " ".join(found.scopes)
+    if challenge.wants_more:  # what was allowed before is asked for again, or it would be lost
+        asked = joined(before, asked, challenge.scope)
+    return joined(asked, _OFFLINE) if asked and _OFFLINE in found.authority.scopes else joined(asked)
+
+
+async def _shown(address: str, ask: Ask, server: str) -> None:
+    question = Question(
+        "elicitation/create",
+        {
+            "mode": "url",
+            "elicitationId": token_urlsafe(16),
+            "url": address,
+            "message": f"Log in to the MCP server {server} in your browser.",
+        },
+    )
+    answers = await ask({"login": question})
+    if answers.get("login", {}).get("action") != "accept":
+        raise Unavailable("The login was called off.", suggestion=f"`kiwi mcp login {server}` starts it again.")
+
+
+def _code(words: browser.Words, authority: Authority) -> str:
+    """Return the code, once it is sure that it comes from the server that the person was sent to (RFC 9207)."""
+    named = words.get("iss")
+    if named != authority.issuer if named is not None else authority.names_itself:
+        raise Untrusted(
+            f"The answer to the login came from {plain(named or '')[:_SAID]!r}, not from {authority.issuer!r}.",
+            suggestion="Do not log in there; ask whoever runs the server.",
+        )
+    if code := words.get("code", ""):
+        return code
+    reason = ": ".join(filter(None, (words.get("error"), words.get("error_description")))) or "no code was given"
+    raise Unavailable(
+        f"{authority.issuer} did not allow it: {plain(reason)[:_SAID]}.", suggestion="Log in again, and allow it."
+    )
+
+
+def _with(endpoint: str, form: dict[str, str]) -> str:
+    """Return an address with more words in its query; those that it has of its own stay."""
+    parts = urlsplit(endpoint)
+    own = [pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in form]
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode([*own, *form.items()]), ""))
+
+
+def _hashed(verifier: str) -> str:
+    return urlsafe_b64encode(sha256(verifier.encode()).digest()).decode().rstrip("=")

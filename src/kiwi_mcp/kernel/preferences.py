@@ -1,0 +1,143 @@
+"""The prefer verb: what a client sees without searching, shown with its price, and changed by the owner alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.kernel.offered import characters_of, names_of
+from kiwi_mcp.kernel.offers import Offering
+from kiwi_mcp.kernel.private_yaml import rewrite
+from kiwi_mcp.kernel.requests import PreferRequest
+from kiwi_mcp.policy.preferences import (
+    FILE_NAME,
+    SECTIONS,
+    Layer,
+    Section,
+    Wishes,
+    check_preferences,
+    owner_preferences,
+    wish_issues,
+)
+
+_SECTIONS: Mapping[str, Section] = {"tool": "always_send", "prompt": "prompts", "resource": "resources"}
+_ALWAYS = "search"
+_PER_TOKEN = 4
+_LINE = 200
+
+
+def prefer(request: PreferRequest, user: Path, offering: Offering, *, is_owner: bool) -> JsonObject:
+    """Answer one request about preferences."""
+    if request.action == "list":
+        return {"action": "list", "path": str(user / FILE_NAME), **_told(offering.now())}
+    if not is_owner:
+        typed = f"kiwi prefer {request.action} NAME"
+        raise PolicyDenied("Only the owner decides what is always sent.", suggestion=f"Ask them to type `{typed}`.")
+    section, word = _SECTIONS[request.kind], (request.name or "").strip()
+    if not word:
+        raise InvalidRequest("The request names nothing.", suggestion="Send `name`: an item, or a pattern.")
+    before = offering.now()
+    if request.action == "add":
+        status, message = "preferred", _put(user, section, word, request.called)
+    else:
+        status, message = "removed", _take_out(user, section, word, before)
+    after = offering.now()
+    return {
+        "action": request.action,
+        "status": status,
+        "message": message,
+        "path": str(user / FILE_NAME),
+        "came": sorted(_names(after) - _names(before)),
+        "went": sorted(_names(before) - _names(after)),
+        "warnings": [notice for notice in after.notices if notice not in before.notices],
+    }
+
+
+def _put(user: Path, section: Section, word: str, called: str | None) -> str:
+    """Write that something is sent, and say it."""
+    value: Json = {"as": called} if called else True
+    if issues := [*wish_issues(section, word, value)]:
+        told = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
+        raise InvalidRequest(f"{told}.", suggestion=issues[0].fix, issues=[issue.to_json() for issue in issues])
+    _rewrite(user, section, lambda entries: entries.update({word: value}))
+    return f"`{word}` is sent from now on" + (f", as `{called}`" if called else "")
+
+
+def _take_out(user: Path, section: Section, word: str, offers: Offers) -> str:
+    """Take an entry of the owner's out; what is sent all the same, by a pattern or by default, is switched off."""
+    if section == "always_send" and word == _ALWAYS:
+        message = f"`{_ALWAYS}` is always sent: without it a model could find nothing that is not sent to it."
+        raise InvalidRequest(message, suggestion="Leave it; it costs little.")
+    names = _names_meant(word, _of_section(offers, section))
+    wishes = owner_preferences(user).wishes(section)
+    written = [*wishes.owner.names.values(), *wishes.owner.patterns]
+    gone = {wish.word for wish in written if wish.word.partition("@")[0] in names}
+    rest = Wishes(Layer.of(wish for wish in written if wish.word not in gone), wishes.product)
+    deciding = rest.about(names)
+    is_sent = deciding is not None and deciding.is_sent
+    if not gone and not is_sent:
+        suggestion = "`kiwi prefer` shows what is sent; name an entry, or an item as it is shown there."
+        raise InvalidRequest(f"`{word}` is not among what is sent.", suggestion=suggestion)
+
+    def change(entries: dict[str, Json]) -> None:
+        for entry in gone:
+            entries.pop(entry, None)
+        if is_sent:
+            entries[names[0]] = False
+
+    _rewrite(user, section, change)
+    return f"`{word}` is no longer sent; it is found by searching"
+
+
+def _rewrite(user: Path, section: Section, change: Callable[[dict[str, Json]], object]) -> None:
+    rewrite(user / FILE_NAME, section, change, check=lambda: check_preferences(user))
+
+
+def _names_meant(word: str, offers: Iterable[Offer]) -> Sequence[str]:
+    """Return all names of the item that a word means, the fullest first: by its own names, or as clients call it."""
+    for offer in offers:
+        place = offer.identity.partition("@")[0].split("/")
+        names = names_of(*place) if len(place) == len(("source", "namespace", "name")) else ()
+        if word == offer.name or word in names:
+            return names or [word]
+    return [word]
+
+
+def _of_section(offers: Offers, section: Section) -> Iterable[Offer]:
+    match section:
+        case "always_send":
+            return offers.tools
+        case "prompts":
+            return offers.prompts
+        case "resources":
+            return (*offers.resources, *offers.templates)
+
+
+def _names(offers: Offers) -> set[str]:
+    listed = (*offers.tools, *offers.prompts, *offers.resources, *offers.templates)
+    return {*offers.meta_tools, *(offer.name for offer in listed)}
+
+
+def _told(offers: Offers) -> JsonObject:
+    rows = {section: [_row(offer) for offer in _of_section(offers, section)] for section in SECTIONS}
+    return {
+        "meta_tools": list(offers.meta_tools),
+        "tools": rows["always_send"],
+        "prompts": rows["prompts"],
+        "resources": rows["resources"],
+        "tokens": sum(_tokens(offer) for offer in offers.tools),
+        "notices": list(offers.notices),
+    }
+
+
+def _row(offer: Offer) -> JsonObject:
+    line = offer.description.partition("\n")[0][:_LINE] or offer.title
+    told: dict[str, Json] = {"name": offer.name, "description": line, "tokens": _tokens(offer)}
+    return {**told, "identity": offer.identity} if offer.identity else told
+
+
+def _tokens(offer: Offer) -> int:
+    return -(-characters_of(offer) // _PER_TOKEN)

@@ -1,0 +1,243 @@
+"""The owner's preferences: what a client sees without searching, one readable file laid over the product's own."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+import kiwi_mcp.data
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.yaml import read_yaml
+
+FILE_NAME = "preferences.yaml"
+"""The file in the user's space, which nothing but the owner's own commands write."""
+
+Section: TypeAlias = Literal["always_send", "prompts", "resources"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+CALLABLE = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+"""A name that every client can call something by."""
+
+_PRODUCT = Path(kiwi_mcp.data.__file__).parent / FILE_NAME
+_WORDS = (*SECTIONS, "task_after")
+_NAMED: tuple[Section, ...] = ("always_send", "prompts")
+"""What may be given another name; a resource is known by its address."""
+_PATTERN = re.compile(r"[*?\[]")
+_MOST_ENTRIES = 1_000
+_LONGEST = 400
+_LONGEST_WAIT = 86_400
+_FIX = "Write `true`, `false`, or `{as: another_name}`."
+
+_Stat = tuple[int, int, int] | None
+_read: dict[str, tuple[_Stat, Preferences]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wished of the items that a word names: whether they are sent, and under which name."""
+
+    word: str
+    """A short name, `namespace/name`, a full name, or a pattern of these."""
+    is_sent: bool
+    name: str = ""
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the word may stand for several items."""
+        return is_pattern(self.word)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The wishes that one hand wrote: those about single items by name, and those about all that fits a pattern."""
+
+    names: Mapping[str, Wish]
+    """By the name without a version."""
+    patterns: Sequence[Wish]
+    """The longest first."""
+
+    @classmethod
+    def of(cls, wishes: Iterable[Wish]) -> Layer:
+        """Return the layer of some wishes."""
+        known = sorted(wishes, key=lambda wish: (-len(wish.word), wish.word))
+        names = {wish.word.partition("@")[0]: wish for wish in known if not wish.is_pattern}
+        return cls(names, tuple(wish for wish in known if wish.is_pattern))
+
+    def about(self, names: Sequence[str]) -> Wish | None:
+        """Return the wish that decides on an item: by name before by pattern, by a fuller one before a shorter."""
+        by_name = (self.names[name] for name in names if name in self.names)
+        by_pattern = (wish for wish in self.patterns if any(fnmatchcase(name, wish.word) for name in names))
+        return next(by_name, None) or next(by_pattern, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """All that is wished of one kind of thing: what the owner wrote, and what holds where they wrote nothing."""
+
+    owner: Layer
+    product: Layer
+
+    def about(self, names: Sequence[str]) -> Wish | None:
+        """Return the wish that decides on an item, given its names from the fullest to the shortest."""
+        return self.owner.about(names) or self.product.about(names)
+
+    @property
+    def named(self) -> Sequence[Wish]:
+        """The wishes for single items to be sent, in the order of their words."""
+        names = {**self.product.names, **self.owner.names}
+        return [wish for name, wish in sorted(names.items()) if wish.is_sent and self.about([name]) == wish]
+
+    @property
+    def patterns(self) -> Sequence[Wish]:
+        """The wishes for everything that fits a pattern to be sent, the owner's first."""
+        return [wish for wish in (*self.owner.patterns, *self.product.patterns) if wish.is_sent]
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What the owner prefers, over what ships with Kiwi."""
+
+    always_send: Wishes
+    prompts: Wishes
+    resources: Wishes
+    task_after: float
+    """For how many seconds a client that could take a task waits for a call instead."""
+    fault: InvalidManifest | None = None
+    """Why the owner's file counts as if it were not there, if so."""
+
+    def wishes(self, section: Section) -> Wishes:
+        """Return the wishes of one section."""
+        return {"always_send": self.always_send, "prompts": self.prompts, "resources": self.resources}[section]
+
+
+def owner_preferences(user: Path) -> Preferences:
+    """Return the preferences of a user space; read again only when the file changed.
+
+    Nobody is kept from their tools by a word that is misspelt: the product's own hold then, with the fault told.
+    """
+    path = f"{user}/{FILE_NAME}"
+    stat = _stat(path)
+    known = _read.get(path)
+    if known is None or known[0] != stat:
+        known = _read[path] = (stat, _forgiving(Path(path)) if stat else _merged({}))
+    return known[1]
+
+
+def check_preferences(user: Path) -> None:
+    """Refuse a file that is not understood, with every fault in it."""
+    if fault := owner_preferences(user).fault:
+        raise fault.with_traceback(None)
+
+
+def is_pattern(word: str) -> bool:
+    """Whether a word may stand for several items."""
+    return _PATTERN.search(word) is not None
+
+
+def wish_issues(section: Section, word: str, value: Json) -> Iterator[Issue]:
+    """Give what is wrong with one entry of a section."""
+    place, name = f"{section}.{word[:_LONGEST]}", as_object(value).get("as")
+    if not word.strip() or len(word) > _LONGEST:
+        yield Issue(section, "has an entry that can name nothing", "Write a name, or a pattern such as `github/*`.")
+    if isinstance(value, Mapping) and section not in _NAMED:
+        yield Issue(place, "is not true or false", "A resource keeps its own address: write `true` or `false`.")
+    elif isinstance(value, Mapping):
+        yield from (Issue(f"{place}.{other}", "is not a word here", _FIX) for other in value if other != "as")
+        if not CALLABLE.fullmatch(as_text(name)):
+            fix = "Use 1 to 64 letters, digits, `_`, `-` and `.`."
+            yield Issue(f"{place}.as", "is not a name that clients can call", fix)
+        elif is_pattern(word):
+            yield Issue(f"{place}.as", "gives one name to several items", "Name one item, or leave `as` out.")
+    elif not isinstance(value, bool):
+        yield Issue(place, "says neither yes nor no", _FIX)
+
+
+def _forgiving(path: Path) -> Preferences:
+    try:
+        return _merged(_parse(path))
+    except InvalidManifest as fault:
+        product = _merged({})
+        return Preferences(product.always_send, product.prompts, product.resources, product.task_after, fault)
+
+
+def _merged(written: JsonObject) -> Preferences:
+    shipped = _product()
+    always_send, prompts, resources = (
+        Wishes(_layer(written.get(section)), _layer(shipped.get(section))) for section in SECTIONS
+    )
+    seconds = written.get("task_after", shipped["task_after"])
+    return Preferences(always_send, prompts, resources, float(seconds) if isinstance(seconds, int | float) else 0.0)
+
+
+@cache
+def _product() -> JsonObject:
+    return _parse(_PRODUCT)
+
+
+def _layer(written: Json) -> Layer:
+    return Layer.of(
+        Wish(word, is_sent=value is not False, name=as_text(as_object(value).get("as")))
+        for word, value in as_entries(written).items()
+    )
+
+
+def as_entries(written: Json) -> JsonObject:
+    """Return a section as entries, also where it was written as a list of names."""
+    listed = {as_text(word): True for word in as_list(written)}
+    return listed or as_object(written)
+
+
+def _parse(path: Path) -> JsonObject:
+    try:
+        value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
+    except (OSError, UnicodeDecodeError) as error:
+        issue = Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")
+        raise InvalidManifest(f"The owner's {FILE_NAME}", [issue]) from error
+    if issues := [*_issues(value)]:
+        raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
+    return as_object(value)
+
+
+def _issues(value: Json) -> Iterator[Issue]:
+    if value is not None and not isinstance(value, Mapping):
+        yield Issue("", "is not a mapping", f"Write words at its top: {', '.join(_WORDS)}.")
+    written = as_object(value)
+    for word in written:
+        if word not in _WORDS:
+            fix = f"{did_you_mean(word, _WORDS)}Use one of: {', '.join(_WORDS)}."
+            yield Issue(word, "is not a word of the preferences", fix)
+    for section in SECTIONS:
+        yield from _section_issues(section, written.get(section))
+    seconds = written.get("task_after", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= _LONGEST_WAIT:
+        yield Issue("task_after", "is not a number of seconds from 0 to 86,400", "Write `task_after: 5`.")
+
+
+def _section_issues(section: Section, written: Json) -> Iterator[Issue]:
+    listed = as_list(written)
+    if written is not None and not listed and not isinstance(written, Mapping | list):
+        yield Issue(section, "is neither a mapping nor a list", "Write a name and `true` on each line below it.")
+    if not all(isinstance(word, str) for word in listed):
+        yield Issue(section, "is not a list of names", "Write names, or a mapping of names to `true` and `false`.")
+    entries = as_entries(written)
+    if len(entries) > _MOST_ENTRIES:
+        yield Issue(section, f"has more than {_MOST_ENTRIES:,} entries", "Use patterns, or send less.")
+        return
+    for word, value in entries.items():
+        yield from wish_issues(section, word, value)
+
+
+def _stat(path: str) -> _Stat:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,186 @@
+"""Secrets at rest: small records, each sealed in a file of its own with a key that stands apart from them.
+
+The seal is AES-256-GCM under the record's name, so a file that was changed, or put in the place of another, does not
+open. A file that does not open costs its own record and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.json import JsonObject, compact
+
+KEY_BYTES = 32
+PATIENCE = 40.0
+"""How long to wait for another process that changes a record, in seconds: longer than a request may take."""
+_MARK = b"kiwi sealed 1\n"
+_NONCE = 12
+_POLL = 0.05
+_LARGEST = 1_000_000
+
+
+class Sealed:
+    """Records by name, in a folder; `key` gives the key when one is first needed."""
+
+    def __init__(self, folder: Path, key: Callable[[], bytes]) -> None:
+        self._folder = folder
+        self._key = key
+
+    def mark(self, name: str) -> tuple[int, int] | None:
+        """Return what changes whenever a record does; None where there is no record."""
+        try:
+            state = self._path(name).stat()
+        except OSError:
+            return None
+        return state.st_mtime_ns, state.st_ino
+
+    def read(self, name: str) -> JsonObject | None:
+        """Return a record, or None where there is none; one that does not open is an error."""
+        path = self._path(name)
+        try:
+            with path.open("rb") as file:
+                data = file.read(_LARGEST + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        if len(data) > _LARGEST or not data.startswith(_MARK):
+            raise _damaged(path)
+        nonce, sealed = data[len(_MARK) :][:_NONCE], data[len(_MARK) + _NONCE :]
+        try:
+            opened = json.loads(AESGCM(self._key()).decrypt(nonce, sealed, name.encode()))
+        except (InvalidTag, ValueError):
+            raise _damaged(path) from None
+        if not isinstance(opened, dict):
+            raise _damaged(path)
+        return opened
+
+    def write(self, name: str, record: JsonObject) -> None:
+        """Put a record in the place of the one of that name, whole."""
+        nonce = secrets.token_bytes(_NONCE)
+        sealed = AESGCM(self._key()).encrypt(nonce, compact(record).encode(), name.encode())
+        _replace(self._path(name), _MARK + nonce + sealed)
+
+    def remove(self, name: str) -> bool:
+        """Remove a record, also one that does not open, and say whether there was one."""
+        path = self._path(name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return True
+
+    @asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[None]:
+        """Be the only one, of all processes, who changes a record; what is read within is the newest."""
+        path = self._path(name).with_suffix(".lock")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            await _locked(lock, path)
+            yield
+        finally:
+            os.close(lock)
+
+    def _path(self, name: str) -> Path:
+        # Names hold addresses and paths, which are nobody else's business.
+        return self._folder / f"{sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}.sealed"
+
+
+def file_key(path: Path) -> Callable[[], bytes]:
+    """Return the way to a key in a file that only its owner reads; it is made when it is first needed."""
+
+    def key() -> bytes:
+        try:
+            found = path.read_bytes() if path.exists() else _new_key(path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        if len(found) != KEY_BYTES:
+            raise StoreDamaged(
+                f"{path} is no key any more, and nothing that was sealed with it can be opened.",
+                suggestion="Put the key back, or remove the file and log in again.",
+                path=str(path),
+            )
+        return found
+
+    return key
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file for its owner's eyes: whoever reads sees the old content or the new one, also after a power cut."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            _write(draft, data)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _new_key(path: Path) -> bytes:
+    """Make a key; of two processes that do so at once, both use the one that was there first."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _write(draft, secrets.token_bytes(KEY_BYTES))
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return path.read_bytes()
+
+
+async def _locked(lock: int, path: Path) -> None:
+    end = monotonic() + PATIENCE
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > end:
+                raise StoreUnavailable(f"Another process holds {path}.", suggestion="Try again.") from None
+            await asyncio.sleep(_POLL)
+        except OSError as error:
+            raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{path} cannot be used: {error.strerror or error}.",
+        suggestion=f"Give yourself access to {path.parent}, or name another space with USER_SPACE.",
+    )
+
+
+def _damaged(path: Path) -> StoreDamaged:
+    return StoreDamaged(
+        f"{path} is damaged, or was sealed with another key, and cannot be opened.",
+        suggestion="Log in again (`kiwi mcp login SERVER`), which replaces it.",
+        path=str(path),
+    )

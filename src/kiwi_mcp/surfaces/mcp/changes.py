@@ -1,0 +1,199 @@
+"""Changes: clients that can hear are told when what they see without searching, or a resource they watch, changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import mcp_types as types
+from mcp.server.connection import Connection
+from mcp.server.lowlevel import Server
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+
+from kiwi_mcp.domain.caller import NOBODY
+from kiwi_mcp.domain.json import as_text
+from kiwi_mcp.domain.offers import Offers
+from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, tail
+from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu
+from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
+
+INTERVAL: Final = 2.0
+"""How often the menu is looked at while somebody can hear, in seconds."""
+SOON: Final = 0.5
+"""How soon it is looked at after a call, which may have changed something."""
+_WATCHED = 64
+"""How many resources one client may watch."""
+_SENDING = 5.0
+"""How long a client may take to read that something changed, in seconds."""
+
+
+@dataclass(slots=True)
+class _Hearer:
+    """A client that can be told of changes, and the resources it watches."""
+
+    connection: Connection | None = None
+    """How a client of the handshake era is told; others listen on streams of their own."""
+    uris: set[str] = field(default_factory=set)
+
+
+class Changes:
+    """Looks at the menu while somebody can hear of it."""
+
+    def __init__(self, kernel: KernelApi, *, interval: float = INTERVAL, soon: float = SOON) -> None:
+        self.menu = Menu(kernel)
+        self._kernel = kernel
+        self._bus = InMemorySubscriptionBus()
+        self._listen = ListenHandler(self._bus)
+        self._hearers: dict[int, _Hearer] = {}
+        self._seen = ONLY_META_TOOLS
+        self._digests: dict[str, str] = {}
+        self._is_outdated = False
+        self._is_due = False
+        self._watch: asyncio.Task[None] | None = None
+        self._ticks, self._tick = max(round(interval / soon), 1), soon
+
+    def serve(self, server: Server[dict[str, object]]) -> None:
+        """Let a server's clients hear of changes."""
+        server.add_notification_handler("notifications/initialized", types.NotificationParams, self._greeted)
+        server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, self._listened)
+        server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribed)
+        server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribed)
+
+    def outdate_tools(self) -> None:
+        """Take note that a client was given a list of tools that is no longer right."""
+        self._is_outdated = True
+
+    def expect(self) -> None:
+        """Look soon: a call was made, and may have changed something."""
+        self._is_due = True
+
+    async def aclose(self) -> None:
+        """End every stream, and look no more."""
+        self._listen.close()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait({self._watch})
+
+    # --- who hears ---
+
+    async def _greeted(self, context: Context, _params: types.NotificationParams) -> None:
+        connection = connection_of(context)
+        key = id(connection)
+        if key not in self._hearers:
+            await self._hear(key, _Hearer(connection))
+            connection.exit_stack.callback(self._hearers.pop, key, None)
+
+    async def _listened(
+        self, context: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        hearer = _Hearer()
+        try:
+            for uri in (params.notifications.resource_subscriptions or [])[:_WATCHED]:
+                await self._watch_resource(hearer, uri)
+            await self._hear(id(hearer), hearer)
+            return await self._listen(context, params)
+        finally:
+            self._hearers.pop(id(hearer), None)
+
+    async def _subscribed(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        await self._greeted(context, types.NotificationParams())  # a client may leave the greeting out
+        hearer = self._hearers[id(connection_of(context))]
+        if len(hearer.uris) >= _WATCHED and params.uri not in hearer.uris:
+            raise MCPError(types.INVALID_PARAMS, f"At most {_WATCHED} resources are watched at a time")
+        await self._watch_resource(hearer, params.uri)
+        return types.EmptyResult()
+
+    async def _unsubscribed(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        if (hearer := self._hearers.get(id(connection_of(context)))) is not None:
+            hearer.uris.discard(params.uri)
+        return types.EmptyResult()
+
+    async def _hear(self, key: int, hearer: _Hearer) -> None:
+        if not self._hearers:  # what changes after a client was last given its lists is news for it
+            self._seen = self.menu.last or await self.menu.now()
+        self._hearers[key] = hearer
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._keep_watch())
+
+    async def _watch_resource(self, hearer: _Hearer, uri: str) -> None:
+        hearer.uris.add(uri)
+        if uri not in self._digests and uri.startswith(KNOWLEDGE):
+            self._digests[uri] = await self._digest(uri)
+
+    # --- what is heard ---
+
+    async def _keep_watch(self) -> None:
+        while self._hearers:
+            if self._is_outdated:
+                self._is_outdated = False
+                await self._announce(ToolsListChanged())
+            for _ in range(self._ticks):
+                await asyncio.sleep(self._tick)
+                if self._is_due or self._is_outdated:
+                    break
+            self._is_due = False
+            await self._look()
+
+    async def _look(self) -> None:
+        before, self._seen = self._seen, await self.menu.now()
+        for event in differences(before, self._seen):
+            await self._announce(event)
+        watched = {uri for hearer in self._hearers.values() for uri in hearer.uris}
+        self._digests = {uri: digest for uri, digest in self._digests.items() if uri in watched}
+        for uri, digest in [*self._digests.items()]:
+            found = await self._digest(uri)
+            if found != digest:
+                self._digests[uri] = found
+                await self._announce(ResourceUpdated(uri))
+
+    async def _digest(self, uri: str) -> str:
+        """Return what tells one content of knowledge from another; empty where there is none."""
+        known = self._kernel.offered(tail(uri, KNOWLEDGE), "resource")
+        if known is None:
+            return ""
+        payload = {"item_type": "knowledge", "item_id": known.identity}
+        return as_text((await self._kernel.call("load", payload, NOBODY)).content.get("digest"))
+
+    async def _announce(self, event: ServerEvent) -> None:
+        await self._bus.publish(event)
+        told = [one.connection for one in self._hearers.values() if one.connection and _concerns(event, one)]
+        await asyncio.gather(*(_tell(connection, event) for connection in told))
+
+
+def differences(before: Offers, now: Offers) -> Iterator[ServerEvent]:
+    """Give an event for each list that is another than before."""
+    if (before.meta_tools, before.tools) != (now.meta_tools, now.tools):
+        yield ToolsListChanged()
+    if before.prompts != now.prompts:
+        yield PromptsListChanged()
+    if (before.resources, before.templates) != (now.resources, now.templates):
+        yield ResourcesListChanged()
+
+
+def _concerns(event: ServerEvent, hearer: _Hearer) -> bool:
+    return not isinstance(event, ResourceUpdated) or event.uri in hearer.uris
+
+
+async def _tell(connection: Connection, event: ServerEvent) -> None:
+    with anyio.move_on_after(_SENDING):  # a client that does not read does not keep the others from hearing
+        match event:
+            case ToolsListChanged():
+                await connection.send_tool_list_changed()
+            case PromptsListChanged():
+                await connection.send_prompt_list_changed()
+            case ResourcesListChanged():
+                await connection.send_resource_list_changed()
+            case ResourceUpdated(uri=uri):
+                await connection.send_resource_updated(uri)

@@ -1,0 +1,69 @@
+"""The menu: what clients see without searching, read again when it may have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.kernel.verbs import VERBS
+from kiwi_mcp.surfaces.mcp.port import KernelApi
+
+_log = logging.getLogger("kiwi")
+
+ONLY_META_TOOLS = Offers(meta_tools=tuple(verb.name for verb in VERBS if verb.is_meta_tool))
+"""What is always there, also where nothing else can be found out."""
+
+_FRESH = 1.0
+"""For how many seconds the tool of a name is the one that it was."""
+
+
+class Menu:
+    """The offers of one kernel, kept for as long as their mark stays the same."""
+
+    def __init__(self, kernel: KernelApi) -> None:
+        self._kernel = kernel
+        self._mark: str | None = None
+        self._offers = ONLY_META_TOOLS
+        self._is_read = False
+        self._looked_at = 0.0
+        self._tools: dict[str, Offer] = {}
+        self._lock = asyncio.Lock()
+
+    async def now(self) -> Offers:
+        """Return the offers; the same object as long as nothing changes."""
+        async with self._lock:
+            try:
+                mark, self._looked_at = self._kernel.offers_mark(), monotonic()
+                if mark != self._mark:
+                    self._serve(await self._kernel.offers())
+                    self._mark = mark
+            except KiwiError as error:  # a project that is not there: each call says so, and the meta-tools stay
+                _log.warning("what clients see cannot be found out: %s", error.message)
+                self._serve(ONLY_META_TOOLS)
+                self._mark = None
+            return self._offers
+
+    @property
+    def last(self) -> Offers | None:
+        """The offers as they were last read, if they ever were."""
+        return self._offers if self._is_read else None
+
+    async def tool(self, name: str) -> Offer | None:
+        """Return the tool that clients call by a name, if one is offered."""
+        # Every gate is passed again when it is called, so a name may mean for a moment what its caller was told of it.
+        if name not in self._tools or monotonic() - self._looked_at > _FRESH:
+            await self.now()
+        return self._tools.get(name)
+
+    def known_tool(self, name: str) -> Offer | None:
+        """Return the tool of a name among the offers that were read last."""
+        return self._tools.get(name)
+
+    def _serve(self, offers: Offers) -> None:
+        self._is_read = True
+        if offers != self._offers:
+            self._offers = offers
+            self._tools = {offer.name: offer for offer in offers.tools}

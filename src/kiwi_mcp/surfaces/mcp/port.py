@@ -1,0 +1,44 @@
+"""What the MCP server stands on: the kernel as it sees it, and the context of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
+
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.mcp import OfferKind
+from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.kernel import Answer
+
+Context: TypeAlias = ServerRequestContext[dict[str, object]]
+
+
+class KernelApi(Protocol):
+    """What the server needs of a kernel."""
+
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
+        """Answer one verb."""
+
+    async def offers(self) -> Offers:
+        """Return what a client sees without searching."""
+
+    def offers_mark(self) -> str:
+        """Return another text whenever the offers may have changed."""
+
+    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+        """Return an item as clients see it, listed or not, if it is of a kind."""
+
+    async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
+        """Return what an MCP server proposes for an argument of its prompt or template."""
+
+    async def aclose(self) -> None:
+        """Let go of everything."""
+
+
+def connection_of(context: Context) -> Connection:
+    """Return the connection that a request came by, which lasts longer than the request in the handshake era."""
+    return context.session._connection  # noqa: SLF001 - the SDK gives handlers no other way to what a connection keeps

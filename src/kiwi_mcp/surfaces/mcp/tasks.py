@@ -1,0 +1,285 @@
+"""Tasks, as MCP's extension has them: calls that go on once their client was answered, and can be asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from secrets import token_hex
+from typing import TypeVar, cast
+
+import anyio
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from pydantic import BaseModel
+
+from kiwi_mcp.domain.caller import unheard
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.outcome import silent
+from kiwi_mcp.domain.run import iso
+from kiwi_mcp.store.tasks import KEPT_MS, Task, Tasks, TaskStatus, Wish
+from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS, Errand, Result
+
+EXTENSION = "io.modelcontextprotocol/tasks"
+POLL_MS = 1_000
+"""How often a client is advised to ask."""
+MOST_RUNNING = 64
+"""How many tasks of one principal may be under way."""
+LARGEST_RESULT = 1_000_000
+"""The largest result that a task keeps, in characters of JSON."""
+LOOK_SECONDS = 1.0
+"""How often it is looked what others want of the tasks under way."""
+BEAT_SECONDS = 3.0
+"""How often it is told that they still are."""
+
+KeptT = TypeVar("KeptT")
+_log = logging.getLogger("kiwi")
+_DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
+_ENDED: JsonObject = {"code": INTERNAL_ERROR, "message": "Kiwi was ended while it ran, and stopped it."}
+
+
+class Running:
+    """A task that this process makes: its errand, and what is told of it."""
+
+    def __init__(self, task: Task, errand: Errand) -> None:
+        self.errand = errand
+        self._task = task
+
+    def seen(self) -> Task:
+        """Return the task as it is now."""
+        if self._task.is_over:
+            return self._task
+        asked: dict[str, Json] = {
+            key: {"method": question.method, "params": question.params} for key, question in self.errand.pending.items()
+        }
+        status: TaskStatus = "input_required" if asked else "working"
+        now = replace(self._task, status=status, message=self.errand.latest, detail=asked)
+        if now != self._task:
+            self._task = replace(now, updated_at=milliseconds())
+        return replace(self._task, expires_at=milliseconds() + KEPT_MS)
+
+    def end(self, *, is_shutdown: bool) -> Task:
+        """Return the task with the outcome of its work, which is over."""
+        status, detail, message = _ending(self.errand.work, is_shutdown=is_shutdown)
+        now = milliseconds()
+        self._task = replace(
+            self._task, status=status, detail=detail, message=message, updated_at=now, expires_at=now + KEPT_MS
+        )
+        return self._task
+
+
+class TaskDesk:
+    """The tasks under way in this process, and through the store those of others and those that have ended.
+
+    Everything of the store is done in other threads.
+    """
+
+    def __init__(self, tasks: Callable[[], Tasks], *, look: float = LOOK_SECONDS, beat: float = BEAT_SECONDS) -> None:
+        self._tasks = tasks
+        self._look = look
+        self._beat = beat
+        self._owner = token_hex(16)
+        self._running: dict[str, Running] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self._news: asyncio.Future[None] | None = None
+
+    async def open(self, errand: Errand, method: str, identity: str) -> Task | None:
+        """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
+        own = sum(running.errand.principal == errand.principal for running in self._running.values())
+        if own >= MOST_RUNNING or self._is_closing:
+            return None
+        now = milliseconds()
+        task = Task(token_hex(16), errand.principal, method, identity, self._owner, now, now, now + KEPT_MS, now)
+        try:
+            # Whoever cancels the call now does so right after this: a row must not be left without its task.
+            with anyio.CancelScope(shield=True):
+                is_kept = await asyncio.to_thread(lambda: self._tasks().add(task))
+        except KiwiError as error:
+            _log.warning("a call did not become a task: %s", error.message)
+            return None
+        if not is_kept:
+            return None
+        self._running[task.id] = Running(task, errand)
+        errand.on_change = self._announce
+        errand.hear, errand.log = silent, unheard  # whoever asks about it hears the last of its progress
+        return task
+
+    def attend(self, task: Task) -> None:
+        """See a task to its end, now that its work has begun."""
+        running = self._running[task.id]
+        running.errand.work.add_done_callback(lambda _: self._end(running))
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._watch_over())
+
+    async def get(self, task_id: str, principal: str) -> Task:
+        """Return a task of a principal."""
+        running = self._own(task_id, principal)
+        task = (
+            running.seen()
+            if running
+            else await self._stored(lambda tasks: tasks.get(task_id, principal, milliseconds()))
+        )
+        if task is None:
+            raise MCPError(INVALID_PARAMS, "No such task is known here, or its time is over.")
+        return task
+
+    async def update(self, task_id: str, principal: str, answers: Mapping[str, Json]) -> None:
+        """Give answers to what a task asks; it may be another process that makes it."""
+        if (running := self._own(task_id, principal)) is not None:
+            running.errand.deliver(answers)
+        elif not (await self.get(task_id, principal)).is_over:
+            await self._stored(lambda tasks: tasks.answer(task_id, principal, answers))
+
+    async def cancel(self, task_id: str, principal: str) -> None:
+        """Stop a task, or have the process that makes it do so; nothing happens to one that is over."""
+        if (running := self._own(task_id, principal)) is not None:
+            running.errand.work.cancel()
+        elif not (await self.get(task_id, principal)).is_over:
+            await self._stored(lambda tasks: tasks.stop(task_id, principal))
+
+    def news(self) -> asyncio.Future[None]:
+        """Return what is done when next something changes with a task under way here."""
+        if self._news is None or self._news.done():
+            self._news = asyncio.get_running_loop().create_future()
+        return self._news
+
+    async def aclose(self) -> None:
+        """Stop every task under way, and keep how each ended."""
+        self._is_closing = True
+        if self._watch is not None:
+            self._watch.cancel()
+        works = {running.errand.work for running in self._running.values()}
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works, timeout=TIDY_SECONDS)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=TIDY_SECONDS)
+
+    def _announce(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _own(self, task_id: str, principal: str) -> Running | None:
+        running = self._running.get(task_id)
+        return running if running is not None and running.errand.principal == principal else None
+
+    async def _stored(self, work: Callable[[Tasks], KeptT]) -> KeptT:
+        try:
+            return await asyncio.to_thread(lambda: work(self._tasks()))
+        except KiwiError as error:
+            raise MCPError(INTERNAL_ERROR, error.message, {"suggestion": error.suggestion}) from error
+
+    def _end(self, running: Running) -> None:
+        ended = running.end(is_shutdown=self._is_closing)
+        self._announce()
+        ending = asyncio.create_task(self._keep(ended))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _keep(self, ended: Task) -> None:
+        try:
+            await asyncio.to_thread(lambda: self._tasks().finish(ended))
+        except KiwiError as error:
+            _log.warning("the end of a task is not kept yet: %s", error.message)  # tried again with the next look
+        else:
+            self._running.pop(ended.id, None)
+
+    async def _watch_over(self) -> None:
+        beaten_at, told = time.monotonic(), dict[str, TaskStatus]()
+        while self._running:
+            await asyncio.sleep(self._look)
+            seen = [running.seen() for running in self._running.values()]
+            statuses = {task.id: task.status for task in seen}
+            is_due = statuses != told or time.monotonic() - beaten_at >= self._beat
+            try:
+                wishes = await asyncio.to_thread(self._exchange, seen if is_due else ())
+            except KiwiError as error:
+                _log.warning("the tasks under way could not be told: %s", error.message)
+                continue
+            if is_due:
+                beaten_at, told = time.monotonic(), statuses
+                for task in seen:
+                    if task.is_over:  # its end could not be kept at once, and is now
+                        self._running.pop(task.id, None)
+            self._fulfil(wishes)
+
+    def _exchange(self, seen: Sequence[Task]) -> Sequence[Wish]:
+        """Tell the store of the tasks under way, and return what others want of them."""
+        tasks = self._tasks()
+        for ended in (task for task in seen if task.is_over):
+            tasks.finish(ended)
+        if seen:
+            tasks.beat(self._owner, milliseconds(), [task for task in seen if not task.is_over])
+        return tasks.wishes(self._owner)
+
+    def _fulfil(self, wishes: Sequence[Wish]) -> None:
+        for wish in wishes:
+            if (running := self._running.get(wish.id)) is not None:
+                running.errand.deliver(wish.answers)
+                if wish.is_unwanted:
+                    running.errand.work.cancel()
+
+
+def told(task: Task) -> dict[str, object]:
+    """Return a task as a client reads it."""
+    shown: dict[str, object] = {
+        "taskId": task.id,
+        "status": task.status,
+        "createdAt": iso(task.created_at),
+        "lastUpdatedAt": iso(task.updated_at),
+        "ttlMs": task.expires_at - task.created_at,
+        "pollIntervalMs": POLL_MS,
+    }
+    if task.message:
+        shown["statusMessage"] = task.message
+    if task.status in _DETAILS:
+        shown[_DETAILS[task.status]] = dict(task.detail)
+    return shown
+
+
+def dumped(result: Result) -> dict[str, object]:
+    """Return a result as it goes on the wire."""
+    return result.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(result, BaseModel) else result
+
+
+def milliseconds() -> int:
+    """Return the time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _ending(work: asyncio.Task[Result], *, is_shutdown: bool) -> tuple[TaskStatus, JsonObject, str]:
+    if work.cancelled():
+        return ("failed", _ENDED, str(_ENDED["message"])) if is_shutdown else ("cancelled", {}, "It was cancelled.")
+    match work.exception():
+        case None:
+            return "completed", _kept(work.result()), ""
+        case MCPError(error=error):
+            return "failed", error.model_dump(mode="json", exclude_none=True), error.message
+        case fault:
+            incident = token_hex(6)
+            _log.error("incident %s in a task", incident, exc_info=fault)
+            message = f"Something went wrong inside Kiwi (incident {incident})."
+            return "failed", {"code": INTERNAL_ERROR, "message": message}, message
+
+
+def _kept(result: Result) -> JsonObject:
+    """Return a result as it is kept; of one that is too large, only how large it was."""
+    shown = cast("JsonObject", dumped(result))
+    size = len(compact(shown))
+    if size <= LARGEST_RESULT:
+        return shown
+    text = (
+        f"The call gave {size:,} characters, more than the {LARGEST_RESULT:,} that a task keeps. "
+        "Its run is recorded: see `kiwi runs`, or call again for less."
+    )
+    return {
+        "content": [{"type": "text", "text": text}],
+        "isError": bool(shown.get("isError")),
+        "resultType": "complete",
+    }

@@ -1,0 +1,110 @@
+"""Calls that servers make tasks of: followed to their end, whichever it is, and called off when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from tests.drivers.mcp.conftest import Bench
+
+from kiwi_mcp.domain.caller import Answers, Questions
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.outcome import Outcome, Progress
+from kiwi_mcp.drivers.mcp.tasks import LATEST, SOONEST, USUAL, poll_after
+
+QUESTION: JsonObject = {"method": "elicitation/create", "params": {"message": "Sure?"}}
+YES: JsonObject = {"action": "accept", "content": {}}
+
+
+def test_a_task_is_followed_until_it_is_done_and_tells_how_far_it_is(bench: Bench) -> None:
+    told: list[Progress] = []
+    chain = bench.chain(bench.server("modern", "tasks"), "task")
+    outcome = bench.run(bench.call(chain, {"polls": 2}, report=told.append))
+
+    assert (outcome.status, outcome.result) == ("success", "{}")
+    assert outcome.passed == {"content": [{"type": "text", "text": "{}"}]}
+    assert [step.message for step in told] == ["begun", "1 left", "0 left"]
+    assert [step.done for step in told] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words", "details"),
+    [
+        ("failed", "error", "it broke", {"task": "failed", "mcp_code": -32601}),
+        ("cancelled", "cancelled", "by the administrator", {"task": "cancelled"}),
+        ("gone", "unavailable", "Task not found", {"task": "gone", "mcp_code": -32602}),
+    ],
+)
+def test_each_other_end_of_a_task_is_told_as_what_it_is(
+    bench: Bench, end: str, status: str, words: str, details: JsonObject
+) -> None:
+    outcome = bench.ask(bench.server("modern", "tasks"), "task", {"end": end})
+
+    assert (outcome.status, outcome.details) == (status, details)
+    assert words in outcome.message
+    assert outcome.suggestion
+
+
+def test_a_task_asks_each_question_once_and_goes_on_with_the_answer(bench: Bench) -> None:
+    heard: list[Questions] = []
+
+    async def ask(questions: Questions) -> Answers:
+        heard.append(questions)
+        return dict.fromkeys(questions, YES)
+
+    chain = bench.chain(bench.server("modern", "tasks"), "task")
+    outcome = bench.run(bench.call(chain, {"questions": {"a": QUESTION, "b": QUESTION}, "polls": 3}, ask=ask))
+
+    assert json.loads(str(outcome.result)) == {"a": YES, "b": YES}
+    assert [sorted(questions) for questions in heard] == [["a", "b"]]
+
+
+def test_a_task_with_a_question_for_nobody_is_called_off(bench: Bench) -> None:
+    outcome = bench.ask(bench.server("modern", "tasks"), "task", {"questions": {"a": QUESTION}})
+
+    assert (outcome.status, outcome.details["input_required"]) == ("error", True)
+    assert "tasks/cancel null" in bench.notes
+
+
+@pytest.mark.req("I4")
+def test_a_task_that_takes_too_long_is_called_off(bench: Bench) -> None:
+    outcome = bench.ask(bench.server("modern", "tasks"), "task", {"polls": 10_000}, timeout=0.5)
+
+    assert outcome.status == "timeout"
+    assert "tasks/cancel null" in bench.notes
+
+
+def test_a_caller_who_leaves_calls_the_task_off(bench: Bench) -> None:
+    async def scenario() -> None:
+        begun = asyncio.Event()
+        chain = bench.chain(bench.server("modern", "tasks"), "task")
+        call = asyncio.create_task(bench.call(chain, {"polls": 10_000}, report=lambda _: begun.set()))
+        await asyncio.wait_for(begun.wait(), 10)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    bench.run(scenario())
+    assert "tasks/cancel null" in bench.notes
+
+
+def test_a_server_that_does_not_have_the_extension_makes_no_tasks_that_are_followed(bench: Bench) -> None:
+    """It was not told that this client follows tasks, so its answer is one that it may not give."""
+
+    async def scenario() -> Outcome:
+        return await bench.call(bench.chain(bench.server("modern"), "task"))
+
+    outcome = bench.run(scenario())
+    assert (outcome.status, "does not know" in outcome.message) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds"),
+    [
+        (None, USUAL), ("5", USUAL), (True, USUAL), (0, SOONEST), (-1, SOONEST), (5_000, 5.0), (10**400, LATEST),
+        (float("nan"), LATEST), (float("inf"), LATEST),
+    ],
+)  # fmt: skip
+def test_a_task_is_asked_for_neither_too_often_nor_too_seldom(told: float, seconds: float) -> None:
+    assert poll_after({"status": "working", "pollIntervalMs": told}) == seconds

@@ -1,0 +1,148 @@
+"""The prefer verb: what clients see, and how the owner changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def items(project: Path) -> None:
+    tools, knowledge = project / ".ai" / "tools", project / ".ai" / "knowledge"
+    tools.mkdir()
+    knowledge.mkdir()
+    for name in ("weather", "forecast"):
+        head = f'"""Tell the {name}"""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n__executor_id__ = '
+        (tools / f"{name}.py").write_text(f'{head}"python_runtime"\n\n\ndef main(city: str):\n    return city\n')
+    (knowledge / "clouds.md").write_text(
+        "---\nid: clouds\ntitle: Clouds\nversion: 1.0.0\ntype: reference\n---\n\nThey are white.\n"
+    )
+
+
+@pytest.fixture
+def file(home: Path) -> Path:
+    (home / ".ai").mkdir()
+    return home / ".ai" / "preferences.yaml"
+
+
+def names(told: JsonObject, word: str = "tools") -> list[str]:
+    return [as_text(as_object(row)["name"]) for row in as_list(told[word])]
+
+
+def test_a_list_shows_each_thing_with_its_item_and_its_price(ask: Ask, file: Path) -> None:
+    file.write_text("always_send: [weather, nowhere]\n")
+    told = ask("prefer").content
+    assert told["meta_tools"] == ["search", "load", "execute", "help"]
+    (row,) = map(as_object, as_list(told["tools"]))
+    assert (row["name"], row["identity"]) == ("weather", "project/local/weather@1.0.0")
+    assert row["description"] == "Tell the weather"
+    assert told["tokens"] == row["tokens"]
+    tokens = row["tokens"]
+    assert isinstance(tokens, int)
+    assert 10 < tokens < 100
+    assert "kiwi://knowledge/clouds" in names(told, "resources")
+    assert ["nowhere" in as_text(notice) for notice in as_list(told["notices"])] == [True]
+
+
+def test_the_owner_adds_and_removes_and_all_else_in_the_file_stays(ask: Ask, file: Path) -> None:
+    file.write_text("# mine\nalways_send:\n  forecast: true  # daily\ntask_after: 9\n")
+    added = ask("prefer", action="add", name="weather", **{"as": "sky"}).content
+    assert (added["status"], added["came"], added["went"]) == ("preferred", ["sky"], [])
+    assert file.read_text() == (
+        "# mine\nalways_send:\n  forecast: true  # daily\n  weather:\n    as: sky\ntask_after: 9\n"
+    )
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert ask("prefer", action="remove", name="sky").content["went"] == ["sky"]
+    assert file.read_text() == "# mine\nalways_send:\n  forecast: true  # daily\ntask_after: 9\n"
+
+
+def test_the_first_wish_makes_a_file_for_the_owners_eyes(ask: Ask, file: Path) -> None:
+    assert not ask("prefer", action="add", name="weather").is_error
+    assert file.read_text() == "always_send:\n  weather: true\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_list_of_names_is_changed_as_well(ask: Ask, file: Path) -> None:
+    file.write_text("always_send: [weather]\n")
+    assert ask("prefer", action="add", name="forecast").content["came"] == ["forecast"]
+    assert names(ask("prefer").content) == ["forecast", "weather"]
+
+
+@pytest.mark.req("D8")
+def test_what_is_sent_by_default_or_by_a_pattern_is_switched_off_entry_by_entry(ask: Ask, file: Path) -> None:
+    assert ask("prefer", action="remove", name="help").content["went"] == ["help"]
+    assert file.read_text() == "always_send:\n  help: false\n"
+    ask("prefer", action="add", name="*")
+    assert ask("prefer", action="remove", name="weather").content["went"] == ["weather"]
+    assert "project/local/weather: false" in file.read_text()
+    gone = ask("prefer", action="remove", name="kiwi://knowledge/clouds", kind="resource").content["went"]
+    assert gone == ["kiwi://knowledge/clouds"]
+    assert ask("prefer", action="add", name="help").content["came"] == ["help"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"action": "add"}, "names nothing"),
+        ({"action": "add", "name": " "}, "names nothing"),
+        ({"action": "add", "name": "a", "as": "b c"}, "is not a name that clients can call"),
+        ({"action": "add", "name": "a*", "as": "b"}, "gives one name to several items"),
+        ({"action": "add", "name": "a", "as": "b", "kind": "resource"}, "is not true or false"),
+        ({"action": "remove", "name": "nowhere"}, "is not among what is sent"),
+        ({"action": "drop"}, "there is no 'drop'"),
+        ({"action": "add", "nam": "a"}, "is not a word of this verb"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_and_nothing_is_written(
+    ask: Ask, file: Path, words: dict[str, Json], told: str
+) -> None:
+    answer = ask("prefer", **words)
+    assert answer.is_error
+    assert told in as_text(answer.content["message"])
+    assert not file.exists()
+
+
+@pytest.mark.req("D3")
+def test_search_cannot_be_removed(ask: Ask, file: Path) -> None:
+    answer = ask("prefer", action="remove", name="search")
+    assert answer.content["code"] == "invalid_request"
+    assert not file.exists()
+
+
+def test_a_file_that_is_not_understood_is_not_written_to(ask: Ask, file: Path) -> None:
+    file.write_text("alway_send: [weather]\n")
+    answer = ask("prefer", action="add", name="forecast")
+    assert answer.content["code"] == "invalid_manifest"
+    assert file.read_text() == "alway_send: [weather]\n"
+
+
+def test_a_model_may_look_and_not_change(project: Path, file: Path) -> None:
+    kernel = Kernel(project, is_owner=False)
+    assert not asyncio.run(kernel.call("prefer", {})).is_error
+    for action in ("add", "remove"):
+        answer = asyncio.run(kernel.call("prefer", {"action": action, "name": "weather"}))
+        assert answer.content["code"] == "not_permitted"
+        assert f"kiwi prefer {action} NAME" in as_text(answer.content["suggestion"])
+    assert not file.exists()
+
+
+@pytest.mark.req("C6")
+def test_doctor_and_help_tell_what_is_preferred_and_missing(ask: Ask, file: Path) -> None:
+    file.write_text("always_send: [weather, nowhere]\n")
+    checks = [as_object(check) for check in as_list(ask("doctor").content["checks"])]
+    told = {as_text(check["status"]): as_text(check["detail"]) for check in checks if check["check"] == "preferences"}
+    assert "1 always-sent tools" in told["ok"]
+    assert "`nowhere` is not sent" in told["warning"]
+    (notice,) = as_list(as_object(ask("help").content["installation"])["notices"])
+    assert "`nowhere` is not sent" in as_text(notice)
+    file.write_text("alwayssend: []\n")
+    problems = [as_object(check) for check in as_list(ask("doctor").content["checks"])]
+    assert any(check["check"] == "preferences" and check["status"] == "problem" for check in problems)

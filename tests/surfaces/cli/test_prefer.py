@@ -1,0 +1,81 @@
+"""`kiwi prefer`: what a person sees of what their model sees."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.surfaces import start
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, its data and its talk."""
+
+    code: int
+    out: str
+    err: str
+
+
+Kiwi = Callable[..., Ended]
+
+
+@pytest.fixture
+def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
+    """Run a command in the project, as its entry point would."""
+    monkeypatch.chdir(project)
+    (project / ".ai" / "tools").mkdir()
+    (project / ".ai" / "tools" / "weather.py").write_text(
+        '"""Tell the weather"""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n'
+        '__executor_id__ = "python_runtime"\n\n\ndef main(city: str):\n    return city\n'
+    )
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
+        with pytest.raises(SystemExit) as ended:
+            start.main()
+        printed = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def test_the_list_goes_to_stdout_and_what_to_do_to_stderr(kiwi: Kiwi) -> None:
+    assert kiwi("prefer", "add", "weather", "--as", "sky").out == "`weather` is sent from now on, as `sky`\n"
+    ended = kiwi("prefer")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert [line.split()[:2] for line in lines[:5]] == [
+        ["tool", "search"], ["tool", "load"], ["tool", "execute"], ["tool", "help"], ["tool", "sky"],
+    ]  # fmt: skip
+    assert lines[4].split()[3] == "project/local/weather"
+    assert any(line.split()[1] == "kiwi://help/{topic}" for line in lines)
+    assert "tokens in every conversation" in ended.err
+
+
+def test_notices_are_talk_and_a_gap_is_no_failure(kiwi: Kiwi) -> None:
+    added = kiwi("prefer", "add", "nowhere")
+    assert added.code == 0
+    assert "warning: `nowhere` is not sent" in added.err
+    listed = kiwi("prefer")
+    assert (listed.code, "nowhere" in listed.out) == (0, False)
+    assert "notice: `nowhere` is not sent" in listed.err
+
+
+def test_json_is_the_answer_itself(kiwi: Kiwi) -> None:
+    changed = json.loads(kiwi("prefer", "remove", "help", "--json").out)
+    assert (changed["status"], changed["went"]) == ("removed", ["help"])
+    assert json.loads(kiwi("prefer", "--json").out)["meta_tools"] == ["search", "load", "execute"]
+
+
+def test_what_cannot_be_changed_is_an_error_with_a_hint(kiwi: Kiwi) -> None:
+    ended = kiwi("prefer", "remove", "search")
+    assert ended.code != 0
+    assert ended.err.startswith("error: `search` is always sent")
+    assert "hint: " in ended.err
+    assert "there is no 'song'" in kiwi("prefer", "add", "weather", "--kind", "song").err

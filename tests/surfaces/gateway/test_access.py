@@ -1,0 +1,457 @@
+"""Access tokens of an identity provider on this machine: each fault is refused, and so is a silent provider."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Protocol
+
+import httpx2
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types.version import LATEST_MODERN_VERSION
+
+from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, TokenRefused, Unavailable
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.surfaces.gateway import issuer as issuer_module
+from kiwi_mcp.surfaces.gateway.access import AccessTokens, Identity
+from kiwi_mcp.surfaces.gateway.settings import OAuth, oauth_settings
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+
+Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+AUDIENCE = "https://kiwi.test/mcp"
+PATHS = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
+RSA_KEY = rsa.generate_private_key(65_537, 2_048)
+OTHER_KEY = rsa.generate_private_key(65_537, 2_048)
+CALL: JsonObject = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {
+        "name": "help",
+        "arguments": {},
+        "_meta": {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}},
+    },
+}
+HEADERS = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "tools/call", "mcp_name": "help"}
+
+
+@dataclass
+class Provider:
+    """An identity provider: what it publishes, what it was asked for, and tokens that it makes out."""
+
+    url: str = ""
+    path: str = PATHS[0]
+    metadata: dict[str, Json] = field(default_factory=dict)
+    keys: list[Json] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def publish(self, key: Key, kid: str = "one", **words: Json) -> None:
+        self.keys.append({**jwk_of(key), "kid": kid, "use": "sig", **words})
+
+    def claims(self, **changed: Json) -> dict[str, Json]:
+        now = int(time.time())
+        usual: dict[str, Json] = {
+            "iss": self.url,
+            "aud": AUDIENCE,
+            "sub": "ada",
+            "exp": now + 600,
+            "iat": now,
+            "scope": "openid kiwi:tools",
+        }
+        return {name: value for name, value in {**usual, **changed}.items() if value is not None}
+
+    def token(self, key: Key = RSA_KEY, algorithm: str = "RS256", kid: str | None = "one", **changed: Json) -> str:
+        return jwt.encode(self.claims(**changed), key, algorithm, headers={"kid": kid} if kid else None)
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        self.asked.append(path)
+        if path == self.path:
+            described: dict[str, Json] = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+            return 200, json.dumps({**described, **self.metadata}).encode()
+        if path == "/keys":
+            return 200, json.dumps({"keys": self.keys}).encode()
+        return 404, b"{}"
+
+
+def jwk_of(key: Key) -> dict[str, Json]:
+    is_curve = isinstance(key, ec.EllipticCurvePrivateKey)
+    name = "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256" if is_curve else "EdDSA"
+    made: dict[str, Json] = json.loads(jwt.get_algorithm_by_name(name).to_jwk(key.public_key()))
+    return {word: value for word, value in made.items() if word != "key_ops"}
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    made = Provider()
+
+    class Service(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = made.answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_request(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        made.url = f"http://127.0.0.1:{server.server_address[1]}"
+        made.publish(RSA_KEY)
+        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield made
+        server.shutdown()
+
+
+def verify(provider: Provider, *tokens: str, audience: str = AUDIENCE) -> list[Identity | KiwiError]:
+    """Return whom each token stands for, or why it is refused; one after the other, by one verifier."""
+
+    async def story() -> list[Identity | KiwiError]:
+        access, found = AccessTokens(OAuth(provider.url, audience)), list[Identity | KiwiError]()
+        for token in tokens:
+            try:
+                found.append(await access.verify(token))
+            except KiwiError as error:
+                found.append(error)
+        await access.aclose()
+        return found
+
+    return asyncio.run(story())
+
+
+def part(value: Json) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+def test_a_token_of_the_provider_stands_for_its_subject(provider: Provider) -> None:
+    (one,) = verify(provider, provider.token())
+    assert isinstance(one, Identity)
+    assert one.name == f"{provider.url} ada"
+    assert one.scopes == {"openid", "kiwi:tools"}
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        (RSA_KEY, "RS256"),
+        (RSA_KEY, "PS256"),
+        (ec.generate_private_key(ec.SECP256R1()), "ES256"),
+        (ed25519.Ed25519PrivateKey.generate(), "EdDSA"),
+    ],
+)
+def test_every_way_of_signing_on_the_list_is_taken(provider: Provider, key: Key, algorithm: str) -> None:
+    provider.keys.clear()
+    provider.publish(key, "k")
+    (one,) = verify(provider, provider.token(key, algorithm, "k"))
+    assert isinstance(one, Identity)
+
+
+@pytest.mark.case("GW-02", "GW-03")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"aud": "https://other.test/mcp"},
+        {"aud": ["https://other.test/mcp", f"{AUDIENCE}/"]},
+        {"aud": None},
+        {"iss": "https://other.test"},
+        {"iss": None},
+        {"sub": None},
+        {"sub": ""},
+        {"sub": "a\nb"},
+        {"sub": "x" * 300},
+        {"exp": None},
+        {"exp": int(time.time()) - 60},
+        {"exp": "soon"},
+        {"exp": 1e400},
+        {"nbf": int(time.time()) + 600},
+        {"iat": int(time.time()) + 600},
+        {"cnf": {"jkt": "x"}},
+    ],
+)
+def test_a_token_with_a_wrong_claim_is_refused(provider: Provider, changed: dict[str, Json]) -> None:
+    token = jwt.encode(provider.claims(**changed), RSA_KEY, "RS256", headers={"kid": "one"})
+    (one,) = verify(provider, token)
+    assert isinstance(one, TokenRefused)
+    assert "ada" not in f"{one.message}{one.suggestion}"
+
+
+@pytest.mark.case("GW-03")
+def test_clocks_may_differ_by_half_a_minute(provider: Provider) -> None:
+    now = int(time.time())
+    late, early = provider.token(exp=now - 10), provider.token(nbf=now + 10, iat=now + 10)
+    assert all(isinstance(one, Identity) for one in verify(provider, late, early))
+
+
+@pytest.mark.case("GW-02")
+def test_a_token_that_the_provider_did_not_sign_is_refused(provider: Provider) -> None:
+    good = provider.token()
+    head, claims, signature = good.split(".")
+    public = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    # Libraries do not sign with a public key as a shared secret any more, so it is done by hand.
+    secret_head = part({"alg": "HS256", "typ": "JWT", "kid": "one"})
+    hmac = jwt.get_algorithm_by_name("HS256")
+    forged = base64.urlsafe_b64encode(hmac.sign(f"{secret_head}.{claims}".encode(), public)).rstrip(b"=").decode()
+    tokens = [
+        f"{part({'alg': 'none'})}.{claims}.",
+        f"{part({'alg': 'None', 'kid': 'one'})}.{claims}.{signature}",
+        f"{secret_head}.{claims}.{forged}",
+        provider.token(OTHER_KEY),
+        jwt.encode(provider.claims(), OTHER_KEY, "RS256", headers={"kid": "one", "jwk": jwk_of(OTHER_KEY)}),
+        jwt.encode(provider.claims(), OTHER_KEY, "RS256", headers={"kid": "one", "jku": "http://evil.test/keys"}),
+        jwt.encode(provider.claims(), RSA_KEY, "RS512", headers={"kid": "one"}),
+        jwt.encode(provider.claims(), RSA_KEY, "RS256", headers={"kid": "one", "typ": "logout+jwt"}),
+        jwt.encode(provider.claims(), RSA_KEY, "RS256", headers={"kid": "one", "crit": ["x"], "x": 1}),
+        f"{head}.{part({**provider.claims(), 'sub': 'eve'})}.{signature}",
+        f"{head}.{claims}.{signature[:-4]}",
+        f"{head}.{claims}.",
+        "a.b.c",
+        "..",
+        f"{part([])}.{claims}.{signature}",
+    ]
+    assert [type(one) for one in verify(provider, *tokens)] == [TokenRefused] * len(tokens)
+    assert isinstance(verify(provider, good)[0], Identity)
+
+
+def test_a_key_that_is_not_for_this_way_of_signing_is_not_used(provider: Provider) -> None:
+    provider.keys.clear()
+    provider.publish(RSA_KEY, "enc", use="enc")
+    provider.publish(RSA_KEY, "ps", alg="PS256")
+    short = rsa.generate_private_key(65_537, 1_024)
+    provider.publish(short, "short")
+    with pytest.warns(jwt.InsecureKeyLengthWarning):
+        weak = provider.token(short, kid="short")
+    provider.keys += [{"kid": "broken", "kty": "RSA", "n": "x"}, {"kid": "oct", "kty": "oct", "k": "c2VjcmV0"}, 7, None]
+    refused = [provider.token(kid="enc"), provider.token(kid="ps"), provider.token(kid="broken"), weak]
+    assert [type(one) for one in verify(provider, *refused)] == [TokenRefused] * 4
+    assert isinstance(verify(provider, provider.token(RSA_KEY, "PS256", "ps"))[0], Identity)
+
+
+def test_a_token_without_a_key_id_is_taken_only_where_there_is_no_choice(provider: Provider) -> None:
+    assert isinstance(verify(provider, provider.token(kid=None))[0], Identity)
+    provider.publish(OTHER_KEY, "two")
+    assert isinstance(verify(provider, provider.token(kid=None))[0], TokenRefused)
+
+
+def test_keys_are_fetched_once_and_again_when_the_provider_changes_them(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer_module, "_PAUSE", 0.0)
+    old = provider.token()
+
+    async def story() -> None:
+        access = AccessTokens(OAuth(provider.url, AUDIENCE))
+        for _ in range(5):
+            await access.verify(old)
+        assert provider.asked == [PATHS[0], "/keys"]
+        provider.keys.clear()
+        provider.publish(OTHER_KEY, "two")
+        assert (await access.verify(provider.token(OTHER_KEY, kid="two"))).name
+        with pytest.raises(TokenRefused):
+            await access.verify(old)
+        await access.aclose()
+
+    asyncio.run(story())
+
+
+def test_a_flood_of_unknown_keys_asks_the_provider_once_a_minute(provider: Provider) -> None:
+    tokens = [provider.token(), *(provider.token(kid=f"k{number}") for number in range(50))]
+    found = verify(provider, *tokens)
+    assert [type(one) for one in found[1:]] == [TokenRefused] * 50
+    assert len(provider.asked) == 2
+
+
+def test_many_at_once_wait_for_one_answer_of_the_provider(provider: Provider) -> None:
+    async def story() -> None:
+        access = AccessTokens(OAuth(provider.url, AUDIENCE))
+        await asyncio.gather(*(access.verify(provider.token(sub=f"u{number}")) for number in range(30)))
+        await access.aclose()
+
+    asyncio.run(story())
+    assert provider.asked == [PATHS[0], "/keys"]
+
+
+def test_a_provider_that_cannot_be_asked_lets_nobody_in(provider: Provider) -> None:
+    token = provider.token()
+    nobody = Provider("http://127.0.0.1:9")
+    (one,) = verify(nobody, token)
+    assert isinstance(one, Unavailable)
+    provider.path = "/elsewhere"
+    assert isinstance(verify(provider, token)[0], Unavailable)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"issuer": "http://127.0.0.1:1"},
+        {"jwks_uri": "file:///etc/passwd"},
+        {"jwks_uri": "http://keys.test/keys"},
+        {"jwks_uri": "https://["},
+        {"jwks_uri": ""},
+        {"jwks_uri": 7},
+    ],
+)
+def test_a_provider_that_describes_itself_wrongly_lets_nobody_in(provider: Provider, metadata: dict[str, Json]) -> None:
+    provider.metadata = metadata
+    (one,) = verify(provider, provider.token())
+    assert isinstance(one, Unavailable)
+
+
+def test_the_description_is_found_where_openid_connect_has_it(provider: Provider) -> None:
+    provider.path = PATHS[1]
+    assert isinstance(verify(provider, provider.token())[0], Identity)
+
+
+def test_known_keys_serve_while_the_provider_is_silent_and_not_for_ever(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer_module, "_FRESH", -1.0)
+    monkeypatch.setattr(issuer_module, "_RETRY", 0.0)
+
+    async def story() -> None:
+        access = AccessTokens(OAuth(provider.url, AUDIENCE))
+        token = provider.token()
+        await access.verify(token)
+        provider.path = "/elsewhere"
+        assert (await access.verify(token)).name
+        monkeypatch.setattr(issuer_module, "_STALE", -1.0)
+        with pytest.raises(Unavailable):
+            await access.verify(token)
+        await access.aclose()
+
+    asyncio.run(story())
+
+
+# --- at the door ---
+
+
+class Served(Protocol):
+    url: str
+    tokens: Tokens
+    bare: httpx2.AsyncClient
+
+    def token(self, name: str = "ada") -> str: ...
+    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
+
+
+class Serve(Protocol):
+    def __call__(self, *, oauth: OAuth | None = None) -> AbstractAsyncContextManager[Served]: ...
+
+
+def at_the_door(serving_tools: Serve, provider: Provider, story: Callable[[Served], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(45), serving_tools(oauth=OAuth(provider.url, AUDIENCE)) as served:
+            await story(served)
+
+    asyncio.run(in_time())
+
+
+def test_a_client_finds_the_provider_and_uses_tools_with_its_token(serving_tools: Serve, provider: Provider) -> None:
+    async def story(served: Served) -> None:
+        refused = await served.post("", CALL, **HEADERS)
+        metadata_url = "https://kiwi.test/.well-known/oauth-protected-resource/mcp"
+        assert refused.status_code == 401
+        told = f'Bearer resource_metadata="{metadata_url}", scope="kiwi:tools"'
+        assert refused.headers["www-authenticate"] == told
+        for path in ("", "/mcp"):
+            at = served.url.replace("/mcp", f"/.well-known/oauth-protected-resource{path}")
+            described = (await served.bare.get(at)).json()
+            assert (described["resource"], described["authorization_servers"]) == (AUDIENCE, [provider.url])
+            assert described["scopes_supported"] == ["kiwi:tools"]
+        assert (await served.post(provider.token(), CALL, **HEADERS)).status_code == 200
+        assert (await served.post(served.token(), CALL, **HEADERS)).status_code == 200  # Kiwi's own beside it
+        assert (await served.post(provider.token(), CALL, host="kiwi.test", **HEADERS)).status_code == 200
+
+    at_the_door(serving_tools, provider, story)
+
+
+def test_a_refused_token_is_told_as_clients_expect_it(serving_tools: Serve, provider: Provider) -> None:
+    async def story(served: Served) -> None:
+        expired = provider.token(exp=int(time.time()) - 600)
+        for _ in range(40):  # however often: a client has to hear that it needs another one
+            answer = await served.post(expired, CALL, **HEADERS)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith('Bearer error="invalid_token", resource_metadata="')
+        for scope in (None, "openid", "kiwi:toolsx", "kiwi: tools"):
+            lacking = await served.post(provider.token(scope=scope), CALL, **HEADERS)
+            assert lacking.status_code == 403
+            assert lacking.headers["www-authenticate"].startswith('Bearer error="insufficient_scope"')
+        listed = provider.token(scope=None, scp=["kiwi:tools"])
+        assert (await served.post(listed, CALL, **HEADERS)).status_code == 200
+
+    at_the_door(serving_tools, provider, story)
+
+
+def test_an_access_token_is_for_tools_alone(serving_tools: Serve, provider: Provider) -> None:
+    async def story(served: Served) -> None:
+        words = {"Authorization": f"Bearer {provider.token()}"}
+        answer = await served.bare.get(served.url.replace("/mcp", "/registry/v1/events"), headers=words)
+        assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
+
+    at_the_door(serving_tools, provider, story)
+
+
+def test_a_provider_that_is_down_is_told_and_own_tokens_still_work(serving_tools: Serve, provider: Provider) -> None:
+    provider.path = "/elsewhere"
+
+    async def story(served: Served) -> None:
+        answer = await served.post(provider.token(), CALL, **HEADERS)
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert answer.headers["retry-after"]
+        assert (await served.post(served.token(), CALL, **HEADERS)).status_code == 200
+
+    at_the_door(serving_tools, provider, story)
+
+
+# --- what the owner writes ---
+
+
+def test_the_provider_is_named_by_options_or_by_a_file(tmp_path: Path) -> None:
+    assert oauth_settings(tmp_path) is None
+    (tmp_path / "gateway.yaml").write_text(f"issuer: https://id.test/realm\naudience: {AUDIENCE}\n")
+    (tmp_path / "gateway.yaml").chmod(0o600)
+    assert oauth_settings(tmp_path) == OAuth("https://id.test/realm", AUDIENCE, "kiwi:tools")
+    assert oauth_settings(tmp_path, scope="use", issuer="https://b.test") == OAuth("https://b.test", AUDIENCE, "use")
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ({"issuer": "https://id.test"}, "audience"),
+        ({"audience": AUDIENCE}, "issuer"),
+        ({"issuer": "http://id.test", "audience": AUDIENCE}, "issuer"),
+        ({"issuer": "https://id.test?x=1", "audience": AUDIENCE}, "issuer"),
+        ({"issuer": "https://u:p@id.test", "audience": AUDIENCE}, "issuer"),
+        ({"issuer": "https://id.test", "audience": 'https://k.test/"x'}, "audience"),
+        ({"issuer": "https://id.test", "audience": "kiwi"}, "audience"),
+        ({"issuer": "https://[", "audience": AUDIENCE}, "issuer"),
+        ({"issuer": "https://id.test", "audience": AUDIENCE, "scope": "two words"}, "scope"),
+    ],
+)
+def test_a_provider_that_could_not_be_trusted_is_not_taken(tmp_path: Path, words: dict[str, str], place: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        oauth_settings(tmp_path, **words)
+    assert place in refused.value.message
+
+
+@pytest.mark.parametrize("text", ["[]", "issuer: 7\n", f"issuer: https://i.test\naudience: {AUDIENCE}\nkey: x\n", "\t"])
+def test_a_file_that_is_not_understood_or_not_private_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    file.chmod(0o600)
+    with pytest.raises(InvalidManifest):
+        oauth_settings(tmp_path)
+    file.write_text(f"issuer: https://i.test\naudience: {AUDIENCE}\n")
+    file.chmod(0o666)
+    with pytest.raises(InvalidManifest):
+        oauth_settings(tmp_path)

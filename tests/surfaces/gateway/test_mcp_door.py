@@ -1,0 +1,251 @@
+"""The door before `/mcp`: who may use tools, whose a session is, and what one visitor cannot take from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+
+ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
+HELP: JsonObject = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {"name": "help", "arguments": {}, "_meta": ENVELOPE},
+}
+NEW = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "tools/call", "mcp_name": "help"}
+HANDSHAKE: JsonObject = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": LATEST_HANDSHAKE_VERSION,
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+PING: JsonObject = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+
+
+class Served(Protocol):
+    url: str
+    tokens: Tokens
+    bare: httpx2.AsyncClient
+    endpoint: mcp_endpoint.McpEndpoint
+
+    def token(self, name: str = "ada") -> str: ...
+    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
+
+
+class Serve(Protocol):
+    def __call__(
+        self, *, project: Path | None = None, is_read_only: bool = False
+    ) -> AbstractAsyncContextManager[Served]: ...
+
+
+def run(serving_tools: Serve, story: Callable[[Served], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(45), serving_tools() as served:
+            await story(served)
+
+    asyncio.run(in_time())
+
+
+async def opened(served: Served, token: str) -> Mapping[str, str]:
+    """Open a session, and return the headers of a request in it."""
+    answer = await served.post(token, HANDSHAKE)
+    assert answer.status_code == 200, answer.text
+    return {"mcp_session_id": answer.headers["mcp-session-id"], "mcp_protocol_version": LATEST_HANDSHAKE_VERSION}
+
+
+@pytest.mark.case("GW-01", "GW-02")
+@pytest.mark.parametrize("body", [HELP, HANDSHAKE])
+def test_without_a_token_that_may_use_tools_there_are_none(serving_tools: Serve, body: JsonObject) -> None:
+    async def story(served: Served) -> None:
+        headers = NEW if body is HELP else {}
+        reader = served.tokens.add("reader", ["acme"], can_write=True)
+        for token in ("", "kiwi_wrong", "a.b.c", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJlIn0."):
+            answer = await served.post(token, body, **headers)
+            assert (answer.status_code, answer.json()["code"]) == (401, "token_refused")
+            assert answer.headers["www-authenticate"] == "Bearer"
+        refused = await served.post(reader, body, **headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "not_permitted")
+        assert "--tools" in refused.json()["suggestion"]
+        assert (await served.post(served.token(), body, **headers)).status_code == 200
+
+    run(serving_tools, story)
+
+
+def test_old_rows_of_the_file_of_tokens_allow_no_tools(home: Path) -> None:
+    tokens = Tokens(home / ".ai")
+    secret = tokens.add("eve", [], can_write=False, can_use_tools=True)
+    file = home / ".ai" / "state" / "tokens.json"
+    rows = json.loads(file.read_text())
+    for word in (None, "true", 1):
+        rows["tokens"][0]["tools"] = word
+        file.write_text(json.dumps(rows))
+        found = Tokens(home / ".ai").find(secret)
+        assert found is not None
+        assert not found.can_use_tools
+    del rows["tokens"][0]["tools"]
+    file.write_text(json.dumps(rows))
+    found = Tokens(home / ".ai").find(secret)
+    assert found is not None
+    assert not found.can_use_tools
+
+
+@pytest.mark.case("GW-04", "GW-05")
+def test_foreign_pages_and_foreign_names_are_refused(serving_tools: Serve) -> None:
+    async def story(served: Served) -> None:
+        token = served.token()
+        for headers in ({"host": "evil.test"}, {"origin": "http://evil.test"}, {"origin": "null"}):
+            for body, era in ((HELP, NEW), (HANDSHAKE, {})):
+                answer = await served.post(token, body, **headers, **era)
+                assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
+        assert (await served.post(token, HELP, host="kiwi.test", **NEW)).status_code == 200
+
+    run(serving_tools, story)
+
+
+def test_a_session_is_only_for_the_token_that_opened_it(serving_tools: Serve) -> None:
+    async def story(served: Served) -> None:
+        ada, eve = served.token("ada"), served.token("eve")
+        session = await opened(served, ada)
+        assert (await served.post(ada, PING, **session)).status_code == 200
+        stolen = await served.post(eve, PING, **session)
+        unknown = await served.post(eve, PING, **{**session, "mcp_session_id": "0" * 32})
+        assert (stolen.status_code, stolen.text) == (unknown.status_code, unknown.text)
+        assert stolen.status_code == 404
+        words = {"Authorization": f"Bearer {eve}", "Mcp-Session-Id": session["mcp_session_id"]}
+        for method in ("GET", "DELETE"):
+            answer = await served.bare.request(method, served.url, headers={**words, "Accept": "text/event-stream"})
+            assert answer.status_code == 404
+        assert (await served.post(ada, PING, **session)).status_code == 200
+
+    run(serving_tools, story)
+
+
+def test_a_name_that_is_given_again_does_not_inherit_a_session(serving_tools: Serve) -> None:
+    async def story(served: Served) -> None:
+        session = await opened(served, served.token("ada"))
+        served.tokens.remove("ada")
+        assert (await served.post(served.token("ada"), PING, **session)).status_code == 404
+
+    run(serving_tools, story)
+
+
+def test_nobody_takes_all_the_sessions(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_SESSIONS_EACH", 3)
+
+    async def story(served: Served) -> None:
+        greedy, other = served.token("greedy"), served.token("other")
+        for _ in range(3):
+            await opened(served, greedy)
+        assert (await served.post(greedy, HANDSHAKE)).status_code == 503
+        await opened(served, other)
+
+    run(serving_tools, story)
+
+
+def test_a_session_that_is_not_used_ends(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_IDLE_SECONDS", 0.05)
+
+    async def story(served: Served) -> None:
+        token = served.token()
+        session = await opened(served, token)
+        while (await served.post(token, PING, **session)).status_code == 200:  # noqa: ASYNC110 - the server's own clock
+            await asyncio.sleep(0.2)
+        assert (await served.post(token, PING, **session)).status_code == 404
+
+    run(serving_tools, story)
+
+
+def test_nobody_takes_all_the_room(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_AT_ONCE", 2)
+
+    async def story(served: Served) -> None:
+        greedy, other = served.token("greedy"), served.token("other")
+        sessions = [await opened(served, greedy) for _ in range(3)]
+        words = {"Authorization": f"Bearer {greedy}", "Accept": "text/event-stream"}
+        streams = []
+        for session in sessions:
+            headers = {**words, **{name.replace("_", "-"): value for name, value in session.items()}}
+            request = served.bare.build_request("GET", served.url, headers=headers)
+            streams.append(await served.bare.send(request, stream=True))
+        assert [stream.status_code for stream in streams] == [200, 200, 503]
+        assert streams[2].headers["retry-after"]
+        assert (await served.post(greedy, HELP, **NEW)).status_code == 200  # who listens may still call
+        assert (await served.post(other, HELP, **NEW)).status_code == 200
+        for stream in streams:
+            await stream.aclose()
+
+    run(serving_tools, story)
+
+
+@pytest.mark.case("GW-09")
+def test_a_body_over_the_limit_is_refused_however_it_comes(serving_tools: Serve) -> None:
+    async def story(served: Served) -> None:
+        token, large = served.token(), "x" * 5_000_000
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(80):
+                yield b"x" * 65_536
+
+        declared = await served.post(token, large, **NEW)
+        words = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        streamed = await served.bare.post(served.url, content=pieces(), headers=words)
+        for answer in (declared, streamed):
+            assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+        assert (await served.post(token, HELP, **NEW)).status_code == 200
+
+    run(serving_tools, story)
+
+
+@pytest.mark.case("GW-09")
+def test_a_body_that_does_not_come_is_not_waited_for(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_BODY_SECONDS", 0.2)
+
+    async def story(served: Served) -> None:
+        host, port = urlsplit(served.url).hostname or "", urlsplit(served.url).port or 0
+        reader, writer = await asyncio.open_connection(host, port, family=socket.AF_INET)
+        head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {served.token()}\r\n"
+        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n".encode())
+        assert b" 408 " in await reader.readline()
+        writer.close()
+
+    run(serving_tools, story)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000])
+def test_what_is_no_message_is_told_and_the_next_one_is_answered(serving_tools: Serve, text: str) -> None:
+    async def story(served: Served) -> None:
+        token = served.token()
+        session = await opened(served, token)
+        for headers in (NEW, session):
+            assert (await served.post(token, text, **headers)).status_code == 400
+        assert (await served.post(token, PING, **session)).status_code == 200
+
+    run(serving_tools, story)
+
+
+def test_a_server_that_only_gives_has_no_tools(serving_tools: Serve) -> None:
+    async def story() -> None:
+        async with serving_tools(is_read_only=True) as served:
+            answer = await served.post(served.token(), HELP, **NEW)
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+
+    asyncio.run(story())

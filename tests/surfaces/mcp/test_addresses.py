@@ -1,0 +1,41 @@
+"""Addresses and the templates that stand for them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, match, tail
+
+
+@pytest.mark.parametrize(
+    ("template", "uri", "filled"),
+    [
+        ("test://row/{number}/end", "test://row/7/end", {"number": "7"}),
+        ("test://{a}/{b}", "test://x%20y/z", {"a": "x y", "b": "z"}),
+        ("file:///{+path}", "file:///a/b?c", {"path": "a/b?c"}),
+        ("test://row/{number}/end", "test://row/7/8/end", None),
+        ("test://row/{number}", "test://row/", None),
+        ("test://row/{number}/end", "test://row/7/en", None),
+        ("test://{a}{b}", "test://xy", None),
+        ("test://plain", "test://plain", None),
+    ],
+)
+def test_a_template_is_filled_by_the_addresses_it_stands_for(
+    template: str, uri: str, filled: dict[str, str] | None
+) -> None:
+    assert match(template, uri) == filled
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_what_was_filled_in_is_found_again(first: str, second: str) -> None:
+    uri = f"test://{quote(first, safe='')}/x/{quote(second, safe='')}"
+    assert match("test://{a}/x/{b}", uri) == {"a": first, "b": second}
+
+
+def test_what_an_address_of_kiwi_names_is_its_end() -> None:
+    assert tail("kiwi://knowledge/a%20b", KNOWLEDGE) == "a b"
+    assert tail("kiwi://other/a", KNOWLEDGE) == ""

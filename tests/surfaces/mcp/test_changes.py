@@ -1,0 +1,206 @@
+"""Who is told of changes: every client that can hear, as far as it asked, and for as long as it stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import mcp_types as types
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import PromptsListChanged, ResourcesListChanged, ToolsListChanged
+
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.errors import ProjectPathInvalid
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.mcp import OfferKind
+from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.store.tasks import Tasks
+from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.changes import Changes, differences
+from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu
+from kiwi_mcp.surfaces.mcp.server import McpServer, build_server
+
+PATIENCE = 20.0
+
+
+@dataclass
+class Offering:
+    """A kernel that offers what it is told to, and counts how often it is looked at."""
+
+    menu: Offers = ONLY_META_TOOLS
+    looks: int = 0
+    fault: ProjectPathInvalid | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
+        return Answer({"digest": self.digests.get(str(payload.get("item_id")), "")})
+
+    async def offers(self) -> Offers:
+        return self.menu
+
+    def offers_mark(self) -> str:
+        self.looks += 1
+        if self.fault is not None:
+            raise self.fault
+        return repr(self.menu)
+
+    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+        return Offer(name, name) if name in self.digests else None
+
+    async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
+        return ()
+
+    async def aclose(self) -> None:
+        """Hold nothing."""
+
+
+def tasks() -> Tasks:
+    raise NotImplementedError
+
+
+@asynccontextmanager
+async def serving(kernel: Offering, interval: float = 0.05) -> AsyncIterator[McpServer]:
+    changes = Changes(kernel, interval=interval, soon=0.02)
+    calls = Calls(tasks, task_after=lambda: 60.0, principal=lambda _: "somebody")
+    async with asyncio.timeout(PATIENCE):
+        yield build_server(kernel, has_project=True, calls=calls, changes=changes)
+    await changes.aclose()
+    await calls.aclose()
+
+
+@dataclass
+class Ears:
+    """A client of the handshake era that notes what it is told."""
+
+    heard: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+    async def __call__(self, message: object) -> None:
+        if isinstance(message, types.Notification):
+            self.heard.put_nowait(message.method)
+
+
+OTHER = replace(ONLY_META_TOOLS, tools=(Offer("a", "user/local/a@1.0.0"),))
+
+
+def test_every_list_that_differs_is_announced_and_no_other() -> None:
+    some = (Offer("x", "user/local/x@1.0.0"),)
+    kinds = [ToolsListChanged(), PromptsListChanged(), ResourcesListChanged()]
+    assert [*differences(ONLY_META_TOOLS, Offers(("search",), some, some, some, some))] == kinds
+    assert [*differences(ONLY_META_TOOLS, replace(ONLY_META_TOOLS, meta_tools=("search",)))] == kinds[:1]
+    assert [*differences(ONLY_META_TOOLS, replace(ONLY_META_TOOLS, prompts=some))] == kinds[1:2]
+    assert [*differences(ONLY_META_TOOLS, replace(ONLY_META_TOOLS, templates=some))] == kinds[2:]
+    assert [*differences(ONLY_META_TOOLS, replace(ONLY_META_TOOLS, notices=("odd",)))] == []
+
+
+def test_all_clients_of_both_eras_hear_of_one_change() -> None:
+    async def story() -> None:
+        kernel, ears = Offering(), [Ears(), Ears()]
+        async with serving(kernel) as server, AsyncExitStack() as stack:
+            for ear in ears:
+                await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear))
+            modern = await stack.enter_async_context(Client(server))
+            async with (
+                modern.listen(tools_list_changed=True) as tools,
+                modern.listen(prompts_list_changed=True) as others,
+            ):
+                kernel.menu = OTHER
+                assert await anext(tools) == ToolsListChanged()
+                kernel.menu = replace(OTHER, prompts=OTHER.tools)
+                assert await anext(others) == PromptsListChanged()  # and nothing about tools before it
+            for ear in ears:
+                assert await ear.heard.get() == "notifications/tools/list_changed"
+                assert await ear.heard.get() == "notifications/prompts/list_changed"
+
+    asyncio.run(story())
+
+
+def test_what_changed_since_a_client_was_given_its_list_is_news_when_it_begins_to_listen() -> None:
+    async def story() -> None:
+        kernel = Offering()
+        async with serving(kernel) as server, Client(server) as client:
+            await client.list_tools()
+            kernel.menu = OTHER
+            async with client.listen(tools_list_changed=True) as news:
+                assert await anext(news) == ToolsListChanged()
+
+    asyncio.run(story())
+
+
+def test_nobody_looks_once_nobody_hears() -> None:
+    async def story() -> None:
+        kernel = Offering()
+        async with serving(kernel) as server:
+            async with Client(server, mode="legacy"):
+                while not kernel.looks:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            looks = kernel.looks
+            await asyncio.sleep(0.2)
+            assert kernel.looks == looks
+
+    asyncio.run(story())
+
+
+def test_a_call_makes_the_next_look_come_soon() -> None:
+    async def story() -> None:
+        kernel, ear = Offering(), Ears()
+        async with (
+            serving(kernel, interval=600) as server,
+            Client(server, mode="legacy", message_handler=ear) as client,
+        ):
+            await client.list_tools()
+            kernel.menu = OTHER
+            await client.call_tool("help", {})
+            assert await ear.heard.get() == "notifications/tools/list_changed"
+
+    asyncio.run(story())
+
+
+def test_a_client_watches_only_so_many_resources() -> None:
+    async def story() -> None:
+        async with serving(Offering()) as server, Client(server, mode="legacy") as client:
+            with pytest.warns(UserWarning, match="removed"):
+                for number in range(64):
+                    await client.subscribe_resource(f"kiwi://knowledge/{number}")
+                await client.subscribe_resource("kiwi://knowledge/1")
+                with pytest.raises(MCPError, match="At most 64"):
+                    await client.subscribe_resource("kiwi://knowledge/64")
+
+    asyncio.run(story())
+
+
+def test_only_who_watches_a_resource_hears_of_it_also_when_it_comes_and_goes() -> None:
+    async def story() -> None:
+        kernel, ears = Offering(), [Ears(), Ears()]
+        async with serving(kernel) as server, AsyncExitStack() as stack:
+            watcher, other = [
+                await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear)) for ear in ears
+            ]
+            with pytest.warns(UserWarning, match="removed"):
+                await watcher.subscribe_resource("kiwi://knowledge/notes")
+            for digests in ({"notes": "1"}, {"notes": "2"}, {}):
+                kernel.digests = digests
+                assert await ears[0].heard.get() == "notifications/resources/updated"
+            await other.send_ping()
+            assert ears[1].heard.empty()
+
+    with pytest.warns(UserWarning, match="removed"):
+        asyncio.run(story())
+
+
+def test_a_project_that_is_not_there_leaves_the_meta_tools() -> None:
+    async def story() -> None:
+        kernel = Offering(OTHER)
+        menu = Menu(kernel)
+        assert await menu.now() == OTHER
+        kernel.fault = ProjectPathInvalid("It is not there.", suggestion="Make it.")
+        assert await menu.now() == ONLY_META_TOOLS
+        kernel.fault = None
+        assert await menu.now() == OTHER
+
+    asyncio.run(story())
