@@ -1,6 +1,6 @@
 """An MCP server that costs as little as one in Python can: it echoes a text, over its pipes or over HTTP.
 
-Usage: echo.py [--http]; over HTTP it prints the port that it took.
+Usage: echo.py [--http | --tools N]; over HTTP it prints the port that it took. N tools are N of the same kind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import IO
 
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-_TOOLS = [{"name": "echo", "description": "Say the text again", "inputSchema": _SCHEMA}]
+_ECHO = {"name": "echo", "description": "Say the text again", "inputSchema": _SCHEMA}
+_TOOLS = [_ECHO]
 _NEWEST = "2025-11-25"
 
 
@@ -94,7 +95,9 @@ async def over_http() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--http"]:
-        run(over_http())
-    else:
-        over_pipes(sys.stdin.buffer, sys.stdout.buffer)
+    match sys.argv[1:]:
+        case ["--http"]:
+            run(over_http())
+        case ["--tools", number]:
+            _TOOLS += [{**_ECHO, "name": f"echo_{one}"} for one in range(1, int(number))]
+    over_pipes(sys.stdin.buffer, sys.stdout.buffer)

@@ -28,7 +28,9 @@ _SECONDS = 0.4
 """How long each is asked in one turn."""
 _GRACE = 5.0
 _TOKEN = "up", "token", "add", "bench", "--tools"
-_PREFERENCES = "always_send:\n  mcp/echo_stdio/echo: {as: echo_stdio_echo}\n  mcp/echo_http/echo: {as: echo_http_echo}\n"
+_PREFERENCES = (
+    "always_send:\n  mcp/echo_stdio/echo: {as: echo_stdio_echo}\n  mcp/echo_http/echo: {as: echo_http_echo}\n"
+)
 _POLICY = 'hosts: {allow: ["127.0.0.1"]}\n'
 
 
@@ -68,10 +70,9 @@ async def _measure(turns: int) -> Mapping[Upstream, list[Row]]:
             place = await asyncio.to_thread(_prepared, Place(Path(name), f"http://127.0.0.1:{port}/mcp"))
             for upstream in upstreams:
                 async with AsyncExitStack() as stack:
-                    opened = [] if upstream == "stdio" else [await _direct(port, echo.pid)]
-                    for way in ways(upstream, place):
-                        opened.append(await stack.enter_async_context(_opened(way, place)))
-                    found[upstream] = await _take_turns(opened, turns)
+                    direct = [] if upstream == "stdio" else [await _direct(port, echo.pid)]
+                    others = [await stack.enter_async_context(_opened(way, place)) for way in ways(upstream, place)]
+                    found[upstream] = await _take_turns([*direct, *others], turns)
     return found
 
 

@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 VERSION = "2025-06-18"
-_GREETING = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "load", "version": "1"}}
+_GREETING: dict[str, object] = {
+    "protocolVersion": VERSION,
+    "capabilities": {},
+    "clientInfo": {"name": "load", "version": "1"},
+}
 _LIMIT = 60.0
 """How long one answer may take, in seconds."""
 _numbers = count(10)
@@ -59,7 +63,8 @@ class Pipes:
 
     async def _request(self, method: str, params: Words) -> bytes:
         number = next(_numbers)
-        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = waiting
         self._write({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
         return await waiting
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import bookkeeping
 import chains
+import gateways
+import listing
 import registry
 import starts
 import syncs
@@ -45,6 +47,11 @@ A call from the request to the answer, with the file and the row that it leaves,
 Budget: 100 µs, flat. In memory (`/dev/shm`) where there is one, since what making a file costs is up to the disk."""
 _PARTS = "The parts of the same call, measured where they are: each is several times quicker when repeated by itself."
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
+_LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
+_GATEWAYS = """\
+An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on their way at once, by a client that speaks
+raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind it.
+Budget: ahead of FastMCP's proxy and mcp-proxy, where they have the same front."""
 _COMMANDS = "A new process each. The first run makes the schema and publishes what ships with Kiwi."
 _FORBIDDEN = (
     "starlette",
@@ -113,6 +120,30 @@ def synced(rows: Sequence[syncs.Sync]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def listed(rows: Sequence[listing.Listing]) -> str:
+    """Return the section about connecting."""
+    lines = ["## Connecting, by how many MCP tools are known", "", _LISTING, ""]
+    lines += ["| case | wall ms | CPU ms | ratio | bytes |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.measured.name} | {_figure(row.measured.wall_ms)} | {_figure(row.measured.cpu_ms)} "
+        f"| {row.measured.ratio:.2f} | {row.size:,} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def passed_through(upstream: str, rows: Sequence[gateways.Row]) -> str:
+    """Return the section about calls through gateways to one of the servers."""
+    loads = [str(many) for many in gateways.AT_ONCE]
+    heads = [*(f"p50 ms, {many}" for many in loads), *(f"CPU ms, {many}" for many in loads), f"calls/s, {loads[-1]}"]
+    lines = [f"## A call to a server over {upstream}", "", _GATEWAYS, "", f"| way | {' | '.join(heads)} |"]
+    lines += ["|---" * (len(heads) + 1) + "|"]
+    for row in rows:
+        figures = [_figure(number) for number in (*row.middle_ms, *row.cpu_ms)]
+        lines.append(f"| {row.name} | {' | '.join(figures)} | {row.rate[-1]:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
 def imports() -> str:
     """Return which of the modules that the kernel must not load it loads."""
     code = f"import sys, kiwi_mcp.kernel; print(*[m for m in {_FORBIDDEN!r} if m in sys.modules], len(sys.modules))"
@@ -145,6 +176,8 @@ def main() -> None:
         table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         *published(asked.tools, asked.turns),
+        listed(listing.measure(max(asked.turns // 3, 3))),
+        *(passed_through(upstream, rows) for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()),
         imports(),
     ]
     page = "\n".join(sections)

@@ -40,7 +40,7 @@ async def main():
 
 anyio.run(main)
 """
-_HANDSHAKE: list[dict[str, object]] = [
+HANDSHAKE: list[dict[str, object]] = [
     {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
         "params": {
@@ -96,7 +96,7 @@ def _listing(argv: Sequence[str]) -> Callable[[], None]:
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            for message in _HANDSHAKE:
+            for message in HANDSHAKE:
                 process.stdin.write(json.dumps(message) + "\n")
                 process.stdin.flush()
                 if "id" in message and "result" not in json.loads(process.stdout.readline()):

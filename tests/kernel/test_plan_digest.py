@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec, Retry
 from kiwi_mcp.kernel.pipeline import plan_digest
 from kiwi_mcp.manifest.digest import canonical
 
@@ -30,13 +30,25 @@ _process = st.builds(
     stdin=st.binary(max_size=8),
     timeout=st.integers(1, 10_000) | st.floats(0.001, 10_000),
 )
+_request = st.builds(
+    HttpSpec,
+    method=_text,
+    url=_text,
+    headers=st.dictionaries(_text, _text, max_size=3),
+    body=st.none() | _json,
+    timeout=st.integers(1, 10_000) | st.floats(0.001, 10_000),
+    retry=st.builds(Retry, attempts=st.integers(1, 5)),
+    stream=st.sampled_from(["", "sse"]),
+    basic=st.none() | st.tuples(_text, _text),
+    granted=_texts,
+)
 _plan = st.builds(
     Plan,
     identity=_text,
     tool_digest=_text,
     driver=_text,
     chain=st.lists(st.tuples(_text, _text), max_size=3).map(tuple),
-    spec=_process | st.builds(HttpSpec, method=_text, url=_text, body=_json) | st.builds(ReadSpec, _text, _text),
+    spec=_process | _request | st.builds(ReadSpec, _text, _text),
     inputs=_object,
     variables=_texts,
     facts=_object,

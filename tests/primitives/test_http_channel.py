@@ -13,6 +13,7 @@ import pytest
 
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives import http_channel, http_client
+from kiwi_mcp.primitives.secrets import Secret
 
 Result = TypeVar("Result")
 LIMIT = 100_000
@@ -97,3 +98,97 @@ def test_a_session_that_the_server_forgot_is_told(headers: dict[str, str], *, is
     assert (said != b"x") == is_lost
     if is_lost:
         assert http_channel.is_session_lost(json.loads(said)["error"]["data"])
+
+
+class Scripted:
+    """Whoever knows tokens: the first one, and the one that follows when it is refused."""
+
+    def __init__(self, first: str, following: str = "") -> None:
+        self._first = first
+        self._following = following
+        self.refused: list[str] = []
+
+    async def token(self) -> Secret | None:
+        return Secret(self._first) if self._first else None
+
+    def is_asked(self, status: int, challenge: str) -> bool:
+        return status == 401
+
+    async def instead(self, token: Secret | None, status: int, challenge: str) -> Secret | None:
+        self.refused.append(token.reveal() if token else "")
+        return Secret(self._following) if self._following else None
+
+
+def guarded(bearer: Scripted, right: str, body: Callable[[str], list[bytes]]) -> tuple[int, bytes]:
+    """What comes of posting to a server that takes one token only, and answers with these pieces."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        sent = head.partition("authorization: bearer ")[2].partition("\r\n")[0]
+        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))
+        kind = "text/event-stream" if sent == right else "text/plain"
+        status = "200 OK" if sent == right else "401 No"
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode())
+        for piece in body(sent):
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    async def scenario() -> tuple[int, bytes]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+            spec = HttpSpec("POST", url, granted=("127.0.0.1",), max_bytes=LIMIT)
+            address, client = http_channel.client(spec, secrets={}, bearer=bearer)
+            try:
+                async with client, asyncio.timeout(10):
+                    reply = await client.post(address, content=b"asked")
+                    return reply.status_code, reply.content
+            finally:
+                await http_client.aclose()
+
+    return asyncio.run(scenario())
+
+
+def test_a_token_that_is_refused_is_tried_once_more_with_another() -> None:
+    bearer = Scripted("old-token", "new-token")
+
+    assert guarded(bearer, "new-token", lambda _: [b"data: x\n\n"]) == (200, b"data: x\n\n")
+    assert bearer.refused == ["old-token"]
+
+
+@pytest.mark.case("MCP-13")
+@pytest.mark.parametrize(
+    ("first", "following", "refused"),
+    [("", "", [""]), ("old-token", "", ["old-token"]), ("old-token", "new-token", ["old-token", "new-token"])],
+)
+def test_a_server_that_refuses_every_token_wants_a_login(first: str, following: str, refused: list[str]) -> None:
+    bearer = Scripted(first, following)
+
+    status, said = guarded(bearer, "another", lambda _: [b"no"])
+
+    assert status == 401
+    assert http_channel.is_login_wanted(json.loads(said)["error"]["data"])
+    assert bearer.refused == refused
+
+
+def test_a_server_cannot_say_by_itself_that_a_login_is_wanted() -> None:
+    assert not http_channel.is_login_wanted({"login_required": True, "http_status": 401})
+
+
+@pytest.mark.case("SEC-05")
+@pytest.mark.parametrize("cut", range(0, 40, 3))
+def test_the_token_does_not_come_back_wherever_the_answer_is_cut(cut: int) -> None:
+    said = b"data: you sent access-token-value\n\n"
+
+    _, heard = guarded(Scripted("access-token-value"), "access-token-value", lambda _: [said[:cut], said[cut:]])
+
+    assert heard == b"data: you sent [redacted:ACCESS_TOKEN]\n\n"
+
+
+def test_a_line_without_end_is_not_held_back_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_channel, "_HELD", 1_000)
+    line = b"x" * 10_000 + b"access-token-value" + b"y" * 10_000
+
+    _, heard = guarded(Scripted("access-token-value"), "access-token-value", lambda _: [line])
+
+    assert heard == b"x" * 10_000 + b"[redacted:ACCESS_TOKEN]" + b"y" * 10_000

@@ -33,8 +33,17 @@ Result = TypeVar("Result")
 Work = Callable[[str], Awaitable[None]]
 
 
-def tool(tool_id: str, tool_type: str, executor: str | None, config: JsonObject, outputs: JsonObject) -> Tool:
-    manifest = Manifest(tool_id, tool_type, "1.0.0", executor, config=config, outputs=outputs)
+def tool(
+    tool_id: str,
+    tool_type: str,
+    executor: str | None,
+    config: JsonObject,
+    outputs: JsonObject,
+    parameters: JsonObject | None = None,
+) -> Tool:
+    manifest = Manifest(
+        tool_id, tool_type, "1.0.0", executor, config=config, outputs=outputs, parameters=parameters or {}
+    )
     digest = sha256(compact([tool_id, config]).encode()).hexdigest()
     return Tool(manifest, Origin("project", Path("/nowhere") / tool_id, Path("/nowhere")), digest=digest)
 
@@ -69,10 +78,17 @@ class Bench:
         words: dict[str, Json] = {"transport": transport, "url": url, "startup_timeout": 10, "timeout": 10}
         return tool("remote", "mcp_server", "http_client", {**words, **config}, {})
 
-    def chain(self, server: Tool, name: str, outputs: JsonObject | None = None, **config: Json) -> Chain:
+    def chain(
+        self,
+        server: Tool,
+        name: str,
+        outputs: JsonObject | None = None,
+        parameters: JsonObject | None = None,
+        **config: Json,
+    ) -> Chain:
         """A tool of a server."""
         words = config if "mcp_prompt_name" in config or "mcp_resource_uri" in config else {"mcp_tool_name": name}
-        item = tool(name, "mcp_tool", server.id, {**words, **config}, outputs or {})
+        item = tool(name, "mcp_tool", server.id, {**words, **config}, outputs or {}, parameters)
         primitive = tool(server.manifest.executor or "", "primitive", None, {}, {})
         return Chain((item, server, primitive), "mcp")
 
@@ -108,7 +124,7 @@ class Bench:
 
     def ask(self, server: Tool, name: str, inputs: JsonObject | None = None, **config: Json) -> Outcome:
         """One call to a fresh driver, closed afterwards."""
-        return self.run(self.call(self.chain(server, name, None, **config), inputs))
+        return self.run(self.call(self.chain(server, name, None, None, **config), inputs))
 
 
 @asynccontextmanager

@@ -90,3 +90,13 @@ def test_a_prompt_whose_arguments_have_no_names_is_an_issue(bench: Bench, habit:
 
     assert [prompt["name"] for prompt in found.prompts] == ["greet"]
     assert [issue.place for issue in found.issues] == ["prompts.odd.arguments"]
+
+
+@pytest.mark.parametrize(("habits", "kept"), [((), {"bad", "good"}), (("modern",), {"good"})])
+def test_a_tool_whose_schema_names_headers_wrongly_is_left_out_where_headers_are_made_of_it(
+    bench: Bench, habits: tuple[str, ...], kept: set[str]
+) -> None:
+    found = bench.run(bench.list_items(bench.server("header_names", *habits)))
+
+    assert {tool["name"] for tool in found.tools} == kept
+    assert [issue.place for issue in found.issues] == ["tools.bad.inputSchema"] * bool(habits)

@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from kiwi_mcp.domain.errors import AddressDenied
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress
 from kiwi_mcp.drivers.mcp.listing import ServerListing
 
@@ -327,3 +327,45 @@ def test_an_event_of_sse_may_be_as_large_as_every_message_and_a_larger_one_is_to
         assert "event exceeded the 5000000 byte limit" in outcome.message
 
     at(bench, server.sse_app(), work)
+
+
+HEADER: Json = {"type": "string", "x-mcp-header": "Region"}
+BAD: Json = {"type": "string", "x-mcp-header": "Region\r\nX-Evil"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "listed", "headers"),
+    [
+        ({"where": HEADER}, {}, ["=?base64?w5xiZXI=?="]),
+        ({}, {"where": HEADER}, [None, "=?base64?w5xiZXI=?="]),
+        ({"where": BAD}, {"where": BAD}, [None, None]),
+    ],
+)
+def test_what_a_server_wants_as_headers_too_is_sent_so_and_else_looked_up(
+    bench: Bench, properties: JsonObject, listed: JsonObject, headers: list[str | None]
+) -> None:
+    heard: list[str | None] = []
+
+    async def answer(request: Request) -> Response:
+        asked = json.loads(await request.body())
+        assert "x-evil" not in request.headers
+        whole: dict[str, Json] = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+        said: dict[str, Json] = {"result": whole}
+        match asked["method"]:
+            case "server/discover":
+                whole |= {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+            case "tools/list":
+                whole["tools"] = [{"name": "find", "inputSchema": {"type": "object", "properties": listed}}]
+            case "tools/call":
+                heard.append(request.headers.get("mcp-param-region"))
+                if heard[-1] is None:
+                    said = {"error": {"code": -32020, "message": "Header mismatch"}}
+        status = 400 if "error" in said else 200
+        return JSONResponse({"jsonrpc": "2.0", "id": asked["id"], **said}, status_code=status)
+
+    async def work(address: str) -> None:
+        schema: JsonObject = {"type": "object", "properties": properties}
+        await bench.call(bench.chain(bench.remote(f"{address}/mcp"), "find", None, schema), {"where": "Über"})
+
+    at(bench, Starlette(routes=[Route("/mcp", answer, methods=["POST"])]), work)
+    assert heard == headers

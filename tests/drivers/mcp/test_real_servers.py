@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.drivers.mcp.conftest import Bench
 
+from kiwi_mcp.domain.caller import Answers, Questions
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress
@@ -64,6 +65,32 @@ def test_the_everything_server_gives_everything(bench: Bench) -> None:
 
     bench.run(scenario())
     assert told
+
+
+@pytest.mark.req("K-MC-01")
+def test_the_everything_server_asks_whoever_called_it(bench: Bench) -> None:
+    server = real(bench, NPM / "mcp-server-everything", "stdio")
+    answers: dict[str, JsonObject] = {
+        "elicitation/create": {"action": "accept", "content": {"name": "Ann"}},
+        "roots/list": {"roots": [{"uri": "file:///srv/tea", "name": "tea"}]},
+        "sampling/createMessage": {"role": "assistant", "content": {"type": "text", "text": "forty-two"}, "model": "m"},
+    }
+
+    async def ask(questions: Questions) -> Answers:
+        return {key: answers[question.method] for key, question in questions.items()}
+
+    async def scenario() -> list[str]:
+        wanted: dict[str, JsonObject] = {
+            "trigger-elicitation-request": {},
+            "trigger-sampling-request": {"prompt": "How many?", "maxTokens": 10},
+            "get-roots-list": {},
+        }
+        return [texts(await bench.call(bench.chain(server, name), wanted[name], ask=ask)) for name in wanted]
+
+    elicited, sampled, roots = bench.run(scenario())
+    assert "Ann" in elicited
+    assert "forty-two" in sampled
+    assert "file:///srv/tea" in roots
 
 
 @pytest.mark.req("K-MC-01")

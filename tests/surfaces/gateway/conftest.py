@@ -222,7 +222,7 @@ def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
             stack.callback(database.close)
             if access is not None:
                 stack.push_async_callback(access.aclose)
-            mcp = await stack.enter_async_context(tools(door, project))
+            mcp = await stack.enter_async_context(tools(door, home / ".ai", project))
             app = gateway(Registry(database, OWNER), door, mcp=None if is_read_only else mcp)
             server = GatewayServer(_config(app, listening), announce=port.set_result, leave=mcp.end)
             serving = asyncio.create_task(server.serve())

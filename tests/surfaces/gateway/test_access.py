@@ -24,7 +24,9 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, TokenRefused, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.surfaces.gateway import access as access_module
 from kiwi_mcp.surfaces.gateway import issuer as issuer_module
+from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
 from kiwi_mcp.surfaces.gateway.access import AccessTokens, Identity
 from kiwi_mcp.surfaces.gateway.settings import OAuth, oauth_settings
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
@@ -34,6 +36,7 @@ AUDIENCE = "https://kiwi.test/mcp"
 PATHS = ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration")
 RSA_KEY = rsa.generate_private_key(65_537, 2_048)
 OTHER_KEY = rsa.generate_private_key(65_537, 2_048)
+ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
 CALL: JsonObject = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -41,7 +44,7 @@ CALL: JsonObject = {
     "params": {
         "name": "help",
         "arguments": {},
-        "_meta": {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}},
+        "_meta": ENVELOPE,
     },
 }
 HEADERS = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "tools/call", "mcp_name": "help"}
@@ -388,6 +391,24 @@ def test_a_refused_token_is_told_as_clients_expect_it(serving_tools: Serve, prov
             assert lacking.headers["www-authenticate"].startswith('Bearer error="insufficient_scope"')
         listed = provider.token(scope=None, scp=["kiwi:tools"])
         assert (await served.post(listed, CALL, **HEADERS)).status_code == 200
+
+    at_the_door(serving_tools, provider, story)
+
+
+def test_what_listens_ends_with_its_token(
+    serving_tools: Serve, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_module, "_LEEWAY", 0)
+    monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
+    news: JsonObject = {"_meta": ENVELOPE, "notifications": {"toolsListChanged": True}}
+    listen: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": news}
+
+    async def story(served: Served) -> None:
+        token = provider.token(exp=int(time.time()) + 2)
+        headers = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "subscriptions/listen"}
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await served.post(token, listen, **headers)
+        assert (await served.post(token, CALL, **HEADERS)).status_code == 401
 
     at_the_door(serving_tools, provider, story)
 

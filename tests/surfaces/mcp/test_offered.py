@@ -30,6 +30,7 @@ META = ["search", "load", "execute", "help"]
 PATIENCE = 30.0
 Mode = Literal["auto", "legacy"]
 Ref = types.PromptReference | types.ResourceTemplateReference
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 both_eras = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
 DIRECTIVE = """# Release
@@ -427,12 +428,10 @@ def test_a_watched_text_that_changes_is_announced(mode: Mode, house: House) -> N
             async with client.listen(resource_subscriptions=[uri]) as news:
                 await listened(news)
             return
-        with pytest.warns(UserWarning, match="removed"):
-            await client.subscribe_resource(uri)
+        await client.subscribe_resource(uri)
         house.write("knowledge/notes.md", notes.format("newer"))
         assert await heard.get() == uri
-        with pytest.warns(UserWarning, match="removed"):
-            await client.unsubscribe_resource(uri)
+        await client.unsubscribe_resource(uri)
 
     house.told(mode, story, message_handler=hear)
 
@@ -468,7 +467,6 @@ def test_arguments_are_completed_from_schemas_names_and_servers(mode: Mode, hous
 
 def test_a_client_of_the_handshake_era_sets_the_level_of_its_log(house: House) -> None:
     async def story(client: Client) -> None:
-        with pytest.warns(UserWarning, match="logging"):
-            assert await client.set_logging_level("warning") == types.EmptyResult()
+        assert await client.set_logging_level("warning") == types.EmptyResult()
 
     house.told("legacy", story)

@@ -50,16 +50,10 @@ def start(
     if context.invoked_subcommand:
         return
     user = user_space()
+    folder, oauth = _folder(project), oauth_settings(user, issuer=issuer, audience=audience, scope=scope)
     # The server's libraries are loaded by this command alone.
     gateway = import_module("kiwi_mcp.surfaces.gateway.serve")
-    listening = gateway.Listening(
-        host,
-        port,
-        tuple(name or ()),
-        is_read_only,
-        _folder(project),
-        oauth_settings(user, issuer=issuer, audience=audience, scope=scope),
-    )
+    listening = gateway.Listening(host, port, tuple(name or ()), is_read_only, folder, oauth)
     gateway.serve(user, registry_settings(user), listening, partial(_announce, is_json))
 
 

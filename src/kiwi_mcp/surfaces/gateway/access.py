@@ -30,7 +30,7 @@ class Identity:
     """The issuer and the subject, which together mean one person."""
     scopes: frozenset[str]
     expires_at: float
-    """In seconds since 1970."""
+    """In seconds since 1970, with what clocks may differ."""
 
 
 class AccessTokens:
@@ -80,7 +80,7 @@ class AccessTokens:
         return Identity(
             name=f"{self.settings.issuer} {subject}",
             scopes=frozenset(_words(claims, "scope") + _words(claims, "scp")),
-            expires_at=float(expires_at) if isinstance(expires_at, int | float) else 0.0,
+            expires_at=float(expires_at) + _LEEWAY if isinstance(expires_at, int | float) else 0.0,
         )
 
 

@@ -82,12 +82,13 @@ def serve(user: Path, settings: RegistrySettings, listening: Listening, announce
     try:
         registry = Registry(database, settings.actor)
         seed(registry, __version__)  # what others push stands on what ships with Kiwi, which only the server brings
-        asyncio.run(_serve(registry, door, access, listening, announce))
+        asyncio.run(_serve(user, registry, door, access, listening, announce))
     finally:
         database.close()
 
 
 async def _serve(
+    user: Path,
     registry: Registry,
     door: Door,
     access: AccessTokens | None,
@@ -97,7 +98,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         if access is not None:
             stack.push_async_callback(access.aclose)
-        mcp = None if listening.is_read_only else await stack.enter_async_context(tools(door, listening.project))
+        mcp = None if listening.is_read_only else await stack.enter_async_context(tools(door, user, listening.project))
         app = gateway(registry, door, mcp=mcp)
         server = GatewayServer(
             _config(app, listening),
@@ -108,9 +109,9 @@ async def _serve(
 
 
 @asynccontextmanager
-async def tools(door: Door, project: Path | None) -> AsyncIterator[McpEndpoint]:
+async def tools(door: Door, user: Path, project: Path | None) -> AsyncIterator[McpEndpoint]:
     """Give the MCP server of one kernel for all visitors, as far as the door lets them."""
-    kernel = VisitedKernel(project, is_owner=False)
+    kernel = VisitedKernel(project, user=user, is_owner=False)
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
     changes = Changes(kernel)
     server = build_server(kernel, has_project=project is not None, calls=calls, changes=changes)

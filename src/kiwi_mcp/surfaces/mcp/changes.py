@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +30,8 @@ from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, tail
 from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
+
+_log = logging.getLogger("kiwi")
 
 INTERVAL: Final = 2.0
 """How often the menu is looked at while somebody can hear, in seconds."""
@@ -92,17 +96,17 @@ class Changes:
         connection = connection_of(context)
         key = id(connection)
         if key not in self._hearers:
-            await self._hear(key, _Hearer(connection))
+            self._hearers[key] = _Hearer(connection)
             connection.exit_stack.callback(self._hearers.pop, key, None)
+        await self._begin()
 
     async def _listened(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        hearer = _Hearer()
+        hearer = _Hearer(uris={*(params.notifications.resource_subscriptions or [])[:_WATCHED]})
+        self._hearers[id(hearer)] = hearer
         try:
-            for uri in (params.notifications.resource_subscriptions or [])[:_WATCHED]:
-                await self._watch_resource(hearer, uri)
-            await self._hear(id(hearer), hearer)
+            await self._begin()  # what is news is settled before the client is told that it will hear it
             return await self._listen(context, params)
         finally:
             self._hearers.pop(id(hearer), None)
@@ -112,7 +116,8 @@ class Changes:
         hearer = self._hearers[id(connection_of(context))]
         if len(hearer.uris) >= _WATCHED and params.uri not in hearer.uris:
             raise MCPError(types.INVALID_PARAMS, f"At most {_WATCHED} resources are watched at a time")
-        await self._watch_resource(hearer, params.uri)
+        hearer.uris.add(params.uri)
+        await self._note_watched()
         return types.EmptyResult()
 
     async def _unsubscribed(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
@@ -120,17 +125,18 @@ class Changes:
             hearer.uris.discard(params.uri)
         return types.EmptyResult()
 
-    async def _hear(self, key: int, hearer: _Hearer) -> None:
-        if not self._hearers:  # what changes after a client was last given its lists is news for it
-            self._seen = self.menu.last or await self.menu.now()
-        self._hearers[key] = hearer
-        if self._watch is None or self._watch.done():
+    async def _begin(self) -> None:
+        await self._note_watched()
+        if self._is_watching:
+            return
+        seen = self.menu.last or await self.menu.now()
+        if not self._is_watching:
+            self._seen = seen  # what changes after a client was last given its lists is news for it
             self._watch = asyncio.create_task(self._keep_watch())
 
-    async def _watch_resource(self, hearer: _Hearer, uri: str) -> None:
-        hearer.uris.add(uri)
-        if uri not in self._digests and uri.startswith(KNOWLEDGE):
-            self._digests[uri] = await self._digest(uri)
+    @property
+    def _is_watching(self) -> bool:
+        return self._watch is not None and not self._watch.done()
 
     # --- what is heard ---
 
@@ -144,19 +150,31 @@ class Changes:
                 if self._is_due or self._is_outdated:
                     break
             self._is_due = False
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - nobody waits for a look: one that fails is told, and tried again
+                _log.exception("what clients see could not be looked at")
 
     async def _look(self) -> None:
         before, self._seen = self._seen, await self.menu.now()
         for event in differences(before, self._seen):
             await self._announce(event)
-        watched = {uri for hearer in self._hearers.values() for uri in hearer.uris}
-        self._digests = {uri: digest for uri, digest in self._digests.items() if uri in watched}
-        for uri, digest in [*self._digests.items()]:
+        for uri in self._digests.keys() - self._watched:
+            del self._digests[uri]
+        for uri in sorted(self._watched):
             found = await self._digest(uri)
-            if found != digest:
-                self._digests[uri] = found
+            known, self._digests[uri] = self._digests.get(uri, found), found
+            if found != known:
                 await self._announce(ResourceUpdated(uri))
+
+    @property
+    def _watched(self) -> AbstractSet[str]:
+        """The texts that somebody watches; of what servers offer, only they know when it changes."""
+        return {uri for hearer in self._hearers.values() for uri in hearer.uris if uri.startswith(KNOWLEDGE)}
+
+    async def _note_watched(self) -> None:
+        for uri in self._watched - self._digests.keys():
+            self._digests[uri] = await self._digest(uri)
 
     async def _digest(self, uri: str) -> str:
         """Return what tells one content of knowledge from another; empty where there is none."""

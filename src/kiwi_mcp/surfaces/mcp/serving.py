@@ -54,8 +54,7 @@ async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, calls: Calls
         await server.run(inbound, outbound, server.create_initialization_options())
     finally:
         settling.cancel()
-        with suppress(asyncio.CancelledError):
-            await settling
+        await asyncio.wait({settling})
         await changes.aclose()
         await calls.aclose()
         await kernel.aclose()

@@ -1,0 +1,169 @@
+"""Secrets at rest: what is written opens again with the same key under the same name, and in no other way."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.primitives import sealed
+from kiwi_mcp.primitives.sealed import Sealed, file_key
+
+RECORD: dict[str, Json] = {"token": "t0ken-value", "scopes": ["read"], "until": 1.5, "none": None}
+
+
+def vault(folder: Path) -> Sealed:
+    return Sealed(folder / "records", file_key(folder / "sealing.key"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_record_is_there_for_whoever_has_the_key(tmp_path: Path) -> None:
+    assert vault(tmp_path).read("mail") is None
+    vault(tmp_path).write("mail", RECORD)
+
+    assert vault(tmp_path).read("mail") == RECORD
+    assert vault(tmp_path).read("other") is None
+
+
+def test_nothing_of_a_record_can_be_read_from_the_files(tmp_path: Path) -> None:
+    vault(tmp_path).write("https://mail.example", RECORD)
+
+    for path in files(tmp_path):
+        assert b"t0ken" not in path.read_bytes()
+        assert "mail" not in path.name
+        assert path.stat().st_mode & 0o077 == 0
+    assert (tmp_path / "records").stat().st_mode & 0o077 == 0
+
+
+def test_a_record_that_is_removed_is_gone(tmp_path: Path) -> None:
+    vault(tmp_path).write("mail", RECORD)
+
+    assert vault(tmp_path).remove("mail")
+    assert not vault(tmp_path).remove("mail")
+    assert vault(tmp_path).read("mail") is None
+
+
+def test_a_record_that_changed_has_another_mark(tmp_path: Path) -> None:
+    kept = vault(tmp_path)
+    marks = [kept.mark("mail")]
+    for number in range(3):
+        kept.write("mail", {"number": number})
+        marks.append(kept.mark("mail"))
+
+    assert marks[0] is None
+    assert len(set(marks)) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(min_value=0, max_value=10_000), change=st.integers(min_value=1, max_value=255))
+def test_a_changed_byte_opens_nothing_and_costs_no_other_record(place: int, change: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        kept = vault(Path(folder))
+        kept.write("other", RECORD)
+        before = set(files(Path(folder)))
+        kept.write("mail", RECORD)
+        [record] = set(files(Path(folder))) - before
+        data = bytearray(record.read_bytes())
+        data[place % len(data)] ^= change
+        record.write_bytes(data)
+
+        with pytest.raises(StoreDamaged):
+            kept.read("mail")
+        assert kept.read("other") == RECORD
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"kiwi sealed 1\n", b"kiwi sealed 1\n" + bytes(12), b"x" * 2_000_000])
+def test_what_is_no_record_is_damaged_and_can_be_written_over(tmp_path: Path, content: bytes) -> None:
+    kept = vault(tmp_path)
+    kept.write("mail", RECORD)
+    [record] = (tmp_path / "records").glob("*.sealed")
+    record.write_bytes(content)
+
+    with pytest.raises(StoreDamaged):
+        kept.read("mail")
+    kept.write("mail", RECORD)
+    assert kept.read("mail") == RECORD
+
+
+def test_a_file_in_the_place_of_another_does_not_open(tmp_path: Path) -> None:
+    kept = vault(tmp_path)
+    kept.write("mail", RECORD)
+    [record] = (tmp_path / "records").glob("*.sealed")
+    data = record.read_bytes()
+    kept.write("bank", RECORD)
+    for path in (tmp_path / "records").glob("*.sealed"):
+        path.write_bytes(data)
+
+    with pytest.raises(StoreDamaged):
+        kept.read("bank")
+    assert kept.read("mail") == RECORD
+
+
+def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    vault(tmp_path).write("mail", RECORD)
+    (tmp_path / "sealing.key").unlink()
+
+    with pytest.raises(StoreDamaged, match="another key"):
+        vault(tmp_path).read("mail")
+
+
+def test_a_key_that_is_cut_off_is_told_and_not_replaced(tmp_path: Path) -> None:
+    vault(tmp_path).write("mail", RECORD)
+    (tmp_path / "sealing.key").write_bytes(b"short")
+
+    with pytest.raises(StoreDamaged, match="no key any more"):
+        vault(tmp_path).write("mail", RECORD)
+    assert (tmp_path / "sealing.key").read_bytes() == b"short"
+
+
+def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("in the way")
+
+    with pytest.raises(StoreUnavailable):
+        vault(tmp_path).write("mail", RECORD)
+
+
+def test_of_many_who_change_a_record_at_once_each_sees_what_the_others_did(tmp_path: Path) -> None:
+    async def more(kept: Sealed) -> None:
+        async with kept.held("count"):
+            number = int(str((kept.read("count") or {"number": 0})["number"]))
+            await asyncio.sleep(0)
+            kept.write("count", {"number": number + 1})
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(more(vault(tmp_path)) for _ in range(10)))
+
+    asyncio.run(all_at_once())
+    assert vault(tmp_path).read("count") == {"number": 10}
+
+
+def test_a_record_that_another_process_holds_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "PATIENCE", 0.2)
+
+    async def scenario() -> int:
+        async with vault(tmp_path).held("mail"):
+            [lock] = (tmp_path / "records").glob("*.lock")
+            other = f"import fcntl; fcntl.flock(open({str(lock)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+            taking = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", other, stderr=asyncio.subprocess.DEVNULL
+            )
+            code = await taking.wait()
+            with pytest.raises(StoreUnavailable, match="Another process"):
+                async with vault(tmp_path).held("mail"):
+                    pass
+        async with vault(tmp_path).held("mail"):
+            return code
+
+    assert asyncio.run(scenario()) == 1
