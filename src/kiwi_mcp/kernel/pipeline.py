@@ -18,15 +18,15 @@ from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant
-from kiwi_mcp.domain.json import Json, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.kernel.redaction import careful, redacted
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
-from kiwi_mcp.primitives.secrets import Redactor, Revealed, Variables
+from kiwi_mcp.primitives.secrets import Revealed, Variables
 from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
@@ -85,7 +85,9 @@ async def execute(
         trail.secrets = secrets = secrets_of(call, bound)
         driver = driver_of(bound.chain)
         attend(bound.chain)
-        outcome = await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, caller=caller)
+        outcome = await driver.drive(
+            bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
+        )
     except (Exception, CancelledError) as error:
         await trail.leave(error)
         raise
@@ -182,35 +184,6 @@ async def close_drivers() -> None:
     """Let every driver that was used let go of what it keeps open."""
     for driver in filter(None, _drivers.values()):
         await driver.aclose()
-
-
-def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
-    """Return the outcome without the value of any secret in it: the one place where results leave the metal."""
-    if not secrets:
-        return outcome
-
-    cleaner = Redactor(secrets)
-
-    def clean(value: Json) -> Json:
-        match value:
-            case str():
-                return cleaner.text(value)
-            case Mapping():
-                return {cleaner.text(name): clean(inner) for name, inner in value.items()}
-            case list() | tuple():
-                return [clean(inner) for inner in value]
-            case _:
-                return value
-
-    logs = outcome.logs
-    return replace(
-        outcome,
-        result=clean(outcome.result),
-        message=cleaner.text(outcome.message),
-        logs=replace(logs, stdout=cleaner.text(logs.stdout), stderr=cleaner.text(logs.stderr)),
-        details={name: clean(value) for name, value in outcome.details.items()},
-        passed=None if outcome.passed is None else as_object(clean(outcome.passed)),
-    )
 
 
 def plan_digest(plan: Plan) -> str:

@@ -10,18 +10,20 @@ import asyncio
 import fcntl
 import json
 import os
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_bytes, token_hex
 from time import monotonic
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
-from kiwi_mcp.domain.json import JsonObject, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
+from kiwi_mcp.primitives.secrets import Secret
 
 KEY_BYTES = 32
 PATIENCE = 40.0
@@ -30,6 +32,14 @@ _MARK = b"kiwi sealed 1\n"
 _NONCE = 12
 _POLL = 0.05
 _LARGEST = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is sealed together: facts, and secrets by name."""
+
+    facts: JsonObject
+    secrets: Mapping[str, Secret]
 
 
 class Sealed:
@@ -47,7 +57,7 @@ class Sealed:
             return None
         return state.st_mtime_ns, state.st_ino
 
-    def read(self, name: str) -> JsonObject | None:
+    def read(self, name: str) -> Record | None:
         """Return a record, or None where there is none; one that does not open is an error."""
         path = self._path(name)
         try:
@@ -61,18 +71,18 @@ class Sealed:
             raise _damaged(path)
         nonce, sealed = data[len(_MARK) :][:_NONCE], data[len(_MARK) + _NONCE :]
         try:
-            opened = json.loads(AESGCM(self._key()).decrypt(nonce, sealed, name.encode()))
+            opened: Json = json.loads(AESGCM(self._key()).decrypt(nonce, sealed, name.encode()))
         except (InvalidTag, ValueError):
             raise _damaged(path) from None
-        if not isinstance(opened, dict):
-            raise _damaged(path)
-        return opened
+        found = as_object(as_object(opened).get("secrets"))
+        secrets = {word: Secret(value) for word, value in found.items() if isinstance(value, str)}
+        return Record(as_object(as_object(opened).get("facts")), secrets)
 
-    def write(self, name: str, record: JsonObject) -> None:
+    def write(self, name: str, record: Record) -> None:
         """Put a record in the place of the one of that name, whole."""
-        nonce = secrets.token_bytes(_NONCE)
-        sealed = AESGCM(self._key()).encrypt(nonce, compact(record).encode(), name.encode())
-        _replace(self._path(name), _MARK + nonce + sealed)
+        secrets = {word: secret.reveal() for word, secret in record.secrets.items()}
+        content, nonce = compact({"facts": record.facts, "secrets": secrets}).encode(), token_bytes(_NONCE)
+        _replace(self._path(name), _MARK + nonce + AESGCM(self._key()).encrypt(nonce, content, name.encode()))
 
     def remove(self, name: str) -> bool:
         """Remove a record, also one that does not open, and say whether there was one."""
@@ -126,7 +136,7 @@ def file_key(path: Path) -> Callable[[], bytes]:
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a file for its owner's eyes: whoever reads sees the old content or the new one, also after a power cut."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -147,10 +157,10 @@ def _write(path: Path, data: bytes) -> None:
 
 def _new_key(path: Path) -> bytes:
     """Make a key; of two processes that do so at once, both use the one that was there first."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{path.name}.{token_hex(4)}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        _write(draft, secrets.token_bytes(KEY_BYTES))
+        _write(draft, token_bytes(KEY_BYTES))
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:

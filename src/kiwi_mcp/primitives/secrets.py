@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from hmac import compare_digest
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
@@ -43,6 +44,10 @@ class Secret:
     def reveal(self) -> str:
         """Return the value itself."""
         return self.__value
+
+    def is_same(self, other: Secret) -> bool:
+        """Whether two secrets have one value."""
+        return compare_digest(self.reveal().encode(), other.reveal().encode())
 
     def __repr__(self) -> str:
         return "Secret(…)"

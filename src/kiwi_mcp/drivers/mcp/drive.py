@@ -31,7 +31,6 @@ from kiwi_mcp.drivers.mcp.oauth.login import account_for, log_in
 from kiwi_mcp.drivers.mcp.pool import Lease, Pool
 from kiwi_mcp.drivers.mcp.result import for_want_of, refused
 from kiwi_mcp.drivers.mcp.server import Server, server_of
-from kiwi_mcp.drivers.mcp.talk import careful
 from kiwi_mcp.primitives import http_client
 from kiwi_mcp.primitives.http_channel import is_session_lost
 
@@ -80,7 +79,7 @@ class Mcp:
             plan.spec.timeout,
             chain.tool.manifest.parameters,
             chain.tool.manifest.outputs,
-            careful(caller, secrets),
+            caller,
             is_repeatable=plan.effect in ("pure", "idempotent"),
         )
         try:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions, nobody, unheard
+from kiwi_mcp.domain.caller import Answers, Caller, Questions, unheard
 from kiwi_mcp.domain.errors import Unanswered
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
-from kiwi_mcp.domain.outcome import Progress, silent
+from kiwi_mcp.domain.json import Json, JsonObject, as_text, compact
 from kiwi_mcp.drivers.mcp.failures import harmless
-from kiwi_mcp.primitives.redaction import Redactor
 
 THINKING = 600.0
 """How long a caller may think about a question, in seconds; the call's own time stands still meanwhile."""
@@ -97,43 +95,6 @@ class Talk:
             self._open -= 1
             if not self._open and not self.is_over:
                 self.limit.reschedule(now() + self._left)
-
-
-def careful(caller: Caller, secrets: Mapping[str, str]) -> Caller:
-    """Return a caller who is told no secret value in what a server says of its own accord."""
-    if not secrets or caller == NOBODY:
-        return caller
-    cleaner = Redactor(secrets)
-
-    def report(progress: Progress) -> None:
-        caller.report(replace(progress, message=cleaner.text(progress.message)))
-
-    async def ask(questions: Questions) -> Answers:
-        return await caller.ask(
-            {key: Question(one.method, as_object(_without(cleaner, one.params))) for key, one in questions.items()}
-        )
-
-    def note(line: JsonObject) -> None:
-        caller.note(as_object(_without(cleaner, line)))
-
-    return replace(
-        caller,
-        report=silent if caller.report is silent else report,
-        ask=nobody if caller.ask is nobody else ask,
-        note=unheard if caller.note is unheard else note,
-    )
-
-
-def _without(cleaner: Redactor, value: Json) -> Json:
-    match value:
-        case str():
-            return cleaner.text(value)
-        case Mapping():
-            return {cleaner.text(name): _without(cleaner, inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_without(cleaner, inner) for inner in value]
-        case _:
-            return value
 
 
 def _line(params: JsonObject) -> JsonObject:

@@ -24,7 +24,8 @@ from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain, vers
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
-from kiwi_mcp.kernel.pipeline import load_driver, redacted
+from kiwi_mcp.kernel.pipeline import load_driver
+from kiwi_mcp.kernel.redaction import redacted
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import refusing_rule, verify
 from kiwi_mcp.policy.owner import owner_policy

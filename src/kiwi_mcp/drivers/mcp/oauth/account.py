@@ -15,8 +15,10 @@ from kiwi_mcp.drivers.mcp.oauth.discovery import Authority, Challenge
 from kiwi_mcp.drivers.mcp.oauth.tokens import Desk, Tokens
 from kiwi_mcp.drivers.mcp.oauth.web import Web
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth
+from kiwi_mcp.primitives import sealed
 from kiwi_mcp.primitives.http_request import prepare
 from kiwi_mcp.primitives.sealed import Sealed, file_key
+from kiwi_mcp.primitives.secrets import Secret
 
 _FOLDER, _KEY = "logins", "sealing.key"
 
@@ -59,7 +61,7 @@ class Account:
 
     def keep(self, record: Record) -> None:
         """Put a record in the place of the one that is kept."""
-        self._sealed.write(self.oauth.name, {"bound": self._bound, **_written(record)})
+        self._sealed.write(self.oauth.name, sealed.Record({"bound": self._bound, **_facts(record)}, _secrets(record)))
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -88,21 +90,21 @@ class Account:
 
     def _opened(self) -> Record:
         found = self._sealed.read(self.oauth.name)
-        if found is None or found.get("bound") != self._bound:
+        if found is None or found.facts.get("bound") != self._bound:
             return Record()
+        facts, secrets = {word: as_object(value) for word, value in found.facts.items()}, found.secrets
         return Record(
-            _authority(as_object(found.get("authority"))),
-            as_text(found.get("resource")),
-            Client.of(as_object(found.get("client"))),
-            Tokens.of(as_object(found.get("tokens"))),
-            Challenge.of(as_object(found["challenge"])) if found.get("challenge") else None,
+            _authority(facts["authority"]),
+            as_text(found.facts.get("resource")),
+            Client.of(facts["client"], secrets.get("client")),
+            Tokens.of(facts["tokens"], secrets.get("access"), secrets.get("refresh")),
+            Challenge.of(facts["challenge"]) if facts["challenge"] else None,
         )
 
 
 def account_of(spec: HttpSpec, oauth: OAuth, secrets: Mapping[str, str]) -> Account:
     """Return the account of a server that is reached by a spec."""
-    web = Web(spec.granted, spec.denied)
-    return Account(str(prepare(spec, secrets).url), oauth.revealed(secrets), web, _sealed(oauth))
+    return Account(str(prepare(spec, secrets).url), oauth, Web(spec.granted, spec.denied, secrets), _sealed(oauth))
 
 
 def forget(oauth: OAuth) -> bool:
@@ -114,15 +116,24 @@ def _sealed(oauth: OAuth) -> Sealed:
     return Sealed(oauth.folder / _FOLDER, file_key(oauth.folder / _KEY))
 
 
-def _written(record: Record) -> JsonObject:
+def _facts(record: Record) -> JsonObject:
     client = record.client if record.client and record.client.is_registered else None
     return {
         "authority": _kept(record.authority) if record.authority else {},
         "resource": record.resource,
         "client": client.to_json() if client else {},
         "tokens": record.tokens.to_json() if record.tokens else {},
-        "challenge": record.challenge.to_json() if record.challenge else None,
+        "challenge": record.challenge.to_json() if record.challenge else {},
     }
+
+
+def _secrets(record: Record) -> Mapping[str, Secret]:
+    found = {
+        "access": record.tokens.access if record.tokens else None,
+        "refresh": record.tokens.refresh if record.tokens else None,
+        "client": record.client.secret if record.client else None,
+    }
+    return {word: secret for word, secret in found.items() if secret is not None}
 
 
 def _kept(authority: Authority) -> JsonObject:

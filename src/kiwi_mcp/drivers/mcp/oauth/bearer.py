@@ -69,7 +69,7 @@ class AccountBearer:
         async with self._account.held():
             record = self._account.record()
             tokens, desk = record.tokens, self._account.desk(record)
-            if tokens is None or not _is_same(tokens, token):
+            if tokens is None or not tokens.access.is_same(token):
                 return tokens.access if tokens else None
             if tokens.refresh is None or desk is None or _is_young(tokens):
                 return None
@@ -89,7 +89,7 @@ class AccountBearer:
         async with account.held():
             record = account.record()
             tokens = record.tokens
-            if tokens is not None and (token is None or not _is_same(tokens, token)):
+            if tokens is not None and (token is None or not tokens.access.is_same(token)):
                 return tokens.access
             if tokens is not None and _is_young(tokens) and not asked.wants_more:
                 return None
@@ -129,10 +129,6 @@ async def settled() -> None:
     loop = asyncio.get_running_loop()
     while mine := {task for task in _renewals if task.get_loop() is loop}:
         await asyncio.wait(mine)
-
-
-def _is_same(tokens: Tokens, token: Secret) -> bool:
-    return tokens.access.reveal() == token.reveal()
 
 
 def _is_young(tokens: Tokens) -> bool:

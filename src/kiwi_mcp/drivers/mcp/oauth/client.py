@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from time import time
-from urllib.parse import quote
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import RequestFailed, Unavailable
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import plain
 from kiwi_mcp.drivers.mcp.oauth.discovery import Authority
-from kiwi_mcp.drivers.mcp.oauth.web import Reply, Web
+from kiwi_mcp.drivers.mcp.oauth.web import Form, Reply, Web
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth
+from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives.secrets import Secret
 
 _WITH_SECRET = ("client_secret_basic", "client_secret_post")
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-_SAID = 300
+_SECRET, _SIGNED = "KIWI_CLIENT_SECRET", "KIWI_CLIENT_ASSERTION"
+_HIDDEN = ("client_secret", "registration_access_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Client:
     method: str = "none"
     """How it proves itself: `none`, `client_secret_basic`, `client_secret_post`, `private_key_jwt`."""
     secret: Secret | None = None
+    """What it got when it was registered; that of the owner's own client is in a variable."""
     redirect: str = ""
     """Where the browser is sent back to, as it was registered."""
     until: float = 0.0
@@ -38,64 +39,48 @@ class Client:
     is_registered: bool = False
     """Whether Kiwi registered it itself, so that it is kept."""
 
-    def proof(
-        self, form: Mapping[str, str], authority: Authority, oauth: OAuth
-    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return a form with what proves the client to the server, and the headers that do."""
-        named = {**form, "client_id": self.client_id}
-        secret = self.secret.reveal() if self.secret else ""
+    def proved(self, form: Form, authority: Authority, oauth: OAuth, secrets: Mapping[str, str]) -> Form:
+        """Return a form with what proves the client to the server."""
+        name = escape(self.client_id)
+        own = {_SECRET: self.secret} if self.secret else {}
+        password = f"${{{_SECRET}}}" if self.secret else oauth.client_secret
         match self.method:
             case "client_secret_basic":
-                pair = f"{quote(self.client_id, safe='')}:{quote(secret, safe='')}"
-                return form, {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
+                return Form(form.words, {**form.secrets, **own}, (name, password))
             case "client_secret_post":
-                return {**named, "client_secret": secret}, {}
+                words = {**form.words, "client_id": name, "client_secret": password}
+                return Form(words, {**form.secrets, **own})
             case "private_key_jwt":
-                return {
-                    **named,
-                    "client_assertion_type": _ASSERTION,
-                    "client_assertion": self._signed(authority, oauth),
-                }, {}
+                signed = _signed(self.client_id, authority.issuer, oauth, secrets)
+                words = {"client_assertion_type": _ASSERTION, "client_assertion": f"${{{_SIGNED}}}", "client_id": name}
+                return Form({**form.words, **words}, {**form.secrets, _SIGNED: signed})
             case _:
-                return named, {}
-
-    def _signed(self, authority: Authority, oauth: OAuth) -> str:
-        # What signs takes longer to load than all the rest here, and few servers want it.
-        sign: Callable[[str, str, str, str], str] = import_module("kiwi_mcp.drivers.mcp.oauth.assertion").signed
-        return sign(self.client_id, authority.issuer, oauth.private_key, oauth.signing_algorithm)
+                return Form({**form.words, "client_id": name}, form.secrets)
 
     @classmethod
-    def of(cls, record: JsonObject) -> Client | None:
+    def of(cls, facts: JsonObject, secret: Secret | None) -> Client | None:
         """Return a client that was kept."""
-        until, secret = record.get("until"), as_text(record.get("secret"))
-        if not as_text(record.get("client_id")):
+        until = facts.get("until")
+        if not as_text(facts.get("client_id")):
             return None
         return cls(
-            as_text(record.get("client_id")),
-            as_text(record.get("method")),
-            Secret(secret) if secret else None,
-            as_text(record.get("redirect")),
+            as_text(facts.get("client_id")),
+            as_text(facts.get("method")),
+            secret,
+            as_text(facts.get("redirect")),
             float(until) if isinstance(until, int | float) else 0.0,
             is_registered=True,
         )
 
     def to_json(self) -> JsonObject:
-        """Return the client to be kept."""
-        return {
-            "client_id": self.client_id,
-            "method": self.method,
-            "secret": self.secret.reveal() if self.secret else "",
-            "redirect": self.redirect,
-            "until": self.until,
-        }
+        """Return all of the client but its secret, to be kept."""
+        return {"client_id": self.client_id, "method": self.method, "redirect": self.redirect, "until": self.until}
 
 
 def owners_client(oauth: OAuth, authority: Authority) -> Client | None:
     """Return the client that needs no registration: the owner's own, or a document that the server can read."""
     if oauth.client_id:
-        secret = Secret(oauth.client_secret) if oauth.client_secret else None
-        method = oauth.token_auth or _method(authority, has_secret=secret is not None, has_key=bool(oauth.private_key))
-        return Client(oauth.client_id, method, secret)
+        return Client(oauth.client_id, oauth.token_auth or _method(oauth, authority))
     if oauth.client_metadata_url and authority.takes_documents:
         return Client(oauth.client_metadata_url)
     return None
@@ -112,33 +97,31 @@ async def registered(authority: Authority, redirect: str, scope: str, known: Cli
             "into `config.auth` of the server.",
         )
     method = next((one for one in ("none", *_WITH_SECRET) if one in authority.methods), "none")
-    reply = await web.post_json(
-        authority.registration_endpoint,
-        {
-            "client_name": "Kiwi",
-            "software_id": "kiwi-mcp",
-            "software_version": __version__,
-            "application_type": "native",
-            "redirect_uris": [redirect],
-            "grant_types": ["authorization_code", "refresh_token"],
-            "response_types": ["code"],
-            "token_endpoint_auth_method": method,
-            **({"scope": scope} if scope else {}),
-        },
-    )
+    about: JsonObject = {
+        "client_name": "Kiwi",
+        "software_id": "kiwi-mcp",
+        "software_version": __version__,
+        "application_type": "native",
+        "redirect_uris": [redirect],
+        "grant_types": ["authorization_code", "refresh_token"],
+        "response_types": ["code"],
+        "token_endpoint_auth_method": method,
+        **({"scope": escape(scope)} if scope else {}),
+    }
+    reply = await web.post_json(authority.registration_endpoint, about, _HIDDEN)
     return replace(_read(reply, method, authority), redirect=redirect)
 
 
 def _read(reply: Reply, asked: str, authority: Authority) -> Client:
-    client_id, secret = as_text(reply.content.get("client_id")), as_text(reply.content.get("client_secret"))
+    client_id, secret = as_text(reply.content.get("client_id")), reply.secrets.get("client_secret")
     if not reply.is_ok or not client_id:
         raise RequestFailed(
-            f"{authority.issuer} did not register Kiwi: {told(reply)}.",
+            f"{authority.issuer} did not register Kiwi: {reply.reason}.",
             suggestion="Register Kiwi there yourself and write its `client_id` into `config.auth` of the server.",
             cause="status",
         )
     method = as_text(reply.content.get("token_endpoint_auth_method")) or asked
-    if method in _WITH_SECRET and not secret:
+    if method in _WITH_SECRET and secret is None:
         method = "none"
     if method not in ("none", *_WITH_SECRET):
         raise Unavailable(
@@ -149,22 +132,22 @@ def _read(reply: Reply, asked: str, authority: Authority) -> Client:
     return Client(
         client_id,
         method,
-        Secret(secret) if secret and method != "none" else None,
+        secret if method != "none" else None,
         until=float(until) if isinstance(until, int | float) else 0.0,
         is_registered=True,
     )
 
 
-def told(reply: Reply) -> str:
-    """Return why a server refused, in its own words as far as they can be shown."""
-    words = [as_text(reply.content.get(word)) for word in ("error", "error_description")]
-    said = plain(": ".join(filter(None, words))).replace("\n", " ")[:_SAID]
-    return f"{said} ({reply.status})" if said else f"it answered {reply.status}"
-
-
-def _method(authority: Authority, *, has_secret: bool, has_key: bool) -> str:
-    if has_key:
+def _method(oauth: OAuth, authority: Authority) -> str:
+    if oauth.private_key:
         return "private_key_jwt"
-    if not has_secret:
+    if not oauth.client_secret:
         return "none"
     return next((one for one in _WITH_SECRET if one in authority.methods), _WITH_SECRET[0])
+
+
+def _signed(client_id: str, audience: str, oauth: OAuth, secrets: Mapping[str, str]) -> Secret:
+    # What signs takes longer to load than all the rest here, and few servers want it.
+    sign: Callable[[str, str, str, str, Mapping[str, str]], Secret]
+    sign = import_module("kiwi_mcp.primitives.assertion").signed
+    return sign(client_id, audience, oauth.private_key, oauth.signing_algorithm, secrets)

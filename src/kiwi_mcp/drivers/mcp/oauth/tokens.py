@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.drivers.mcp.oauth.client import Client, told
+from kiwi_mcp.drivers.mcp.oauth.client import Client
 from kiwi_mcp.drivers.mcp.oauth.discovery import Authority
-from kiwi_mcp.drivers.mcp.oauth.web import Web
+from kiwi_mcp.drivers.mcp.oauth.web import Form, Web
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth
+from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives.secrets import Secret
 
 _MARGIN = 30.0
 """How long before its end a token is renewed, in seconds."""
 _LONGEST = 10 * 365 * 86_400.0
+_REFRESH = "KIWI_REFRESH_TOKEN"
+_HIDDEN = ("access_token", "refresh_token", "id_token")
 
 
 class Refused(Exception):
@@ -44,28 +46,16 @@ class Tokens:
         )
 
     def to_json(self) -> JsonObject:
-        """Return the tokens to be kept."""
-        return {
-            "access": self.access.reveal(),
-            "refresh": self.refresh.reveal() if self.refresh else "",
-            "scope": self.scope,
-            "issued_at": self.issued_at,
-            "expires_at": self.expires_at,
-        }
+        """Return all of the tokens but themselves, to be kept."""
+        return {"scope": self.scope, "issued_at": self.issued_at, "expires_at": self.expires_at}
 
     @classmethod
-    def of(cls, record: JsonObject) -> Tokens | None:
+    def of(cls, facts: JsonObject, access: Secret | None, refresh: Secret | None) -> Tokens | None:
         """Return tokens that were kept."""
-        access, refresh = as_text(record.get("access")), as_text(record.get("refresh"))
-        if not access:
+        if access is None:
             return None
-        return cls(
-            Secret(access),
-            Secret(refresh) if refresh else None,
-            as_text(record.get("scope")),
-            _number(record.get("issued_at")) or 0.0,
-            _number(record.get("expires_at")),
-        )
+        issued_at, expires_at = _number(facts.get("issued_at")) or 0.0, _number(facts.get("expires_at"))
+        return cls(access, refresh, as_text(facts.get("scope")), issued_at, expires_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +70,34 @@ class Desk:
 
     async def exchanged(self, code: str, verifier: str, redirect: str, scope: str) -> Tokens:
         """Return the tokens for a code."""
-        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
-        return await self._tokens(form, scope)
+        words = {"grant_type": "authorization_code", "redirect_uri": redirect, "code_verifier": verifier}
+        return await self._tokens(Form({**words, "code": escape(code)}), scope)
 
     async def refreshed(self, tokens: Tokens) -> Tokens:
         """Return the tokens that follow on others."""
-        old = tokens.refresh.reveal() if tokens.refresh else ""
-        return await self._tokens({"grant_type": "refresh_token", "refresh_token": old}, tokens.scope, tokens.refresh)
+        words = {"grant_type": "refresh_token", "refresh_token": f"${{{_REFRESH}}}"}
+        own = {_REFRESH: tokens.refresh} if tokens.refresh else {}
+        return await self._tokens(Form(words, own), tokens.scope, tokens.refresh)
 
     async def granted(self, scope: str) -> Tokens:
         """Return tokens for Kiwi's own credentials."""
-        return await self._tokens({"grant_type": "client_credentials", **({"scope": scope} if scope else {})}, scope)
+        words = {"grant_type": "client_credentials", **({"scope": escape(scope)} if scope else {})}
+        return await self._tokens(Form(words), scope)
 
-    async def _tokens(self, form: Mapping[str, str], scope: str, refresh: Secret | None = None) -> Tokens:
-        proved, headers = self.client.proof({**form, "resource": self.resource}, self.authority, self.oauth)
-        reply = await self.web.post_form(self.authority.token_endpoint, proved, headers)
-        access, following = as_text(reply.content.get("access_token")), as_text(reply.content.get("refresh_token"))
-        if not reply.is_ok or not access:
-            raise Refused(as_text(reply.content.get("error")), f"{self.authority.issuer} gave no token: {told(reply)}")
+    async def _tokens(self, form: Form, scope: str, refresh: Secret | None = None) -> Tokens:
+        whole = replace(form, words={**form.words, "resource": escape(self.resource)})
+        proved = self.client.proved(whole, self.authority, self.oauth, self.web.secrets)
+        reply = await self.web.post_form(self.authority.token_endpoint, proved, _HIDDEN)
+        access = reply.secrets.get("access_token")
+        if not reply.is_ok or access is None:
+            raise Refused(as_text(reply.content.get("error")), f"{self.authority.issuer} gave no token: {reply.reason}")
         if as_text(reply.content.get("token_type")).lower() != "bearer":
             raise Refused("", f"{self.authority.issuer} gave a token of a kind that is not spoken")
         lasts = _number(reply.content.get("expires_in"))
         now = time()
         return Tokens(
-            Secret(access),
-            Secret(following) if following else refresh,
+            access,
+            reply.secrets.get("refresh_token") or refresh,
             as_text(reply.content.get("scope")) or scope,
             now,
             now + min(max(lasts, 0.0), _LONGEST) if lasts is not None else None,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text
-from kiwi_mcp.primitives.secrets import reveal
 
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True)
 class OAuth:
     """How the tokens of a server are had: by a person who logs in, or by credentials of Kiwi's own."""
 
@@ -25,6 +23,7 @@ class OAuth:
     client_id: str = ""
     client_secret: str = ""
     private_key: str = ""
+    """Like the secret, the name of a variable: `${NAME}`."""
     signing_algorithm: str = "ES256"
     token_auth: str = ""
     client_metadata_url: str = ""
@@ -36,19 +35,8 @@ class OAuth:
 
     @property
     def words(self) -> Json:
-        """All words in which variables may stand."""
-        return [self.client_id, self.client_secret, self.private_key, self.client_metadata_url, self.issuer]
-
-    def revealed(self, secrets: Mapping[str, str]) -> OAuth:
-        """Return the words with their secrets in place."""
-        return replace(
-            self,
-            client_id=reveal(self.client_id, secrets),
-            client_secret=reveal(self.client_secret, secrets),
-            private_key=reveal(self.private_key, secrets),
-            client_metadata_url=reveal(self.client_metadata_url, secrets),
-            issuer=reveal(self.issuer, secrets),
-        )
+        """All words in which variables stand."""
+        return [self.client_secret, self.private_key]
 
 
 def oauth_words(auth: JsonObject, name: str, folder: Path) -> OAuth:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import time
 from uuid import uuid4
 
 import jwt
 
 from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.primitives.secrets import Secret, reveal
 
 _SECONDS = 120
 
 
-def signed(client_id: str, audience: str, key: str, algorithm: str) -> str:
-    """Return what proves a client to one authorization server for a short while (RFC 7523)."""
+def signed(client_id: str, audience: str, key: str, algorithm: str, secrets: Mapping[str, str]) -> Secret:
+    """Return what proves a client to one authorization server for a short while (RFC 7523); `key` names a secret."""
     now = int(time())
     claims = {
         "iss": client_id,
@@ -24,7 +26,7 @@ def signed(client_id: str, audience: str, key: str, algorithm: str) -> str:
         "exp": now + _SECONDS,
     }
     try:
-        return jwt.encode(claims, key, algorithm)
+        return Secret(jwt.encode(claims, reveal(key, secrets), algorithm))
     except (ValueError, TypeError, NotImplementedError, jwt.PyJWTError):
         raise InvalidRequest(
             f"`config.auth.private_key` is no key for {algorithm}.",

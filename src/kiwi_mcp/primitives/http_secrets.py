@@ -1,0 +1,76 @@
+"""Requests whose answers hold secrets: each is taken out, as a secret, before anybody sees the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from urllib.parse import quote
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.outcome import silent
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.http_client import network
+from kiwi_mcp.primitives.http_exchange import open_answer
+from kiwi_mcp.primitives.http_faults import limited
+from kiwi_mcp.primitives.http_pool import Network
+from kiwi_mcp.primitives.http_request import prepare
+from kiwi_mcp.primitives.secrets import Redactor, Secret, reveal
+
+_NOTHING: Mapping[str, Secret] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An answer: its status, the object in its body without secrets, and the secrets that were in it."""
+
+    status: int
+    content: JsonObject
+    secrets: Mapping[str, Secret]
+
+
+async def take(
+    spec: HttpSpec,
+    *,
+    words: Collection[str] = (),
+    secrets: Mapping[str, str],
+    own: Mapping[str, Secret] = _NOTHING,
+    through: Network = network,
+) -> Taken:
+    """Send a request and return its answer; `words` are those of the object in it whose values are secrets.
+
+    `own` are secrets that the request holds beside those of the caller. Unlike elsewhere, a user name and a password
+    are quoted before they are joined, as OAuth has it (RFC 6749).
+    """
+    values = {**secrets, **{name: secret.reveal() for name, secret in own.items()}}
+    redactor = Redactor(values)
+    request = prepare(_quoted(spec, values), values)
+    with limited(spec, request, redactor):
+        async with asyncio.timeout(spec.timeout), aclosing(await open_answer(spec, request, through, silent)) as answer:
+            body, _ = await answer.whole(spec.max_bytes)
+    found = _object(body)
+    taken = {word: Secret(value) for word in words if isinstance(value := found.get(word), str) and value}
+    rest = {word: value for word, value in found.items() if word not in words}
+    return Taken(answer.status, _clean(rest, redactor), taken)
+
+
+def _quoted(spec: HttpSpec, values: Mapping[str, str]) -> HttpSpec:
+    if spec.basic is None:
+        return spec
+    name, password = (quote(reveal(text, values), safe="") for text in spec.basic)
+    return replace(spec, basic=(name, password))
+
+
+def _object(body: bytes) -> JsonObject:
+    try:
+        found: Json = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return as_object(found)
+
+
+def _clean(content: JsonObject, redactor: Redactor) -> JsonObject:
+    return as_object(_object(redactor.clean(json.dumps(content).encode())))
