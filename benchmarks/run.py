@@ -49,8 +49,9 @@ _PARTS = "The parts of the same call, measured where they are: each is several t
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
 _LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
 _GATEWAYS = """\
-An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on their way at once, by a client that speaks
-raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind it.
+An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on their way at once, by a client that
+speaks raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind
+it.
 Budget: ahead of FastMCP's proxy and mcp-proxy, where they have the same front."""
 _COMMANDS = "A new process each. The first run makes the schema and publishes what ships with Kiwi."
 _FORBIDDEN = (

@@ -50,18 +50,6 @@ def test_of_two_callers_on_one_pipe_neither_is_told_what_may_be_the_others(bench
     assert lines == []
 
 
-def test_no_secret_is_told_in_a_line_of_a_log(bench: Bench) -> None:
-    lines: list[JsonObject] = []
-
-    async def scenario() -> None:
-        chain = bench.chain(bench.server("logs", env={"KEY": "${API_KEY}"}), "log")
-        data: JsonObject = {"data": {"key": ["s3cr3t-value"]}, "lines": 1}
-        await bench.call(chain, data, note=lines.append, secrets={"API_KEY": "s3cr3t-value"})
-
-    bench.run(scenario())
-    assert [line["data"] for line in lines] == [{"key": ["[redacted:API_KEY]"]}]
-
-
 def noted(*params: JsonObject) -> list[JsonObject]:
     lines: list[JsonObject] = []
 

@@ -317,19 +317,6 @@ def test_a_caller_who_cannot_be_asked_this_says_why(bench: Bench) -> None:
 
 
 @pytest.mark.case("SEC-05")
-def test_no_secret_is_told_in_a_question(bench: Bench) -> None:
-    heard: list[Questions] = []
-    params: JsonObject = {"message": "Is s3cr3t-value yours?"}
-
-    async def scenario() -> None:
-        chain = bench.chain(bench.server(env={"KEY": "${API_KEY}"}), "ask")
-        inputs: JsonObject = {"method": "elicitation/create", "params": params}
-        await bench.call(chain, inputs, ask=answering(heard), secrets={"API_KEY": "s3cr3t-value"})
-
-    bench.run(scenario())
-    assert next(iter(heard[0].values())).params == {"message": "Is [redacted:API_KEY] yours?"}
-
-
 FORM: JsonObject = {
     "requestedSchema": {
         "type": "object",

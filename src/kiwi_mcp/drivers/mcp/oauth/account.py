@@ -92,13 +92,13 @@ class Account:
         found = self._sealed.read(self.oauth.name)
         if found is None or found.facts.get("bound") != self._bound:
             return Record()
-        facts, secrets = {word: as_object(value) for word, value in found.facts.items()}, found.secrets
+        facts, secrets = found.facts, found.secrets
         return Record(
-            _authority(facts["authority"]),
-            as_text(found.facts.get("resource")),
-            Client.of(facts["client"], secrets.get("client")),
-            Tokens.of(facts["tokens"], secrets.get("access"), secrets.get("refresh")),
-            Challenge.of(facts["challenge"]) if facts["challenge"] else None,
+            _authority(as_object(facts.get("authority"))),
+            as_text(facts.get("resource")),
+            Client.of(as_object(facts.get("client")), secrets.get("client")),
+            Tokens.of(as_object(facts.get("tokens")), secrets.get("access"), secrets.get("refresh")),
+            Challenge.of(as_object(facts["challenge"])) if facts.get("challenge") else None,
         )
 
 

@@ -1,0 +1,85 @@
+"""Isolation: how strictly a process is held, what it is left with, and what its start takes beyond its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from kiwi_mcp.domain.json import JsonObject
+
+Level = Literal["trusted", "standard", "sandboxed", "restricted"]
+LEVELS: tuple[Level, ...] = ("trusted", "standard", "sandboxed", "restricted")
+"""The levels, from the laxest to the strictest."""
+
+Network = Literal["none"]
+"""What a confined process reaches. Granted hosts through a proxy will be another word here."""
+
+
+def strictest(levels: Iterable[str]) -> Level:
+    """Return the strictest of some levels; a word that is no level counts as the strictest, and so does nothing."""
+    ranks = [LEVELS.index(cast(Level, level)) if level in LEVELS else len(LEVELS) - 1 for level in levels]
+    return LEVELS[max(ranks, default=len(LEVELS) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that a confined process and all it starts may take."""
+
+    memory_bytes: int = 1_073_741_824
+    """Held by the kernel for all processes together where the level asks for it, else for each of them."""
+    cpus: float = 1.0
+    """How many processors' time it may have, where the level asks for it."""
+    cpu_seconds: int = 600
+    """For each process."""
+    pids: int = 256
+    """Processes and threads together."""
+    open_files: int = 1_024
+    file_bytes: int = 1_073_741_824
+    """The largest file that it may write."""
+    tmp_bytes: int = 268_435_456
+    """What its home and temporary folder may hold together."""
+
+    def to_json(self) -> JsonObject:
+        """Return the limits as records show them."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class Jail:
+    """What a process is left with: a level, the paths it may see and change, and limits.
+
+    Paths are absolute and free of links: what they name is what is given, never what a link there leads to.
+    """
+
+    level: Level
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    network: Network = "none"
+    limits: Limits = field(default_factory=Limits)
+
+    def to_json(self) -> JsonObject:
+        """Return the jail as plans and records show it."""
+        return {
+            "level": self.level,
+            "readable": list(self.readable),
+            "writable": list(self.writable),
+            "network": self.network,
+            "limits": self.limits.to_json(),
+        }
+
+
+def no_entry(_: int) -> None:
+    """Do nothing with a process that was started, because nothing has to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the start of a process takes beyond its spec."""
+
+    descriptors: tuple[int, ...] = ()
+    """Open descriptors that it is given under the same numbers."""
+    owner: int | None = None
+    """The user that its pipes must belong to, where it is not the one who starts it."""
+    enter: Callable[[int], None] = no_entry
+    """Called once with the number of the process when it has been started; it does not run on before."""
