@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions, nobody, unheard
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
@@ -12,6 +14,7 @@ from kiwi_mcp.kernel.redaction import careful, redacted
 SECRETS = {"API_KEY": "s3cr3t-value"}
 
 
+@pytest.mark.case("SEC-05")
 def test_no_secret_is_told_in_progress_a_question_or_a_line_of_a_log() -> None:
     heard: list[str] = []
     lines: list[JsonObject] = []

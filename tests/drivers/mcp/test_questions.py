@@ -316,7 +316,6 @@ def test_a_caller_who_cannot_be_asked_this_says_why(bench: Bench) -> None:
     )
 
 
-@pytest.mark.case("SEC-05")
 FORM: JsonObject = {
     "requestedSchema": {
         "type": "object",
