@@ -203,7 +203,7 @@ def test_the_stamp_tells_of_every_transaction(table: Database, store_url: str) -
         with source.transaction() as transaction:
             transaction.write("update counters set value = value + 1")
         stamps.append(table.stamp())
-    other.write_now("update counters set value = value + 1")
+    write_now(other, "update counters set value = value + 1")
     if other.is_embedded:
         stamps.append(table.stamp())
     other.close()
@@ -221,7 +221,7 @@ def test_what_is_written_in_passing_leaves_the_stamp_of_a_file_as_it_was(sqlite_
     with database.transaction() as transaction:
         transaction.write("create table seen (value integer)")
     stamp = database.stamp()
-    assert database.write_now("insert into seen values (1)")
+    assert write_now(database, "insert into seen values (1)")
     assert database.stamp() == stamp
     with database.transaction() as transaction:
         transaction.write("insert into seen values (2)")
@@ -257,11 +257,11 @@ def test_a_forked_process_has_connections_of_its_own(table: Database, store_url:
 
 def test_a_hasty_write_never_waits(table: Database, store_url: str) -> None:
     statement = "update counters set value = value + ?"
-    assert table.write_now(statement, (1,)) is table.is_embedded
+    assert write_now(table, statement, 1) is table.is_embedded
     other = open_database(store_url)
     with other.transaction() as transaction:
         transaction.write(statement, (1,))
-        assert table.write_now(statement, (1,)) is False
+        assert write_now(table, statement, 1) is False
     other.close()
     assert value_of(table) == 1 + table.is_embedded
 

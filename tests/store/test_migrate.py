@@ -75,6 +75,7 @@ class Watched:
         self.url = database.url
         self.is_embedded, self.is_lost = database.is_embedded, database.is_lost
         self.stamp, self.close, self.doubts = database.stamp, database.close, database.doubts
+        self.settle = database.settle
         self.encode_list, self.decode_list = database.encode_list, database.decode_list
         self.asked: list[str] = []
 
@@ -82,9 +83,9 @@ class Watched:
         self.asked.append(statement)
         return self._database.read(statement, values)
 
-    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
-        self.asked.append(statement)
-        return self._database.write_now(statement, values)
+    def transaction_now(self) -> AbstractContextManager[Transaction | None]:
+        self.asked.append("begin now")
+        return self._database.transaction_now()
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         self.asked.append("begin")

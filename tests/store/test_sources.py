@@ -43,7 +43,7 @@ def test_a_store_is_read_as_it_is_and_stays_so(path: Path) -> None:
     with pytest.raises(StoreUnavailable), source.transaction():
         pass
     with pytest.raises(StoreUnavailable):
-        source.write_now("delete from namespaces")
+        source.transaction_now().__enter__()
     with pytest.raises(StoreUnavailable):
         source.read("delete from namespaces")
     source.close()

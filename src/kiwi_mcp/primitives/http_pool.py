@@ -11,7 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_address
 from time import monotonic
 from typing import TypeAlias
@@ -55,9 +55,9 @@ class Network:
 
     def pool(self, host: str, port: int, granted: Sequence[str], *, is_secure: bool) -> httpcore2.AsyncConnectionPool:
         """Return the pool whose connections may carry a request for this host."""
-        if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+        reason, has_grant = _judged(host, port, tuple(granted))
+        if reason is not None:
             raise denied(host, port, reason)
-        has_grant = is_granted(host, port, granted)
         pools = self._pools.setdefault(asyncio.get_running_loop(), {})
         if (pool := pools.get((has_grant, is_secure))) is None:
             pool = pools[has_grant, is_secure] = self._new_pool(has_grant=has_grant, is_secure=is_secure)
@@ -143,6 +143,12 @@ class _Checked(httpcore2.AsyncNetworkBackend):
                 if left == 1:
                     raise
         raise AssertionError("a host has at least one address")
+
+
+@lru_cache(maxsize=256)
+def _judged(host: str, port: int, granted: tuple[str, ...]) -> tuple[str | None, bool]:
+    """Return why a host is refused, if it is, and whether the owner granted it."""
+    return refusal_of_host(host, port=port, granted=granted), is_granted(host, port, granted)
 
 
 def denied(host: str, port: int, reason: str) -> AddressDenied:

@@ -81,8 +81,14 @@ class Database(Protocol):
     def transaction(self) -> AbstractContextManager[Transaction]:
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
 
-    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
-        """Run one statement without waiting for anybody, and say whether it was done; if not, use `transaction`."""
+    def transaction_now(self) -> AbstractContextManager[Transaction | None]:
+        """Begin to write without waiting for anybody; None where that cannot be had, and `transaction` has to be used.
+
+        What it wrote outlives this process from the end of the block on, and a loss of power from the next `settle` on.
+        """
+
+    def settle(self) -> None:
+        """Let all that was written outlive a loss of power."""
 
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as the value of a column that holds a list."""
@@ -93,7 +99,7 @@ class Database(Protocol):
     def stamp(self) -> int:
         """Return a number that differs from the last one whenever another process may have written.
 
-        So it does after a transaction of this one; what `write_now` wrote here need not change it.
+        So it does after a transaction of this one; what `transaction_now` wrote here need not change it.
         """
 
     def doubts(self) -> Sequence[str]:

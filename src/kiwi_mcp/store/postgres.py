@@ -256,9 +256,13 @@ class PostgresDatabase:
                 suggestion="Look, or do the same again: publishing what is already there changes nothing.",
             ) from error
 
-    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:  # noqa: ARG002 - the port's arguments
-        """Say that nothing was done: a server is always waited for."""
-        return False
+    @contextmanager
+    def transaction_now(self) -> Iterator[None]:
+        """Begin nothing: a server is always waited for."""
+        yield None
+
+    def settle(self) -> None:
+        """Do nothing: what a server has committed is on its disk."""
 
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as an array literal."""

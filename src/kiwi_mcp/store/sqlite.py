@@ -178,7 +178,7 @@ class SqliteDatabase:
             idle.put(line)
 
     def stamp(self) -> int:
-        """Return a number that grows with every commit but those of `write_now`.
+        """Return a number that grows with every commit but those of `transaction_now`.
 
         A connection notices the commits of others alone, so the one that is asked is the one that records runs: what
         every call leaves behind would otherwise make the next one read everything again.
@@ -205,28 +205,48 @@ class SqliteDatabase:
                 transaction.raise_failure()
                 transaction.write("COMMIT")
             except BaseException:
-                self._roll_back()
+                _roll_back(self._writer)
                 raise
         finally:
             self._writing.release()
 
-    def _roll_back(self) -> None:
-        # SQLite ends a transaction by itself after some faults, such as a full disk.
-        with suppress(library.Error):
-            if self._writer.connection.in_transaction:
-                self._writer.write("ROLLBACK")
-
-    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:
-        """Run one statement if no other writer is at work, and say whether it was done."""
+    @contextmanager
+    def transaction_now(self) -> Iterator[SqliteTransaction | None]:
+        """Begin to write if no other writer is at work."""
         self._check()
         with self._hurrying:
+            if not self._begins_now():
+                yield None
+                return
+            transaction = SqliteTransaction(self._path, self._hasty)
             try:
-                self._hasty.write(statement, values)
-            except FAULTS as error:
-                if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
-                    return False
-                raise fault(error, self._path) from error
+                yield transaction
+                transaction.raise_failure()
+                transaction.write("COMMIT")
+            except BaseException:
+                _roll_back(self._hasty)
+                raise
+
+    def _begins_now(self) -> bool:
+        try:
+            self._hasty.write("BEGIN IMMEDIATE")
+        except FAULTS as error:
+            if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
+                return False
+            raise fault(error, self._path) from error
         return True
+
+    def settle(self) -> None:
+        """Bring what stands in the log into the file, which writes both to the disk."""
+        self._check()
+        if not self._writing.acquire(timeout=PATIENCE):
+            raise busy(self._path)
+        try:
+            self._writer.read("PRAGMA wal_checkpoint(PASSIVE)")
+        except FAULTS as error:
+            raise fault(error, self._path) from error
+        finally:
+            self._writing.release()
 
     def encode_list(self, values: Sequence[str]) -> Value:
         """Return texts as a JSON array."""
@@ -267,6 +287,13 @@ class SqliteDatabase:
             except Empty:
                 return False
         return True
+
+
+def _roll_back(line: Line) -> None:
+    # SQLite ends a transaction by itself after some faults, such as a full disk.
+    with suppress(library.Error):
+        if line.connection.in_transaction:
+            line.write("ROLLBACK")
 
 
 def _file_at(path: str) -> tuple[int, int] | None:

@@ -85,9 +85,12 @@ class SqliteSource:
         self._refuse()
         yield  # type: ignore[unreachable]  # a context manager has to be able to
 
-    def write_now(self, statement: str, values: Sequence[Value] = ()) -> bool:  # noqa: ARG002 - the port's arguments
+    def transaction_now(self) -> AbstractContextManager[Transaction]:
         """Refuse: a source is not written."""
-        self._refuse()
+        return self.transaction()
+
+    def settle(self) -> None:
+        """Do nothing: a source is not written."""
 
     def _refuse(self) -> NoReturn:
         raise StoreUnavailable(f"{self.url} was opened to be read.", suggestion="Push to it to write to it.")

@@ -1,0 +1,127 @@
+"""Control groups: limits that the kernel holds for all processes of a run together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic, sleep
+
+from kiwi_mcp.domain.isolation import Limits
+
+CONTROLLERS = ("memory", "cpu", "pids")
+ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "kiwi-"
+_PERIOD = 100_000
+_PATIENCE = 1.0
+"""How long the kernel may take to let go of an ended process, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Where groups can be made, one folder for each controller; with the newer interface they are one and the same."""
+
+    folders: Mapping[str, Path]
+    is_unified: bool
+
+    @contextmanager
+    def limited(self, limits: Limits) -> Iterator[Group]:
+        """Make a group with limits, and remove it with the block."""
+        name = f"{_PREFIX}{os.getpid()}-{token_hex(8)}"
+        group = Group(tuple(dict.fromkeys(folder / name for folder in self.folders.values())))
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+            for controller, word, value in self._settings(limits):
+                (self.folders[controller] / name / word).write_text(value)
+            yield group
+        finally:
+            group.remove()
+
+    def _settings(self, limits: Limits) -> Iterator[tuple[str, str, str]]:
+        quota = str(max(int(limits.cpus * _PERIOD), 1_000))
+        memory, pids = str(limits.memory_bytes), str(limits.pids)
+        if self.is_unified:
+            yield from (("memory", "memory.max", memory), ("memory", "memory.swap.max", "0"))
+            yield from (("cpu", "cpu.max", f"{quota} {_PERIOD}"), ("pids", "pids.max", pids))
+        else:
+            yield "memory", "memory.limit_in_bytes", memory
+            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", "cpu.cfs_quota_us", quota))
+            yield "pids", "pids.max", pids
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one run."""
+
+    folders: tuple[Path, ...]
+
+    def add(self, pid: int) -> None:
+        """Put a process, and all it will start, under the limits."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the group; its processes have ended, and the kernel may take a moment to know."""
+        end = monotonic() + _PATIENCE
+        for folder in self.folders:
+            while folder.is_dir():
+                try:
+                    folder.rmdir()
+                except OSError:
+                    if monotonic() > end:
+                        break
+                    sleep(0.001)
+
+
+def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | None:
+    """Return where this user can make groups that bound memory, processors and processes; None where that is nowhere."""
+    places = _places(own)
+    folders = {controller: _older(root, controller, places) for controller in CONTROLLERS}
+    if found := {controller: folder for controller, folder in folders.items() if folder is not None}:
+        return Groups(found, is_unified=False) if len(found) == len(CONTROLLERS) else None
+    unified = _newer(root, places.get("", "/"))
+    return Groups(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
+
+
+def sweep(groups: Groups) -> None:
+    """Remove groups that a killed Kiwi left behind: theirs are the ones whose maker is gone, and they are empty."""
+    for folder in dict.fromkeys(groups.folders.values()):
+        for left in folder.glob(f"{_PREFIX}*"):
+            maker = left.name.removeprefix(_PREFIX).partition("-")[0]
+            if maker.isdigit() and not Path(f"/proc/{maker}").exists():
+                with suppress(OSError):
+                    left.rmdir()
+
+
+def _places(own: Path) -> Mapping[str, str]:
+    """Return where this process stands, by controller; the newer interface has an empty name."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return {}
+    rows = (line.split(":", 2) for line in lines if line.count(":") > 1)
+    return {controller: path for _, controllers, path in rows for controller in controllers.split(",")}
+
+
+def _older(root: Path, controller: str, places: Mapping[str, str]) -> Path | None:
+    folder = root / controller / places.get(controller, "/").lstrip("/")
+    is_one = (folder / "cgroup.procs").exists() and controller in places
+    return folder if is_one and os.access(folder, os.W_OK) else None
+
+
+def _newer(root: Path, place: str) -> Path | None:
+    """Return the nearest group around this process below which the controllers are handed out."""
+    own = root / place.lstrip("/")
+    for folder in (own, *own.parents):
+        if not folder.is_relative_to(root):
+            return None
+        with suppress(OSError):
+            given = (folder / "cgroup.subtree_control").read_text().split()
+            if {*CONTROLLERS} <= {*given}:
+                writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+                return folder if writable else None
+    return None

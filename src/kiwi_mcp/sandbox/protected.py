@@ -1,0 +1,88 @@
+"""Protected names: what stays as it is in a folder that a confined process may write to.
+
+Other programs run or obey what stands under these names: hooks of a repository, settings of an editor, Kiwi's own
+items. What is there is given read-only. What is not there is kept from appearing by an empty folder in its place, which
+is removed when the last process that is kept from it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
+from stat import S_ISDIR
+
+from kiwi_mcp.sandbox.grants import Opened
+from kiwi_mcp.sandbox.profile import Profile
+
+_MARK = 0
+"""The time of change that an empty folder of ours has, so that it is told from one of the owner's."""
+_TRIES = 5
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def shielded(grants: Sequence[Opened], profile: Profile, keep: ExitStack) -> Iterator[Opened]:
+    """Yield what lies protected in the writable ones of some grants, open, to be given read-only."""
+    for grant in grants:
+        if grant.is_writable and grant.is_folder:
+            for name in profile.protected:
+                if name in profile.kept_absent:
+                    _hold_place(grant.descriptor, name, keep)
+                if (opened := _open(grant, name, keep)) is not None:
+                    yield opened
+
+
+def _open(grant: Opened, name: str, keep: ExitStack) -> Opened | None:
+    try:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=grant.descriptor)
+    except OSError:
+        return None
+    keep.callback(os.close, descriptor)
+    state = os.fstat(descriptor)
+    return Opened(f"{grant.path}/{name}", descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid)
+
+
+def _hold_place(folder: int, name: str, keep: ExitStack) -> None:
+    """Put an empty folder where nothing is, and share in it where another run did so."""
+    for _ in range(_TRIES):
+        try:
+            os.mkdir(name, 0o755, dir_fd=folder)
+            os.utime(name, (_MARK, _MARK), dir_fd=folder)
+        except FileExistsError:
+            pass
+        except OSError:  # a folder that this user cannot write to keeps the process out by itself
+            return
+        if (held := _held(folder, name)) is not None:
+            if _is_ours(held):
+                keep.callback(_release, os.dup(folder), name, held)
+            else:
+                os.close(held)
+            return
+
+
+def _held(folder: int, name: str) -> int | None:
+    """Return the folder of that name, open and locked so that nobody removes it; None where it went away meanwhile."""
+    try:
+        held = os.open(name, _FOLDER, dir_fd=folder)
+    except OSError:
+        return None
+    flock(held, LOCK_SH)
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(held), os.stat(name, dir_fd=folder, follow_symlinks=False)):
+            return held
+    os.close(held)
+    return None
+
+
+def _is_ours(held: int) -> bool:
+    return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)
+
+
+def _release(folder: int, name: str, held: int) -> None:
+    # Whoever else holds it removes it later; a folder that is not empty any more is nobody's to remove.
+    with suppress(OSError):
+        flock(held, LOCK_EX | LOCK_NB)
+        os.rmdir(name, dir_fd=folder)
+    os.close(held)
+    os.close(folder)

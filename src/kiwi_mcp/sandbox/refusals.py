@@ -1,0 +1,66 @@
+"""What is said where isolation is missing or failed: which level, what is missing, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.isolation import Level
+from kiwi_mcp.sandbox.levels import in_order, meaning
+
+_LAST = 400
+_REMEDIES = {
+    "No permissions to creat": "This system does not let ordinary users make user namespaces. On Ubuntu, give "
+    "bubblewrap an AppArmor profile that allows `userns`; in a container, allow `clone` and `unshare` with "
+    "CLONE_NEWUSER in its seccomp profile; on Debian, set `kernel.unprivileged_userns_clone=1`.",
+    "nesting depth or": "The number of user namespaces is limited here. Raise `user.max_user_namespaces` (and its kin), "
+    "or start Kiwi outside of the sandbox that it runs in.",
+    "Can't mount proc": "Parts of /proc are masked here, as container engines do, so no new one can be mounted. Start "
+    "the container with an unmasked /proc, or run Kiwi outside of it.",
+    "Unknown option": "This bubblewrap is too old. Install the security update of August 2024 (it knows `--bind-fd`), or "
+    "a newer release.",
+    "Race condition": "A folder that was granted was exchanged while the process was being started. Look at who does so.",
+    "setting up uid map": "The user namespace could not be given its users. Look whether another sandbox or security "
+    "module restricts it.",
+}
+_OTHERWISE = "Run `kiwi doctor`: it tests the sandbox apart from the tool. The tool itself was not run."
+
+
+def unavailable(level: Level, missing: Mapping[str, Iterable[str]], reasons: Iterable[str]) -> Unavailable:
+    """Return the refusal of a level that no backend here can give; `missing` is by the name of each backend."""
+    lacking = in_order(_fewest(missing))
+    remedies = list(dict.fromkeys(reasons)) or ["Let the owner choose another level for this tool, which is recorded."]
+    return Unavailable(
+        f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives: "
+        f"{'; '.join(f'{prop} ({meaning(prop)})' for prop in lacking)}. The tool was not run.",
+        suggestion=" ".join(remedies),
+        level=level,
+        missing=list(lacking),
+        backends={name: list(in_order(properties)) for name, properties in missing.items()},
+    )
+
+
+def failed(backend: str, said: bytes) -> Unavailable:
+    """Return the error of a launcher that ended before the tool began."""
+    complaint = said.decode(errors="replace").strip()[-_LAST:]
+    return Unavailable(
+        f"The sandbox ({backend}) failed, not the tool, which was not run: {complaint or 'it ended without a word'}.",
+        suggestion=remedy(complaint),
+        backend=backend,
+        launcher=complaint,
+    )
+
+
+def remedy(complaint: str) -> str:
+    """Return what to do about a complaint of a launcher."""
+    return next((told for sign, told in _REMEDIES.items() if sign in complaint), _OTHERWISE)
+
+
+def ungrantable(path: str, reason: str, suggestion: str) -> Unavailable:
+    """Return the refusal of a path that cannot be given to a confined process."""
+    return Unavailable(f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path)
+
+
+def _fewest(missing: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    # What stands closest to the level says best what is lacking.
+    return min((frozenset(properties) for properties in missing.values()), key=len, default=frozenset())
