@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.json import Json, as_list
 from kiwi_mcp.primitives import sealed
-from kiwi_mcp.primitives.sealed import Record, Sealed, file_key
+from kiwi_mcp.primitives.key_file import file_key
+from kiwi_mcp.primitives.sealed import Record, Sealed
 from kiwi_mcp.primitives.secrets import Secret
 
 FACTS: dict[str, Json] = {"issuer": "0ffice", "scopes": ["read"], "until": 1.5, "none": None}

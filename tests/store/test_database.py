@@ -52,6 +52,12 @@ def value_of(database: Database) -> Value:
     return database.read("select value from counters where name = ?", ("a",))[0][0]
 
 
+def write_now(database: Database, statement: str, *values: Value) -> bool:
+    """Run one statement without waiting, and say whether it was done."""
+    with database.transaction_now() as transaction:
+        return transaction is not None and transaction.write(statement, values) > 0
+
+
 @pytest.mark.parametrize("way", ["insert", "write"])
 def test_values_come_out_as_they_went_in(table: Database, way: str) -> None:
     row = (*ROW, table.encode_list(("one", "two")))
@@ -264,6 +270,18 @@ def test_a_hasty_write_never_waits(table: Database, store_url: str) -> None:
         assert write_now(table, statement, 1) is False
     other.close()
     assert value_of(table) == 1 + table.is_embedded
+
+
+def test_what_fails_in_haste_is_not_done_at_all(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    with database.transaction() as transaction:
+        transaction.write("create table seen (value integer primary key)")
+    with pytest.raises(IntegrityFault):
+        write_now(database, "insert into seen values (1), (1)")
+    assert database.read("select * from seen") == []
+    assert write_now(database, "insert into seen values (1)")
+    database.settle()
+    database.close()
 
 
 def test_waiting_for_another_writer_has_a_limit(

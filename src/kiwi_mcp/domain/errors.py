@@ -36,6 +36,7 @@ KiwiError
 │       └── TooManyTries
 ├── Unavailable         provide what is missing, or try later
 │   ├── Unanswered
+│   ├── LoginRequired
 │   ├── CommandMissing
 │   ├── VariableMissing
 │   ├── EnvironmentFailed
@@ -452,6 +453,19 @@ class Unanswered(Unavailable):
             suggestion=suggestion
             or "Call it with parameters that leave no question open, or from a client that can be asked.",
             asked=list(methods),
+        )
+
+
+class LoginRequired(Unavailable):
+    """A server wants its owner to log in first, or to allow more."""
+
+    code, error = "login_required", "Login required"
+
+    def __init__(self, name: str, identity: str) -> None:
+        super().__init__(
+            f"The MCP server {name!r} wants its owner to log in, or to allow more than before.",
+            suggestion=f"The owner types `kiwi mcp login {name}`; then call it again.",
+            server=identity,
         )
 
 

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
+from kiwi_mcp.primitives.key_file import unusable, write_private
 from kiwi_mcp.primitives.secrets import Secret
 
-KEY_BYTES = 32
 PATIENCE = 40.0
 """How long to wait for another process that changes a record, in seconds: longer than a request may take."""
 _MARK = b"kiwi sealed 1\n"
@@ -66,7 +66,7 @@ class Sealed:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         if len(data) > _LARGEST or not data.startswith(_MARK):
             raise _damaged(path)
         nonce, sealed = data[len(_MARK) :][:_NONCE], data[len(_MARK) + _NONCE :]
@@ -92,7 +92,7 @@ class Sealed:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         return True
 
     @asynccontextmanager
@@ -103,7 +103,7 @@ class Sealed:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
         try:
             await _locked(lock, path)
             yield
@@ -115,57 +115,18 @@ class Sealed:
         return self._folder / f"{sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}.sealed"
 
 
-def file_key(path: Path) -> Callable[[], bytes]:
-    """Return the way to a key in a file that only its owner reads; it is made when it is first needed."""
-
-    def key() -> bytes:
-        try:
-            found = path.read_bytes() if path.exists() else _new_key(path)
-        except OSError as error:
-            raise _unusable(path, error) from error
-        if len(found) != KEY_BYTES:
-            raise StoreDamaged(
-                f"{path} is no key any more, and nothing that was sealed with it can be opened.",
-                suggestion="Put the key back, or remove the file and log in again.",
-                path=str(path),
-            )
-        return found
-
-    return key
-
-
 def _replace(path: Path, data: bytes) -> None:
     """Write a file for its owner's eyes: whoever reads sees the old content or the new one, also after a power cut."""
     draft = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            _write(draft, data)
+            write_private(draft, data)
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _new_key(path: Path) -> bytes:
-    """Make a key; of two processes that do so at once, both use the one that was there first."""
-    draft = path.with_name(f".{path.name}.{token_hex(4)}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        _write(draft, token_bytes(KEY_BYTES))
-        with suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path.read_bytes()
+        raise unusable(path, error) from error
 
 
 async def _locked(lock: int, path: Path) -> None:
@@ -178,14 +139,7 @@ async def _locked(lock: int, path: Path) -> None:
                 raise StoreUnavailable(f"Another process holds {path}.", suggestion="Try again.") from None
             await asyncio.sleep(_POLL)
         except OSError as error:
-            raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"{path} cannot be used: {error.strerror or error}.",
-        suggestion=f"Give yourself access to {path.parent}, or name another space with USER_SPACE.",
-    )
+            raise unusable(path, error) from error
 
 
 def _damaged(path: Path) -> StoreDamaged:

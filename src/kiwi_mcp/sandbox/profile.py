@@ -39,7 +39,9 @@ def base_profile() -> Profile:
     """Return the base profile of this machine."""
     data = read_data("base")
     system = [place for place in _texts(data, "system") if os.path.lexists(place)]
-    links = {place: os.readlink(place) for place in system if PurePosixPath(os.path.realpath(place)) != PurePosixPath(place)}
+    links = {
+        place: os.readlink(place) for place in system if PurePosixPath(os.path.realpath(place)) != PurePosixPath(place)
+    }
     folders = [place for place in system if place not in links]
     return Profile(
         readable=tuple(place for place in (*_texts(data, "readable"), *folders) if os.path.exists(place)),

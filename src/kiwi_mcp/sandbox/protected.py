@@ -40,7 +40,9 @@ def _open(grant: Opened, name: str, keep: ExitStack) -> Opened | None:
         return None
     keep.callback(os.close, descriptor)
     state = os.fstat(descriptor)
-    return Opened(f"{grant.path}/{name}", descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid)
+    return Opened(
+        f"{grant.path}/{name}", descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid
+    )
 
 
 def _hold_place(folder: int, name: str, keep: ExitStack) -> None:

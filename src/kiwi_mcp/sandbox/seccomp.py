@@ -79,7 +79,15 @@ def _by_arguments(target: Machine, families: tuple[int, ...]) -> Iterator[_Instr
     yield from _call(target, "socket", _only(0, families))
     yield from _call(target, "socketpair", _only(0, (_AF_UNIX,)))
     # A file that carries its owner's rights would carry them for whoever runs it outside.
-    for name, mode in {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}.items():
+    for name, mode in {
+        "chmod": 1,
+        "fchmod": 1,
+        "fchmodat": 2,
+        "fchmodat2": 2,
+        "creat": 1,
+        "mknod": 1,
+        "mknodat": 2,
+    }.items():
         yield from _call(target, name, _unless_any_bit(mode, _SETS_ID))
     for name, flags in {"open": 1, "openat": 2}.items():
         yield from _call(target, name, _unless_both(flags, _MAKES_FILE, flags + 1, _SETS_ID))

@@ -12,8 +12,11 @@ from random import getrandbits
 from threading import Lock
 
 from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_id
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.plain import clean, plain
+from kiwi_mcp.store.receipts import append
 
 _COLUMNS = tuple(field.name for field in fields(Run))
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
@@ -25,8 +28,6 @@ _DROP_RESULT = """delete from blobs where sha256 = ?
   and not exists (select 1 from runs where result_sha256 = ?)
   and not exists (select 1 from tool_version_files where storage_key = ?)"""
 _values = attrgetter(*_COLUMNS)
-_LONGEST = 2_000
-"""The most that is kept of a text, in characters."""
 _STEP = 2_000
 """How many runs one step of pruning removes at the most."""
 _RECORDING = 10.0
@@ -88,20 +89,30 @@ class Runs:
         """Return the runs of another actor, in the same store."""
         return Runs(self._database, retention=self._retention, actor=actor)
 
-    def add_now(self, run: Run) -> bool:
+    def add_now(self, run: Run, receipt: Receipt | None = None) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
+        if _is_due(run):
+            return False
         try:
-            return not _is_due(run) and self._database.write_now(_ADD, _row(run))
+            with self._database.transaction_now() as transaction:
+                if transaction is None:
+                    return False
+                transaction.write(_ADD, plain(_values(run)))
+                if receipt is not None:
+                    append(transaction, receipt)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
+        return True
 
-    def add(self, run: Run, result: bytes | None = None) -> None:
-        """Record a run and its large result, if it has one; now and then the oldest go."""
+    def add(self, run: Run, result: bytes | None = None, receipt: Receipt | None = None) -> None:
+        """Record a run with its receipt, and its large result, if it has one; now and then the oldest go."""
         try:
             with within(_RECORDING), self._database.transaction() as transaction:
                 if result is not None:
                     transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
-                transaction.write(_ADD, _row(run))
+                transaction.write(_ADD, plain(_values(run)))
+                if receipt is not None:
+                    append(transaction, receipt)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         if _is_due(run):
@@ -162,7 +173,7 @@ class Runs:
 
     def _own(self) -> tuple[str, tuple[Value, ...]]:
         """Return the condition that holds for the actor's runs, and its values."""
-        return ("true", ()) if self._actor is None else ("actor = ?", (_clean(self._actor),))
+        return ("true", ()) if self._actor is None else ("actor = ?", (clean(self._actor),))
 
     def _first_kept(self, now: int) -> str:
         """Return the id from which on runs are kept, by their age and by their number."""
@@ -215,25 +226,8 @@ def _where(wanted: RunFilter, actor: str | None) -> tuple[str, list[Value]]:
         ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
         ("id < ?", wanted.before),
     ]
-    given = [(clause, _clean(value)) for clause, value in clauses if value is not None]
+    given = [(clause, clean(value)) for clause, value in clauses if value is not None]
     return " and ".join(clause for clause, _ in given) or "true", [value for _, value in given]
-
-
-def _row(run: Run) -> Sequence[Value]:
-    """Return a run as the values of its row, with texts that every database can hold."""
-    values: tuple[Value, ...] = _values(run)
-    # Nearly always all of it is plain, and that is seen at once.
-    if _is_plain("".join([value for value in values if type(value) is str])):
-        return values
-    return [_clean(value) if type(value) is str else value for value in values]
-
-
-def _is_plain(text: str) -> bool:
-    return text.isascii() and "\0" not in text and len(text) <= _LONGEST
-
-
-def _clean(text: str) -> str:
-    return text if _is_plain(text) else text[:_LONGEST].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def _run(row: Row) -> Run:

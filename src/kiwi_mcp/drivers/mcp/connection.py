@@ -28,10 +28,10 @@ from mcp_types import (
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.caller import NOBODY, Caller, unheard
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import KiwiError, LoginRequired
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.mcp.eras import Era, Eras
-from kiwi_mcp.drivers.mcp.failures import failure_of, login_required
+from kiwi_mcp.drivers.mcp.failures import failure_of
 from kiwi_mcp.drivers.mcp.lane import Lane, is_traced
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.mcp.sieve import Sieve
@@ -145,7 +145,7 @@ class Connection:
             if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
             if is_login_wanted(refusal.error.data):
-                raise login_required(self.server) from None
+                raise LoginRequired(self.server.name, self.server.identity) from None
             raise
 
     def talking(self, talk: Talk) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Ask, Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.domain.grants import Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
@@ -23,7 +23,6 @@ from kiwi_mcp.drivers.mcp.asking import Request, asked
 from kiwi_mcp.drivers.mcp.bind import bind_mcp, planned
 from kiwi_mcp.drivers.mcp.completing import completions
 from kiwi_mcp.drivers.mcp.eras import Eras
-from kiwi_mcp.drivers.mcp.failures import is_login_required
 from kiwi_mcp.drivers.mcp.listing import ServerListing, listed
 from kiwi_mcp.drivers.mcp.oauth.account import forget
 from kiwi_mcp.drivers.mcp.oauth.bearer import settled
@@ -86,6 +85,8 @@ class Mcp:
             return await self._ask(server, secrets, request)
         except Unavailable as fault:
             details = {name: value for name, value in fault.details.items() if name != "stderr"}
+            if isinstance(fault, LoginRequired):
+                details["code"] = fault.code
             return Outcome(
                 "unavailable",
                 message=fault.message,
@@ -129,7 +130,7 @@ class Mcp:
             try:  # what the server wants, it says when it is asked without
                 await self.list_items(chain, space, secrets, hosts=hosts)
             except Unavailable as fault:
-                if not is_login_required(fault):
+                if not isinstance(fault, LoginRequired):
                     raise
         tokens = await log_in(account, ask, server=server.name, scopes=scopes)
         await self._pool().end(server.identity)  # what was begun as somebody else is not gone on with

@@ -8,7 +8,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
 
-from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, Unavailable
+from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, LoginRequired, Unavailable
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.mcp.transports import LoginWanted, Wire
 from kiwi_mcp.primitives.http_channel import is_login_wanted
@@ -16,7 +16,6 @@ from kiwi_mcp.primitives.http_channel import is_login_wanted
 QUOTED = 4_000
 """The most of a server's last words that an error quotes, in characters."""
 _LINE = 300
-_LOGIN = "login_required"
 # Sequences that move a terminal's cursor or colour it, and every other character that is not to be seen.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -27,21 +26,6 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
-def login_required(server: Server) -> Unavailable:
-    """Return why a server that wants a person to log in is not asked: no model and no tool can do that."""
-    return Unavailable(
-        f"The MCP server {server.name!r} wants its owner to log in, or to allow more than before.",
-        suggestion=f"The owner types `kiwi mcp login {server.name}`; then call it again.",
-        code=_LOGIN,
-        server=server.identity,
-    )
-
-
-def is_login_required(fault: KiwiError) -> bool:
-    """Whether a failure is only that somebody has to log in first."""
-    return fault.details.get("code") == _LOGIN
-
-
 def failure_of(
     server: Server, wire: Wire | None, fault: BaseException | None, *, is_late: bool, was_greeted: bool
 ) -> KiwiError:
@@ -50,7 +34,7 @@ def failure_of(
     if isinstance(root, Denied | InvalidRequest):  # nothing was sent, so there is nothing else to tell
         return root
     if isinstance(root, LoginWanted) or (isinstance(root, MCPError) and is_login_wanted(root.error.data)):
-        return login_required(server)
+        return LoginRequired(server.name, server.identity)
     complaints = harmless(wire.complaints())[-QUOTED:].strip() if wire else ""
     said = f" It said: {_last_line(complaints)}" if complaints else ""
     what = "ended" if was_greeted else "did not start"

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.drivers.mcp.circuit import Circuit
 from kiwi_mcp.drivers.mcp.connection import Connection
 from kiwi_mcp.drivers.mcp.eras import Eras
-from kiwi_mcp.drivers.mcp.failures import is_login_required
 from kiwi_mcp.drivers.mcp.server import Server
 
 IDLE = 300.0
@@ -137,7 +136,7 @@ class Pool:
         slot.connection = None
         self._end(connection)
         # A server that wants a login is well, and is asked again as soon as somebody has logged in.
-        if connection.is_lost and not is_login_required(failure := connection.failure()):
+        if connection.is_lost and not isinstance(failure := connection.failure(), LoginRequired):
             slot.circuit.failed(connection.server, failure)
 
     def _make_room(self) -> None:

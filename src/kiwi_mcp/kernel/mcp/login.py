@@ -10,7 +10,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Ask
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import DriverMissing, KiwiError
+from kiwi_mcp.domain.errors import DriverMissing, KiwiError, LoginRequired
 from kiwi_mcp.domain.grants import Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
@@ -23,7 +23,6 @@ from kiwi_mcp.kernel.requests import McpRequest
 
 _ROUNDS = 3
 """How often one login may send the owner to the browser, where a server asks for more each time."""
-_LOGIN = "login_required"
 
 
 class Door(Protocol):
@@ -60,7 +59,7 @@ class Logins:
         for _ in range(_ROUNDS):
             scope = await _door().log_in(chain, catalog.space, secrets, ask, hosts=grant.hosts, scopes=request.scopes)
             offered, fault = await self._asked(server, catalog)
-            if fault is None or fault.details.get("code") != _LOGIN:
+            if not isinstance(fault, LoginRequired):
                 break
         else:
             assert fault is not None  # noqa: S101 - each round left one

@@ -17,7 +17,8 @@ from kiwi_mcp.drivers.mcp.oauth.web import Web
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth
 from kiwi_mcp.primitives import sealed
 from kiwi_mcp.primitives.http_request import prepare
-from kiwi_mcp.primitives.sealed import Sealed, file_key
+from kiwi_mcp.primitives.key_file import file_key
+from kiwi_mcp.primitives.sealed import Sealed
 from kiwi_mcp.primitives.secrets import Secret
 
 _FOLDER, _KEY = "logins", "sealing.key"

@@ -1,0 +1,162 @@
+"""Receipts in the store: one chain of all calls, to which is only added, and of which nothing goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from operator import attrgetter
+
+from kiwi_mcp.domain.errors import NotFound, StoreUnavailable
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.receipt import Entry, Head, Receipt
+from kiwi_mcp.domain.run import RunStatus, iso
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.json_bytes import canonical
+from kiwi_mcp.store.plain import clean, plain
+
+KIND = b"kiwi-receipt-v1\0"
+"""What is hashed before a receipt, so that its hash can never be taken for one of something else."""
+_SAID = tuple(field.name for field in fields(Receipt))
+_COLUMNS = ("seq", *_SAID, "previous", "hash")
+_ADD = f"insert into receipts ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
+_READ = f"select {', '.join(_COLUMNS)} from receipts"  # noqa: S608 - as above
+_LAST = "select seq, hash from receipts order by seq desc limit 1"
+_PAGE = 1_000
+_RECORDING = 10.0
+"""For how many seconds a server may be silent while a receipt is written: whoever made the call waits for it."""
+_FIX = "Compare it with an export or a backup: what stands before the first fault was not changed."
+_values = attrgetter(*_SAID)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptFilter:
+    """Which receipts are wanted; times are milliseconds since 1970, and `before` is the number a page ended with."""
+
+    item: str | None = None
+    actor: str | None = None
+    action: str | None = None
+    status: RunStatus | None = None
+    since: int | None = None
+    until: int | None = None
+    before: int | None = None
+    limit: int = 20
+
+
+def append(transaction: Transaction, receipt: Receipt) -> None:
+    """Add a receipt to the end of the chain; nobody else can, as long as the transaction lasts."""
+    last = transaction.read(_LAST)
+    seq, previous = (int(str(last[0][0])) + 1, str(last[0][1])) if last else (1, Head().hash)
+    said = plain(_values(receipt))
+    transaction.write(_ADD, (seq, *said, previous, seal(seq, said, previous)))
+
+
+def seal(seq: int, said: Sequence[Value], previous: str) -> str:
+    """Return the hash of a receipt in its place."""
+    words = dict(zip(_SAID, said, strict=True)) | {"seq": seq, "previous": previous}
+    return sha256(KIND + canonical(words)).hexdigest()
+
+
+class Receipts:
+    """The receipts of one store, of whoever uses it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def url(self) -> str:
+        """Where they are, without any password."""
+        return self._database.url
+
+    def add(self, receipt: Receipt) -> None:
+        """Write down a call that left no run."""
+        try:
+            with within(_RECORDING), self._database.transaction() as transaction:
+                append(transaction, receipt)
+        except IntegrityFault as fault:
+            raise StoreUnavailable(
+                f"The store refused the receipt: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
+            ) from fault
+
+    def list(self, wanted: ReceiptFilter) -> tuple[Entry, ...]:
+        """Return the receipts that are wanted, the newest first."""
+        clauses, values = _where(wanted)
+        rows = self._database.read(f"{_READ} where {clauses} order by seq desc limit ?", (*values, wanted.limit))
+        return tuple(map(_entry, rows))
+
+    def find(self, name: str, limit: int) -> tuple[Entry, ...]:
+        """Return the receipts of a number, or of an id or the beginning of one."""
+        if name.isdecimal() and name.isascii() and len(name) < len(str(2**63)):
+            return tuple(map(_entry, self._database.read(f"{_READ} where seq = ?", (int(name),))))
+        start = clean(name.upper())
+        # The letter after the last that an id can hold ends all that begin so.
+        values = (start, f"{start}[", limit)
+        return tuple(map(_entry, self._database.read(f"{_READ} where id >= ? and id < ? order by id limit ?", values)))
+
+    def after(self, seq: int, limit: int) -> tuple[Entry, ...]:
+        """Return the receipts behind a number, the oldest first."""
+        return tuple(map(_entry, self._database.read(f"{_READ} where seq > ? order by seq limit ?", (seq, limit))))
+
+    def settled_head(self) -> Head:
+        """Return the end of the chain, once a loss of power cannot take it away."""
+        rows = self._database.read(_LAST)
+        self._database.settle()
+        return Head(int(str(rows[0][0])), str(rows[0][1])) if rows else Head()
+
+    def holds(self, head: Head) -> bool:
+        """Whether the chain once ended so, and has at most grown since."""
+        rows = self._database.read("select hash from receipts where seq = ?", (head.count,))
+        return head == Head() if not rows else rows[0][0] == head.hash
+
+    def verify(self, most: int) -> tuple[Head, Sequence[Issue]]:
+        """Return the end of the chain, and where it is not what was written; no more faults than asked for."""
+        issues: list[Issue] = []
+        head = Head()
+        while len(issues) < most and (page := self.after(head.count, _PAGE)):
+            for entry in page:
+                issues += _faults(entry, head)
+                head = Head(entry.seq, entry.hash)
+        return head, issues[:most]
+
+    def required(self, name: str) -> Entry:
+        """Return the one receipt that a number, an id or the beginning of one means."""
+        match self.find(name, 2):
+            case (entry,):
+                return entry
+            case several:
+                raise NotFound(
+                    f"{name[:40]!r} is {'the beginning of several ids' if several else 'no receipt'}.",
+                    suggestion="List receipts with `kiwi audit`, and name one by its number or its id.",
+                )
+
+
+def _faults(entry: Entry, before: Head) -> Iterator[Issue]:
+    """Yield what is wrong with a receipt, given what stands before it."""
+    place = f"receipt {entry.seq}"
+    if entry.seq != before.count + 1:
+        first, last = before.count + 1, entry.seq - 1
+        missing = f"receipt {first}" if first == last else f"receipts {first} to {last}"
+        yield Issue(missing, "removed from the chain", _FIX)
+    elif entry.previous != before.hash:
+        yield Issue(place, "it does not follow the one before it", _FIX)
+    if seal(entry.seq, _values(entry.receipt), entry.previous) != entry.hash:
+        yield Issue(place, "it was changed after it was written", _FIX)
+
+
+def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:
+    clauses: Iterable[tuple[str, Value]] = (
+        ("item = ?", wanted.item),
+        ("actor = ?", wanted.actor),
+        ("action = ?", wanted.action),
+        ("status = ?", wanted.status),
+        ("at >= ?", None if wanted.since is None else iso(wanted.since)),
+        ("at < ?", None if wanted.until is None else iso(wanted.until)),
+        ("seq < ?", wanted.before),
+    )
+    given = [(clause, value) for clause, value in clauses if value is not None]
+    return " and ".join(clause for clause, _ in given) or "true", plain([value for _, value in given])
+
+
+def _entry(row: Row) -> Entry:
+    seq, *said, previous, own = row
+    return Entry(int(str(seq)), Receipt(*said), str(previous), str(own))  # type: ignore[arg-type]  # columns are fields
