@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from kiwi_mcp.domain.json import JsonObject
 
@@ -18,8 +18,9 @@ Network = Literal["none"]
 
 def strictest(levels: Iterable[str]) -> Level:
     """Return the strictest of some levels; a word that is no level counts as the strictest, and so does nothing."""
-    ranks = [LEVELS.index(cast(Level, level)) if level in LEVELS else len(LEVELS) - 1 for level in levels]
-    return LEVELS[max(ranks, default=len(LEVELS) - 1)]
+    ranks: Mapping[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+    top = len(LEVELS) - 1
+    return LEVELS[max((ranks.get(level, top) for level in levels), default=top)]
 
 
 @dataclass(frozen=True, slots=True)

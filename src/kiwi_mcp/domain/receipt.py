@@ -48,7 +48,8 @@ class Receipt:
     """At the level `verbose`, more words as JSON."""
 
 
-class Head(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Head:
     """The end of a chain: how many receipts there are, and the hash of the last."""
 
     count: int = 0

@@ -23,12 +23,14 @@ from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
+from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.completing import complete
 from kiwi_mcp.kernel.doctor import examine
 from kiwi_mcp.kernel.find import asks_registry, find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
+from kiwi_mcp.kernel.ledger import Ledger
 from kiwi_mcp.kernel.load import load
 from kiwi_mcp.kernel.migrating import migrate
 from kiwi_mcp.kernel.offered import kind_of, offer_of
@@ -43,6 +45,7 @@ from kiwi_mcp.kernel.registry.owner import refuse_strangers
 from kiwi_mcp.kernel.requests import (
     ACTIONS,
     REGISTRY_ACTIONS,
+    AuditRequest,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
@@ -63,6 +66,7 @@ from kiwi_mcp.kernel.tasks import tasks
 from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
+from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.definitions import Definitions
@@ -98,7 +102,8 @@ class Kernel:
     """Answers every verb for one user: `await kernel.call("execute", {...})`.
 
     `project` is the project of requests that name none; without it they must. `is_owner` says whether requests come
-    from the owner's own hand; a model's do not, and cannot choose where anything is sent.
+    from the owner's own hand; a model's do not, and cannot choose where anything is sent. `surface` is the way they
+    come, for the receipts.
     """
 
     def __init__(
@@ -108,11 +113,13 @@ class Kernel:
         user: Path | None = None,
         cache: Path | None = None,
         is_owner: bool = True,
+        surface: str = "python",
     ) -> None:
         self._project = project
         self._user = user or user_space()
         self._cache = cache or cache_folder()
         self._store = Store(self._user)
+        self._ledger = Ledger(self._user, self._store, surface)
         self._is_owner = is_owner
         self._catalogs: dict[Space, Catalog] = {}
         # A catalog is used by one thread at a time, and a search through what is published takes a thread of its own.
@@ -124,6 +131,17 @@ class Kernel:
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._store.look_again()
+        witness = self._ledger.witness(verb, payload, caller.name)
+        if witness is None:
+            return await self._told(verb, payload, caller, None)
+        try:
+            answer = await self._told(verb, payload, caller, witness)
+        except asyncio.CancelledError:
+            await self._ledger.enter_cancelled(witness)
+            raise
+        return await self._ledger.enter(witness, answer)
+
+    async def _told(self, verb: str, payload: JsonObject, caller: Caller, witness: Witness | None) -> Answer:
         # What is said back is text that every surface can write, whatever was sent.
         about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
@@ -131,7 +149,7 @@ class Kernel:
             request = read_request(verb, payload)
             if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
                 refuse_strangers(request, self._store.settings)
-            return await self._answer(request, caller)
+            return await self._answer(request, caller, witness)
         except KiwiError as error:
             return refusal(error, item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
@@ -177,10 +195,11 @@ class Kernel:
         self._catalogs.clear()
         self._searched.clear()
         self._offerings.clear()
+        await self._ledger.aclose()
         self._store.close()
         await close_drivers()
 
-    async def _answer(self, request: Request, caller: Caller) -> Answer:  # noqa: PLR0912 - one case for each verb
+    async def _answer(self, request: Request, caller: Caller, witness: Witness | None) -> Answer:  # noqa: PLR0912 - one case for each verb
         match request:
             case SearchRequest() if asks_registry(request):
                 searched = _kept(self._searched, self._space(request.project_path), self._made)
@@ -192,7 +211,7 @@ class Kernel:
                     load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id))
                 )
             case ExecuteRequest():
-                return await self._execute(request, caller)
+                return await self._execute(request, caller, witness)
             case HelpRequest():
                 return Answer(await self._help(request))
             case InitRequest():
@@ -209,6 +228,8 @@ class Kernel:
             case RunsRequest():
                 seen = self._seen(request, caller)
                 return Answer(await asyncio.to_thread(runs, request, seen, now=datetime.now(UTC)))
+            case AuditRequest():
+                return await asyncio.to_thread(self._audit, request)
             case PreferRequest():
                 offering = self._offering(request.project_path)
                 told = await asyncio.to_thread(prefer, request, self._user, offering, is_owner=self._is_owner)
@@ -222,12 +243,16 @@ class Kernel:
             case _:
                 raise TypeError(type(request))
 
+    def _audit(self, request: AuditRequest) -> Answer:
+        receipts, anchor = self._store.receipts(), self._ledger.anchor
+        return audit(request, receipts, anchor, now=datetime.now(UTC), is_owner=self._is_owner)
+
     async def _help(self, request: HelpRequest) -> JsonObject:
         catalog = self._catalog_if_any(request.project_path)
         notices = (await self.offers(request.project_path)).notices if catalog else ()
         return explain(request.topic, catalog, notices)
 
-    async def _execute(self, request: ExecuteRequest, caller: Caller) -> Answer:
+    async def _execute(self, request: ExecuteRequest, caller: Caller, witness: Witness | None) -> Answer:
         catalog = self._catalog_for(request)
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
@@ -239,8 +264,9 @@ class Kernel:
             recorder = self._recorder(caller)
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
+            attend = partial(self._attend, catalog)
             run = await execute(
-                call, catalog, grant, caller, runs=recorder, actor=actor, attend=partial(self._attend, catalog)
+                call, catalog, grant, caller, runs=recorder, actor=actor, witness=witness, attend=attend
             )
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)

@@ -21,12 +21,14 @@ from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.redaction import careful, redacted
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
+from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
-from kiwi_mcp.primitives.secrets import Revealed, Variables
+from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
@@ -72,13 +74,14 @@ async def execute(
     *,
     runs: Recorder = None,
     actor: str = "",
+    witness: Witness | None = None,
     attend: Callable[[Chain], None] = lambda _: None,
 ) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
 
     `attend` is told of the chain of a call that may go ahead, before it does.
     """
-    trail = Trail(call, runs, actor)
+    trail = Trail(call, runs, actor, witness)
     try:
         bound = prepare(call, catalog, grant)
         trail.set_out(bound.chain.tool.id, bound.plan, plan_digest(bound.plan))
@@ -98,17 +101,14 @@ async def execute(
 
 
 def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
-    """Return the values of the plan's variables; one that is set nowhere is an error before anything runs."""
-    if not bound.plan.variables:
+    """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
+    plan, chain = bound.plan, bound.chain
+    if not plan.variables:
         return _NO_SECRETS
-    found = Variables().resolve(
-        [name for name in bound.plan.variables if name not in bound.plan.defaulted],
-        optional=bound.plan.defaulted,
-        project=call.space.project,
-        user=call.space.user,
-        needed_by=bound.chain.tool.id,
+    needed = [name for name in plan.variables if name not in plan.defaulted]
+    return delivered(
+        needed, holder_of(chain, call.space), call.space, optional=plan.defaulted, needed_by=chain.tool.id
     )
-    return Revealed(found)
 
 
 def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:

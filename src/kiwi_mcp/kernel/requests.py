@@ -195,3 +195,19 @@ class RunsRequest(Request):
     before: Annotated[Name | None, Field(description="The `next` of the page before")] = None
     project_path: Annotated[Text | None, Field(description="Only runs in this project")] = None
     actor: Annotated[Text | None, Field(description="Runs of somebody who uses the gateway, for the owner")] = None
+
+
+class AuditRequest(Request):
+    """Look at the receipts of all calls, and check that none was changed."""
+
+    action: Literal["list", "show", "verify", "export"] = "list"
+    receipt: Annotated[Name | None, Field(description="show: its number, its id, or the beginning of that")] = None
+    tool: Annotated[Name | None, Field(description="Only receipts about this, by its short name")] = None
+    actor: Annotated[Name | None, Field(description="Only what this one did")] = None
+    did: Annotated[Name | None, Field(description="Only this action: run, create, mcp add …")] = None
+    status: RunStatus | None = None
+    since: Annotated[Name | None, Field(description="ISO 8601, or how long ago: 30m, 2h, 3d")] = None
+    until: Annotated[Name | None, Field(description="As `since`")] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 20
+    before: Annotated[int | None, Field(ge=1, le=2**62, description="list: the `next` of the page before")] = None
+    after: Annotated[int, Field(ge=0, le=2**62, description="export: the `next` of the page before")] = 0

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, RunNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.run import Run, is_run_id
+from kiwi_mcp.kernel.moments import milliseconds, moment_in
 from kiwi_mcp.kernel.places import outputs_home, user_space
 from kiwi_mcp.kernel.requests import RunsRequest
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.store.outputs import preview, read_record
 from kiwi_mcp.store.runs import RunFilter, Runs
 
-_AGO = re.compile(r"(\d{1,6})\s*([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LISTED = ("id", "tool_id", "identity", "status", "started_at", "duration_ms", "cost_micros", "code", "message")
 _MOST_STEPS = 1_000
 _PREFIX = re.compile(r"[0-9A-Za-z]{6,25}")
@@ -50,11 +49,11 @@ def _list(request: RunsRequest, store: Runs, now: datetime) -> JsonObject:
     if request.before is not None and not is_run_id(request.before):
         raise RunNotFound(request.before)
     wanted = RunFilter(
-        tool_id=_short(request.tool) if request.tool else None,
+        tool_id=short(request.tool) if request.tool else None,
         status=request.status,
         project=_project(request.project_path) if request.project_path else None,
-        since=_moment("since", request.since, now),
-        until=_moment("until", request.until, now),
+        since=moment_in("since", request.since, now),
+        until=moment_in("until", request.until, now),
         before=request.before,
         limit=request.limit + 1,  # one more than is told says whether there are more
     )
@@ -69,7 +68,7 @@ def _list(request: RunsRequest, store: Runs, now: datetime) -> JsonObject:
     return answer
 
 
-def _short(tool: str) -> str:
+def short(tool: str) -> str:
     """Return the short name in a reference, by which runs are listed."""
     return tool.rpartition("/")[2].partition("@")[0]
 
@@ -138,28 +137,9 @@ def _result(run: Run, store: Runs) -> JsonObject:
 def _prune(store: Runs, now: datetime) -> JsonObject:
     removed, results = 0, 0
     for _ in range(_MOST_STEPS):
-        step = store.prune(_milliseconds(now))
+        step = store.prune(milliseconds(now))
         if not step.runs and not step.results:
             break
         removed, results = removed + step.runs, results + step.results
     told = f"{removed} run{'s' * (removed != 1)} and {results} large result{'s' * (results != 1)} removed"
     return {"action": "prune", "status": "success", "message": told, "runs": removed, "results": results}
-
-
-def _moment(word: str, text: str | None, now: datetime) -> int | None:
-    """Return a time as it may be written, ISO 8601 or so long ago, in milliseconds since 1970."""
-    if text is None:
-        return None
-    try:
-        if (ago := _AGO.fullmatch(text.strip())) is not None:
-            return _milliseconds(now - timedelta(**{_UNITS[ago[2]]: int(ago[1])}))
-        moment = datetime.fromisoformat(text.strip())
-    except (ValueError, OverflowError) as error:
-        fix = "Write ISO 8601, such as `2026-01-28T12:00:00Z`, or how long ago: `30m`, `2h`, `3d`."
-        issue = Issue(word, f"{text[:60]!r} is not a time", fix)
-        raise InvalidRequest(f"`{word}`: {issue.reason}.", suggestion=issue.fix, issues=[issue.to_json()]) from error
-    return _milliseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-
-
-def _milliseconds(moment: datetime) -> int:
-    return int(moment.timestamp() * 1_000)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import get_args
 
 from kiwi_mcp.domain import paths
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.receipt import AuditLevel
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE, Actor
 from kiwi_mcp.kernel.private_yaml import rewrite
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -22,9 +24,10 @@ from kiwi_mcp.store.open import DIALECTS
 FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
-_WORDS = ("url", "actor", "namespaces", "remotes", "runs")
+_WORDS = ("url", "actor", "namespaces", "remotes", "runs", "audit")
 _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
+_LEVELS: tuple[AuditLevel, ...] = get_args(AuditLevel)
 _REMOTE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -44,13 +47,14 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """What the owner chose: the store, the actor, the remotes, and how many runs are kept for how long."""
+    """What the owner chose: the store, the actor, the remotes, how many runs are kept, and what receipts tell."""
 
     url: str
     actor: Actor
     remotes: Mapping[str, RemoteSettings] = field(default_factory=lambda: MappingProxyType({}))
     run_count: int = 10_000
     run_days: int = 90
+    audit: AuditLevel = "standard"
 
 
 def registry_settings(user: Path) -> RegistrySettings:
@@ -123,6 +127,7 @@ def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistryS
         remotes=MappingProxyType(dict(_remotes(written.get("remotes"), issues))),
         run_count=_number(runs, "count", 10_000, issues),
         run_days=_number(runs, "days", 90, issues),
+        audit=_level(written.get("audit"), issues),
     )
 
 
@@ -189,6 +194,13 @@ def _number(words: JsonObject, word: str, default: int, issues: list[Issue]) -> 
         issues.append(Issue(f"runs.{word}", "is not a number from 1 to 10,000,000", f"Write `{word}: {default}`."))
         return default
     return value
+
+
+def _level(written: Json, issues: list[Issue]) -> AuditLevel:
+    known: dict[str, AuditLevel] = {level: level for level in _LEVELS}
+    if written is not None and as_text(written) not in known:
+        issues.append(Issue("audit", "is not how much a receipt tells", f"Write one of: {', '.join(_LEVELS)}."))
+    return known.get(as_text(written), "standard")
 
 
 def _login() -> str:

@@ -14,6 +14,7 @@ from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
 from kiwi_mcp.store.database import Database, within
 from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.receipts import Receipts
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.runs import RunRetention, Runs
 
@@ -36,6 +37,7 @@ class _Opened:
     database: Database
     registry: Registry
     runs: Runs
+    receipts: Receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class _Fault:
 
 
 class Store:
-    """What one user remembers: published versions and runs, in one database; it may be used from several threads."""
+    """What one user remembers: versions, runs and receipts, in one database; it may be used from several threads."""
 
     def __init__(self, user: Path) -> None:
         self._user = user
@@ -83,6 +85,10 @@ class Store:
     def runs(self) -> Runs:
         """Return the runs."""
         return self._open().runs
+
+    def receipts(self) -> Receipts:
+        """Return the receipts."""
+        return self._open().receipts
 
     def hold(self) -> None:
         """Let the store count as looked at for a moment, since one call asks for its registry several times.
@@ -147,4 +153,5 @@ def _connected(settings: RegistrySettings) -> _Opened:
             database.close()
             raise
     retention = RunRetention(settings.run_count, settings.run_days)
-    return _Opened(settings, database, registry, Runs(database, retention=retention, actor=settings.actor.name))
+    runs = Runs(database, retention=retention, actor=settings.actor.name)
+    return _Opened(settings, database, registry, runs, Receipts(database))

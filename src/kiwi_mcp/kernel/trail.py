@@ -17,8 +17,10 @@ from kiwi_mcp.domain.errors import InvalidArguments, KiwiError
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import Run, RunStatus, iso
 from kiwi_mcp.kernel.places import outputs_home
+from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import sha256_hex
 from kiwi_mcp.primitives.secrets import redact
 from kiwi_mcp.store.outputs import (
@@ -58,11 +60,12 @@ class Left:
 class Trail:
     """A call on its way: a run in the store when it ends and, if it was made, a file in the project."""
 
-    def __init__(self, call: Call, runs: Recorder, actor: str) -> None:
+    def __init__(self, call: Call, runs: Recorder, actor: str, witness: Witness | None = None) -> None:
         self.secrets: Mapping[str, str] = {}
         self._call = call
         self._runs = runs
         self._actor = actor
+        self._witness = witness
         self._tool_id = call.tool_id
         self._identity = self._digest = self._plan_digest = ""
         self._begun = time.monotonic()
@@ -82,7 +85,7 @@ class Trail:
         run = self._run(status, code, redact(message, self.secrets), self._passed())
         # A task that was cancelled may be so again while it waits; the thread writes the record all the same.
         with suppress(KiwiError, CancelledError):
-            await _add(self._runs, run, None)
+            await _add(self._runs, run, None, self._receipt(run))
 
     async def finish(self, outcome: Outcome) -> Left:
         """Keep what happened; what cannot be kept is told, and the result is given all the same."""
@@ -92,11 +95,15 @@ class Trail:
         kept = self._keep(record, warnings)
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
         run = self._run(outcome.status, code, outcome.message, duration_ms, outcome.exit_code, kept, data)
-        is_recorded = await self._store(run, data, warnings)
+        outcome_bytes = data or (result_bytes(text) if self._witness else None)
+        is_recorded = await self._store(run, data, self._receipt(run, outcome_bytes), warnings)
         if is_recorded and kept and data is not None:
             self._lighten(kept, {**record, **preview(text), "result_sha256": run.result_sha256})
         shown = shorten(outcome.result, kept, text)
         return Left(duration_ms, kept, run.id if is_recorded else None, shown, tuple(warnings))
+
+    def _receipt(self, run: Run, outcome: bytes | None = None) -> Receipt | None:
+        return self._witness.of_run(run, self.secrets, outcome) if self._witness else None
 
     def _passed(self) -> int:
         return round((time.monotonic() - self._begun) * 1_000)
@@ -159,8 +166,8 @@ class Trail:
             return None
         return kept if home is own else replace(kept, path=str(home.parent / kept.path))
 
-    async def _store(self, run: Run, data: bytes | None, warnings: list[str]) -> bool:
-        """Record the run, and say whether that was done."""
+    async def _store(self, run: Run, data: bytes | None, receipt: Receipt | None, warnings: list[str]) -> bool:
+        """Record the run with its receipt, and say whether that was done."""
         match self._runs:
             case None:
                 return False
@@ -169,7 +176,7 @@ class Trail:
                 return False
             case runs:
                 try:
-                    await _add(runs, run, data)
+                    await _add(runs, run, data, receipt)
                 except KiwiError as reason:
                     warnings.append(_unrecorded(reason))
                     return False
@@ -181,9 +188,9 @@ class Trail:
             rewrite(outputs_home(_home(self._call.space), self._call.space.user), kept, record)
 
 
-async def _add(runs: Runs, run: Run, data: bytes | None) -> None:
-    if data is not None or not runs.add_now(run):
-        await to_thread(runs.add, run, data)
+async def _add(runs: Runs, run: Run, data: bytes | None, receipt: Receipt | None) -> None:
+    if data is not None or not runs.add_now(run, receipt):
+        await to_thread(runs.add, run, data, receipt)
 
 
 @lru_cache(maxsize=64)

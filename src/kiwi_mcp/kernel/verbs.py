@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kiwi_mcp.kernel.requests import (
+    AuditRequest,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
@@ -76,6 +77,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("doctor", DoctorRequest, "What works here, what is missing, and how to get it."),
     Verb("tasks", TasksRequest, "Calls that went on as tasks: which there are, and stop one.", is_read_only=False),
     Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave.", is_read_only=False),
+    Verb("audit", AuditRequest, "The receipts of all calls: list, show, verify that none was changed, export."),
     Verb(
         "registry",
         RegistryRequest,

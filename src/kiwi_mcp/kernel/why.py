@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -11,11 +12,13 @@ from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, KiwiError
 from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.primitives.addresses import is_address, refusal
-from kiwi_mcp.primitives.secrets import Variables
+from kiwi_mcp.primitives.bounds import refuse_holder, refuse_request
+from kiwi_mcp.primitives.secrets import Bound, Variables, names_in
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
@@ -32,12 +35,15 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
     templates: Json = [chain.tool.manifest.config, named, *below]
     names, spare = variables(templates), defaulted(templates)
-    found = Variables().locate(names, project=call.space.project, user=call.space.user)
+    holder, stored = holder_of(chain, call.space), held(names, call.space.user)
+    found = dict(Variables().locate(names, project=call.space.project, user=call.space.user))
+    found |= {name: f"{STORE}, {'' if one.is_granted(holder) else 'not '}granted" for name, one in stored.items()}
     changes = lock_changes(chain, call)
     gates: list[Callable[[], object]] = [
         lambda: verify(chain, changes, is_frozen=call.is_frozen),
         lambda: driver_of(chain),
-        lambda: check_target(prepare(call, catalog, grant).plan),
+        lambda: check_target(prepare(call, catalog, grant).plan, {name: one.bound for name, one in stored.items()}),
+        *(partial(refuse_holder, one, holder) for one in stored.values()),
     ]
     reasons = [reason for gate in gates for reason in _refusals(gate)]
     reasons += [
@@ -67,8 +73,11 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     }
 
 
-def check_target(plan: Plan) -> None:
-    """Refuse a plan whose address can be seen, without asking anybody, to be one that may not be called."""
+def check_target(plan: Plan, bounds: Mapping[str, Bound]) -> None:
+    """Refuse a plan whose address can be seen, without asking anybody, to be one that may not be called.
+
+    `bounds` hold the stored secrets among its variables.
+    """
     if not isinstance(plan.spec, HttpSpec):
         return
     target = urlsplit(plan.spec.url)
@@ -79,6 +88,8 @@ def check_target(plan: Plan) -> None:
             f"{host} cannot be called: {reason}.",
             suggestion=f"If the owner means it, add {target.netloc!r} to `hosts.allow` in ~/.ai/policy.yaml.",
         )
+    if not names_in(target.netloc):  # a host that is itself a variable is known when the request is made
+        refuse_request(plan.spec, bounds, host=host, port=port)
 
 
 def _refusals(gate: Callable[[], object]) -> list[JsonObject]:

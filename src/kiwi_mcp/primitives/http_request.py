@@ -15,7 +15,8 @@ from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, RequestFailed
 from kiwi_mcp.domain.json import Json, JsonObject, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.addresses import is_granted
-from kiwi_mcp.primitives.secrets import names_in, reveal, reveal_json, reveal_url
+from kiwi_mcp.primitives.bounds import refuse_request
+from kiwi_mcp.primitives.secrets import Revealed, names_in, reveal, reveal_json, reveal_url
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -85,7 +86,9 @@ def prepare(
         defaults["content-type"] = "text/plain; charset=utf-8" if is_text else "application/json"
     headers = (*given.items(), *((name, value) for name, value in defaults.items() if name not in lower))
     held = {name.lower() for name, value in spec.headers.items() if names_in(value)}
-    return Request(spec.method.upper(), url, headers, body, _CREDENTIALS | held)
+    request = Request(spec.method.upper(), url, headers, body, _CREDENTIALS | held)
+    refuse_unbound(spec, request, secrets)
+    return request
 
 
 def redirect(request: Request, status: int, location: str) -> Request:
@@ -184,6 +187,12 @@ def _form(fields: JsonObject) -> bytes:
         for value in (given if isinstance(given, list | tuple) else (given,))
     ]
     return urlencode(pairs).encode()
+
+
+def refuse_unbound(spec: HttpSpec, request: Request, secrets: Mapping[str, str]) -> None:
+    """Refuse a request that would carry a stored secret where it may not go."""
+    if isinstance(secrets, Revealed) and secrets.bounds:
+        refuse_request(spec, secrets.bounds, host=request.host, port=request.port)
 
 
 def refuse_denied(request: Request, denied: Sequence[str]) -> None:

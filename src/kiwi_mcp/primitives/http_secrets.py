@@ -17,7 +17,7 @@ from kiwi_mcp.primitives.http_client import network
 from kiwi_mcp.primitives.http_exchange import open_answer
 from kiwi_mcp.primitives.http_faults import limited
 from kiwi_mcp.primitives.http_pool import Network
-from kiwi_mcp.primitives.http_request import prepare
+from kiwi_mcp.primitives.http_request import prepare, refuse_unbound
 from kiwi_mcp.primitives.secrets import Redactor, Secret, reveal
 
 _NOTHING: Mapping[str, Secret] = MappingProxyType({})
@@ -48,6 +48,7 @@ async def take(
     values = {**secrets, **{name: secret.reveal() for name, secret in own.items()}}
     redactor = Redactor(values)
     request = prepare(_quoted(spec, values), values)
+    refuse_unbound(spec, request, secrets)  # as it was written, with the names of the caller's secrets still in it
     with limited(spec, request, redactor):
         async with asyncio.timeout(spec.timeout), aclosing(await open_answer(spec, request, through, silent)) as answer:
             body, _ = await answer.whole(spec.max_bytes)

@@ -21,7 +21,7 @@ from time import monotonic
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.primitives.key_file import unusable, write_private
 from kiwi_mcp.primitives.secrets import Secret
@@ -32,6 +32,7 @@ _MARK = b"kiwi sealed 1\n"
 _NONCE = 12
 _POLL = 0.05
 _LARGEST = 1_000_000
+_LOG_IN_AGAIN = "Log in again (`kiwi mcp login SERVER`), which replaces it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,15 @@ class Record:
 
 
 class Sealed:
-    """Records by name, in a folder; `key` gives the key when one is first needed."""
+    """Records by name, in a folder; `key` gives the key when one is first needed.
 
-    def __init__(self, folder: Path, key: Callable[[], bytes]) -> None:
+    `remedy` is what the owner does about a record that does not open.
+    """
+
+    def __init__(self, folder: Path, key: Callable[[], bytes], *, remedy: str = _LOG_IN_AGAIN) -> None:
         self._folder = folder
         self._key = key
+        self._remedy = remedy
 
     def mark(self, name: str) -> tuple[int, int] | None:
         """Return what changes whenever a record does; None where there is no record."""
@@ -68,12 +73,12 @@ class Sealed:
         except OSError as error:
             raise unusable(path, error) from error
         if len(data) > _LARGEST or not data.startswith(_MARK):
-            raise _damaged(path)
+            raise self._damaged(path)
         nonce, sealed = data[len(_MARK) :][:_NONCE], data[len(_MARK) + _NONCE :]
         try:
             opened: Json = json.loads(AESGCM(self._key()).decrypt(nonce, sealed, name.encode()))
         except (InvalidTag, ValueError):
-            raise _damaged(path) from None
+            raise self._damaged(path) from None
         found = as_object(as_object(opened).get("secrets"))
         secrets = {word: Secret(value) for word, value in found.items() if isinstance(value, str)}
         return Record(as_object(as_object(opened).get("facts")), secrets)
@@ -82,7 +87,10 @@ class Sealed:
         """Put a record in the place of the one of that name, whole."""
         secrets = {word: secret.reveal() for word, secret in record.secrets.items()}
         content, nonce = compact({"facts": record.facts, "secrets": secrets}).encode(), token_bytes(_NONCE)
-        _replace(self._path(name), _MARK + nonce + AESGCM(self._key()).encrypt(nonce, content, name.encode()))
+        data = _MARK + nonce + AESGCM(self._key()).encrypt(nonce, content, name.encode())
+        if len(data) > _LARGEST:
+            raise TooLarge("What is to be sealed", size=len(data), limit=_LARGEST)
+        _replace(self._path(name), data)
 
     def remove(self, name: str) -> bool:
         """Remove a record, also one that does not open, and say whether there was one."""
@@ -109,6 +117,13 @@ class Sealed:
             yield
         finally:
             os.close(lock)
+
+    def _damaged(self, path: Path) -> StoreDamaged:
+        return StoreDamaged(
+            f"{path} is damaged, or was sealed with another key, and cannot be opened.",
+            suggestion=self._remedy,
+            path=str(path),
+        )
 
     def _path(self, name: str) -> Path:
         # Names hold addresses and paths, which are nobody else's business.
@@ -140,11 +155,3 @@ async def _locked(lock: int, path: Path) -> None:
             await asyncio.sleep(_POLL)
         except OSError as error:
             raise unusable(path, error) from error
-
-
-def _damaged(path: Path) -> StoreDamaged:
-    return StoreDamaged(
-        f"{path} is damaged, or was sealed with another key, and cannot be opened.",
-        suggestion="Log in again (`kiwi mcp login SERVER`), which replaces it.",
-        path=str(path),
-    )

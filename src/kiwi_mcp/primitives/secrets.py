@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Literal, NoReturn, TypeAlias
 from urllib.parse import quote
 
 from kiwi_mcp.domain.errors import VariableMissing
@@ -17,6 +18,9 @@ from kiwi_mcp.primitives import dotenv
 from kiwi_mcp.primitives.redaction import Redactor, exempt, redact
 
 __all__ = [
+    "FORMS",
+    "Bound",
+    "Form",
     "Found",
     "Redactor",
     "Revealed",
@@ -29,6 +33,10 @@ __all__ = [
     "reveal_json",
     "reveal_url",
 ]
+
+Form: TypeAlias = Literal["header", "env", "any"]
+"""Where a value may be put: into headers of requests, into the environment of processes, or anywhere."""
+FORMS: tuple[Form, ...] = ("header", "env", "any")
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -64,11 +72,24 @@ class Found:
     value: Secret
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What holds a stored secret: the hosts that requests may carry it to, and the form it may have."""
+
+    hosts: tuple[str, ...] = ()
+    form: Form = "env"
+
+
+_UNBOUND: Mapping[str, Bound] = MappingProxyType({})
+
+
 class Revealed(Mapping[str, str]):
     """Values by name, for the primitives; its own text shows the names alone."""
 
-    def __init__(self, found: Mapping[str, Found]) -> None:
+    def __init__(self, found: Mapping[str, Found], bounds: Mapping[str, Bound] = _UNBOUND) -> None:
         self._values = {name: one.value.reveal() for name, one in found.items()}
+        self.bounds = bounds
+        """What holds those of the values that are stored secrets."""
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]

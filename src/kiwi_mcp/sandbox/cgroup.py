@@ -78,7 +78,7 @@ class Group:
 
 
 def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | None:
-    """Return where this user can make groups that bound memory, processors and processes; None where that is nowhere."""
+    """Return where this user can make groups that bound memory, processors and processes; None where it is nowhere."""
     places = _places(own)
     folders = {controller: _older(root, controller, places) for controller in CONTROLLERS}
     if found := {controller: folder for controller, folder in folders.items() if folder is not None}:

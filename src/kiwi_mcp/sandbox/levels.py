@@ -10,10 +10,11 @@ from pathlib import Path
 import yaml
 
 import kiwi_mcp.data
-from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
+from kiwi_mcp.domain.isolation import Level, strictest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 
-_FOLDER = Path(kiwi_mcp.data.__file__).parent / "isolation"
+FOLDER = Path(kiwi_mcp.data.__file__).parent / "isolation"
+"""Where the data on isolation are."""
 _UNKNOWN = "unknown"
 
 
@@ -37,7 +38,7 @@ class Offer:
 @cache
 def read_data(name: str) -> JsonObject:
     """Return one of the files of data on isolation."""
-    text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     return as_object(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 - both are safe loaders, and the file is Kiwi's own
 
 
@@ -79,6 +80,3 @@ def meaning(prop: str) -> str:
 def in_order(properties: Iterable[str]) -> tuple[str, ...]:
     """Return properties sorted, as messages list them."""
     return tuple(sorted(properties))
-
-
-__all__ = ["LEVELS", "Demands", "Offer", "demands", "floor", "in_order", "meaning", "needed_level", "offers"]

@@ -1,4 +1,4 @@
-"""The backend `none`: a process as it is; the primitive that starts it gives it a clean environment, a time and an end."""
+"""The backend `none`: a process as it is. The primitive that starts it sees to its variables, its time and its end."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class Unconfined:
         return None
 
     @contextmanager
-    def confine(self, spec: ProcessSpec, jail: Jail) -> Iterator[Confined]:  # noqa: ARG002 - as above
+    def wrap(self, spec: ProcessSpec, jail: Jail) -> Iterator[Confined]:  # noqa: ARG002 - as above
         """Give the process as it came."""
         yield Confined(spec)

@@ -71,7 +71,7 @@ class Backend(Protocol):
         `secret` is the path of a file that the process must not be able to see.
         """
 
-    def confine(self, spec: ProcessSpec, jail: Jail) -> AbstractContextManager[Confined]:
+    def wrap(self, spec: ProcessSpec, jail: Jail) -> AbstractContextManager[Confined]:
         """Return the process confined; what was opened for it is closed when the block ends."""
 
 

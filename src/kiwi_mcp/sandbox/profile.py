@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.sandbox.levels import read_data
@@ -38,19 +37,21 @@ class Profile:
 def base_profile() -> Profile:
     """Return the base profile of this machine."""
     data = read_data("base")
-    system = [place for place in _texts(data, "system") if os.path.lexists(place)]
-    links = {
-        place: os.readlink(place) for place in system if PurePosixPath(os.path.realpath(place)) != PurePosixPath(place)
-    }
-    folders = [place for place in system if place not in links]
+    system = [Path(place) for place in _texts(data, "system")]
+    links = {str(place): str(place.readlink()) for place in system if place.is_symlink()}
+    folders = [str(place) for place in system if place.is_dir() and not place.is_symlink()]
     return Profile(
-        readable=tuple(place for place in (*_texts(data, "readable"), *folders) if os.path.exists(place)),
+        readable=(*_present(_texts(data, "readable")), *folders),
         links=links,
         files={path: as_text(text).encode() for path, text in as_object(data["files"]).items()},
-        masked=tuple(place for place in _texts(data, "masked") if os.path.exists(place)),
+        masked=_present(_texts(data, "masked")),
         protected=_texts(data, "protected"),
         kept_absent=_texts(data, "kept_absent"),
     )
+
+
+def _present(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if Path(path).exists())
 
 
 def _texts(data: JsonObject, word: str) -> tuple[str, ...]:

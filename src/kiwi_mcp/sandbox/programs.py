@@ -10,7 +10,8 @@ from stat import S_ISREG, S_IWGRP, S_IWOTH
 FOLDERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/local/bin", "/run/current-system/sw/bin")
 """Where launchers are looked for: never on PATH, where anybody may have put one."""
 _OTHERS_WRITE = S_IWGRP | S_IWOTH
-_MOST_LINKS = 16
+_MOST_STEPS = 16
+_LONGEST_LINE = 256
 
 
 def find_launcher(name: str, folders: Sequence[str] = FOLDERS) -> str | None:
@@ -39,20 +40,28 @@ def _parents(path: Path) -> Iterator[os.stat_result]:
 def roots_of(program: str) -> tuple[str, ...]:
     """Return the paths without which a program does not run: its own, those of its links, and its installation.
 
-    An interpreter needs the folder it was installed to, a virtual environment also the one it was made from. Of any
-    other program only the file itself is taken: the folder around it may be anybody's home.
+    An interpreter needs the folder it was installed to, a virtual environment also the one it was made from, and a
+    script its interpreter. Of any other program only the file itself is taken: the folder around it may be a home.
     """
     roots: dict[str, None] = {}
-    for place in _links(program):
-        prefix = place.parent.parent
-        roots[str(prefix if _is_installation(prefix) else place)] = None
+    waiting = [program]
+    for _ in range(_MOST_STEPS):
+        if not waiting:
+            break
+        for place in _links(waiting.pop()):
+            prefix = place.parent.parent
+            if (root := str(prefix if _is_installation(prefix) else place)) in roots:
+                continue
+            roots[root] = None
+            waiting += [str(prefix / "bin" / "python")] if _is_virtual(prefix) else []
+            waiting += _interpreter(place)
     return tuple(roots)
 
 
 def _links(program: str) -> Iterator[Path]:
     """Yield a program's path and that of everything it links to, with the folders on the way made real."""
     place = Path(program)
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MOST_STEPS):
         place = Path(os.path.realpath(place.parent)) / place.name
         yield place
         if not place.is_symlink():
@@ -60,7 +69,20 @@ def _links(program: str) -> Iterator[Path]:
         place = place.parent / place.readlink()
 
 
+def _interpreter(place: Path) -> list[str]:
+    """Return the interpreter that the first line of a script names."""
+    try:
+        with place.open("rb") as file:
+            line = file.readline(_LONGEST_LINE)
+    except OSError:
+        return []
+    words = line[2:].split() if line.startswith(b"#!") else []
+    return [os.fsdecode(words[0])] if words and words[0].startswith(b"/") else []
+
+
+def _is_virtual(prefix: Path) -> bool:
+    return (prefix / "pyvenv.cfg").is_file()
+
+
 def _is_installation(prefix: Path) -> bool:
-    if (prefix / "pyvenv.cfg").is_file():
-        return True
-    return any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))
+    return _is_virtual(prefix) or any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))

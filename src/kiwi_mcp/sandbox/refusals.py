@@ -13,13 +13,13 @@ _REMEDIES = {
     "No permissions to creat": "This system does not let ordinary users make user namespaces. On Ubuntu, give "
     "bubblewrap an AppArmor profile that allows `userns`; in a container, allow `clone` and `unshare` with "
     "CLONE_NEWUSER in its seccomp profile; on Debian, set `kernel.unprivileged_userns_clone=1`.",
-    "nesting depth or": "The number of user namespaces is limited here. Raise `user.max_user_namespaces` (and its kin), "
-    "or start Kiwi outside of the sandbox that it runs in.",
+    "nesting depth or": "The number of namespaces is limited here. Raise `user.max_user_namespaces` and its kin, or "
+    "start Kiwi outside of the sandbox that it runs in.",
     "Can't mount proc": "Parts of /proc are masked here, as container engines do, so no new one can be mounted. Start "
     "the container with an unmasked /proc, or run Kiwi outside of it.",
-    "Unknown option": "This bubblewrap is too old. Install the security update of August 2024 (it knows `--bind-fd`), or "
-    "a newer release.",
-    "Race condition": "A folder that was granted was exchanged while the process was being started. Look at who does so.",
+    "Unknown option": "This bubblewrap is too old. Install the security update of August 2024, with which it learned "
+    "`--bind-fd`, or a newer release.",
+    "Race condition": "A granted folder was exchanged while the process was being started. Look at who does so.",
     "setting up uid map": "The user namespace could not be given its users. Look whether another sandbox or security "
     "module restricts it.",
 }

@@ -1,4 +1,4 @@
-"""The backend `rlimits`: limits for each process, and no way to gain rights. What it sees and reaches stays as it is."""
+"""The backend `rlimits`: limits for each process, and no way to gain rights. What it sees and reaches stays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rlimits:
         return SelfTest(spec, Jail("standard", limits=Limits(open_files=64, cpu_seconds=5)))
 
     @contextmanager
-    def confine(self, spec: ProcessSpec, jail: Jail) -> Iterator[Confined]:
+    def wrap(self, spec: ProcessSpec, jail: Jail) -> Iterator[Confined]:
         """Give the process with limits before it."""
         assert self.setpriv is not None  # noqa: S101 - a backend with obstacles is never chosen
         assert self.prlimit is not None  # noqa: S101 - likewise

@@ -1,4 +1,4 @@
-"""The filter of system calls: a program for the kernel's packet-filter machine, made here instruction by instruction."""
+"""The filter of system calls: a program for the kernel's packet-filter machine, written instruction by instruction."""
 
 from __future__ import annotations
 

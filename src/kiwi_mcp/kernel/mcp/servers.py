@@ -23,13 +23,14 @@ from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain, version_of
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
+from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.kernel.redaction import redacted
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import refusing_rule, verify
 from kiwi_mcp.policy.owner import owner_policy
-from kiwi_mcp.primitives.secrets import Revealed, Variables
+from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.definitions import Definitions, Known
 
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -225,14 +226,8 @@ def revealed(chain: Chain, space: Space) -> Revealed:
     """Return the values of all variables by which a server is reached."""
     config = chain.tool.manifest.config
     spare = defaulted(config)
-    found = Variables().resolve(
-        [name for name in variables(config) if name not in spare],
-        optional=spare,
-        project=space.project,
-        user=space.user,
-        needed_by=chain.tool.id,
-    )
-    return Revealed(found)
+    needed = [name for name in variables(config) if name not in spare]
+    return delivered(needed, holder_of(chain, space), space, optional=spare, needed_by=chain.tool.id)
 
 
 def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Grant]:

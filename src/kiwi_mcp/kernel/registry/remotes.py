@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, RemoteNotFound
+from kiwi_mcp.kernel.delivery import delivered
 from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
 from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
-from kiwi_mcp.primitives.secrets import Revealed, Variables, names_in
+from kiwi_mcp.primitives.secrets import names_in
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.open import DIALECTS, masked, open_target
@@ -65,13 +66,12 @@ def _over_http(remote: RemoteSettings, space: Space) -> Remote:
             "The token would go over the network for all to read: the address begins with http, not https.",
             suggestion="Use `https://…`, or leave the token out.",
         )
-    found = Variables().resolve(
-        names_in(remote.token), project=space.project, user=space.user, needed_by=f"the registry at {host}"
-    )
+    # Which variable holds the token is written in the owner's own settings, so it needs no grant.
+    found = delivered(names_in(remote.token), None, space, needed_by=f"the registry at {host}")
     # Only this kind brings an HTTP client along, for which every other start would have to wait.
     over_http = import_module("kiwi_mcp.kernel.registry.over_http")
     make: Callable[[str, str, Mapping[str, str]], Remote] = over_http.HttpRemote
-    return make(remote.url, remote.token, Revealed(found))
+    return make(remote.url, remote.token, found)
 
 
 def _host(url: str) -> str:

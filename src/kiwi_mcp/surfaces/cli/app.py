@@ -15,6 +15,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.places import nearest_project
 from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli.audit import audit
 from kiwi_mcp.surfaces.cli.gateway import up
 from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
@@ -40,6 +41,7 @@ app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
 app.add_typer(prefer, name="prefer")
 app.add_typer(task_commands)
+app.add_typer(audit, name="audit")
 
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -255,7 +257,7 @@ def init(
 def help_(
     topic: Annotated[
         str | None,
-        typer.Argument(help="tool, create, execute, search, load, registry, runs, mcp, migrate, up, errors, …"),
+        typer.Argument(help="tool, create, execute, search, load, registry, runs, audit, mcp, migrate, up, errors, …"),
     ] = None,
     project: Project = None,
     is_json: IsJson = False,
@@ -269,7 +271,7 @@ def call(
     verb: Annotated[
         str,
         typer.Argument(
-            help="search, load, execute, help, init, doctor, registry, runs, tasks, mcp, prefer or migrate."
+            help="search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer or migrate."
         ),
     ],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",

@@ -44,7 +44,7 @@ class Shell:
         if task is not None:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        kernel = Kernel(self.project)
+        kernel = Kernel(self.project, surface="cli")
         try:
             # Whoever is asked something reads it in peace.
             with reporting(is_quiet=self.is_json or questions is not nobody) as report:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.cli.audit_views import VIEWS as AUDIT_VIEWS
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
@@ -177,6 +178,7 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     **MCP_VIEWS,
     **PREFER_VIEWS,
     **TASK_VIEWS,
+    **AUDIT_VIEWS,
 }
 
 

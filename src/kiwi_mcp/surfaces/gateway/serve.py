@@ -111,7 +111,7 @@ async def _serve(
 @asynccontextmanager
 async def tools(door: Door, user: Path, project: Path | None) -> AsyncIterator[McpEndpoint]:
     """Give the MCP server of one kernel for all visitors, as far as the door lets them."""
-    kernel = VisitedKernel(project, user=user, is_owner=False)
+    kernel = VisitedKernel(project, user=user, is_owner=False, surface="gateway")
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
     changes = Changes(kernel)
     server = build_server(kernel, has_project=project is not None, calls=calls, changes=changes)

@@ -28,7 +28,8 @@ _KEPT = 64
 
 def run(wire: Wire, opening: Opening, project: str) -> None:
     """Serve the rest of a conversation that stage one has opened, with a kernel of its own."""
-    kernel = Kernel(Path(project).expanduser().absolute() if project else None, is_owner=False)
+    folder = Path(project).expanduser().absolute() if project else None
+    kernel = Kernel(folder, is_owner=False, surface="mcp")
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
     asyncio.run(serve(kernel, wire, opening, calls=calls, project=project))
 

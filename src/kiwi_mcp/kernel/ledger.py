@@ -1,0 +1,71 @@
+"""The ledger: every call that runs or changes something is in it, refused ones too, and only then is it answered."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import Internal, KiwiError
+from kiwi_mcp.domain.json import JsonObject, as_list
+from kiwi_mcp.domain.receipt import AuditLevel, Receipt
+from kiwi_mcp.domain.run import RunStatus
+from kiwi_mcp.kernel.anchor import Anchor
+from kiwi_mcp.kernel.answers import Answer
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.witness import Witness, changes
+
+
+class Ledger:
+    """The receipts of one kernel's calls, as they are written."""
+
+    def __init__(self, user: Path, store: Store, surface: str) -> None:
+        self.anchor = Anchor(user, store)
+        self._store = store
+        self._surface = surface
+
+    def witness(self, verb: str, payload: JsonObject, actor: str) -> Witness | None:
+        """Return whoever sees a call through; None where it only looks."""
+        action = changes(verb, payload)
+        if not action:
+            return None
+        level: AuditLevel = "standard"
+        with suppress(KiwiError):  # settings that cannot be read: whoever writes says so
+            settings = self._store.settings
+            actor, level = actor or settings.actor.name, settings.audit
+        return Witness(action, payload, actor=actor, surface=self._surface, level=level)
+
+    async def enter(self, witness: Witness, answer: Answer) -> Answer:
+        """Write a call down that left no run, and return its answer, which tells if that could not be done."""
+        if witness.is_heard:
+            self.anchor.note()
+        if witness.is_heard or answer.content.get("status") == "planned":
+            return answer
+        try:
+            await self._write(witness.of_answer(_status(answer), answer.content))
+        except KiwiError as reason:
+            warnings = [*as_list(answer.content.get("warnings")), f"No receipt was written: {reason.message}"]
+            return replace(answer, content={**answer.content, "warnings": warnings})
+        return answer
+
+    async def enter_cancelled(self, witness: Witness) -> None:
+        """Write a call down that was cancelled before it left a run."""
+        # A task that was cancelled may be so again while it waits; the thread writes the receipt all the same.
+        if not witness.is_heard:
+            with suppress(KiwiError, asyncio.CancelledError):
+                await self._write(witness.of_answer("cancelled", {"code": "cancelled"}))
+
+    async def _write(self, receipt: Receipt) -> None:
+        await asyncio.to_thread(lambda: self._store.receipts().add(receipt))
+        self.anchor.note()
+
+    async def aclose(self) -> None:
+        """Keep the place of what was written."""
+        await self.anchor.aclose()
+
+
+def _status(answer: Answer) -> RunStatus:
+    if not answer.is_error:
+        return "success"
+    return "error" if answer.content.get("code") == Internal.code else "refused"

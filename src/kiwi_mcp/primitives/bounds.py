@@ -1,0 +1,130 @@
+"""The bounds of a stored secret: to which items, to which hosts and in which form its value may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from kiwi_mcp.domain.errors import Denied
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.addresses import is_granted
+from kiwi_mcp.primitives.secrets import Bound, names_in
+
+ANY_HOST = "*"
+Bounds: TypeAlias = Mapping[str, Bound]
+_PROJECT = "project/"
+
+
+class SecretNotGranted(Denied):
+    """A stored secret is not granted to the item, the host or the form that asks for it."""
+
+    code, error = "secret_not_granted", "Secret not granted"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whoever would be given a secret: an item without its version, and the project that it is used in."""
+
+    item: str
+    project: str
+    is_process: bool = False
+    """Whether it is given secrets as variables of a process, not in requests."""
+
+    @property
+    def name(self) -> str:
+        """The short name of the item."""
+        return self.item.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedTo:
+    """The items that are given a secret: a full name without version, or a pattern of such names.
+
+    Items of projects have the same names everywhere, so those are given it in one project alone.
+    """
+
+    item: str
+    project: str
+
+    def covers(self, holder: Holder) -> bool:
+        """Whether an item is among them."""
+        is_here = not holder.item.startswith(_PROJECT) or holder.project == self.project
+        return is_here and fnmatchcase(holder.item, self.item)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A secret of the store, without its value."""
+
+    name: str
+    version: int
+    """Another one for each value; no two values of a store share it."""
+    bound: Bound = Bound()
+    grants: tuple[GrantedTo, ...] = ()
+    set_at: str = ""
+    """When the name was first set, and below, when it was given its present value: ISO 8601 in UTC."""
+    valued_at: str = ""
+    is_weak: bool = False
+    """Whether its value is too short or too common to be taken out of what tools say."""
+
+    def is_granted(self, holder: Holder) -> bool:
+        """Whether an item may be given it."""
+        return any(grant.covers(holder) for grant in self.grants)
+
+
+def refuse_holder(stored: Stored, holder: Holder) -> None:
+    """Refuse an item that was not granted a secret, and a process that would have one that is for requests."""
+    if not stored.is_granted(holder):
+        raise SecretNotGranted(
+            f"`{holder.name}` asks for ${{{stored.name}}}, and the owner has not granted it that secret.",
+            suggestion=f"If it is to have it, the owner types `kiwi secrets grant {stored.name} {holder.item}`.",
+            secret=stored.name,
+            tool_id=holder.name,
+        )
+    if holder.is_process and stored.bound.form == "header":
+        raise _unfit(stored.name, f"`{holder.name}` is a process, and ${{{stored.name}}} is for headers of requests")
+
+
+def refuse_request(spec: HttpSpec, bounds: Bounds, *, host: str, port: int) -> None:
+    """Refuse a request that would carry a secret to a host, or in a form, that it is not for."""
+    held = _names([dict(spec.headers), list(spec.basic or ())])
+    loose = _names([spec.url, spec.body])
+    for name in (name for name in bounds if name in held | loose):
+        form, hosts = bounds[name].form, bounds[name].hosts
+        if form == "env":
+            raise _unfit(name, f"${{{name}}} is for the environment of processes, and this is a request")
+        if form == "header" and name in loose:
+            raise _unfit(name, f"${{{name}}} is for headers, and stands in the address or the body of this request")
+        if ANY_HOST not in hosts and not is_granted(host, port, hosts):
+            known = ", ".join(hosts) or "no host"
+            raise SecretNotGranted(
+                f"The request goes to {host}:{port}, and ${{{name}}} is for {known}. Nothing was sent.",
+                suggestion=f"If it is to go there, the owner types `kiwi secrets set {name} --keep --hosts …`.",
+                secret=name,
+                host=host,
+            )
+
+
+def _unfit(name: str, reason: str) -> SecretNotGranted:
+    typed = f"kiwi secrets set {name} --keep --form any"
+    return SecretNotGranted(f"{reason}.", suggestion=f"If it is to go there, the owner types `{typed}`.", secret=name)
+
+
+def _names(value: Json) -> frozenset[str]:
+    return frozenset(name for text in _texts(value) for name in names_in(text))
+
+
+def _texts(value: Json) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for name, inner in value.items():
+                yield name
+                yield from _texts(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _texts(inner)

@@ -1,0 +1,150 @@
+"""Standing: what each backend has been shown to do on this machine, and which of them a level gets."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from tempfile import NamedTemporaryFile
+
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.isolation import Jail, Level
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.sandbox.levels import Offer, demands, in_order, offers, read_data
+from kiwi_mcp.sandbox.port import Backend, Runner
+from kiwi_mcp.sandbox.refusals import unavailable
+
+_FILE = "isolation.json"
+_LARGEST = 65_536
+_TOO_LITTLE = (
+    "Here memory and processors cannot be bounded for a group of processes: start Kiwi as root, or where it may "
+)
+_TOO_LITTLE += "make control groups, or let the owner lower the level for this tool."
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A backend, the properties it has here, and why it lacks others."""
+
+    backend: Backend
+    properties: frozenset[str]
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return what records and `doctor` show of it."""
+        return {
+            "backend": self.backend.name,
+            "properties": list(in_order(self.properties)),
+            "reasons": list(self.reasons),
+        }
+
+
+def choose(level: Level, standings: Sequence[Standing]) -> Standing:
+    """Return the backend for a level, or refuse and say what is missing; never one that has less than it requires."""
+    wanted = demands(level)
+    able = [standing for standing in standings if wanted.requires <= standing.properties]
+    if able:
+        # Of those that give as much of what is preferred, the first one: they stand in order of what they cost.
+        return max(able, key=lambda standing: len(wanted.prefers & standing.properties))
+    missing = {standing.backend.name: wanted.requires - standing.properties for standing in standings}
+    closest = min(standings, key=lambda standing: len(missing[standing.backend.name]))
+    raise unavailable(level, missing, closest.reasons)
+
+
+def policy_digest(jail: Jail) -> str:
+    """Return a hash of how a process was held: its jail, and the data that say what its level means."""
+    shown: JsonObject = {"jail": jail.to_json(), "data": [read_data(name) for name in ("levels", "backends", "base")]}
+    return sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tuple[Standing, ...]:
+    """Return the standing of each backend, from the self-tests in the state folder or, where they are new, by running.
+
+    The answers are kept by kernel, user and launcher; a changed one is a new machine.
+    """
+    known = _read(state / _FILE)
+    standings = [
+        _remembered(backend, known.get(_key(backend))) or await _examined(backend, state, run) for backend in backends
+    ]
+    shown = {_key(standing.backend): list(in_order(standing.properties)) for standing in standings}
+    if shown != known:
+        _write(state / _FILE, shown)
+    return tuple(standings)
+
+
+def forget(state: Path) -> None:
+    """Drop what was shown, because a launch failed: the next one shows it again, or says why not."""
+    with suppress(OSError):
+        (state / _FILE).unlink()
+
+
+def _remembered(backend: Backend, properties: Json) -> Standing | None:
+    offer = offers()[backend.name]
+    proved = {as_text(prop) for prop in as_list(properties)} & offer.proves
+    if backend.obstacles() or (offer.proves and not proved):
+        return None
+    return _standing(backend, offer, proved)
+
+
+async def _examined(backend: Backend, state: Path, run: Runner) -> Standing:
+    offer = offers()[backend.name]
+    if obstacles := backend.obstacles():
+        return Standing(backend, frozenset(), obstacles)
+    with _secret_in(state) as secret:
+        test = backend.self_test(secret)
+        if test is None:
+            return _standing(backend, offer, frozenset())
+        try:
+            with backend.wrap(test.spec, test.jail) as confined:
+                ended = await run(confined)
+                confined.check(ended)
+        except Unavailable as fault:
+            return Standing(backend, frozenset(), (f"{fault.message} {fault.suggestion}",))
+    return _standing(backend, offer, {*ended.stdout.decode(errors="replace").split()} & offer.proves)
+
+
+def _standing(backend: Backend, offer: Offer, proved: Iterable[str]) -> Standing:
+    properties = offer.provides | frozenset(proved)
+    unproved = offer.proves - properties
+    reasons = [_TOO_LITTLE] if unproved & {"mem_limit", "cpu_limit"} else []
+    if others := in_order(unproved - {"mem_limit", "cpu_limit"}):
+        reasons.append(f"The self-test of {backend.name} did not show {', '.join(others)}: see `kiwi doctor`.")
+    return Standing(backend, properties, tuple(reasons))
+
+
+def _key(backend: Backend) -> str:
+    kernel = os.uname()
+    told = (backend.name, backend.fingerprint(), kernel.release, kernel.version, kernel.machine, os.geteuid())
+    return sha256(json.dumps([*told, policy_digest(Jail("restricted"))]).encode()).hexdigest()
+
+
+@contextmanager
+def _secret_in(state: Path) -> Iterator[str]:
+    """Make a file that no confined process may see: in the state folder, or where temporary files are."""
+    with suppress(OSError):
+        state.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(prefix="secret-", dir=state if os.access(state, os.W_OK) else None) as file:
+        yield file.name
+
+
+def _read(path: Path) -> Mapping[str, Json]:
+    """Return what was shown before; nothing where the file is missing, damaged or not this user's own."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return {}
+            return as_object(json.loads(file.read(_LARGEST)))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(path: Path, found: Mapping[str, Sequence[str]]) -> None:
+    draft = path.with_name(f".{path.name}.{token_hex(8)}")
+    with suppress(OSError):  # a folder that cannot be written to costs a self-test at every start, and nothing else
+        draft.write_text(json.dumps(found))
+        draft.replace(path)

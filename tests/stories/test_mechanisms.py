@@ -1,0 +1,276 @@
+"""One suite for every mechanism: however a tool is reached, its client is told and refused in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from mcp import Client
+from mcp_types import CallToolResult
+from tests.stories.conftest import House, Placed
+
+from kiwi_mcp.domain.json import Json, JsonObject
+
+Mechanism = Literal["mcp over stdio", "mcp over http", "command line", "in process"]
+MECHANISMS: tuple[Mechanism, ...] = ("mcp over stdio", "mcp over http", "command line", "in process")
+
+PARAMETERS: JsonObject = {
+    "type": "object",
+    "properties": {"who": {"type": "string", "description": "Whom"}},
+    "required": ["who"],
+    "additionalProperties": False,
+}
+RESULT: JsonObject = {"type": "object", "properties": {"greeting": {"type": "string"}}, "required": ["greeting"]}
+READS_ONLY: JsonObject = {"readOnlyHint": True, "destructiveHint": False, "idempotentHint": True}
+GREET: JsonObject = {
+    "name": "greet",
+    "title": "Greet",
+    "description": "Greet somebody",
+    "inputSchema": PARAMETERS,
+    "outputSchema": RESULT,
+    "annotations": READS_ONLY,
+}
+FAIL: JsonObject = {"name": "fail", "description": "Lose the voice", "inputSchema": {"type": "object"}}
+DIRECTIVE = """# Greet
+```xml
+<directive name="greet" version="1.0.0">
+  <metadata><description>Greet somebody</description><category>talk</category><author>me</author></metadata>
+  <inputs><input name="who" type="string" required="true">Whom</input></inputs>
+  <process><step name="say"><action>Say hello to {who}</action></step></process>
+</directive>
+```
+"""
+
+
+def script(house: House, placed: Placed, tool_id: str, code: str, **words: Json) -> None:
+    """Write a tool that notes its calls where the server notes its own."""
+    manifest: JsonObject = {
+        "tool_id": tool_id, "tool_type": "script", "executor": "python_runtime", "version": "1.0.0",
+        "config": {"entrypoint": "main.py"}, **words,
+    }  # fmt: skip
+    notes = (
+        f"import pathlib\n\n\ndef main(who='you'):\n    notes = pathlib.Path({str(placed.folder / 'calls')!r})\n"
+        f"    with notes.open('a') as file:\n        file.write('{tool_id}\\n')\n"
+    )
+    house.write(f"tools/{tool_id}/tool.yaml", manifest)
+    house.write(f"tools/{tool_id}/main.py", f"{notes}{code}")
+
+
+def greeting_script(house: House, placed: Placed) -> None:
+    words: JsonObject = {"name": "Greet", "description": "Greet somebody", "effect": "pure"}
+    code = "    return {'greeting': f'Hello {who}'}\n"
+    script(house, placed, "greet", code, parameters=PARAMETERS, outputs=RESULT, **words)
+
+
+@dataclass
+class Told:
+    """What a client was told about one tool, by one mechanism."""
+
+    mechanism: Mechanism
+    house: House
+    placed: Placed
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: set[str] = field(default_factory=set)
+    ran: dict[str, int] = field(default_factory=dict)
+    """How often anything ran, by the end of each step."""
+
+    @property
+    def source(self) -> str:
+        return "mcp/placed" if self.mechanism.startswith("mcp") else "project/local"
+
+    def install(self, stack: ExitStack) -> None:
+        """Put the tool where its mechanism reaches it."""
+        self.placed.offer(GREET, FAIL)
+        match self.mechanism:
+            case "mcp over stdio":
+                self.house.own("mcp", action="add", server="placed", **self.placed.command)
+            case "mcp over http":
+                port, _ = stack.enter_context(self.placed.listening())
+                self.permit(f"127.0.0.1:{port}")
+                self.house.own("mcp", action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
+            case "command line":
+                greeting_script(self.house, self.placed)
+                script(self.house, self.placed, "fail", "    raise ValueError('no voice today')\n")
+            case "in process":
+                self.house.write("directives/greet.md", DIRECTIVE)
+                self.house.write("directives/fail.md", DIRECTIVE.replace("</inputs>", "").replace('"greet"', '"fail"'))
+
+    def permit(self, *hosts: str, **rules: Json) -> None:
+        """Write the owner's policy; what was granted stays granted."""
+        path = self.house.user / "policy.yaml"
+        known: JsonObject = json.loads(path.read_text()) if path.exists() else {}
+        self.house.settle("policy.yaml", {**known, **({"hosts": {"allow": list(hosts)}} if hosts else {}), **rules})
+
+    async def ask(self, client: Client, step: str, verb: str, **request: Json) -> None:
+        result: CallToolResult = await client.call_tool(verb, dict(request))
+        assert result.structured_content is not None, result
+        self.answers[step] = dict(result.structured_content)
+        self.errors |= {step} if result.is_error else set()
+        self.ran[step] = len(self.placed.noted("calls"))
+
+    async def converse(self, client: Client) -> None:
+        greet, fail = f"{self.source}/greet", f"{self.source}/fail"
+        await self.ask(client, "search", "search", query="greet somebody")
+        await self.ask(client, "load", "load", item_id=greet)
+        await self.ask(client, "wrong", "execute", item_id=greet, parameters={"who": 3, "whom": "Ann"})
+        await self.ask(client, "call", "execute", item_id=greet, parameters={"who": "Ann"})
+        await self.ask(client, "unknown", "execute", item_id=f"{self.source}/greets", parameters={"who": "Ann"})
+        await self.ask(client, "fail", "execute", item_id=fail)
+        await self.ask(client, "call after a failure", "execute", item_id=greet, parameters={"who": "Bob"})
+        self.permit(items={"allow": ["*"], "deny": [f"{self.source}/greet@*"]})
+        await self.ask(client, "denied", "execute", item_id=greet, parameters={"who": "Ann"})
+        await self.ask(client, "search when denied", "search", query="greet somebody")
+        await self.ask(client, "runs", "runs")
+
+
+@pytest.fixture(scope="module", params=MECHANISMS)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """One conversation about one tool: every client of every mechanism asks the same."""
+    root = tmp_path_factory.mktemp("house")
+    (root / "project" / ".ai").mkdir(parents=True)
+    told = Told(request.param, House(root), Placed(root / "placed"))
+    with ExitStack() as stack:
+        told.install(stack)
+        told.house.told(told.converse)
+        yield told
+
+
+@pytest.mark.req("G1", "E6")
+def test_it_is_found_by_its_source_and_name(told: Told) -> None:
+    (card,) = told.answers["search"]["results"]
+    assert card["identity"] == f"{told.source}/greet@1.0.0"
+    assert card.keys() == {"name", "description", "source", "path", "score", "tool_type", "identity", "why"}
+    assert (card["name"], card["description"]) == ("greet", "Greet somebody")
+
+
+@pytest.mark.req("G1")
+def test_its_definition_has_the_same_shape(told: Told) -> None:
+    definition = told.answers["load"]
+    assert definition.keys() == {
+        "name", "path", "content", "source", "metadata", "parameters", "identity", "digest", "integrity", "files",
+        "chain",
+    }  # fmt: skip
+    assert definition["identity"] == f"{told.source}/greet@1.0.0"
+    assert definition["parameters"] == PARAMETERS
+    assert definition["metadata"]["description"] == "Greet somebody"
+
+
+@pytest.mark.req("G1")
+def test_a_valid_call_is_answered_in_the_same_shape(told: Told) -> None:
+    answer = told.answers["call"]
+    assert answer.keys() == {
+        "tool_id", "action", "status", "result", "execution_time_ms", "output_path", "run_id", "identity", "integrity",
+    }  # fmt: skip
+    assert "Ann" in json.dumps(answer["result"])
+    # What is read in the kernel's own process is a program that its reader runs.
+    assert answer["status"] == ("ready" if told.mechanism == "in process" else "success")
+    assert told.ran["call"] == (0 if told.mechanism == "in process" else 1)
+
+
+@pytest.mark.req("G1")
+def test_wrong_arguments_are_refused_before_anything_runs(told: Told) -> None:
+    answer = told.answers["wrong"]
+    assert "wrong" in told.errors
+    assert answer["code"] == "invalid_input"
+    assert {issue["place"] for issue in answer["issues"]} == {"who", "whom"}
+    assert told.ran["wrong"] == 0
+
+
+@pytest.mark.req("G1")
+def test_a_name_that_it_does_not_have_is_not_found(told: Told) -> None:
+    assert told.answers["unknown"]["code"] == "tool_not_found"
+    assert told.ran["unknown"] == told.ran["call"]
+
+
+@pytest.mark.req("G1", "B6")
+def test_what_the_owner_denies_is_refused_and_still_spoken_of(told: Told) -> None:
+    assert told.answers["denied"]["code"] == "not_permitted"
+    assert told.ran["denied"] == told.ran["call after a failure"]
+    (card,) = told.answers["search when denied"]["results"]
+    assert card["permitted"] is False
+    assert "permitted" not in told.answers["search"]["results"][0]
+
+
+@pytest.mark.req("G1", "I5")
+def test_a_failure_is_a_result_that_is_not_tried_again_and_the_next_call_works(told: Told) -> None:
+    failure = told.answers["fail"]
+    assert "fail" in told.errors
+    assert failure.keys() >= {"error", "code", "item_type", "message", "suggestion"}
+    if told.mechanism != "in process":
+        assert (failure["status"], failure["code"]) == ("error", "execution_failed")
+        assert "no voice today" in failure["message"]
+        assert told.ran["fail"] - told.ran["unknown"] == 1
+    assert "call after a failure" not in told.errors
+    assert "Bob" in json.dumps(told.answers["call after a failure"]["result"])
+
+
+@pytest.mark.req("G1")
+def test_every_run_is_recorded_whatever_came_of_it(told: Told) -> None:
+    statuses = [run["status"] for run in reversed(told.answers["runs"]["runs"])]
+    done = told.answers["call"]["status"]
+    failed = "refused" if told.mechanism == "in process" else "error"
+    assert statuses == ["refused", done, "refused", failed, done, "refused"]
+    recorded = [run for run in told.answers["runs"]["runs"] if run["id"] == told.answers["call"]["run_id"]]
+    assert [run["identity"] for run in recorded] == [f"{told.source}/greet@1.0.0"]
+
+
+# --- one tool in three places ---
+
+
+async def seen(client: Client) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]:
+    """What a client sees of the tool: its definition, its answer, what it refuses, and what is recorded of it."""
+    listed = {tool.name: tool for tool in (await client.list_tools(cache_mode="refresh")).tools}
+    answer = await client.call_tool("greet", {"who": "Ann"})
+    refused = await client.call_tool("greet", {"whom": "Ann"})
+    (run, *_) = [run for run in await runs(client) if run["status"] == "success"]
+    shape = {"content": [block.type for block in answer.content], "structured": answer.structured_content}
+    return listed["greet"].model_dump(), shape, refused.structured_content, {*run}
+
+
+async def runs(client: Client) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = (await client.call_tool("runs", {})).structured_content["runs"]
+    return listed
+
+
+@pytest.mark.req("G2")
+def test_a_tool_that_moves_is_the_same_to_its_client_its_owner_and_its_records(house: House, placed: Placed) -> None:
+    placed.offer(GREET)
+    house.settle("preferences.yaml", {"always_send": {"greet": {"as": "greet"}}})
+    open_, closed = {"allow": ["*"]}, {"allow": ["*"], "deny": ["*/greet@*"]}
+
+    async def at_a_place(client: Client, host: str) -> tuple[object, ...]:
+        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}})
+        found = await seen(client)
+        house.settle("policy.yaml", {"items": closed, "hosts": {"allow": [host]}})
+        assert "greet" not in [tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools]
+        denied = await client.call_tool("execute", {"item_id": "greet", "parameters": {"who": "Ann"}})
+        assert denied.structured_content["code"] == "not_permitted"
+        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}})
+        return found
+
+    async def move(**words: Json) -> None:
+        await asyncio.to_thread(house.own, "mcp", **words)
+
+    async def story(client: Client) -> None:
+        await move(action="add", server="placed", **placed.command)
+        here = await at_a_place(client, "127.0.0.1:1")
+        with placed.listening() as (port, _):
+            await move(action="remove", server="placed")
+            house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [f"127.0.0.1:{port}"]}})
+            await move(action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
+            there = await at_a_place(client, f"127.0.0.1:{port}")
+        await move(action="remove", server="placed")
+        greeting_script(house, placed)
+        for_each_call = await at_a_place(client, "127.0.0.1:1")
+        assert here == there == for_each_call
+        assert {run["identity"] for run in await runs(client) if run["status"] == "success"} == {
+            "mcp/placed/greet@1.0.0", "project/local/greet@1.0.0",
+        }  # fmt: skip
+
+    house.told(story)
+    assert placed.noted("calls") == ["greet"] * 3
