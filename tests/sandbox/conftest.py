@@ -10,21 +10,24 @@ import pickle
 import shutil
 import subprocess as starting
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
+from tempfile import mkdtemp
 from typing import TypeVar
 
 import pytest
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.isolation import Handover, Jail, Level, Limits
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives import subprocess
 from kiwi_mcp.primitives.subprocess import ProcessResult
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.port import Confined
-from kiwi_mcp.sandbox.standing import Standing, choose, examine
+from kiwi_mcp.sandbox.standing import choose, examine
 
 T = TypeVar("T")
 ORDINARY = 23_456
@@ -36,8 +39,8 @@ PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"
 async def run_confined(confined: Confined, secrets: Mapping[str, str] | None = None) -> ProcessResult:
     """Run what a backend gave through the primitive, with all that its start takes."""
     if "handover" in inspect.signature(subprocess.run).parameters:
-        hand = {"handover": confined.handover}
-        return await subprocess.run(confined.spec, secrets=secrets or {}, **hand)
+        run: Callable[..., Awaitable[ProcessResult]] = subprocess.run
+        return await run(confined.spec, secrets=secrets or {}, handover=confined.handover)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", _popen(confined.handover))
         return await subprocess.run(confined.spec, secrets=secrets or {})
@@ -77,13 +80,30 @@ def _popen(handover: Handover) -> Callable[..., starting.Popen[bytes]]:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """What a process is given for one run, beyond its command."""
+
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = Path("/")
+    timeout: float = 20.0
+
+
+EMPTY = Cell()
+
+
+@dataclass(frozen=True)
 class Warden:
     """Kiwi as a user, and the level it holds processes at."""
 
     user: str
     level: Level
-    folder: Path
-    """The user's own, which a confined process sees nothing of unless it is granted."""
+    home: Path
+    """A folder of the user's own, which a confined process sees nothing of unless it is granted."""
+    state: Path
     python: str
     owner_map: int | None = None
 
@@ -91,48 +111,42 @@ class Warden:
         """Do something as the user; what it raises is raised here."""
         return as_ordinary(work) if self.user == "ordinary" and IS_ROOT else work()
 
-    def standings(self) -> tuple[Standing, ...]:
-        """Return what each backend was shown to do; to be asked as the user."""
-        made = backends(owner_map=self.owner_map)
-        return asyncio.run(examine(made, Path(f"/tmp/kiwi-tests-{os.geteuid()}"), run_confined))
-
-    def run(
-        self,
-        *argv: str,
-        readable: tuple[Path, ...] = (),
-        writable: tuple[Path, ...] = (),
-        limits: Limits | None = None,
-        env: Mapping[str, str] | None = None,
-        secrets: Mapping[str, str] | None = None,
-        cwd: Path = Path("/"),
-        timeout: float = 20.0,
-    ) -> ProcessResult:
+    def run(self, *argv: str, cell: Cell = EMPTY) -> ProcessResult:
         """Run a command confined, and return how it ended; where it could not be confined, that is raised."""
-        spec = ProcessSpec(argv, cwd=str(cwd), env={"PATH": PLAIN_PATH, **(env or {})}, timeout=timeout)
-        jail = Jail(self.level, tuple(map(str, readable)), tuple(map(str, writable)), limits=limits or Limits())
+        return self.do(lambda: asyncio.run(self.held(*argv, cell=cell)))
 
-        async def held() -> ProcessResult:
-            standings = await examine(
-                backends(owner_map=self.owner_map), Path(f"/tmp/kiwi-tests-{os.geteuid()}"), run_confined
-            )
-            with choose(self.level, standings).backend.wrap(spec, jail) as confined:
-                ended = await run_confined(confined, secrets)
-                confined.check(ended)
-                return ended
+    async def held(self, *argv: str, cell: Cell = EMPTY) -> ProcessResult:
+        """Run a command confined; the user must be the right one already."""
+        env = {"PATH": PLAIN_PATH, **cell.env}
+        spec = ProcessSpec(argv, cwd=str(cell.cwd), env=env, timeout=cell.timeout)
+        jail = Jail(self.level, _paths(cell.readable), _paths(cell.writable), limits=cell.limits)
+        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
+        with choose(self.level, standings).backend.wrap(spec, jail) as confined:
+            ended = await run_confined(confined, cell.secrets)
+            confined.check(ended)
+            return ended
 
-        return self.do(lambda: asyncio.run(held()))
-
-    def python_says(self, code: str, *arguments: str, **words: object) -> object:
+    def python_says(self, code: str, *arguments: str, cell: Cell = EMPTY) -> Json:
         """Run Python code confined, and return the JSON that it printed."""
-        ended = self.run(self.python, "-I", "-S", "-c", code, *arguments, **words)  # type: ignore[arg-type] # as `run` takes them
-        assert ended.exit_code == 0, (ended.exit_code, ended.signal, ended.stderr.decode())
-        return json.loads(ended.stdout)
+        ended = self.run(self.python, "-I", "-S", "-c", code, *arguments, cell=cell)
+        assert ended.exit_code == 0, (ended.exit_code, ended.signal, ended.timed_out, ended.stderr.decode())
+        said: Json = json.loads(ended.stdout)
+        return said
 
-    def own(self, *paths: Path) -> None:
-        """Give files and folders to the user."""
+    def folder(self, name: str, **files: str) -> Path:
+        """Make a folder of the user's own, with files in it; `__` in a name stands for a dot."""
+        folder = self.home / f"{name}-{token_hex(4)}"
+        folder.mkdir()
+        for file, content in files.items():
+            (folder / file.replace("__", ".")).write_text(content)
         if self.user == "ordinary" and IS_ROOT:
-            for path in paths:
-                os.chown(path, ORDINARY, ORDINARY, follow_symlinks=False)
+            for path in (folder, *folder.iterdir()):
+                os.chown(path, ORDINARY, ORDINARY)
+        return folder
+
+
+def _paths(paths: tuple[Path, ...]) -> tuple[str, ...]:
+    return tuple(map(str, paths))
 
 
 def as_ordinary(work: Callable[[], T]) -> T:
@@ -191,45 +205,54 @@ def owner_map() -> Iterator[int | None]:
     os.close(space)
 
 
-HELD = (("ordinary", "sandboxed"), ("root", "sandboxed"), ("root", "restricted"))
+@pytest.fixture(scope="session")
+def grounds() -> Iterator[Path]:
+    """A folder that every user may enter, as pytest's own are not."""
+    folder = Path(mkdtemp(prefix="kiwi-tests-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=HELD, ids=lambda held: "-".join(held))
-def warden(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, owner_map: int | None
-) -> Iterator[Warden]:
+HELD: tuple[tuple[str, Level], ...] = (("ordinary", "sandboxed"), ("root", "sandboxed"), ("root", "restricted"))
+
+
+@pytest.fixture(scope="module", params=HELD, ids="-".join)
+def warden(request: pytest.FixtureRequest, grounds: Path, owner_map: int | None) -> Warden:
     """Kiwi as an ordinary user and as root, at each level that the user can have here."""
     user, level = request.param
-    yield from _hired(user, level, tmp_path_factory, owner_map)
+    return hire(user, level, grounds, owner_map)
 
 
 @pytest.fixture(scope="module", params=["ordinary", "root"])
-def keeper(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, owner_map: int | None
-) -> Iterator[Warden]:
+def keeper(request: pytest.FixtureRequest, grounds: Path, owner_map: int | None) -> Warden:
     """Kiwi as an ordinary user and as root, at the level `sandboxed`."""
-    yield from _hired(request.param, "sandboxed", tmp_path_factory, owner_map)
+    return hire(request.param, "sandboxed", grounds, owner_map)
 
 
-def _hired(
-    user: str, level: Level, factory: pytest.TempPathFactory, owner_map: int | None
-) -> Iterator[Warden]:
+@pytest.fixture(scope="module")
+def rooted(grounds: Path, owner_map: int | None) -> Warden:
+    """Kiwi as root, at the level `sandboxed`."""
+    return hire("root", "sandboxed", grounds, owner_map)
+
+
+@pytest.fixture(scope="module")
+def strict(grounds: Path, owner_map: int | None) -> Warden:
+    """Kiwi as root, at the level `restricted`."""
+    return hire("root", "restricted", grounds, owner_map)
+
+
+def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warden:
+    """Return Kiwi as a user; the tests that need root are not run by anybody else."""
     if user == "root" and not IS_ROOT:
         pytest.skip("only root can start Kiwi as root")
-    python = shutil.which("python3", path=PLAIN_PATH) if user == "ordinary" and IS_ROOT else sys.executable
+    is_other = user == "ordinary" and IS_ROOT
+    python = shutil.which("python3", path=PLAIN_PATH) if is_other else sys.executable
     if python is None:
         pytest.skip("there is no Python that an ordinary user can start")
-    # Below a folder that everybody may enter: pytest's own is closed to other users.
-    folder = Path(shutil.os.path.realpath(factory.getbasetemp())) if False else _open_folder(user, level)
-    warden = Warden(user, level, folder, python, owner_map if user == "root" else None)
-    warden.own(folder)
-    try:
-        yield warden
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _open_folder(user: str, level: str) -> Path:
-    folder = Path(f"/var/tmp/kiwi-tests-{os.getpid()}-{user}-{level}")
-    folder.mkdir()
-    return folder
+    home, state = grounds / f"{user}-{level}", grounds / f"state-{user}"
+    for folder in (home, state):
+        folder.mkdir(exist_ok=True)
+        if is_other:
+            os.chown(folder, ORDINARY, ORDINARY)
+    return Warden(user, level, home, state, python, owner_map if user == "root" else None)

@@ -1,4 +1,4 @@
-"""What stories stand on beside the rest: services on loopback, a house with its owner, and a server to be put anywhere."""
+"""What stories stand on beside the rest: services on loopback, a house with its owner, and a server to put anywhere."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult
+from tests.stories.conftest import House
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Kernel
@@ -160,3 +163,26 @@ def test_a_server_of_others_is_added_found_and_used(project: Path) -> None:
         await kernel.aclose()
 
     asyncio.run(story())
+
+
+@pytest.mark.full
+@pytest.mark.req("K-MC-01")
+@pytest.mark.parametrize(("mode", "path", "transport"), [("streamableHttp", "mcp", "http"), ("sse", "sse", "sse")])
+def test_a_server_of_others_is_reached_at_its_address(mode: str, path: str, transport: str, house: House) -> None:
+    program = SERVERS / "npm" / "node_modules" / ".bin" / "mcp-server-everything"
+    assert program.exists(), "run `scripts/setup.sh --test`"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words, surroundings = [str(program), mode], {**os.environ, "PORT": str(port)}
+    with subprocess.Popen(words, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as server:
+        try:
+            assert server.stderr
+            assert any(str(port).encode() in line for line in server.stderr)  # it says so once it listens
+            house.settle("policy.yaml", {"hosts": {"allow": [f"127.0.0.1:{port}"]}})
+            config: JsonObject = {"transport": transport, "url": f"http://127.0.0.1:{port}/{path}"}
+            house.own("mcp", action="add", server="everything", manifest={"executor": "http_client", "config": config})
+            run = house.own("execute", item_id="mcp/everything/echo", parameters={"message": "hi"})
+            assert "Echo: hi" in str(run["result"])
+        finally:
+            server.kill()

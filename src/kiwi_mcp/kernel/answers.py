@@ -62,6 +62,7 @@ def ran(run: Run, *, item_type: str) -> Answer:
         "identity": tool.identity,
         "integrity": tool.integrity,
         **_warnings(run.bound),
+        **({"checkpoint": run.guard.told} if run.guard.told else {}),
         **_details(outcome),
     }
     if outcome.is_success:

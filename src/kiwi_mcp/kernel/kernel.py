@@ -25,6 +25,7 @@ from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.checkpoints.guard import guard_of
 from kiwi_mcp.kernel.completing import complete
 from kiwi_mcp.kernel.doctor import examine
 from kiwi_mcp.kernel.find import asks_registry, find
@@ -58,7 +59,9 @@ from kiwi_mcp.kernel.requests import (
     Request,
     RunsRequest,
     SearchRequest,
+    SecretsRequest,
     TasksRequest,
+    UndoRequest,
 )
 from kiwi_mcp.kernel.runs import runs
 from kiwi_mcp.kernel.store import Store
@@ -131,15 +134,15 @@ class Kernel:
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._store.look_again()
-        witness = self._ledger.witness(verb, payload, caller.name)
+        witness = self._ledger.witness(verb, payload)
         if witness is None:
             return await self._told(verb, payload, caller, None)
         try:
             answer = await self._told(verb, payload, caller, witness)
         except asyncio.CancelledError:
-            await self._ledger.enter_cancelled(witness)
+            await self._ledger.enter_cancelled(witness, caller.name)
             raise
-        return await self._ledger.enter(witness, answer)
+        return await self._ledger.enter(witness, answer, caller.name)
 
     async def _told(self, verb: str, payload: JsonObject, caller: Caller, witness: Witness | None) -> Answer:
         # What is said back is text that every surface can write, whatever was sent.
@@ -238,6 +241,14 @@ class Kernel:
                 now = time.time_ns() // 1_000_000
                 told = await asyncio.to_thread(lambda: tasks(request, self.tasks(), now=now, is_owner=self._is_owner))
                 return Answer(told)
+            case SecretsRequest():
+                # What opens the store of secrets is loaded by whoever asks about it.
+                act_on = import_module("kiwi_mcp.kernel.secrets").act
+                return Answer(await act_on(request, self._catalog(request.project_path), is_owner=self._is_owner))
+            case UndoRequest():
+                undo = import_module("kiwi_mcp.kernel.checkpoints.undo").undo
+                space, recorder = self._space(request.project_path), self._recorder(caller)
+                return Answer(await undo(request, space, recorder, is_owner=self._is_owner))
             case MigrateRequest():
                 return Answer(await migrate(request, self._catalog(request.project_path), caller.report))
             case _:
@@ -256,7 +267,8 @@ class Kernel:
         catalog = self._catalog_for(request)
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
-            grant = owner_policy(self._user).grant
+            policy = owner_policy(self._user)
+            grant = policy.grant
             if request.action == "why":
                 return Answer(explain_call(call, catalog, grant))
             if request.dry_run:
@@ -265,8 +277,9 @@ class Kernel:
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
             attend = partial(self._attend, catalog)
+            save = partial(guard_of, catalog.space, policy.checkpoint, is_asked=request.checkpoint)
             run = await execute(
-                call, catalog, grant, caller, runs=recorder, actor=actor, witness=witness, attend=attend
+                call, catalog, grant, caller, runs=recorder, actor=actor, witness=witness, attend=attend, save=save
             )
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)

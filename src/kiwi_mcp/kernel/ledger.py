@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kiwi_mcp.domain.errors import Internal, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list
-from kiwi_mcp.domain.receipt import AuditLevel, Receipt
 from kiwi_mcp.domain.run import RunStatus
 from kiwi_mcp.kernel.anchor import Anchor
 from kiwi_mcp.kernel.answers import Answer
@@ -25,38 +24,33 @@ class Ledger:
         self._store = store
         self._surface = surface
 
-    def witness(self, verb: str, payload: JsonObject, actor: str) -> Witness | None:
+    def witness(self, verb: str, payload: JsonObject) -> Witness | None:
         """Return whoever sees a call through; None where it only looks."""
         action = changes(verb, payload)
-        if not action:
-            return None
-        level: AuditLevel = "standard"
-        with suppress(KiwiError):  # settings that cannot be read: whoever writes says so
-            settings = self._store.settings
-            actor, level = actor or settings.actor.name, settings.audit
-        return Witness(action, payload, actor=actor, surface=self._surface, level=level)
+        return Witness(action, payload, self._surface, self._store.audit_level) if action else None
 
-    async def enter(self, witness: Witness, answer: Answer) -> Answer:
+    async def enter(self, witness: Witness, answer: Answer, actor: str) -> Answer:
         """Write a call down that left no run, and return its answer, which tells if that could not be done."""
         if witness.is_heard:
             self.anchor.note()
         if witness.is_heard or answer.content.get("status") == "planned":
             return answer
         try:
-            await self._write(witness.of_answer(_status(answer), answer.content))
+            await self._write(witness, _status(answer), answer.content, actor)
         except KiwiError as reason:
             warnings = [*as_list(answer.content.get("warnings")), f"No receipt was written: {reason.message}"]
             return replace(answer, content={**answer.content, "warnings": warnings})
         return answer
 
-    async def enter_cancelled(self, witness: Witness) -> None:
+    async def enter_cancelled(self, witness: Witness, actor: str) -> None:
         """Write a call down that was cancelled before it left a run."""
         # A task that was cancelled may be so again while it waits; the thread writes the receipt all the same.
         if not witness.is_heard:
             with suppress(KiwiError, asyncio.CancelledError):
-                await self._write(witness.of_answer("cancelled", {"code": "cancelled"}))
+                await self._write(witness, "cancelled", {"code": "cancelled"}, actor)
 
-    async def _write(self, receipt: Receipt) -> None:
+    async def _write(self, witness: Witness, status: RunStatus, answer: JsonObject, actor: str) -> None:
+        receipt = witness.of_answer(actor or self._store.actor.name, status, answer)
         await asyncio.to_thread(lambda: self._store.receipts().add(receipt))
         self.anchor.note()
 

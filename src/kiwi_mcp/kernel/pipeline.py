@@ -21,6 +21,7 @@ from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.redaction import careful, redacted
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
@@ -54,6 +55,7 @@ class Run:
     bound: Bound
     outcome: Outcome
     left: Left
+    guard: Guard = UNGUARDED
 
     @property
     def duration_ms(self) -> int:
@@ -76,10 +78,11 @@ async def execute(
     actor: str = "",
     witness: Witness | None = None,
     attend: Callable[[Chain], None] = lambda _: None,
+    save: Save = unguarded,
 ) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
 
-    `attend` is told of the chain of a call that may go ahead, before it does.
+    `attend` is told of the chain of a call that may go ahead, before it does; `save` gives what stands around it.
     """
     trail = Trail(call, runs, actor, witness)
     try:
@@ -88,16 +91,18 @@ async def execute(
         trail.secrets = secrets = secrets_of(call, bound)
         driver = driver_of(bound.chain)
         attend(bound.chain)
-        outcome = await driver.drive(
-            bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
-        )
+        guard = await save(bound.chain, bound.plan, trail.run_id)
+        async with guard:
+            outcome = await driver.drive(
+                bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
+            )
     except (Exception, CancelledError) as error:
         await trail.leave(error)
         raise
     outcome = redacted(outcome, secrets)
     left = await trail.finish(outcome)
-    warned = replace(bound, warnings=(*bound.warnings, *left.warnings)) if left.warnings else bound
-    return Run(warned, outcome, left)
+    found = (*guard.warnings, *left.warnings)
+    return Run(replace(bound, warnings=(*bound.warnings, *found)) if found else bound, outcome, left, guard)
 
 
 def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
@@ -106,9 +111,7 @@ def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
     if not plan.variables:
         return _NO_SECRETS
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    return delivered(
-        needed, holder_of(chain, call.space), call.space, optional=plan.defaulted, needed_by=chain.tool.id
-    )
+    return delivered(needed, holder_of(chain, call.space), call.space, optional=plan.defaulted, needed_by=chain.tool.id)
 
 
 def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:

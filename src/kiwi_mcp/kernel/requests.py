@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from kiwi_mcp.domain.run import RunStatus
 
@@ -71,6 +71,9 @@ class ExecuteRequest(ProjectRequest):
     parameters: Annotated[dict[str, object], Field(description="The tool's own parameters, or the action's")] = {}
     dry_run: Annotated[bool, Field(description="Show the plan, do nothing")] = False
     frozen: Annotated[bool, Field(description="Refuse what differs from the lockfile")] = False
+    checkpoint: Annotated[bool, Field(description="run: save the project's files first, so that it can be undone")] = (
+        False
+    )
 
 
 class HelpRequest(Request):
@@ -159,6 +162,24 @@ class PreferRequest(Request):
     project_path: Text | None = None
 
 
+class SecretsRequest(Request):
+    """Look at the names of the store of secrets, or change what is in it."""
+
+    action: Literal["list", "set", "grant", "revoke", "rotate", "remove"] = "list"
+    name: Annotated[Name | None, Field(description="Which secret, by the name of its variable")] = None
+    value: Annotated[SecretStr | None, Field(description="set, rotate: its value; set without one keeps it")] = None
+    hosts: Annotated[
+        list[Name] | None, Field(max_length=50, description="set: hosts that requests may carry it to; * for any")
+    ] = None
+    form: Annotated[
+        Literal["header", "env", "any"] | None,
+        Field(description="set: header of requests, env of processes, or any; header where hosts are given"),
+    ] = None
+    weak: Annotated[bool, Field(description="set, rotate: keep a value that cannot be hidden")] = False
+    tool: Annotated[Name | None, Field(description="grant, revoke: an item, or a pattern of full names")] = None
+    project_path: Text | None = None
+
+
 class MigrateRequest(Request):
     """Bring an old folder of tools along."""
 
@@ -180,6 +201,17 @@ class TasksRequest(Request):
     action: Literal["list", "show", "cancel"] = "list"
     task_id: Annotated[Name | None, Field(description="show, cancel: which task, or the beginning of its id")] = None
     limit: Annotated[int, Field(ge=1, le=1_000)] = 20
+
+
+class UndoRequest(Request):
+    """Look at the runs that can be undone, or undo one."""
+
+    action: Literal["list", "apply"] = "list"
+    run_id: Annotated[Name | None, Field(description="apply: which run, or the beginning of its id")] = None
+    dry_run: Annotated[bool, Field(description="apply: show what would be put back")] = False
+    force: Annotated[bool, Field(description="apply: also what somebody else changed since")] = False
+    limit: Annotated[int, Field(ge=1, le=200)] = 20
+    project_path: Text | None = None
 
 
 class RunsRequest(Request):

@@ -10,6 +10,7 @@ from threading import Lock
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.seeds import seed
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.receipt import AuditLevel
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
 from kiwi_mcp.store.database import Database, within
@@ -89,6 +90,11 @@ class Store:
     def receipts(self) -> Receipts:
         """Return the receipts."""
         return self._open().receipts
+
+    def audit_level(self) -> AuditLevel:
+        """Return how much receipts tell: as the settings say by which the store was last opened."""
+        opened = self._opened
+        return (opened.settings if opened is not None else self.settings).audit
 
     def hold(self) -> None:
         """Let the store count as looked at for a moment, since one call asks for its registry several times.

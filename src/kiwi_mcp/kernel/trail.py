@@ -61,7 +61,8 @@ class Trail:
     """A call on its way: a run in the store when it ends and, if it was made, a file in the project."""
 
     def __init__(self, call: Call, runs: Recorder, actor: str, witness: Witness | None = None) -> None:
-        self.secrets: Mapping[str, str] = {}
+        self.secrets: Mapping[str, str] | None = None
+        """The secrets of the plan, once they are known."""
         self._call = call
         self._runs = runs
         self._actor = actor
@@ -69,7 +70,7 @@ class Trail:
         self._tool_id = call.tool_id
         self._identity = self._digest = self._plan_digest = ""
         self._begun = time.monotonic()
-        self._id, self._started_at = new_run(time.time_ns() // 1_000_000)
+        self.run_id, self._started_at = new_run(time.time_ns() // 1_000_000)
 
     def set_out(self, tool_id: str, plan: Plan, digest: str) -> None:
         """Take down what is going to be done, from now on."""
@@ -82,7 +83,7 @@ class Trail:
         if not isinstance(self._runs, Runs):
             return
         status, code, message = _ending(error)
-        run = self._run(status, code, redact(message, self.secrets), self._passed())
+        run = self._run(status, code, redact(message, self.secrets or {}), self._passed())
         # A task that was cancelled may be so again while it waits; the thread writes the record all the same.
         with suppress(KiwiError, CancelledError):
             await _add(self._runs, run, None, self._receipt(run))
@@ -119,7 +120,7 @@ class Trail:
         data: bytes | None = None,
     ) -> Run:
         return Run(
-            id=self._id,
+            id=self.run_id,
             tool_id=self._tool_id,
             status=status,
             started_at=self._started_at,
@@ -140,7 +141,7 @@ class Trail:
     def _record(self, outcome: Outcome, duration_ms: int) -> JsonObject:
         return {
             "tool_id": self._tool_id,
-            "run_id": self._id if isinstance(self._runs, Runs) else None,
+            "run_id": self.run_id if isinstance(self._runs, Runs) else None,
             "identity": self._identity,
             "digest": self._digest,
             "plan_digest": self._plan_digest,

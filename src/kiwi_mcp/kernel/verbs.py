@@ -18,7 +18,9 @@ from kiwi_mcp.kernel.requests import (
     Request,
     RunsRequest,
     SearchRequest,
+    SecretsRequest,
     TasksRequest,
+    UndoRequest,
 )
 
 
@@ -78,6 +80,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("tasks", TasksRequest, "Calls that went on as tasks: which there are, and stop one.", is_read_only=False),
     Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave.", is_read_only=False),
     Verb("audit", AuditRequest, "The receipts of all calls: list, show, verify that none was changed, export."),
+    Verb("undo", UndoRequest, "Runs that can be undone; the owner undoes them.", is_read_only=False),
     Verb(
         "registry",
         RegistryRequest,
@@ -95,6 +98,12 @@ VERBS: tuple[Verb, ...] = (
         "prefer",
         PreferRequest,
         "Which tools, prompts and resources a client sees without searching.",
+        is_read_only=False,
+    ),
+    Verb(
+        "secrets",
+        SecretsRequest,
+        "The names of the owner's secrets; the owner sets them, and grants them to tools.",
         is_read_only=False,
     ),
     Verb("migrate", MigrateRequest, "Bring the tools of an older folder along.", is_read_only=False),

@@ -31,7 +31,8 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     except KiwiError as error:
         return {**told, "would_run": False, "reasons": [_reason(error)], **error.details}
     # What a tool says itself, and what the links below it put into a process.
-    below = [link.manifest.config.get("env") for link in chain.links[1:]]
+    is_served = chain.driver == "mcp"  # by a server, whose every word may name a variable
+    below = [link.manifest.config if is_served else link.manifest.config.get("env") for link in chain.links[1:]]
     named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
     templates: Json = [chain.tool.manifest.config, named, *below]
     names, spare = variables(templates), defaulted(templates)
@@ -88,7 +89,7 @@ def check_target(plan: Plan, bounds: Mapping[str, Bound]) -> None:
             f"{host} cannot be called: {reason}.",
             suggestion=f"If the owner means it, add {target.netloc!r} to `hosts.allow` in ~/.ai/policy.yaml.",
         )
-    if not names_in(target.netloc):  # a host that is itself a variable is known when the request is made
+    if host and not names_in(target.netloc):  # a host that is itself a variable is known when the request is made
         refuse_request(plan.spec, bounds, host=host, port=port)
 
 

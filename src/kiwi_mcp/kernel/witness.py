@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
-from kiwi_mcp.domain.receipt import AuditLevel, Decision, Receipt
+from kiwi_mcp.domain.receipt import AuditLevel, Receipt
 from kiwi_mcp.domain.run import Run, RunStatus
 from kiwi_mcp.kernel.requests import ACTIONS
 from kiwi_mcp.kernel.runs import short
@@ -22,113 +22,111 @@ from kiwi_mcp.store.runs import new_run
 
 _LOOKS = frozenset({"list", "show", "why", "validate", "versions", "diff", "verify", "export"})
 """Actions that change nothing. What is not among them is written down, so that a new one cannot be forgotten."""
-_NAMES = ("item_id", "server", "name", "remote", "task_id", "run_id", "path", "client")
+_NAMES = ("item_id", "server", "name", "remote", "task_id", "run_id", "path", "client", "tool_id")
 """The words by which requests name what they are about, the most telling first."""
 _LONGEST_NAME = 200
 _SECRET_NAME = re.compile(
     rb"""(?i)(?:passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie)[^"]{0,60}":"""
 )
 _DENIED = PolicyDenied.code
-_NOT_KEPT = "not kept: a name among them says that they hold a secret"
+_NOT_KEPT = "not kept: they may hold a secret"
+_TOO_LONG = "not kept: they are too long"
 
 
 class Witness:
-    """Whoever sees a call from its request to its end."""
+    """Whoever sees a call from its request to its end; `level` says how much of it the owner wants to be told."""
 
-    def __init__(self, action: str, payload: JsonObject, *, actor: str, surface: str, level: AuditLevel) -> None:
-        """Begin to watch a call; only items have `parameters`, and of those a hash is kept."""
+    def __init__(self, action: str, payload: JsonObject, surface: str, level: Callable[[], AuditLevel]) -> None:
         self.is_heard = False
         """Whether its receipt was given for the run that the call left, and so must not be written again."""
-        self.action = action
+        self._action = action
         self._payload = payload
-        self._actor = actor
         self._surface = surface
         self._level = level
-        self._began_ms = time.time_ns() // 1_000_000
+        self._began = time.time_ns() // 1_000_000
 
-    def of_run(self, run: Run, secrets: Mapping[str, str], outcome: bytes | None) -> Receipt:
-        """Return the receipt of a call that left a run; `outcome` is what came of it, without secrets already."""
+    def of_run(self, run: Run, secrets: Mapping[str, str] | None, outcome: bytes | None) -> Receipt:
+        """Return the receipt of a call that left a run.
+
+        `secrets` are those of the plan, None where the call was refused before they were known: then its arguments
+        may hold one of them. `outcome` is what came of it, without secrets already.
+        """
         self.is_heard = True
-        decision: Decision = "deny" if run.code == _DENIED else "allow" if run.plan_digest else ""
-        receipt = Receipt(
+        level = self._level()
+        arguments = None if level == "minimal" or secrets is None else self._arguments(secrets)
+        told: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {})}
+        return Receipt(
             id=run.id,
             at=run.started_at,
             actor=run.actor,
             surface=self._surface,
-            action=self.action,
+            action=self._action,
             item=run.tool_id,
             status=run.status,
-            level=self._level,
+            level=level,
             code=run.code,
             identity=run.identity,
             digest=run.digest,
             plan_digest=run.plan_digest,
-            verdict=decision,
+            verdict="deny" if run.code == _DENIED else "allow" if run.plan_digest else "",
+            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
+            outcome_sha256=sha256_hex(outcome) if outcome is not None and level != "minimal" else "",
             duration_ms=run.duration_ms,
             cost_micros=run.cost_micros,
+            detail=_detail(told, arguments, secrets or {}) if level == "verbose" else "",
         )
-        told: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {})}
-        return self._detailed(receipt, secrets, outcome, told)
 
-    def of_answer(self, status: RunStatus, answer: JsonObject) -> Receipt:
+    def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
         """Return the receipt of a call that left no run, from what was answered to it."""
-        took, code = time.time_ns() // 1_000_000 - self._began_ms, as_text(answer.get("code"))
-        run_id, at = new_run(self._began_ms)
-        receipt = Receipt(
+        level, code = self._level(), as_text(answer.get("code"))
+        arguments = None if level == "minimal" else self._arguments({})
+        run_id, at = new_run(self._began)
+        return Receipt(
             id=run_id,
             at=at,
-            actor=self._actor,
+            actor=actor,
             surface=self._surface,
-            action=self.action,
+            action=self._action,
             item=self._item() or as_text(answer.get("tool_id")),
             status=status,
-            level=self._level,
+            level=level,
             code=code,
             identity=as_text(answer.get("identity")),
             digest=as_text(answer.get("digest")) or as_text(answer.get("hash")),
             verdict="deny" if code == _DENIED else "allow" if status == "success" else "",
-            duration_ms=max(0, took),
+            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
+            duration_ms=max(0, time.time_ns() // 1_000_000 - self._began),
         )
-        words: list[Json] = [word[:_LONGEST_NAME] for word in sorted(self._payload)]
-        return self._detailed(receipt, {}, None, {"words": words})
 
     def _item(self) -> str:
         """Return the short name of what a request is about, as far as it names anything."""
         named = {**as_object(self._payload.get("parameters")), **self._payload}
-        for word in (*_NAMES, "tool_id"):
+        for word in _NAMES:
             if text := as_text(named.get(word)):
                 return masked(short(text) if word == "item_id" else text)[:_LONGEST_NAME]
         return ""
 
-    def _detailed(
-        self, receipt: Receipt, secrets: Mapping[str, str], outcome: bytes | None, told: JsonObject
-    ) -> Receipt:
-        """Return the receipt with as much more as the owner wants."""
-        if self._level == "minimal":
-            return receipt
-        arguments = self._arguments(secrets)
-        said = replace(
-            receipt,
-            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
-            outcome_sha256=sha256_hex(outcome) if outcome is not None else "",
-        )
-        if self._level == "standard":
-            return said
-        sent: JsonObject = {"arguments": _NOT_KEPT if arguments is None else self._payload["parameters"]}
-        return replace(
-            said, detail=_fitting({**told, **(sent if "parameters" in self._payload else {})}, told, secrets)
-        )
-
     def _arguments(self, secrets: Mapping[str, str]) -> bytes | None:
-        """Return the canonical arguments; None where they may hold a secret, which could be guessed from a hash."""
-        if "parameters" not in self._payload:
-            return None
+        """Return the canonical arguments; None where they may hold a secret, which could be guessed from a hash.
+
+        Of all verbs `execute` alone has `parameters`; what the others are told is not kept, as it may be anything.
+        """
         try:
             data = canonical(self._payload["parameters"])
-        except InvalidRequest:
+        except (KeyError, InvalidRequest):
             return None
         text = data.decode() if secrets else ""
         return None if _SECRET_NAME.search(data) or redact(text, secrets) != text else data
+
+
+def _detail(told: JsonObject, arguments: bytes | None, secrets: Mapping[str, str]) -> str:
+    """Return more words as JSON that can be kept whole: without the arguments, or none, where they are too long."""
+    sent: Json = _NOT_KEPT if arguments is None else json.loads(arguments)
+    for one in (sent, _TOO_LONG):
+        text = redact(compact({**told, "arguments": one}), secrets)
+        if len(text) <= LONGEST:
+            return text
+    return ""
 
 
 def changes(verb: str, payload: JsonObject) -> str:
@@ -157,12 +155,3 @@ def _change_of(verb: str, payload: JsonObject) -> str:
     if action in _LOOKS:
         return ""
     return f"{verb} {action}" if action.isidentifier() and len(action) < _LONGEST_NAME else verb
-
-
-def _fitting(told: JsonObject, less: JsonObject, secrets: Mapping[str, str]) -> str:
-    """Return words as JSON that can be kept whole: fewer of them, or none, where they are too long."""
-    for words in (told, {**less, "arguments": "not kept: they are too long"}):
-        text = masked(redact(compact(words), secrets))
-        if len(text) <= LONGEST and "\0" not in text:
-            return text
-    return ""

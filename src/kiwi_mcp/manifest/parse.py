@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.paths import is_safe_path
 from kiwi_mcp.manifest.document import join
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import to_schema
@@ -25,11 +26,12 @@ METADATA = {
     "author", "authors", "created_at", "updated_at", "capabilities", "license", "homepage", "repository", "subcategory",
     "namespace", "visibility", "changelog", "isolation", "examples", "deprecated", "annotations", "title", "extensions",
     "system_only", "scope_required", "signature", "documentation", "icon", "is_official", "is_builtin", "task",
-    "mime_type",
+    "mime_type", "checkpoint",
 }  # fmt: skip
 """Words that say something about an item and change nothing about how it runs."""
 
 _PERMISSION = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_CHECKPOINTS = ("auto", "explicit", "disabled")
 _SECRET_WORD = {"bearer": "token", "basic": "password"}
 
 
@@ -84,6 +86,7 @@ def parse(
     packages, permissions = _needs(reading, config)
     config = _config(_with_entrypoint(reading, config, sheet), sheet, packages)
     parameters, outputs = _parameters(reading), _outputs(reading)
+    _check_checkpoint(reading)
     _report_unknown(reading, sheet)
     return Manifest(
         tool_id=reading.text("tool_id") or reading.text("name") or stem,
@@ -249,6 +252,19 @@ def _mutates_state(reading: _Reading) -> bool:
     if not isinstance(value, bool):
         reading.fault("mutates_state", f"{value!r} is not true or false", "Write `true` or `false`.")
     return value is True
+
+
+def _check_checkpoint(reading: _Reading) -> None:
+    written = reading.written.get("checkpoint")
+    words = as_object(written)
+    if written is None or written in _CHECKPOINTS:
+        return
+    if not words or words.get("mode", "explicit") not in _CHECKPOINTS or words.keys() - {"mode", "paths"}:
+        fix = f"Write one of {', '.join(_CHECKPOINTS)}, or `{{mode: auto, paths: [folder]}}`."
+        reading.fault("checkpoint", "is not a mode of checkpoints", fix)
+    paths = words.get("paths", [])
+    if not isinstance(paths, list) or not all(isinstance(path, str) and is_safe_path(path) for path in paths):
+        reading.fault("checkpoint.paths", "is not a list of paths below the project", "Write `paths: [folder, file]`.")
 
 
 def _validation(reading: _Reading) -> JsonObject:

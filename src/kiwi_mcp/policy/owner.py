@@ -10,12 +10,13 @@ from pathlib import Path
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.yaml import read_yaml
 
 FILE_NAME = "policy.yaml"
 _RULE_WORDS = {"allow", "deny"}
-_WORDS = {"items": _RULE_WORDS, "hosts": _RULE_WORDS, "roots": None}
+_WORDS = {"items": _RULE_WORDS, "hosts": _RULE_WORDS, "roots": None, "checkpoint": None}
+_CHECKPOINTS = ("auto", "explicit", "disabled")
 
 _Stat = tuple[int, int, int] | None
 _read: dict[str, tuple[_Stat, Policy]] = {}
@@ -27,6 +28,8 @@ class Policy:
 
     grant: Grant = field(default_factory=Grant)
     roots: tuple[Path, ...] = ()
+    checkpoint: str = ""
+    """When runs that change files get a checkpoint, whatever their items say: `auto`, `explicit` or `disabled`."""
 
 
 def owner_policy(user: Path) -> Policy:
@@ -64,10 +67,13 @@ def _parse(path: Path) -> Policy:
         hosts=_rules("hosts", hosts, issues),
     )
     folders = tuple(Path(text).expanduser() for text in _texts("roots", roots, issues))
+    checkpoint = written.get("checkpoint", "")
+    if checkpoint and checkpoint not in _CHECKPOINTS:
+        issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(_CHECKPOINTS)}."))
     # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
     if issues:
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
-    return Policy(grant, folders)
+    return Policy(grant, folders, as_text(checkpoint))
 
 
 def _unreadable(error: Exception) -> InvalidManifest:

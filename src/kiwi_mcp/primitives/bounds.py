@@ -62,7 +62,7 @@ class Stored:
     name: str
     version: int
     """Another one for each value; no two values of a store share it."""
-    bound: Bound = Bound()
+    bound: Bound
     grants: tuple[GrantedTo, ...] = ()
     set_at: str = ""
     """When the name was first set, and below, when it was given its present value: ISO 8601 in UTC."""

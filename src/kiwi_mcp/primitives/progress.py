@@ -26,10 +26,10 @@ class Lines:
         """Take in more of the stream; only the last line of a chunk is told, as the others would be dropped anyway."""
         complete, ended, rest = data.rpartition(b"\n")
         if ended:
-            line = complete.rpartition(b"\n")[2] if b"\n" in complete else self._rest + complete
+            line = complete.rpartition(b"\n")[2] if b"\n" in complete else (self._rest + complete)[: self._pace.most]
             self._rest = b""
             self._pace.tell(line)
-        self._rest = (self._rest + rest)[: _LONGEST * 2]
+        self._rest = (self._rest + rest)[: self._pace.most]
 
 
 class Pace:
@@ -39,6 +39,8 @@ class Pace:
         self._loop = asyncio.get_running_loop()
         self._report = report
         self._redactor = redactor
+        self.most = _LONGEST * 2 + redactor.longest
+        """The most of a line that is kept, in bytes: what is told of it ends well before."""
         self._waiting: bytes | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -67,7 +69,9 @@ class Pace:
             self._report(self._progress(line))
 
     def _progress(self, line: bytes) -> Progress:
-        text = self._redactor.clean(line).decode(errors="replace").strip()[:_LONGEST]
+        is_whole = len(line) < self.most
+        cleaned = self._redactor.clean(line) if is_whole else self._redactor.beginning(line)
+        text = cleaned.decode(errors="replace").strip()[:_LONGEST]
         if (counted := _COUNTED.fullmatch(text)) is None:
             return Progress(message=text)
         done, total, message = counted.groups()

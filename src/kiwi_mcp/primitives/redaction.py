@@ -23,6 +23,8 @@ _COMMON = frozenset(
     | {"utf8", "utf-8", "http", "https", "json", "text"}
 )
 _PUBLIC = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "TZ", "USER"})
+_LINE = 16
+"""Shorter lines of a value that has several are not redacted by themselves."""
 _SMALL_NUMBER = re.compile(r"[+-]?[0-9.]{1,7}")
 _URL_SAFE = "/:@!$&'()*+,;="
 
@@ -67,19 +69,28 @@ class Redactor:
     def feed(self, chunk: bytes) -> bytes:
         """Return what is certain of a stream so far; an end that may be the start of a secret is held back."""
         data = self._held + chunk
+        cut = self._certain(data)
+        self._held = data[cut:]
+        return self.clean(data[:cut])
+
+    def beginning(self, data: bytes) -> bytes:
+        """Return what is certain of data that was cut off; an end that may be the start of a secret is left out."""
+        return self.clean(data[: self._certain(data)])
+
+    def finish(self) -> bytes:
+        """Return what was held back of a stream that has ended."""
+        rest, self._held = self._held, b""
+        return self.clean(rest)
+
+    def _certain(self, data: bytes) -> int:
+        """Return how much of data holds no secret that goes on after its end."""
         cut = max(0, len(data) - max(0, self.longest - 1))
         if self._forms:
             for found in re.finditer(b"|".join(map(re.escape, self._forms)), data):
                 if found.start() >= cut:
                     break
                 cut = max(cut, found.end())
-        self._held = data[cut:]
-        return self.clean(data[:cut])
-
-    def finish(self) -> bytes:
-        """Return what was held back of a stream that has ended."""
-        rest, self._held = self._held, b""
-        return self.clean(rest)
+        return cut
 
 
 def _is_redactable(name: str, value: str) -> bool:
@@ -103,6 +114,10 @@ def _forms(value: bytes, text: str) -> Iterator[bytes]:
         yield escaped.encode(errors="surrogatepass")
         yield escaped.replace("/", "\\/").encode(errors="surrogatepass")
     yield from _base64(value)
+    # A key of several lines comes back line by line as well.
+    lines = text.splitlines()
+    if len(lines) > 1:
+        yield from (line.encode(errors="surrogatepass") for line in lines if len(line) >= _LINE)
 
 
 def _base64(value: bytes) -> Iterator[bytes]:

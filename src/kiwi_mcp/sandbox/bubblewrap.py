@@ -27,7 +27,7 @@ from kiwi_mcp.sandbox.instructions import Instructions, has_begun
 from kiwi_mcp.sandbox.limits import limiting
 from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest
 from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
-from kiwi_mcp.sandbox.programs import roots_of
+from kiwi_mcp.sandbox.programs import program_at
 from kiwi_mcp.sandbox.protected import shielded
 from kiwi_mcp.sandbox.refusals import failed, ungrantable
 from kiwi_mcp.sandbox.seccomp import is_supported
@@ -88,9 +88,9 @@ class Bubblewrap:
             yield self._wrapped(spec, jail, keep)
 
     def _wrapped(self, spec: ProcessSpec, jail: Jail, keep: ExitStack) -> Confined:
-        profile, (passed, inside), program = base_profile(), divided(spec.env), _program(spec)
-        needed = [root for root in roots_of(program) if not profile.covers(root)]
-        granted = open_grants(jail, needed, keep)
+        profile, (passed, inside) = base_profile(), divided(spec.env)
+        program = program_at(_found(spec), profile.covers)
+        granted = open_grants(jail, program.roots, keep)
         grants = (*granted, *shielded(granted, profile, keep))
         told, owner = Instructions(keep), self._user(granted)
         told.add(*_ROOMS, *_base(profile, told), *_scratch(jail.limits))
@@ -101,7 +101,7 @@ class Bubblewrap:
         report, group = told.ask_for_report(), self._group(jail, keep)
         told.filter_by(jail)
         limits = limiting(str(self.prlimit), jail.limits, counts_processes=True)
-        argv = (*entrance, str(self.bwrap), "--args", str(told.pipe), "--", *limits, program, *spec.argv[1:])
+        argv = (*entrance, str(self.bwrap), "--args", str(told.pipe), "--", *limits, program.path, *spec.argv[1:])
         return Confined(
             replace(spec, argv=argv, cwd="/", env=passed),
             Handover(told.descriptors(), owner, partial(told.release, group)),
@@ -166,14 +166,14 @@ def _scratch(limits: Limits) -> Iterator[str]:
     yield from ("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev")  # noqa: S108 - inside
 
 
-def _program(spec: ProcessSpec) -> str:
-    """Return the program's path, with the folders on the way made real, as it lies inside as well."""
+def _found(spec: ProcessSpec) -> str:
+    """Return where the program of a process lies."""
     command = spec.argv[0]
     folders = [folder for folder in spec.env.get("PATH", os.defpath).split(":") if folder.startswith("/")]
     found = str(Path(spec.cwd, command)) if "/" in command else shutil.which(command, path=":".join(folders))
-    if found is None or not Path(found).is_file():
+    if found is None or not Path(found).is_file() or not os.access(found, os.X_OK):
         raise CommandMissing(command, needed_by="the call")
-    return str(Path(os.path.realpath(Path(found).parent), Path(found).name))
+    return found
 
 
 def _folder(spec: ProcessSpec, grants: Sequence[Opened]) -> str:

@@ -34,6 +34,11 @@ class Offer:
     provides: frozenset[str]
     proves: frozenset[str] = frozenset()
 
+    @property
+    def whole(self) -> frozenset[str]:
+        """All that it does where nothing hinders it."""
+        return self.provides | self.proves
+
 
 @cache
 def read_data(name: str) -> JsonObject:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
 
@@ -37,25 +38,45 @@ def _parents(path: Path) -> Iterator[os.stat_result]:
     return (folder.lstat() for folder in path.parents)
 
 
-def roots_of(program: str) -> tuple[str, ...]:
-    """Return the paths without which a program does not run: its own, those of its links, and its installation.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program as it is started inside a sandbox, and the paths without which it does not run."""
+
+    path: str
+    roots: tuple[str, ...]
+
+
+def program_at(found: str, is_there: Callable[[str], bool]) -> Program:
+    """Return the program at a path; `is_there` tells of a path whether every sandbox has it.
 
     An interpreter needs the folder it was installed to, a virtual environment also the one it was made from, and a
-    script its interpreter. Of any other program only the file itself is taken: the folder around it may be a home.
+    script its interpreter. Of any other program only the file itself is taken, under its real name: the folder around
+    it may be a home.
     """
+    places = [*_links(found)]
+    path = next((place for place in places if is_there(str(place)) or _is_installation(_prefix(place))), places[-1])
     roots: dict[str, None] = {}
-    waiting = [program]
+    waiting = [found]
     for _ in range(_MOST_STEPS):
-        if not waiting:
-            break
-        for place in _links(waiting.pop()):
-            prefix = place.parent.parent
-            if (root := str(prefix if _is_installation(prefix) else place)) in roots:
-                continue
-            roots[root] = None
-            waiting += [str(prefix / "bin" / "python")] if _is_virtual(prefix) else []
-            waiting += _interpreter(place)
-    return tuple(roots)
+        if waiting:
+            waiting += _gather(waiting.pop(), roots)
+    return Program(str(path), tuple(root for root in roots if not is_there(root)))
+
+
+def _gather(program: str, roots: dict[str, None]) -> Iterator[str]:
+    """Add what a program needs, and yield the programs it needs besides."""
+    for place in _links(program):
+        prefix = _prefix(place)
+        # What cannot be executed is no program: a name in a manifest does not open the file it names.
+        is_program = not place.is_symlink() and os.access(place, os.X_OK)
+        if _is_installation(prefix):
+            if str(prefix) not in roots:
+                yield str(prefix / "bin" / "python")
+            roots[str(prefix)] = None
+        elif is_program:
+            roots[str(place)] = None
+        if is_program:
+            yield from _interpreter(place)
 
 
 def _links(program: str) -> Iterator[Path]:
@@ -80,9 +101,10 @@ def _interpreter(place: Path) -> list[str]:
     return [os.fsdecode(words[0])] if words and words[0].startswith(b"/") else []
 
 
-def _is_virtual(prefix: Path) -> bool:
-    return (prefix / "pyvenv.cfg").is_file()
+def _prefix(place: Path) -> Path:
+    return place.parent.parent
 
 
 def _is_installation(prefix: Path) -> bool:
-    return _is_virtual(prefix) or any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))
+    is_virtual = (prefix / "pyvenv.cfg").is_file()
+    return is_virtual or any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))

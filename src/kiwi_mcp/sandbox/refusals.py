@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.isolation import Level
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.sandbox.levels import in_order, meaning
 
 _LAST = 400
@@ -26,17 +27,16 @@ _REMEDIES = {
 _OTHERWISE = "Run `kiwi doctor`: it tests the sandbox apart from the tool. The tool itself was not run."
 
 
-def unavailable(level: Level, missing: Mapping[str, Iterable[str]], reasons: Iterable[str]) -> Unavailable:
-    """Return the refusal of a level that no backend here can give; `missing` is by the name of each backend."""
-    lacking = in_order(_fewest(missing))
-    remedies = list(dict.fromkeys(reasons)) or ["Let the owner choose another level for this tool, which is recorded."]
+def unavailable(level: Level, missing: Iterable[str], standings: JsonObject, reasons: Iterable[str]) -> Unavailable:
+    """Return the refusal of a level that no backend here can give; `standings` are what each lacks, by its name."""
+    lacking = in_order(missing)
     return Unavailable(
-        f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives: "
-        f"{'; '.join(f'{prop} ({meaning(prop)})' for prop in lacking)}. The tool was not run.",
-        suggestion=" ".join(remedies),
+        f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
+        f"({'; '.join(map(meaning, lacking))}). The tool was not run.",
+        suggestion=" ".join(dict.fromkeys(reasons)) or "Let the owner choose another level for this tool.",
         level=level,
         missing=list(lacking),
-        backends={name: list(in_order(properties)) for name, properties in missing.items()},
+        backends=standings,
     )
 
 
@@ -59,8 +59,3 @@ def remedy(complaint: str) -> str:
 def ungrantable(path: str, reason: str, suggestion: str) -> Unavailable:
     """Return the refusal of a path that cannot be given to a confined process."""
     return Unavailable(f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path)
-
-
-def _fewest(missing: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    # What stands closest to the level says best what is lacking.
-    return min((frozenset(properties) for properties in missing.values()), key=len, default=frozenset())

@@ -12,19 +12,21 @@ from pathlib import Path
 from secrets import token_hex
 from tempfile import NamedTemporaryFile
 
+from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.isolation import Jail, Level
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.sandbox.levels import Offer, demands, in_order, offers, read_data
+from kiwi_mcp.sandbox.levels import FOLDER, Offer, demands, in_order, offers, read_data
 from kiwi_mcp.sandbox.port import Backend, Runner
 from kiwi_mcp.sandbox.refusals import unavailable
 
 _FILE = "isolation.json"
 _LARGEST = 65_536
-_TOO_LITTLE = (
-    "Here memory and processors cannot be bounded for a group of processes: start Kiwi as root, or where it may "
+_GROUPED = frozenset({"mem_limit", "cpu_limit"})
+_NO_GROUPS = (
+    "Kiwi can make no control groups here, which bound the memory and processors of all processes of a tool together: "
+    "start it as root or where control groups are delegated to it, or let the owner lower the level for this tool."
 )
-_TOO_LITTLE += "make control groups, or let the owner lower the level for this tool."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +53,12 @@ def choose(level: Level, standings: Sequence[Standing]) -> Standing:
     if able:
         # Of those that give as much of what is preferred, the first one: they stand in order of what they cost.
         return max(able, key=lambda standing: len(wanted.prefers & standing.properties))
-    missing = {standing.backend.name: wanted.requires - standing.properties for standing in standings}
-    closest = min(standings, key=lambda standing: len(missing[standing.backend.name]))
-    raise unavailable(level, missing, closest.reasons)
+    lacks = {standing.backend.name: list(in_order(wanted.requires - standing.properties)) for standing in standings}
+    given = frozenset[str]().union(*(standing.properties for standing in standings))
+    missing = [*(wanted.requires - given)] or min(lacks.values(), key=len)
+    # The remedies of those that could give the level, were it not for this machine.
+    could = [one for one in standings if wanted.requires <= offers()[one.backend.name].whole]
+    raise unavailable(level, missing, lacks, [reason for standing in could for reason in standing.reasons])
 
 
 def policy_digest(jail: Jail) -> str:
@@ -111,8 +116,8 @@ async def _examined(backend: Backend, state: Path, run: Runner) -> Standing:
 def _standing(backend: Backend, offer: Offer, proved: Iterable[str]) -> Standing:
     properties = offer.provides | frozenset(proved)
     unproved = offer.proves - properties
-    reasons = [_TOO_LITTLE] if unproved & {"mem_limit", "cpu_limit"} else []
-    if others := in_order(unproved - {"mem_limit", "cpu_limit"}):
+    reasons = [_NO_GROUPS] if unproved & _GROUPED else []
+    if others := in_order(unproved - _GROUPED):
         reasons.append(f"The self-test of {backend.name} did not show {', '.join(others)}: see `kiwi doctor`.")
     return Standing(backend, properties, tuple(reasons))
 
@@ -120,7 +125,8 @@ def _standing(backend: Backend, offer: Offer, proved: Iterable[str]) -> Standing
 def _key(backend: Backend) -> str:
     kernel = os.uname()
     told = (backend.name, backend.fingerprint(), kernel.release, kernel.version, kernel.machine, os.geteuid())
-    return sha256(json.dumps([*told, policy_digest(Jail("restricted"))]).encode()).hexdigest()
+    test = (FOLDER / "self_test.sh").read_text(encoding="utf-8")
+    return sha256(json.dumps([*told, __version__, test, policy_digest(Jail("restricted"))]).encode()).hexdigest()
 
 
 @contextmanager

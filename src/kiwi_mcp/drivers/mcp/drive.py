@@ -43,7 +43,8 @@ _COMPLETING = 5.0
 class Mcp:
     """Asks MCP servers.
 
-    `on_change` is told the identity of a server that says its list has changed. `eras` remembers how each is spoken to.
+    `on_change` is told the identity of a server whose list has changed, or may have. `eras` remembers how each one is
+    spoken to.
     """
 
     def __init__(self) -> None:
@@ -186,7 +187,8 @@ class Mcp:
                     outcome = for_want_of(request.unanswered, refused(request.wanted.name, refusal))
                 except TimeoutError:
                     return _late(lease, request)
-                lease.worked()
+                if lease.worked() and self.on_change is not None:
+                    self.on_change(server.identity)  # a server that came back may be another version of itself
                 notices: list[Json] = [*lease.connection.notices()]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")

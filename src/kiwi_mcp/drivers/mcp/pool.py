@@ -15,7 +15,7 @@ from kiwi_mcp.drivers.mcp.eras import Eras
 from kiwi_mcp.drivers.mcp.server import Server
 
 IDLE = 300.0
-"""How long a connection that nobody uses is kept, in seconds."""
+"""How long a connection that nobody uses is kept, in seconds, where its server says nothing else."""
 MOST = 64
 """Connections that are kept at the same time."""
 _REMEMBERED = 1_000
@@ -29,6 +29,10 @@ class _Slot:
     connection: Connection | None = None
     users: int = 0
     circuit: Circuit = field(default_factory=Circuit)
+    opened: int = 0
+    """How many connections there were, this one included."""
+    answered: int = 0
+    """Over which of them the server answered last."""
     reaper: asyncio.TimerHandle | None = None
 
     @property
@@ -45,9 +49,13 @@ class Lease:
     _slot: _Slot
     _end: Callable[[Connection], None]
 
-    def worked(self) -> None:
-        """Note that the server answered."""
-        self._slot.circuit.worked()
+    def worked(self) -> bool:
+        """Note that the server answered, and say whether it did so over another connection before."""
+        slot = self._slot
+        slot.circuit.worked()
+        is_back = 0 < slot.answered < slot.opened
+        slot.answered = slot.opened
+        return is_back
 
     def retire(self) -> None:
         """Let nobody else begin to use the connection, and end it, unless others use it now."""
@@ -87,7 +95,8 @@ class Pool:
             slot.users -= 1
             self._noticed(slot)
             if not slot.users and slot.is_open:
-                slot.reaper = asyncio.get_running_loop().call_later(self._idle, self._reap, slot)
+                idle = self._idle if server.idle_timeout is None else server.idle_timeout
+                slot.reaper = asyncio.get_running_loop().call_later(idle, self._reap, slot)
 
     async def end(self, identity: str) -> None:
         """End the connections to one server, and wait until nothing of them is left."""
@@ -124,6 +133,7 @@ class Pool:
         if slot.connection is None or not slot.is_open:  # another caller may have been first meanwhile
             self._make_room()
             slot.connection = Connection(server, secrets, self._eras, self._on_change)
+            slot.opened += 1
         connection = slot.connection
         await connection.greeted()
         return connection

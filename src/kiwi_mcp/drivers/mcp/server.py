@@ -54,6 +54,8 @@ class Server:
     reconnect: bool = True
     reconnect_delay: float = RECONNECT_DELAY
     max_bytes: int = MAX_BYTES
+    idle_timeout: float | None = None
+    """How long it is kept while nobody uses it, in seconds, where its manifest says so."""
     variables: tuple[str, ...] = ()
     """Every `${NAME}` by which it is reached."""
     defaulted: tuple[str, ...] = ()
@@ -114,6 +116,7 @@ def _read(link: Tool, space: Space) -> Server:
         reconnect=config.get("reconnect") is not False,
         reconnect_delay=seconds(config.get("reconnect_delay"), RECONNECT_DELAY),
         max_bytes=max_bytes,
+        idle_timeout=seconds(config.get("idle_timeout"), 0.0) or None,
         variables=variables(words),
         defaulted=defaulted(words),
         warnings=_warnings(link, spec),

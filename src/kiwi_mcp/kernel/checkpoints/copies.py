@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from kiwi_mcp.domain.errors import NotFound, StoreDamaged
 from kiwi_mcp.domain.run import is_run_id
 from kiwi_mcp.kernel.checkpoints.record import Record, side
 from kiwi_mcp.kernel.checkpoints.scope import is_left_out
-from kiwi_mcp.kernel.checkpoints.tree import LARGEST, Entry, Snapshot, blob_id, content, walk
+from kiwi_mcp.kernel.checkpoints.tree import LARGEST, Entry, Snapshot, blob_id, content, names_in, walk
 from kiwi_mcp.kernel.checkpoints.vault import Listing
 from kiwi_mcp.store.folder import below, lock, make_below, opened, put_file, read_file
 
 FOLDER = (".ai", "state", "checkpoints")
 _CONTENTS = "contents"
 _MOST_RECORD = 64_000_000
+_YOUNG = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,15 @@ class Copies:
 
     async def seal(self, record: Record, contents: Mapping[str, Snapshot]) -> None:  # noqa: ARG002 - all of it is kept
         """Keep a record."""
-        with self._home() as home:
-            put_file(home, f"{record.run_id}.json", record.to_text().encode(), is_durable=True)
+        await asyncio.to_thread(self._seal, record)
 
     async def runs(self) -> Sequence[str]:
         """Return the runs that have a record, the oldest first."""
-        if not self.project.joinpath(*FOLDER).is_dir():
-            return []
-        with self._home() as home:
-            return sorted(filter(is_run_id, (name.removesuffix(".json") for name in os.listdir(home))))
+        return await asyncio.to_thread(self._runs)
 
     async def records(self, runs: Sequence[str]) -> Sequence[Record]:
         """Return the records of some runs."""
-        with self._home() as home:
-            return [self._record(home, run) for run in runs]
+        return await asyncio.to_thread(self._records, runs) if runs else []
 
     async def drop(self, runs: Sequence[str]) -> None:
         """Remove records, and contents that no other needs."""
@@ -77,12 +74,27 @@ class Copies:
                 lock(home, self.project.joinpath(*FOLDER))
                 yield home
 
+    def _seal(self, record: Record) -> None:
+        with self._home() as home:
+            put_file(home, f"{record.run_id}.json", record.to_text().encode(), is_durable=True)
+
+    def _runs(self) -> Sequence[str]:
+        if not self.project.joinpath(*FOLDER).is_dir():
+            return []
+        with self._home() as home:
+            return sorted(filter(is_run_id, (name.removesuffix(".json") for name in names_in(home))))
+
+    def _records(self, runs: Sequence[str]) -> Sequence[Record]:
+        with self._home() as home:
+            return [self._record(home, run) for run in runs]
+
     def _keep(self, entries: Snapshot) -> Snapshot:
         kept: dict[str, Entry] = {}
         with self._home() as home, below(home, _CONTENTS) as contents:
-            there = {*os.listdir(contents)}
+            there = {*names_in(contents)}
             for path, entry in entries.items():
                 if entry.id in there:
+                    os.utime(entry.id, dir_fd=contents)
                     kept[path] = entry
                 elif (data := content(self.project, path, entry)) is not None:
                     found = Entry(entry.mode, blob_id(self.algorithm, data), len(data))
@@ -110,18 +122,22 @@ class Copies:
         try:
             return Record.of_text(read_file(home, f"{run}.json", limit=_MOST_RECORD).decode(), run)
         except LookupError as error:
-            raise NotFound(f"The checkpoint of {run} is gone: {error}.", suggestion="List them: `kiwi undo`.") from error
+            raise NotFound(
+                f"The checkpoint of {run} is gone: {error}.", suggestion="List them: `kiwi undo`."
+            ) from error
 
     def _drop(self, runs: Sequence[str]) -> None:
         with self._home() as home:
             for run in runs:
                 with suppress(FileNotFoundError):
                     os.unlink(f"{run}.json", dir_fd=home)
-            left = [name.removesuffix(".json") for name in os.listdir(home) if name.endswith(".json")]
+            left = [name.removesuffix(".json") for name in names_in(home) if name.endswith(".json")]
             needed = {entry.id for run in left if is_run_id(run) for entry in _entries(self._record(home, run))}
             with below(home, _CONTENTS) as contents:
-                for name in {*os.listdir(contents)} - needed:
-                    os.unlink(name, dir_fd=contents)
+                for name in {*names_in(contents)} - needed:
+                    # What was kept just now belongs to a run whose record is still to come.
+                    if time.time() - os.stat(name, dir_fd=contents).st_mtime > _YOUNG:
+                        os.unlink(name, dir_fd=contents)
 
 
 def _entries(record: Record) -> Iterator[Entry]:

@@ -34,7 +34,7 @@ _MOST_OUTPUT = 64_000_000
 _BATCH = 32_000_000
 _STALE = 86_400.0
 _CAREFUL = (
-    "--no-pager", "--no-replace-objects", "--literal-pathspecs", "--no-optional-locks",
+    "--no-pager", "--no-replace-objects", "--no-optional-locks",
     *(word for setting in (
         "core.fsmonitor=false", "core.untrackedCache=false", "core.hooksPath=/dev/null",
         "core.logAllRefUpdates=false", "core.splitIndex=false", "index.sparse=false", "gc.auto=0",
@@ -152,10 +152,19 @@ async def repository(space: Space) -> Git | None:
         if b"not a git repository" in result.stderr or b"must be run in a work tree" in result.stderr:
             return None
         raise _failed("rev-parse", result)
-    top, folder, algorithm = os.fsdecode(result.stdout).splitlines()
-    if os.path.realpath(top) != project and (await _git(("check-ignore", "-q", "--", project), top)).exit_code == 0:
-        return None
-    return Git(space, folder, algorithm)
+    match os.fsdecode(result.stdout).splitlines():
+        case [top, folder, algorithm]:
+            is_ignored = top != project and await _ignores(top, project)
+            return None if is_ignored else Git(space, folder, algorithm)
+        case _:
+            raise Unavailable("The path of the repository has a line break.", suggestion="Move it to another path.")
+
+
+async def _ignores(top: str, project: str) -> bool:
+    result = await _git(("check-ignore", "-q", "--", project), top)
+    if result.exit_code not in {0, 1}:
+        raise _failed("check-ignore", result)
+    return result.exit_code == 0
 
 
 async def _git(

@@ -45,6 +45,8 @@ class Record:
     """None while the run goes on, and for good where it was killed."""
     saved: Snapshot | None = None
     """All that was saved, until it is known what of it was changed."""
+    scope: tuple[str, ...] = ()
+    """The paths that it is about, where it is not about the whole project."""
     changes: tuple[Change, ...] = ()
     left_out: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class Record:
                 "started": self.started,
                 "finished": self.finished,
                 "saved": None if self.saved is None else [[path, *_row(entry)] for path, entry in self.saved.items()],
+                "scope": list(self.scope),
                 "changes": [[change.path, _row(change.before), _row(change.after)] for change in self.changes],
                 "left_out": list(self.left_out),
                 "beside": list(self.beside),
@@ -160,6 +163,7 @@ def _record(written: JsonObject) -> Record:
         int(str(written.get("started"))),
         None if finished is None else int(str(finished)),
         None if saved is None else {path: entry for path, entry in entries.items() if entry is not None},
+        tuple(map(_path, as_list(written.get("scope")))),
         tuple(
             Change(_path(row[0]), _entry(row[1]), _entry(row[2]))
             for row in map(as_list, as_list(written.get("changes")))

@@ -157,13 +157,18 @@ def walk(root: Path, paths: Iterable[str], is_left_out: Callable[[str], bool]) -
             path = waiting.pop()
             try:
                 with _within(top, path) as folder:
-                    names = os.listdir(folder)
+                    names = names_in(folder)
             except OSError:  # no folder: a file, a link, or nothing, which is seen when it is looked at
                 yield path
                 continue
             inner = [f"{path}/{name}" for name in names]
             waiting += [each for each in inner if not is_left_out(each)]
         raise TooLarge("What a checkpoint would save", size=None, limit=MOST_FILES, unit="files")
+
+
+def names_in(folder: int) -> list[str]:
+    """Return the names in an open folder."""
+    return os.listdir(folder)
 
 
 def remove(root: Path, path: str) -> None:

@@ -22,9 +22,11 @@ from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.prefer import prefer
 from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
 from kiwi_mcp.surfaces.cli.screen import Screen
+from kiwi_mcp.surfaces.cli.secrets import secrets
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, Shell, here, shell_for
 from kiwi_mcp.surfaces.cli.show import payload, show
 from kiwi_mcp.surfaces.cli.tasks import commands as task_commands
+from kiwi_mcp.surfaces.cli.undo import commands as undo_commands
 
 app = typer.Typer(
     name="kiwi",
@@ -40,7 +42,9 @@ app.add_typer(registry_commands)
 app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
 app.add_typer(prefer, name="prefer")
+app.add_typer(secrets, name="secrets")
 app.add_typer(task_commands)
+app.add_typer(undo_commands)
 app.add_typer(audit, name="audit")
 
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -105,6 +109,7 @@ def run(
     params: Annotated[str | None, typer.Option("--params", help="Parameters as JSON, @file, or - for stdin.")] = None,
     is_dry: DryRun = False,
     is_frozen: Annotated[bool, typer.Option("--frozen", help="Refuse what differs from the lockfile.")] = False,
+    is_saved: Annotated[bool, typer.Option("--checkpoint", help="Save the files first, to undo it.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Write the result to a terminal as it is.")] = False,
     project: Project = None,
     is_json: IsJson = False,
@@ -115,7 +120,9 @@ def run(
     if context.args:
         schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
         parameters |= from_words(context.args, schema)
-    request = payload(action="run", item_id=item, parameters=parameters, dry_run=is_dry, frozen=is_frozen)
+    request = payload(
+        action="run", item_id=item, parameters=parameters, dry_run=is_dry, frozen=is_frozen, checkpoint=is_saved
+    )
     shell.tell("execute", request, view="run", is_raw=is_raw)
 
 
@@ -257,7 +264,7 @@ def init(
 def help_(
     topic: Annotated[
         str | None,
-        typer.Argument(help="tool, create, execute, search, load, registry, runs, audit, mcp, migrate, up, errors, …"),
+        typer.Argument(help="tool, create, execute, search, load, registry, runs, audit, mcp, secrets, up, errors, …"),
     ] = None,
     project: Project = None,
     is_json: IsJson = False,
@@ -271,7 +278,7 @@ def call(
     verb: Annotated[
         str,
         typer.Argument(
-            help="search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer or migrate."
+            help="search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer, secrets, …"
         ),
     ],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",

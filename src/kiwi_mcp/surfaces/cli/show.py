@@ -11,7 +11,9 @@ from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
 from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
+from kiwi_mcp.surfaces.cli.secret_views import VIEWS as SECRET_VIEWS
 from kiwi_mcp.surfaces.cli.task_views import VIEWS as TASK_VIEWS
+from kiwi_mcp.surfaces.cli.undo_views import VIEWS as UNDO_VIEWS
 
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 _SHORT = 12
@@ -65,6 +67,14 @@ def _run(content: JsonObject, screen: Screen) -> None:
     kept = as_text(content.get("output_path"))
     took = f"{content.get('execution_time_ms')} ms"
     talk(f"{content.get('tool_id')}: {content.get('status')} in {took}{f' · {kept}' if kept else ''}")
+    _checkpoint(as_object(content.get("checkpoint")))
+
+
+def _checkpoint(told: JsonObject) -> None:
+    if hint := as_text(told.get("hint")):
+        talk(f"hint: {hint}")
+    if run_id := as_text(told.get("undo")):
+        talk(f"hint: `kiwi undo {run_id}` puts back the {len(as_list(told.get('changed')))} paths that it changed.")
 
 
 def _search(content: JsonObject, screen: Screen) -> None:
@@ -177,7 +187,9 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     **REGISTRY_VIEWS,
     **MCP_VIEWS,
     **PREFER_VIEWS,
+    **SECRET_VIEWS,
     **TASK_VIEWS,
+    **UNDO_VIEWS,
     **AUDIT_VIEWS,
 }
 

@@ -1,0 +1,129 @@
+"""What holds a stored secret: items, hosts and form, and nothing in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.bounds import GrantedTo, Holder, SecretNotGranted, Stored, refuse_holder
+from kiwi_mcp.primitives.http_request import prepare
+from kiwi_mcp.primitives.secrets import Bound, Form, Found, Revealed, Secret
+
+VALUE = "s3cret-value"
+HERE = "/home/ada/shop"
+
+
+def revealed(*hosts: str, form: Form = "any") -> Revealed:
+    return Revealed({"KEY": Found("store", Secret(VALUE))}, {"KEY": Bound(hosts, form)})
+
+
+def spec(url: str = "https://api.example.com/", **words: JsonObject) -> HttpSpec:
+    headers = {"X-Key": "${KEY}"} if not words else {}
+    return HttpSpec("POST", url, headers, words.get("body"), has_body="body" in words)
+
+
+@pytest.mark.case("SEC-09")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://evil.example/",
+        "https://api.example.com.evil.example/",
+        "https://evilapi.example.com/",
+        "https://api.example.com:8443/",
+        "http://api.example.com/",
+        "https://evil.example/?x=https://api.example.com/",
+        "https://evil.example/#@api.example.com",
+        "https://\u0430pi.example.com/",
+    ],
+)
+def test_a_request_to_another_host_is_refused_before_it_is_made(url: str) -> None:
+    with pytest.raises(SecretNotGranted) as caught:
+        prepare(spec(url), revealed("api.example.com:443"))
+    assert caught.value.code == "secret_not_granted"
+    assert VALUE not in str(caught.value.to_response())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url"),
+    [
+        (["api.example.com"], "https://API.example.com./v1"),
+        (["*.example.com"], "https://api.example.com/"),
+        (["*"], "https://anywhere.example/"),
+        (["[::1]:80"], "http://[::1]/"),
+        (["127.0.0.1:8080"], "http://127.0.0.1:8080/"),
+    ],
+)
+def test_a_request_to_a_host_of_the_secret_carries_it(hosts: list[str], url: str) -> None:
+    assert ("X-Key", VALUE) in prepare(spec(url), revealed(*hosts)).headers
+
+
+def test_a_host_that_a_variable_names_is_judged_as_it_is_revealed() -> None:
+    found = {"KEY": Found("store", Secret(VALUE)), "BASE": Found("process", Secret("https://evil.example"))}
+    secrets = Revealed(found, {"KEY": Bound(("api.example.com",), "any")})
+    with pytest.raises(SecretNotGranted):
+        prepare(spec("${BASE}/api.example.com"), secrets)
+
+
+@pytest.mark.parametrize(
+    ("form", "request_"),
+    [
+        ("header", spec("https://api.example.com/?key=${KEY}", body={})),
+        ("header", spec(body={"deep": {"list": ["a ${KEY}"]}})),
+        ("header", spec(body={"${KEY}": 1})),
+        ("header", spec(body={"with default": "${KEY:-none}"})),
+        ("env", spec()),
+    ],
+)
+def test_a_secret_goes_in_its_form_alone(form: Form, request_: HttpSpec) -> None:
+    with pytest.raises(SecretNotGranted, match="KEY"):
+        prepare(request_, revealed("api.example.com", form=form))
+    prepare(request_, revealed("api.example.com", form="any"))
+
+
+def test_a_request_that_does_not_carry_it_goes_anywhere() -> None:
+    plain = HttpSpec("GET", "https://evil.example/", {"X-Text": "$${KEY}"})
+    assert prepare(plain, revealed("api.example.com")).host == "evil.example"
+
+
+@pytest.mark.case("SEC-03")
+@pytest.mark.parametrize(
+    ("grant", "holder", "is_given"),
+    [
+        (GrantedTo("user/local/crm", ""), Holder("user/local/crm", HERE), True),
+        (GrantedTo("user/local/crm", ""), Holder("user/local/crm2", HERE), False),
+        (GrantedTo("user/local/crm", ""), Holder("project/local/crm", HERE), False),
+        (GrantedTo("project/local/crm", HERE), Holder("project/local/crm", HERE), True),
+        (GrantedTo("project/local/crm", HERE), Holder("project/local/crm", "/tmp/from-the-net"), False),
+        (GrantedTo("registry/acme/*", ""), Holder("registry/acme/crm", HERE), True),
+        (GrantedTo("registry/acme/*", ""), Holder("registry/acme2/crm", HERE), False),
+        (GrantedTo("*", HERE), Holder("project/local/crm", HERE), True),
+        (GrantedTo("*", HERE), Holder("project/local/crm", "/tmp/from-the-net"), False),
+    ],
+)
+def test_a_grant_is_for_the_items_it_names_and_those_of_one_project(
+    grant: GrantedTo, holder: Holder, is_given: bool
+) -> None:
+    stored = Stored("KEY", 1, Bound(), (grant,))
+    if is_given:
+        return refuse_holder(stored, holder)
+    with pytest.raises(SecretNotGranted) as caught:
+        refuse_holder(stored, holder)
+    assert f"kiwi secrets grant KEY {holder.item}" in caught.value.suggestion
+    return None
+
+
+def test_a_secret_for_headers_is_not_put_into_a_process() -> None:
+    stored = Stored("KEY", 1, Bound(("a.example",), "header"), (GrantedTo("*", HERE),))
+    with pytest.raises(SecretNotGranted, match="headers"):
+        refuse_holder(stored, Holder("user/local/crm", HERE, is_process=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(names=st.lists(st.sampled_from(["user/local/a", "user/local/b", "registry/x/a", "user/*"]), max_size=3))
+def test_what_is_not_granted_is_never_given(names: list[str]) -> None:
+    stored = Stored("KEY", 1, Bound(), tuple(GrantedTo(name, "") for name in names))
+    assert not stored.is_granted(Holder("mcp/server/a", HERE))
+    assert stored.is_granted(Holder("user/local/b", HERE)) == bool({"user/local/b", "user/*"} & {*names})

@@ -1,0 +1,78 @@
+"""Programs: launchers that can be trusted, and what a program needs to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Warden
+
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.sandbox.programs import Program, find_launcher, program_at
+
+
+def test_a_launcher_is_the_systems_own() -> None:
+    assert find_launcher("prlimit") == str(Path("/usr/bin/prlimit").resolve())
+    assert find_launcher("no-such-launcher") is None
+
+
+def test_a_launcher_in_a_folder_that_others_may_write_to_is_none(tmp_path: Path) -> None:
+    shutil.copy("/bin/true", tmp_path / "bwrap")
+    assert find_launcher("bwrap", [str(tmp_path)]) is None  # below a temporary folder, which everybody may write to
+
+
+def test_an_interpreter_brings_its_installation_and_nothing_around_it(environment: Path) -> None:
+    python = environment / "bin" / "python"
+    base = Path(os.path.realpath(sys.executable)).parent.parent
+    assert program_at(str(python), nowhere) == Program(str(python), (str(environment), str(base)))
+
+
+def test_a_script_of_an_environment_brings_the_interpreter_too(environment: Path) -> None:
+    script = environment / "bin" / "serve"
+    script.write_text(f"#!{environment}/bin/python\n")
+    script.chmod(0o755)
+    assert {*program_at(str(script), nowhere).roots} == {*program_at(f"{environment}/bin/python", nowhere).roots}
+
+
+@pytest.mark.case("FS-01")
+def test_a_program_in_a_home_does_not_bring_the_home(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / "bin" / "mine").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "mine").chmod(0o755)
+    (tmp_path / "bin" / "alias").symlink_to("mine")
+    program = program_at(str(tmp_path / "bin" / "alias"), lambda path: path.startswith("/usr"))
+    assert program == Program(str(tmp_path / "bin" / "mine"), (str(tmp_path / "bin" / "mine"),))
+
+
+@pytest.mark.case("FS-01")
+def test_naming_a_key_as_a_program_does_not_open_it(tmp_path: Path, keeper: Warden) -> None:
+    home = keeper.folder("keys", id_ed25519="a key", script="")
+    (home / "script").write_text(f"#!{home}/id_ed25519\n")
+    (home / "script").chmod(0o755)
+    (home / "link").symlink_to("id_ed25519")
+    assert f"{home}/id_ed25519" not in program_at(f"{home}/script", nowhere).roots
+    for name in ("id_ed25519", "link"):
+        with pytest.raises(KiwiError, match="not on this machine"):
+            keeper.run(f"{home}/{name}")
+
+
+def test_a_ring_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert program_at(str(tmp_path / "a"), nowhere).roots == ()
+
+
+def nowhere(_: str) -> bool:
+    return False
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    return tmp_path / "env"
