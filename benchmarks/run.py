@@ -18,6 +18,7 @@ import bookkeeping
 import chains
 import gateways
 import listing
+import receipts
 import registry
 import starts
 import syncs
@@ -53,6 +54,7 @@ An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on t
 speaks raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind
 it.
 Budget: ahead of FastMCP's proxy and mcp-proxy, where they have the same front."""
+_RECEIPT = "The same call with its receipt and without, in turns. Budget: 1.05."
 _COMMANDS = "A new process each. The first run makes the schema and publishes what ships with Kiwi."
 _FORBIDDEN = (
     "starlette",
@@ -175,6 +177,7 @@ def main() -> None:
         table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
         table("Command start: spawn to first output", commands, "Budget: 1.0 of the SDK server's start or better."),
         table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
+        table("The receipt of a call", receipts.measure(asked.turns * 4), _RECEIPT),
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         *published(asked.tools, asked.turns),
         listed(listing.measure(max(asked.turns // 3, 3))),

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Kernel
 from measure import Case, Measured, interleaved
 
-_BASH = "printf '%s' \"$KIWI_PARAM_text\"\n"
+BASH = "printf '%s' \"$KIWI_PARAM_text\"\n"
 _PYTHON = "import json, sys\n\n\ndef main(text):\n    return {'text': text}\n"
 _PLAIN_PYTHON = "import json, sys\n\nprint(json.dumps({'text': json.load(sys.stdin)['text']}))\n"
 
@@ -26,9 +26,9 @@ def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
         folder = Path(name)
         (folder / "project").mkdir()
         kernel = Kernel(folder / "project", user=folder / "user", cache=folder / "cache")
-        _create(loop, kernel, "bash_echo", "bash_runtime", "main.sh", _BASH)
-        _create(loop, kernel, "python_echo", "python_runtime", "main.py", _PYTHON)
-        (folder / "main.sh").write_text(_BASH, encoding="utf-8")
+        create(loop, kernel, "bash_echo", "bash_runtime", "main.sh", BASH)
+        create(loop, kernel, "python_echo", "python_runtime", "main.py", _PYTHON)
+        (folder / "main.sh").write_text(BASH, encoding="utf-8")
         (folder / "main.py").write_text(_PLAIN_PYTHON, encoding="utf-8")
         python = getattr(sys, "_base_executable", sys.executable)
         by_hand = [
@@ -36,8 +36,8 @@ def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
             Case("python main.py", _spawn([python, str(folder / "main.py")])),
         ]
         through = [
-            Case("bash tool through Kiwi", _run(loop, kernel, "bash_echo")),
-            Case("Python tool through Kiwi", _run(loop, kernel, "python_echo")),
+            Case("bash tool through Kiwi", run(loop, kernel, "bash_echo")),
+            Case("Python tool through Kiwi", run(loop, kernel, "python_echo")),
         ]
         bash, plain = (
             interleaved([hand, tool], turns=turns, warm=3) for hand, tool in zip(by_hand, through, strict=True)
@@ -45,9 +45,10 @@ def measure(turns: int) -> tuple[list[Measured], list[Measured]]:
     return bash, plain
 
 
-def _create(
+def create(
     loop: asyncio.AbstractEventLoop, kernel: Kernel, tool_id: str, runtime: str, entrypoint: str, text: str
 ) -> None:
+    """Create a tool of one file that echoes a text."""
     parameters: JsonObject = {
         "tool_type": "script",
         "executor": runtime,
@@ -73,7 +74,9 @@ def _spawn(argv: list[str]) -> Callable[[], None]:
     return turn
 
 
-def _run(loop: asyncio.AbstractEventLoop, kernel: Kernel, tool_id: str) -> Callable[[], None]:
+def run(loop: asyncio.AbstractEventLoop, kernel: Kernel, tool_id: str) -> Callable[[], None]:
+    """Return a turn that runs a tool."""
+
     def turn() -> None:
         answer = loop.run_until_complete(kernel.call("execute", {"item_id": tool_id, "parameters": {"text": "hello"}}))
         if answer.is_error:

@@ -583,12 +583,12 @@ def test_without_a_project_what_belongs_to_none_is_seen_and_run(user: Path, proj
     async def conversation() -> tuple[Offers, Answer, Answer]:
         offers = await kernel.offers()
         ran = await kernel.call("execute", {"item_id": offers.tools[0].identity, "parameters": {"place": "here"}})
-        return offers, ran, await kernel.call("execute", {"item_id": "weather"})
+        return offers, ran, await kernel.call("execute", {"item_id": "weather", "parameters": {"place": "there"}})
 
     offers, ran, short = asyncio.run(conversation())
     assert names(offers.tools) == ["weather"]
     assert ran.content["result"] == "here"
-    assert short.content["code"] == "project_path_required"
+    assert short.content["result"] == "there"
 
 
 def test_nothing_is_read_of_a_project_without_directives_knowledge_and_wishes(

@@ -194,3 +194,16 @@ def test_why_says_that_a_variable_comes_from_the_store_and_whether_it_is_granted
     told = ask("execute", action="why", item_id="crm").content
     assert (told["variables"], told["would_run"]) == ({"CRM_KEY": "the store of secrets, granted"}, True)
     assert VALUE not in json.dumps(told)
+
+
+def test_the_owners_own_settings_need_no_grant_and_are_held_to_hosts_all_the_same(
+    ask: Ask, project: Path, home: Path
+) -> None:
+    ask("secrets", action="set", name="TEAM_TOKEN", value=VALUE, hosts=["elsewhere.example"])
+    ask("registry", action="add", remote="team", url="http://127.0.0.1:9", token="${TEAM_TOKEN}")
+
+    refused = ask("registry", action="pull", remote="team").content
+
+    assert (refused["code"], refused["host"]) == ("secret_not_granted", "127.0.0.1")
+    ask("secrets", action="set", name="TEAM_TOKEN", hosts=["127.0.0.1:9"])
+    assert ask("registry", action="pull", remote="team").content["code"] == "request_failed"

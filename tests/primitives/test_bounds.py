@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.bounds import GrantedTo, Holder, SecretNotGranted, Stored, refuse_holder
+from kiwi_mcp.primitives.bounds import GrantedTo, Holder, SecretNotGranted, Stored, refuse_holder, refuse_target
 from kiwi_mcp.primitives.http_request import prepare
 from kiwi_mcp.primitives.secrets import Bound, Form, Found, Revealed, Secret
 
@@ -65,6 +65,26 @@ def test_a_host_that_a_variable_names_is_judged_as_it_is_revealed() -> None:
     secrets = Revealed(found, {"KEY": Bound(("api.example.com",), "any")})
     with pytest.raises(SecretNotGranted):
         prepare(spec("${BASE}/api.example.com"), secrets)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_refused"),
+    [
+        ("https://evil.example/", True),
+        ("https://api.example.com/", False),
+        ("${BASE}/v1", False),
+        ("https://${HOST}:${PORT}/v1", False),
+        ("http://[::1/", False),
+        ("http://a:b/", False),
+    ],
+)
+def test_a_plan_whose_host_can_be_seen_is_refused_before_it_is_driven(url: str, is_refused: bool) -> None:
+    try:
+        refuse_target(spec(url), {"KEY": Bound(("api.example.com",), "header")})
+    except SecretNotGranted:
+        assert is_refused
+    else:
+        assert not is_refused
 
 
 @pytest.mark.parametrize(

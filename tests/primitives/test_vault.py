@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
@@ -19,6 +21,12 @@ from kiwi_mcp.primitives.vault import MOST_GRANTS, Vault
 from kiwi_mcp.primitives.vault_key import sealed_by, vault_key
 
 VALUE, OTHER = "s3cret-value-of-mail", "an0ther-value-of-bank"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the process had just started: a number of a descriptor is another one's by now."""
+    monkeypatch.setattr("kiwi_mcp.primitives.vault_key._descriptors", {})
 
 
 def vault(state: Path) -> Vault:
@@ -169,6 +177,22 @@ def test_a_passphrase_that_cannot_be_one_makes_no_store(
         put(tmp_path / "state", "MAIL_KEY", VALUE)
     assert not records(tmp_path / "state")
     assert not (tmp_path / "state" / "secrets.salt").exists()
+
+
+def test_a_passphrase_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kiwi_mcp.primitives.vault_key._PATIENCE", 0.1)
+    reading, writing = os.pipe()
+    monkeypatch.setenv("KIWI_PASSPHRASE_FD", str(reading))
+
+    with pytest.raises(StoreUnavailable, match="nothing came"):
+        put(tmp_path, "MAIL_KEY", VALUE)
+    os.close(writing)
+
+
+def test_what_opens_the_store_is_loaded_by_nobody_who_has_none() -> None:
+    program = "import sys, kiwi_mcp.kernel; print('cryptography' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert said.stdout == "False\n"
 
 
 def test_a_list_whose_value_is_gone_says_so(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class House:
         calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=lambda _: "a model")
         changes = Changes(kernel, interval=0.1, soon=0.05)
         try:
-            async with Client(build_server(kernel, has_project=True, calls=calls, changes=changes)) as client:
+            async with Client(build_server(kernel, calls=calls, changes=changes)) as client:
                 yield client
         finally:
             await changes.aclose()

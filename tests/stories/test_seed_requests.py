@@ -341,8 +341,8 @@ def test_a_file_without_its_metadata_has_invalid_metadata(tools: Path, ask: Ask,
 
 
 @pytest.mark.req("K-ME-03")
-def test_a_request_without_a_project_is_told_to_name_one(steady: Steady) -> None:
-    answer = asyncio.run(Kernel().call("search", {"item_type": "tool", "query": "x"}))
+def test_a_request_about_a_project_is_told_to_name_one(steady: Steady) -> None:
+    answer = asyncio.run(Kernel().call("search", {"item_type": "tool", "query": "x", "source": "project"}))
 
     assert steady(answer) == snapshot(
         {

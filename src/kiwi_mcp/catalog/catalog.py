@@ -130,6 +130,11 @@ class Catalog:
             source.sync(self.sheets)
         return any(not source.is_empty for source in offered)
 
+    def meant_hosts(self, server: Tool) -> tuple[str, ...]:
+        """Return the hosts beyond the public network that the owner meant by accepting an MCP server as it is."""
+        offered = [source for source in self._sources if isinstance(source, McpSource)]
+        return tuple(host for source in offered if (host := source.meant_host(server)))
+
     def faults(self) -> Sequence[KiwiError]:
         """Return why sources could not be asked when they last were, if any could not."""
         return [source.fault for source in self._sources if source.fault]

@@ -22,6 +22,7 @@ from kiwi_mcp.domain.json import as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, OfferKind, ServerKey, ServerRecord, manifest_of, name_of, written
 from kiwi_mcp.domain.registry import Pin
 from kiwi_mcp.manifest.digest import sha256_hex
+from kiwi_mcp.manifest.nearby import nearby_host
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.store.database import within
 from kiwi_mcp.store.definitions import Definitions
@@ -168,6 +169,13 @@ class McpSource:
                 _refuse_unaccepted_behind(item, server, offered)
                 yield from _drift(item, server, offered)
 
+    def meant_host(self, server: Tool) -> str:
+        """Return the `host:port` nearby that the owner meant by adding or accepting a server as it is, if any."""
+        for one in self._servers.values():
+            if one.executor == _unversioned(server) and one.digest == server.digest and one.words:
+                return nearby_host(as_text(server.manifest.config.get("url")))
+        return ""
+
     def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
         """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""
         seen: dict[str, ServerKey] = {}
@@ -292,7 +300,7 @@ def _refuse_other_server(item: Tool, executor: Tool, server: ServerRecord) -> No
     name = server.key.server
     fault = DefinitionChanged(item.identity, server=name, tool_id=item.id, diff="")
     fault.message = f"The manifest of the MCP server {name!r} changed since it was accepted, so {item.id!r} is not run."
-    fault.suggestion = f"Look at {executor.origin.path}. If it is right, the owner types `kiwi mcp accept {name}`."
+    fault.suggestion = f"Look at it (`kiwi mcp diff {name}`). If it is right, the owner types `kiwi mcp accept {name}`."
     raise fault
 
 

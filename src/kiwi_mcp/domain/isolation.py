@@ -84,3 +84,7 @@ class Handover:
     """The user that its pipes must belong to, where it is not the one who starts it."""
     enter: Callable[[int], None] = no_entry
     """Called once with the number of the process when it has been started; it does not run on before."""
+
+
+NOTHING = Handover()
+"""What the start of a process takes that is not confined."""

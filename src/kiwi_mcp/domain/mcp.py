@@ -82,6 +82,8 @@ class ServerRecord:
     """Whether the owner accepts what it offers first, which adding it says."""
     mark: str = ""
     """Another one whenever anything of the server or its definitions changes."""
+    words: JsonObject = field(default_factory=dict)
+    """How it was to be reached when the owner added it, or last accepted its manifest; empty where no owner did."""
 
     @property
     def executor(self) -> str:

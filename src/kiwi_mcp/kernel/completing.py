@@ -12,6 +12,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.kernel.pipeline import driver_of, prepare, secrets_of
+from kiwi_mcp.kernel.reach import reaching
 
 _ANYTHING = "x"
 
@@ -46,6 +47,7 @@ async def complete(
         call = Call(item_id, catalog.space, {name: known.get(name, _ANYTHING) for name in wanted})
         secrets = secrets_of(call, prepare(call, catalog, grant))
         driver = cast("_Completer", driver_of(chain))
-        return await driver.complete(chain, call.space, secrets, argument, value, known, hosts=grant.hosts)
+        hosts = reaching(grant, chain.executor, catalog).hosts
+        return await driver.complete(chain, call.space, secrets, argument, value, known, hosts=hosts)
     except KiwiError:
         return ()

@@ -17,7 +17,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, PolicyDenied, VerbNotFound
+from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, PolicyDenied, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import OfferKind
@@ -80,8 +80,10 @@ from kiwi_mcp.store.tasks import Tasks
 _log = logging.getLogger("kiwi")
 _SPACES_KEPT = 32
 _WORD = 100
-_BEYOND_PROJECTS = ("user/", "registry/", "mcp/", "builtin/")
-"""How the full names of items begin that are the same in every project, and can be run without one."""
+_OF_PROJECT = "project/"
+"""How the full names of items begin that are of one project."""
+_Anywhere = SearchRequest | LoadRequest | ExecuteRequest | HelpRequest | McpRequest | SecretsRequest
+"""What can be asked without a project: it is answered from what is there in every one."""
 Kept = TypeVar("Kept")
 
 
@@ -104,9 +106,9 @@ class McpDesk(Protocol):
 class Kernel:
     """Answers every verb for one user: `await kernel.call("execute", {...})`.
 
-    `project` is the project of requests that name none; without it they must. `is_owner` says whether requests come
-    from the owner's own hand; a model's do not, and cannot choose where anything is sent. `surface` is the way they
-    come, for the receipts.
+    `project` is the project of requests that name none; without it they see what is there in every one. `is_owner`
+    says whether requests come from the owner's own hand; a model's do not, and cannot choose where anything is sent.
+    `surface` is the way they come, for the receipts.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class Kernel:
                 refuse_strangers(request, self._store.settings)
             return await self._answer(request, caller, witness)
         except KiwiError as error:
-            return refusal(error, item_type=item_type, about=about)
+            return refusal(self._pointed(error, payload), item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
             incident = secrets.token_hex(6)
             _log.exception("incident %s in %s", incident, verb)
@@ -171,7 +173,7 @@ class Kernel:
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
         try:
-            chain = _kept(self._catalogs, self._offering_space(None), self._made).resolve(name)
+            chain = _kept(self._catalogs, self._space_if_any(None), self._made).resolve(name)
         except KiwiError:
             return None
         return offer_of(chain, name) if kind_of(chain) == kind else None
@@ -205,10 +207,10 @@ class Kernel:
     async def _answer(self, request: Request, caller: Caller, witness: Witness | None) -> Answer:  # noqa: PLR0912 - one case for each verb
         match request:
             case SearchRequest() if asks_registry(request):
-                searched = _kept(self._searched, self._space(request.project_path), self._made)
+                searched = _kept(self._searched, self._space_for(request), self._made)
                 return Answer(await asyncio.to_thread(find, request, searched))
             case SearchRequest():
-                return Answer(find(request, self._catalog(request.project_path)))
+                return Answer(find(request, self._catalog_for(request)))
             case LoadRequest():
                 return Answer(
                     load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id))
@@ -226,7 +228,7 @@ class Kernel:
             case RegistryRequest():
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
             case McpRequest():
-                catalog = self._catalog(request.project_path)
+                catalog = self._catalog_for(request)
                 return Answer(await self._mcp().act(request, catalog, caller, is_owner=self._is_owner))
             case RunsRequest():
                 seen = self._seen(request, caller)
@@ -244,7 +246,7 @@ class Kernel:
             case SecretsRequest():
                 # What opens the store of secrets is loaded by whoever asks about it.
                 act_on = import_module("kiwi_mcp.kernel.secrets").act
-                return Answer(await act_on(request, self._catalog(request.project_path), is_owner=self._is_owner))
+                return Answer(await act_on(request, self._catalog_for(request), is_owner=self._is_owner))
             case UndoRequest():
                 undo = import_module("kiwi_mcp.kernel.checkpoints.undo").undo
                 space, recorder = self._space(request.project_path), self._recorder(caller)
@@ -259,9 +261,8 @@ class Kernel:
         return audit(request, receipts, anchor, now=datetime.now(UTC), is_owner=self._is_owner)
 
     async def _help(self, request: HelpRequest) -> JsonObject:
-        catalog = self._catalog_if_any(request.project_path)
-        notices = (await self.offers(request.project_path)).notices if catalog else ()
-        return explain(request.topic, catalog, notices)
+        notices = (await self.offers(request.project_path)).notices
+        return explain(request.topic, self._catalog_for(request), notices)
 
     async def _execute(self, request: ExecuteRequest, caller: Caller, witness: Witness | None) -> Answer:
         catalog = self._catalog_for(request)
@@ -350,30 +351,30 @@ class Kernel:
     def _catalog(self, project_path: str | None) -> Catalog:
         return _kept(self._catalogs, self._space(project_path), self._made)
 
-    def _catalog_for(self, request: ExecuteRequest | LoadRequest) -> Catalog:
-        """Return the catalog of a request's project; what belongs to no project is run and read without one as well."""
-        is_beyond = (request.item_id or "").startswith(_BEYOND_PROJECTS)
-        match request:
-            case ExecuteRequest():
-                is_beyond = is_beyond and request.action == "run"
-            case LoadRequest():
-                is_beyond = request.item_type == "output" or (is_beyond and request.destination is None)
-        if request.project_path is None and self._project is None and is_beyond:
-            return _kept(self._catalogs, no_project_space(self._user, self._cache), self._made)
-        return self._catalog(request.project_path)
+    def _catalog_for(self, request: _Anywhere) -> Catalog:
+        """Return the catalog of a request's project, or of what belongs to none where no project is known."""
+        return _kept(self._catalogs, self._space_for(request), self._made)
+
+    def _space_for(self, request: _Anywhere) -> Space:
+        if _is_about_a_project(request):
+            return self._space(request.project_path)
+        return self._space_if_any(request.project_path)
+
+    def _pointed(self, error: KiwiError, payload: JsonObject) -> KiwiError:
+        """Return an error that says, where an item was not found, that no project was looked through."""
+        if isinstance(error, ToolNotFound) and self._project is None and payload.get("project_path") is None:
+            error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
+        return error
 
     def _offering(self, project_path: str | None) -> Offering:
-        return _kept(self._offerings, self._offering_space(project_path), lambda space: Offering(self._made(space)))
+        return _kept(self._offerings, self._space_if_any(project_path), lambda space: Offering(self._made(space)))
 
-    def _offering_space(self, project_path: str | None) -> Space:
+    def _space_if_any(self, project_path: str | None) -> Space:
         is_known = project_path is not None or self._project is not None
         return self._space(project_path) if is_known else no_project_space(self._user, self._cache)
 
     def _made(self, space: Space) -> Catalog:
         return Catalog(space, registry=self._store.registry, definitions=self._remembered_if_any)
-
-    def _catalog_if_any(self, project_path: str | None) -> Catalog | None:
-        return self._catalog(project_path) if project_path or self._project else None
 
 
 def _kept(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) -> Kept:
@@ -383,6 +384,19 @@ def _kept(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) 
     if len(kept) > _SPACES_KEPT:
         del kept[next(iter(kept))]
     return kept[space]
+
+
+def _is_about_a_project(request: _Anywhere) -> bool:
+    """Whether a request names the project's own items, so that it has to say which project that is."""
+    match request:
+        case SearchRequest():
+            return request.source == "project"
+        case LoadRequest():
+            return "project" in (request.source, request.destination) or request.item_id.startswith(_OF_PROJECT)
+        case ExecuteRequest():
+            return (request.item_id or "").startswith(_OF_PROJECT)
+        case _:
+            return False
 
 
 def read_request(verb: str, payload: JsonObject) -> Request:

@@ -23,12 +23,14 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
 from kiwi_mcp.kernel.delivery import delivered, holder_of
+from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import careful, redacted
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
+from kiwi_mcp.primitives.bounds import refuse_target
 from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.outputs import Kept
 
@@ -111,7 +113,12 @@ def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
     if not plan.variables:
         return _NO_SECRETS
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    return delivered(needed, holder_of(chain, call.space), call.space, optional=plan.defaulted, needed_by=chain.tool.id)
+    holder = holder_of(chain, call.space)
+    secrets = delivered(needed, holder, call.space, optional=plan.defaulted, needed_by=chain.tool.id)
+    # Each request is judged again as it is made; a connection that is kept open has been.
+    if isinstance(plan.spec, HttpSpec):
+        refuse_target(plan.spec, secrets.bounds)
+    return secrets
 
 
 def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
@@ -120,6 +127,7 @@ def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
     driver = driver_of(chain)
     inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
+    grant = reaching(grant, chain.executor, catalog) if chain.driver == "mcp" else grant
     plan = permit(driver.bind(chain, inputs, call.space), grant)
     match authorize(plan, grant):
         case Deny(reason=reason, rule=rule):

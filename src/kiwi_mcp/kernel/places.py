@@ -10,6 +10,7 @@ from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
 from kiwi_mcp.policy.owner import owner_policy
 
 _KNOWN_KEPT = 256
+_NOWHERE = "no_project"
 _known: dict[str, tuple[tuple[int, int, int], Path]] = {}
 """Project paths that were permitted, and what each led to then."""
 
@@ -51,12 +52,25 @@ def project_space(asked: str | None, default: Path | None, *, user: Path, cache:
 
 def no_project_space(user: Path, cache: Path) -> Space:
     """Return the folders that a request sees which is about no project: an empty one, where it does no harm."""
-    folder = cache / "no_project"
+    folder = cache / _NOWHERE
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ProjectPathRequired from error
     return Space(project=folder, user=user, cache=cache)
+
+
+def has_project(space: Space) -> bool:
+    """Whether a request that sees these folders is about a project."""
+    return space.project != space.cache / _NOWHERE
+
+
+def refuse_nowhere(space: Space) -> None:
+    """Refuse what can only be done in a project, where none is known."""
+    if not has_project(space):
+        fault = ProjectPathRequired()
+        fault.suggestion = 'Add `project_path: "/absolute/path"`, or say `location: user` where it is to be everywhere.'
+        raise fault
 
 
 def _permitted(path: Path, user: Path) -> Path:

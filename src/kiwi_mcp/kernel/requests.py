@@ -32,7 +32,7 @@ class ProjectRequest(Request):
     """A request about the items a project sees."""
 
     item_type: Literal["tool", "directive", "knowledge", "output"] = "tool"
-    project_path: Annotated[Text | None, Field(description="Absolute path of the project")] = None
+    project_path: Annotated[Text | None, Field(description="Absolute path of your project, if any")] = None
 
 
 class SearchRequest(ProjectRequest):
@@ -67,13 +67,11 @@ class ExecuteRequest(ProjectRequest):
     """Run an item, or change it."""
 
     action: Action = "run"
-    item_id: Annotated[Name | None, Field(description="The item; create takes it from parameters.tool_id too")] = None
-    parameters: Annotated[dict[str, object], Field(description="The tool's own parameters, or the action's")] = {}
-    dry_run: Annotated[bool, Field(description="Show the plan, do nothing")] = False
-    frozen: Annotated[bool, Field(description="Refuse what differs from the lockfile")] = False
-    checkpoint: Annotated[bool, Field(description="run: save the project's files first, so that it can be undone")] = (
-        False
-    )
+    item_id: Annotated[Name | None, Field(description="The item")] = None
+    parameters: Annotated[dict[str, object], Field(description="The tool's, or the action's")] = {}
+    dry_run: Annotated[bool, Field(description="Only show the plan")] = False
+    frozen: Annotated[bool, Field(description="Refuse changes since signing")] = False
+    checkpoint: Annotated[bool, Field(description="Save files first, for undo")] = False
 
 
 class HelpRequest(Request):

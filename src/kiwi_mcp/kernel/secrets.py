@@ -77,9 +77,9 @@ class Change:
         return self._told("set", "set", f"{self._name} is in the store, {_reach(stored)}", stored)
 
     async def _rotate(self, request: SecretsRequest) -> JsonObject:
-        before = self._vault.named(self._name)
+        self._vault.named(self._name)
         secret, is_weak = self._value(request)
-        stored = await self._vault.put(self._name, secret, before.bound, is_weak=is_weak)
+        stored = await self._vault.put(self._name, secret, None, is_weak=is_weak)
         message = f"{self._name} has another value from now on; hosts, form and grants stay"
         return self._told("rotate", "rotated", message, stored)
 

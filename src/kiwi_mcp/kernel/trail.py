@@ -85,8 +85,12 @@ class Trail:
         status, code, message = _ending(error)
         run = self._run(status, code, redact(message, self.secrets or {}), self._passed())
         # A task that was cancelled may be so again while it waits; the thread writes the record all the same.
-        with suppress(KiwiError, CancelledError):
-            await _add(self._runs, run, None, self._receipt(run))
+        with suppress(CancelledError):
+            try:
+                await _add(self._runs, run, None, self._receipt(run, None))
+            except KiwiError:
+                if self._witness:
+                    self._witness.is_heard = False
 
     async def finish(self, outcome: Outcome) -> Left:
         """Keep what happened; what cannot be kept is told, and the result is given all the same."""
@@ -96,14 +100,13 @@ class Trail:
         kept = self._keep(record, warnings)
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
         run = self._run(outcome.status, code, outcome.message, duration_ms, outcome.exit_code, kept, data)
-        outcome_bytes = data or (result_bytes(text) if self._witness else None)
-        is_recorded = await self._store(run, data, self._receipt(run, outcome_bytes), warnings)
+        is_recorded = await self._store(run, data, text, warnings)
         if is_recorded and kept and data is not None:
             self._lighten(kept, {**record, **preview(text), "result_sha256": run.result_sha256})
         shown = shorten(outcome.result, kept, text)
         return Left(duration_ms, kept, run.id if is_recorded else None, shown, tuple(warnings))
 
-    def _receipt(self, run: Run, outcome: bytes | None = None) -> Receipt | None:
+    def _receipt(self, run: Run, outcome: bytes | None) -> Receipt | None:
         return self._witness.of_run(run, self.secrets, outcome) if self._witness else None
 
     def _passed(self) -> int:
@@ -167,15 +170,18 @@ class Trail:
             return None
         return kept if home is own else replace(kept, path=str(home.parent / kept.path))
 
-    async def _store(self, run: Run, data: bytes | None, receipt: Receipt | None, warnings: list[str]) -> bool:
+    async def _store(self, run: Run, data: bytes | None, text: str, warnings: list[str]) -> bool:
         """Record the run with its receipt, and say whether that was done."""
         match self._runs:
             case None:
                 return False
             case KiwiError() as reason:
+                if self._witness:
+                    self._witness.is_heard = True  # that there is no receipt either is told once
                 warnings.append(_unrecorded(reason))
                 return False
             case runs:
+                receipt = self._receipt(run, data or result_bytes(text))
                 try:
                     await _add(runs, run, data, receipt)
                 except KiwiError as reason:

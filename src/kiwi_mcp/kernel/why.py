@@ -17,10 +17,8 @@ from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.primitives.addresses import is_address, refusal
-from kiwi_mcp.primitives.bounds import refuse_holder, refuse_request
-from kiwi_mcp.primitives.secrets import Bound, Variables, names_in
-
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+from kiwi_mcp.primitives.bounds import PORTS, refuse_holder, refuse_target
+from kiwi_mcp.primitives.secrets import Bound, Variables
 
 
 def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
@@ -82,15 +80,14 @@ def check_target(plan: Plan, bounds: Mapping[str, Bound]) -> None:
     if not isinstance(plan.spec, HttpSpec):
         return
     target = urlsplit(plan.spec.url)
-    host, port = target.hostname or "", target.port or _PORTS.get(target.scheme, 0)
+    host, port = target.hostname or "", target.port or PORTS.get(target.scheme, 0)
     reason = refusal(host, host=host, port=port, granted=plan.spec.granted) if is_address(host) else None
     if reason:
         raise AddressDenied(
             f"{host} cannot be called: {reason}.",
             suggestion=f"If the owner means it, add {target.netloc!r} to `hosts.allow` in ~/.ai/policy.yaml.",
         )
-    if host and not names_in(target.netloc):  # a host that is itself a variable is known when the request is made
-        refuse_request(plan.spec, bounds, host=host, port=port)
+    refuse_target(plan.spec, bounds)
 
 
 def _refusals(gate: Callable[[], object]) -> list[JsonObject]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.errors import Denied
 from kiwi_mcp.domain.json import Json
@@ -14,6 +15,7 @@ from kiwi_mcp.primitives.addresses import is_granted
 from kiwi_mcp.primitives.secrets import Bound, names_in
 
 ANY_HOST = "*"
+PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 Bounds: TypeAlias = Mapping[str, Bound]
 _PROJECT = "project/"
 
@@ -106,6 +108,20 @@ def refuse_request(spec: HttpSpec, bounds: Bounds, *, host: str, port: int) -> N
                 secret=name,
                 host=host,
             )
+
+
+def refuse_target(spec: HttpSpec, bounds: Bounds) -> None:
+    """Refuse such a request where its host can be seen; one that a variable names is known when the request is made."""
+    if not bounds:
+        return
+    try:
+        target = urlsplit(spec.url)
+        host = "" if names_in(target.netloc) else target.hostname or ""
+        port = (host and target.port) or PORTS.get(target.scheme, 0)
+    except ValueError:
+        return  # no address at all, which is refused when the request is made
+    if host:
+        refuse_request(spec, bounds, host=host, port=port)
 
 
 def _unfit(name: str, reason: str) -> SecretNotGranted:

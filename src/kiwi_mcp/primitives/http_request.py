@@ -15,10 +15,9 @@ from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, RequestFailed
 from kiwi_mcp.domain.json import Json, JsonObject, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.addresses import is_granted
-from kiwi_mcp.primitives.bounds import refuse_request
+from kiwi_mcp.primitives.bounds import PORTS, refuse_request
 from kiwi_mcp.primitives.secrets import Revealed, names_in, reveal, reveal_json, reveal_url
 
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _UNFIT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _OWN = frozenset({"host", "content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade", "expect"})
@@ -43,7 +42,7 @@ class Request:
     @property
     def port(self) -> int:
         """The port of the target."""
-        return self.url.port or _PORTS[self.url.scheme]
+        return self.url.port or PORTS[self.url.scheme]
 
     @property
     def host(self) -> str:
@@ -54,7 +53,7 @@ class Request:
     def authority(self) -> str:
         """The value of the Host header: what the URL names, never what a spec says."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.url.scheme] else f"{host}:{self.port}"
+        return host if self.port == PORTS[self.url.scheme] else f"{host}:{self.port}"
 
     @property
     def origin(self) -> tuple[str, str, int]:

@@ -57,16 +57,14 @@ class Vault:
             )
         return value
 
-    async def put(self, name: str, value: Secret, bound: Bound, *, is_weak: bool = False) -> Stored:
-        """Give a name its value, the first or another one; grants stay."""
+    async def put(self, name: str, value: Secret, bound: Bound | None, *, is_weak: bool = False) -> Stored:
+        """Give a name its value, the first or another one; grants stay, and so do hosts and form without a `bound`."""
         async with self._changing() as (last, known):
             if len(known) >= MOST_SECRETS and name not in known:
                 raise TooLarge("The store of secrets", size=len(known) + 1, limit=MOST_SECRETS, unit="secrets")
-            before = known.get(name)
-            now = moment()
-            after = Stored(
-                name, last + 1, bound, before.grants if before else (), before.set_at if before else now, now, is_weak
-            )
+            before, now = known.get(name), moment()
+            new = before or Stored(name, last, bound or _known(known, name).bound, set_at=now)
+            after = replace(new, version=last + 1, bound=bound or new.bound, valued_at=now, is_weak=is_weak)
             # The list names the new value once that is there, and the old one goes when nothing names it.
             self._sealed.write(_record(after), Record({}, {_VALUE: value}))
             self._write(after.version, {**known, name: after})

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from select import select
+from time import monotonic
 from typing import Literal
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
@@ -20,6 +22,7 @@ from kiwi_mcp.primitives.key_file import KEY_BYTES, file_key
 FILE, DESCRIPTOR = "KIWI_PASSPHRASE_FILE", "KIWI_PASSPHRASE_FD"
 _COST, _BLOCK, _LANES = 2**17, 8, 1
 _LONGEST = 4_096
+_PATIENCE = 10.0
 _KEY_NAME, _SALT_NAME = "secrets.key", "secrets.salt"
 _descriptors: dict[str, bytes] = {}
 """What was read from descriptors, which give it once."""
@@ -60,13 +63,13 @@ def _passphrase() -> bytes:
             suggestion=f"Name a file that holds it in {FILE}, or the number of an open descriptor in {DESCRIPTOR}.",
         )
     try:
-        given = Path(path).read_bytes()[: _LONGEST + 1] if path else _handed_over(number)
+        given = _line(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) if path else _handed_over(number)
     except (OSError, ValueError) as error:
         raise StoreUnavailable(
             f"The passphrase cannot be read from {path or f'descriptor {number}'}: {error}.",
             suggestion=f"Let {FILE} name a file that you can read.",
         ) from error
-    if not (passphrase := given.removesuffix(b"\n").removesuffix(b"\r")) or len(given) > _LONGEST:
+    if not (passphrase := given.partition(b"\n")[0].removesuffix(b"\r")) or len(given) > _LONGEST:
         raise StoreUnavailable(
             f"The passphrase is empty, or longer than {_LONGEST:,} bytes.", suggestion="Give one line of text."
         )
@@ -75,6 +78,21 @@ def _passphrase() -> bytes:
 
 def _handed_over(number: str) -> bytes:
     if number not in _descriptors:
-        with os.fdopen(int(number), "rb") as file:
-            _descriptors[number] = file.read(_LONGEST + 1)
+        _descriptors[number] = _line(int(number))
     return _descriptors[number]
+
+
+def _line(descriptor: int) -> bytes:
+    """Return what a descriptor gives, up to the end of its first line or a little over the limit, and close it."""
+    given, end = b"", monotonic() + _PATIENCE
+    try:
+        while b"\n" not in given and len(given) <= _LONGEST:
+            # A pipe that somebody holds open and never writes to is not waited for.
+            if not select([descriptor], [], [], max(0.0, end - monotonic()))[0]:
+                raise TimeoutError("nothing came")
+            if not (more := os.read(descriptor, _LONGEST)):
+                break
+            given += more
+    finally:
+        os.close(descriptor)
+    return given

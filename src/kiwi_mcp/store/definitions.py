@@ -17,7 +17,7 @@ Known: TypeAlias = "tuple[ServerRecord, Sequence[Definition]]"
 
 _SERVER = (
     "identity", "path", "digest", "version", "era", "protocol_version", "info", "instructions", "seen_at", "fault",
-    "fault_at", "accepts_first", "mark",
+    "fault_at", "accepts_first", "mark", "words",
 )  # fmt: skip
 _DEFINITION = (
     "kind", "name", "tool_id", "state", "definition", "digest", "accepted", "accepted_digest", "seen_at", "accepted_at",
@@ -91,7 +91,7 @@ class Definitions:
         values = (
             server.identity, server.path, server.digest, server.version, server.era, server.protocol_version,
             _text(server.info), server.instructions, server.seen_at, server.fault, server.fault_at,
-            int(server.accepts_first), server.mark,
+            int(server.accepts_first), server.mark, _text(server.words),
         )  # fmt: skip
         columns = (*_KEY, *_SERVER)
         changed = ", ".join(f"{word} = excluded.{word}" for word in _SERVER)
@@ -127,11 +127,11 @@ def _object(text: Value) -> JsonObject:
 
 def _server(row: Row) -> ServerRecord:
     space, server, identity, path, digest, version, era, protocol, info, instructions, *rest = row
-    seen_at, fault, fault_at, accepts_first, mark = rest
+    seen_at, fault, fault_at, accepts_first, mark, words = rest
     return ServerRecord(
         ServerKey(str(space), str(server)), str(identity), str(path), str(digest), str(version), str(era),
         str(protocol), _object(info), str(instructions), str(seen_at), str(fault), str(fault_at),
-        bool(accepts_first), str(mark),
+        bool(accepts_first), str(mark), _object(words),
     )  # fmt: skip
 
 

@@ -214,13 +214,17 @@ def test_a_tool_that_fails_is_undone_as_well(project: Path, git: Git, run: Run, 
 
 
 def test_a_cancelled_run_is_undone_as_well(project: Path, git: Git, tool: object, undo: Undo) -> None:
+    os.mkfifo(project / ".ai" / "news")
+
     async def story() -> str:
         kernel = Kernel(project)
-        words: JsonObject = {"item_id": "change", "parameters": {"do": "echo half > kept.txt; sleep 60"}}
+        words: JsonObject = {
+            "item_id": "change",
+            "parameters": {"do": "echo half > kept.txt; echo done > .ai/news; sleep 60"},
+        }
         task = asyncio.create_task(kernel.call("execute", {**words, "checkpoint": True}))
         async with asyncio.timeout(20):
-            while (project / "kept.txt").read_text() != "half\n":
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread((project / ".ai" / "news").read_text)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -64,6 +64,7 @@ def test_a_path_that_is_back_already_is_nothing_to_do(project: Path, git: Git, r
     ran = run("echo 1 > kept.txt; echo 2 > new.txt")
     (project / "kept.txt").write_text("kept\n")
     assert undo(ran).content["message"] == f"1 path put back as before {as_object(ran['checkpoint'])['undo']}"
+    assert undo(ran).content["status"] == "unchanged"
 
 
 def test_a_model_lists_and_does_not_undo(project: Path, git: Git, run: Run) -> None:

@@ -108,8 +108,10 @@ def test_the_official_client_finds_and_runs_a_tool_and_hears_its_progress(
             assert found["results"][0]["name"] == "teller"
             ran = await client.call_tool("execute", {"item_id": "teller", **where}, progress_callback=hear)
             assert not ran.is_error, ran
-            unnamed = await client.call_tool("search", {"query": "x"})
-            assert answer_in(unnamed)["code"] == "project_path_required"
+            unnamed = await client.call_tool("search", {"query": "teller"})
+            assert answer_in(unnamed)["results"] == []
+            of_a_project = await client.call_tool("search", {"query": "teller", "source": "project"})
+            assert answer_in(of_a_project)["code"] == "project_path_required"
 
     run(story)
     assert heard

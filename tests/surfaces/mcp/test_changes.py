@@ -68,7 +68,7 @@ async def serving(kernel: Offering, interval: float = 0.05) -> AsyncIterator[Mcp
     changes = Changes(kernel, interval=interval, soon=0.02)
     calls = Calls(tasks, task_after=lambda: 60.0, principal=lambda _: "somebody")
     async with asyncio.timeout(PATIENCE):
-        yield build_server(kernel, has_project=True, calls=calls, changes=changes)
+        yield build_server(kernel, calls=calls, changes=changes)
     await changes.aclose()
     await calls.aclose()
 

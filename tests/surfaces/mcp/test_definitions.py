@@ -21,23 +21,23 @@ def wire_form(tool: Tool) -> str:
 
 
 def test_a_client_is_told_of_search_load_execute_and_help_and_of_nothing_else() -> None:
-    assert [tool.name for tool in definitions(has_project=False)] == ["search", "load", "execute", "help"]
+    assert [tool.name for tool in definitions()] == ["search", "load", "execute", "help"]
 
 
 def test_all_definitions_together_cost_less_than_nine_hundred_tokens() -> None:
-    tools = definitions(has_project=False)
+    tools = definitions()
     assert sum(len(wire_form(tool)) + 1 for tool in tools) / CHARACTERS_IN_A_TOKEN < MOST_TOKENS
 
 
 def test_a_schema_holds_every_parameter_of_its_request_and_no_reference() -> None:
-    for tool in definitions(has_project=True):
+    for tool in definitions():
         request = BY_NAME[tool.name].request
         assert list(tool.input_schema["properties"]) == list(request.model_fields)
         assert all(word not in wire_form(tool) for word in ("$ref", "$defs", "anyOf", "maxLength"))
 
 
 def test_defaults_choices_and_descriptions_survive_the_shortening() -> None:
-    shown = dict(input_schema(SearchRequest, needs_project=False))["properties"]
+    shown = dict(input_schema(SearchRequest))["properties"]
     assert isinstance(shown, dict)
     whole = SearchRequest.model_json_schema()["properties"]["source"]
     assert {word: shown["source"][word] for word in ("default", "enum", "description")} == {
@@ -58,7 +58,7 @@ def test_a_parameter_may_be_called_title_and_a_shared_part_is_written_out() -> N
         title: Part
         either: int | str = 3
 
-    schema = json.loads(compact(input_schema(Odd, needs_project=True)))
+    schema = json.loads(compact(input_schema(Odd)))
     own = {name: schema["properties"][name] for name in ("title", "either")}
     assert own == {
         "title": {
@@ -69,11 +69,11 @@ def test_a_parameter_may_be_called_title_and_a_shared_part_is_written_out() -> N
         },
         "either": {"anyOf": [{"type": "integer"}, {"type": "string"}], "default": 3},
     }
-    assert schema["required"] == ["title", "project_path"]
+    assert schema["required"] == ["title"]
 
 
 def test_hints_tell_reading_from_acting() -> None:
-    hints = {tool.name: tool.annotations for tool in definitions(has_project=False)}
+    hints = {tool.name: tool.annotations for tool in definitions()}
     for verb in VERBS:
         if verb.is_meta_tool and (hint := hints[verb.name]):
             assert bool(hint.read_only_hint) is verb.is_read_only

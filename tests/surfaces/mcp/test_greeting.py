@@ -50,9 +50,9 @@ def envelope(**more: Json) -> JsonObject:
     return {"_meta": {VERSION_KEY: LATEST_MODERN_VERSION, CAPABILITIES_KEY: {}, CLIENT_KEY: CLIENT, **more}}
 
 
-def greeting(*, has_project: bool = False) -> Greeting:
+def greeting() -> Greeting:
     prepared = load_prepared()
-    return Greeting(prepared, load_tools(prepared, "/a/project" if has_project else ""))
+    return Greeting(prepared, load_tools(prepared, ""))
 
 
 def result(reply: bytes | None) -> dict[str, Json]:
@@ -90,15 +90,17 @@ def test_the_opening_of_both_eras_is_answered_and_ends_with_the_list_of_tools() 
     assert new.heard == [line("server/discover", envelope())]
 
 
-def test_a_server_with_a_project_of_its_own_does_not_ask_for_one() -> None:
-    for has_project in (False, True):
-        said = greeting(has_project=has_project)
-        said.answer(handshake())
-        tools = result(said.answer(line("tools/list")))["tools"]
-        assert isinstance(tools, list)
-        required = {tool["name"]: tool["inputSchema"].get("required", []) for tool in tools}
-        assert ("project_path" in required["search"]) is not has_project
-        assert "project_path" not in required["help"]
+def test_no_tool_asks_for_a_project() -> None:
+    said = greeting()
+    said.answer(handshake())
+    tools = result(said.answer(line("tools/list")))["tools"]
+    assert isinstance(tools, list)
+    assert {tool["name"]: tool["inputSchema"].get("required", []) for tool in tools} == {
+        "search": ["query"],
+        "load": ["item_id"],
+        "execute": [],
+        "help": [],
+    }
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def listed(project: Path, user: Path) -> Mapping[str, str]:
         changes = Changes(kernel)
         calls = Calls(None, task_after=lambda: 5.0, principal=lambda _: "")
         try:
-            return await tool_lists(build_server(kernel, has_project=True, calls=calls, changes=changes))
+            return await tool_lists(build_server(kernel, calls=calls, changes=changes))
         finally:
             await changes.aclose()
             await calls.aclose()

@@ -11,7 +11,7 @@ from kiwi_mcp.surfaces.mcp.listing import prompts_of, resources_of, templates_of
 
 
 def names(offers: Offers, revision: str = "2026-07-28") -> list[str]:
-    return [tool.name for tool in tools_of(offers, has_project=True, revision=revision)]
+    return [tool.name for tool in tools_of(offers, revision=revision)]
 
 
 def test_meta_tools_come_first_and_only_those_that_are_offered() -> None:
@@ -28,7 +28,7 @@ def test_one_schema_that_the_protocol_does_not_know_costs_the_client_one_tool(re
 def test_a_result_that_is_no_object_is_declared_to_clients_that_know_such() -> None:
     offers = Offers((), (Offer("rows", "user/local/rows@1.0.0", outputs={"type": "array"}),))
     declared = {
-        revision: tools_of(offers, has_project=True, revision=revision)[0].output_schema
+        revision: tools_of(offers, revision=revision)[0].output_schema
         for revision in ("2025-03-26", "2025-11-25", "2026-07-28")
     }
     assert declared == {"2025-03-26": None, "2025-11-25": None, "2026-07-28": {"type": "array"}}
@@ -44,7 +44,7 @@ def test_a_schema_is_told_as_it_was_written() -> None:
     }
     offer = Offer("all", "user/local/all@1.0.0", "All", "Takes all", schema, hints=Hints(is_idempotent=True))
     offers = Offers((), (offer,))
-    (tool,) = tools_of(offers, has_project=True, revision="2026-07-28")
+    (tool,) = tools_of(offers, revision="2026-07-28")
     assert (tool.title, tool.description, tool.input_schema) == ("All", "Takes all", schema)
     assert tool.annotations == ToolAnnotations(idempotent_hint=True)
     assert tool.output_schema is None

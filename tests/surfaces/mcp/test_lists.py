@@ -29,7 +29,7 @@ def kept(project: str) -> None:
 def test_without_preferences_the_prepared_list_holds() -> None:
     prepared = load_prepared()
     assert load_tools(prepared, "") == prepared["tools"]
-    assert load_tools(prepared, "/some/project") == prepared["tools_with_project"]
+    assert load_tools(prepared, "/some/project") == prepared["tools"]
 
 
 def test_with_preferences_the_last_list_is_given_and_nothing_where_there_is_none(preferences: Path) -> None:

@@ -90,7 +90,7 @@ class House:
         calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=lambda _: "tester")
         changes = Changes(kernel, interval=0.1, soon=0.05)
         try:
-            yield build_server(kernel, has_project=self.has_project, calls=calls, changes=changes)
+            yield build_server(kernel, calls=calls, changes=changes)
         finally:
             await changes.aclose()
             await calls.aclose()

@@ -78,7 +78,7 @@ def test_the_official_client_creates_finds_and_runs_a_tool(mode: Literal["auto",
             assert missing.is_error
             assert answer_in(missing)["code"] == "tool_not_found"
             assert answer_in(missing)["suggestion"]
-            unnamed = await client.call_tool("search", {"query": "x"})
+            unnamed = await client.call_tool("search", {"query": "teller", "source": "project"})
             assert answer_in(unnamed)["code"] == "project_path_required"
             unlisted = answer_in(await client.call_tool("doctor", where))
             assert "code" not in unlisted

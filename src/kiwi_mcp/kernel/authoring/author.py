@@ -25,6 +25,7 @@ from kiwi_mcp.kernel.authoring.compose import changed_item, new_item
 from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write, write_all
 from kiwi_mcp.kernel.authoring.signing import sign_item
 from kiwi_mcp.kernel.authoring.trial import judge_draft, read_path
+from kiwi_mcp.kernel.places import refuse_nowhere
 from kiwi_mcp.kernel.requests import ExecuteRequest
 from kiwi_mcp.manifest.openapi import tools_from_openapi
 from kiwi_mcp.manifest.signature import line
@@ -187,6 +188,7 @@ class Author:
     def _location(self, words: JsonObject) -> tuple[Source, Path]:
         match words.get("location", "project"):
             case "project":
+                refuse_nowhere(self._space)
                 return "project", self._space.project_ai
             case "user":
                 return "user", self._space.user

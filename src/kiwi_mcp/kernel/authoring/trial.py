@@ -16,6 +16,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.kernel.authoring.checking import Verdict, examine
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
+from kiwi_mcp.kernel.places import refuse_nowhere
 
 
 async def judge_draft(draft: Draft, source: Source, tool_id: str, catalog: Catalog) -> Verdict:
@@ -64,6 +65,8 @@ def _manifest_at(path: Path, space: Space) -> Path:
     """Return the manifest a path names, which must lie in the project or the user's space."""
     if "\0" in str(path):
         raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
+    if not path.is_absolute():
+        refuse_nowhere(space)
     real = Path(os.path.realpath(path if path.is_absolute() else space.project / path))
     if not (real.is_relative_to(space.project) or real.is_relative_to(os.path.realpath(space.user))):
         raise InvalidRequest(

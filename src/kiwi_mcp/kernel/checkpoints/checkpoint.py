@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from kiwi_mcp.domain.call import Space
@@ -66,11 +67,12 @@ class Checkpoint:
     async def _tidied(self, record: Record) -> tuple[str, ...]:
         """Forget the oldest checkpoints, and note which runs went on beside this one."""
         runs = await self._vault.runs()
-        await self._vault.drop(runs[:-KEPT])
-        near = await self._vault.records(runs[-KEPT:][-_LOOKED_AT:])
+        near = await self._vault.records(runs[-_LOOKED_AT:])
         beside = tuple(other.run_id for other in near if record.overlaps(other))
         if beside:
             await seal(self._vault, replace(record, beside=beside))
+        with suppress(KiwiError):  # the next run forgets what this one could not
+            await self._vault.drop(runs[:-KEPT])
         return beside
 
 
@@ -90,12 +92,19 @@ async def begin(space: Space, tool_id: str, run_id: str, wanted: Wish) -> Guard:
 
 
 async def _begun(space: Space, tool_id: str, run_id: str, paths: tuple[str, ...]) -> Checkpoint:
+    started = _now()
     vault = await vault_for(space, paths)
     found = await look(space, vault)
     saved = await vault.keep(found.entries)
     scope = vault.granted if isinstance(vault, Copies) else ()
-    record = Record(run_id, tool_id, _now(), saved=saved, scope=scope, left_out=tuple(found.left_out))
-    await vault.seal(record, {"before": saved})
+    record = Record(run_id, tool_id, started, saved=saved, scope=scope, left_out=tuple(found.left_out))
+    try:
+        await vault.seal(record, {"before": saved})
+    except asyncio.CancelledError:
+        # Nothing will run, so nothing must look like a run that was killed.
+        with suppress(KiwiError):
+            await completed(vault.drop([run_id]))
+        raise
     return Checkpoint(space, vault, record)
 
 

@@ -76,17 +76,19 @@ class Copies:
 
     def _seal(self, record: Record) -> None:
         with self._home() as home:
-            put_file(home, f"{record.run_id}.json", record.to_text().encode(), is_durable=True)
+            put_file(home, f"{record.run_id}.json", record.to_text(), is_durable=True)
 
     def _runs(self) -> Sequence[str]:
-        if not self.project.joinpath(*FOLDER).is_dir():
-            return []
-        with self._home() as home:
-            return sorted(filter(is_run_id, (name.removesuffix(".json") for name in names_in(home))))
+        with opened(self.project) as project:
+            try:
+                with below(project, *FOLDER) as home:
+                    return sorted(filter(is_run_id, (name.removesuffix(".json") for name in names_in(home))))
+            except OSError:  # there is none, or it is a link
+                return []
 
     def _records(self, runs: Sequence[str]) -> Sequence[Record]:
         with self._home() as home:
-            return [self._record(home, run) for run in runs]
+            return [record for run in runs if (record := _record(home, run)) is not None]
 
     def _keep(self, entries: Snapshot) -> Snapshot:
         kept: dict[str, Entry] = {}
@@ -118,26 +120,25 @@ class Copies:
             )
         return data
 
-    def _record(self, home: int, run: str) -> Record:
-        try:
-            return Record.of_text(read_file(home, f"{run}.json", limit=_MOST_RECORD).decode(), run)
-        except LookupError as error:
-            raise NotFound(
-                f"The checkpoint of {run} is gone: {error}.", suggestion="List them: `kiwi undo`."
-            ) from error
-
     def _drop(self, runs: Sequence[str]) -> None:
         with self._home() as home:
             for run in runs:
                 with suppress(FileNotFoundError):
                     os.unlink(f"{run}.json", dir_fd=home)
-            left = [name.removesuffix(".json") for name in names_in(home) if name.endswith(".json")]
-            needed = {entry.id for run in left if is_run_id(run) for entry in _entries(self._record(home, run))}
+            left = filter(is_run_id, (name.removesuffix(".json") for name in names_in(home)))
+            records = [record for run in left if (record := _record(home, run)) is not None]
+            needed = {entry.id for record in records for entry in _entries(record)}
             with below(home, _CONTENTS) as contents:
                 for name in {*names_in(contents)} - needed:
                     # What was kept just now belongs to a run whose record is still to come.
                     if time.time() - os.stat(name, dir_fd=contents).st_mtime > _YOUNG:
                         os.unlink(name, dir_fd=contents)
+
+
+def _record(home: int, run: str) -> Record | None:
+    with suppress(LookupError):
+        return Record.of_text(read_file(home, f"{run}.json", limit=_MOST_RECORD), run)
+    return None
 
 
 def _entries(record: Record) -> Iterator[Entry]:

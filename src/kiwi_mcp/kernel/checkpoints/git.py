@@ -61,14 +61,16 @@ class Git:
 
     async def paths(self) -> Listing:
         """Return what git would save of the project: neither ignored files nor secrets nor other repositories."""
-        staged = await self._ask("ls-files", "-z", "--stage", "--", ".")
-        tracked = [os.fsdecode(line) for line in staged.split(b"\0") if line]
-        others = await self._ask("ls-files", "-z", "--others", "--exclude-standard", "--", ".")
-        found = [line.partition("\t")[2] for line in tracked if not line.startswith(_GITLINK)]
-        found += [path for line in others.split(b"\0") if (path := os.fsdecode(line))]
-        modules = [line.partition("\t")[2] for line in tracked if line.startswith(_GITLINK)]
-        nested = [path.rstrip("/") for path in found if path.endswith("/")]
-        return Listing([path for path in found if not path.endswith("/") and not is_left_out(path)], modules + nested)
+        # Each line begins with what it is: `H 100644 id 0<tab>path` for what git knows, `? path` for what it does not.
+        words = ("ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", "--", ".")
+        lines = [os.fsdecode(line) for line in (await self._ask(*words)).split(b"\0") if line]
+        others = [line.removeprefix("? ") for line in lines if line.startswith("? ")]
+        staged = [line.partition("\t") for line in lines if not line.startswith("? ")]
+        repositories = [path for head, _, path in staged if head.split()[1] == _GITLINK]
+        repositories += [path.rstrip("/") for path in others if path.endswith("/")]
+        found = [path for head, _, path in staged if head.split()[1] != _GITLINK]
+        found += [path for path in others if not path.endswith("/")]
+        return Listing([path for path in found if not is_left_out(path)], repositories)
 
     async def keep(self, entries: Snapshot) -> Snapshot:
         """Write the objects that the repository does not have yet, and return the entries under their ids."""
@@ -93,7 +95,12 @@ class Git:
         found: dict[str, bytes] = {}
         for batch in _batches({entry.id: entry.size for entry in entries}):
             answer = await self._ask("cat-file", "--batch", stdin="".join(f"{name}\n" for name in batch).encode())
-            found |= _contents(answer)
+            found |= {name: data for name, data in _objects(answer) if data is not None}
+            if not found.keys() >= {*batch}:
+                raise Unavailable(
+                    "The repository no longer holds what the checkpoint needs.",
+                    suggestion="Restore the files from your own commits or backups.",
+                )
         return found
 
     async def seal(self, record: Record, contents: Mapping[str, Snapshot]) -> None:
@@ -102,7 +109,7 @@ class Git:
             own = {"GIT_INDEX_FILE": f"{folder}/index"}
             await self._ask("update-index", "-z", "--index-info", stdin=_index_lines(contents), env=own)
             tree = (await self._ask("write-tree", "--missing-ok", env=own)).decode().strip()
-        message = f"Checkpoint of {record.run_id}\n\n{record.to_text()}\n".encode()
+        message = b"Checkpoint of %s\n\n%s\n" % (record.run_id.encode(), record.to_text())
         commit = (await self._ask("commit-tree", "--no-gpg-sign", tree, stdin=message)).decode().strip()
         await self._ask("update-ref", "--no-deref", f"{REFS}{record.run_id}", commit)
 
@@ -116,8 +123,10 @@ class Git:
         """Return the records of some runs."""
         asked = "".join(f"{REFS}{run}\n" for run in runs).encode()
         answer = await self._ask("cat-file", "--batch", stdin=asked) if runs else b""
-        messages = [data.partition(b"\n\n")[2].partition(b"\n\n")[2] for _, data in _objects(answer)]
-        return [Record.of_text(text.decode(), run) for run, text in zip(runs, messages, strict=True)]
+        # A commit is its head, its title and its text, with empty lines between.
+        texts = [(data or b"").partition(b"\n\n")[2].partition(b"\n\n")[2] for _, data in _objects(answer)]
+        records = (Record.of_text(text, run) for run, text in zip(runs, texts, strict=True))
+        return [record for record in records if record is not None]
 
     async def drop(self, runs: Sequence[str]) -> None:
         """Delete the refs of some runs; git removes in its own time what nothing refers to."""
@@ -250,21 +259,15 @@ def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
         yield batch
 
 
-def _contents(answer: bytes) -> Mapping[str, bytes]:
-    return dict(_objects(answer))
-
-
-def _objects(answer: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield each object of a batch: a line with its id, its kind and its size, then its bytes."""
+def _objects(answer: bytes) -> Iterator[tuple[str, bytes | None]]:
+    """Yield each object of a batch: a line with its id, its kind and its size, then its bytes; None if missing."""
     place = 0
     while place < len(answer):
         end = answer.index(b"\n", place)
         match answer[place:end].split():
-            case [name, b"blob" | b"commit", size]:
+            case [name, _, size] if size.isdigit():
                 start, place = end + 1, end + 2 + int(size)
                 yield name.decode(), answer[start : place - 1]
-            case _:
-                raise Unavailable(
-                    "The repository no longer holds what the checkpoint needs.",
-                    suggestion="Restore the files from your own commits or backups.",
-                )
+            case words:
+                place = end + 1
+                yield words[0].decode(), None

@@ -21,6 +21,7 @@ _OFFER: JsonObject = {
     "saved": False,
     "hint": "This tool changes state. Send `checkpoint: true` (`--checkpoint`) to be able to undo a run.",
 }
+_ELSEWHERE: JsonObject = {"saved": False, "hint": "Nothing was saved: this item changes no file of the project."}
 
 
 class Guard(Protocol):
@@ -75,6 +76,8 @@ class Wish:
     is_offered: bool = False
     """Whether the item changes something, and nothing is saved unless the call asks."""
     is_disabled: bool = False
+    is_elsewhere: bool = False
+    """Whether the item acts through no process here, and so changes no file."""
     paths: tuple[str, ...] = ()
     """What the item says it changes, below the project."""
 
@@ -84,13 +87,15 @@ NOTHING = Wish()
 
 def wish(manifest: Manifest, plan: Plan, owner: str, *, is_asked: bool) -> Wish:
     """Return what is wanted for a run of an item; what acts elsewhere alone changes no file here."""
-    if not isinstance(plan.spec, ProcessSpec) or not (is_asked or manifest.mutates_state):
+    if not (is_asked or manifest.mutates_state):
         return NOTHING
+    if not isinstance(plan.spec, ProcessSpec):
+        return Wish(is_asked=is_asked, is_elsewhere=True)
     written = manifest.extra.get("checkpoint")
     mode = mode_of(owner) or mode_of(written) or "explicit"
     is_made = mode != "disabled" and (is_asked or mode == "auto")
     is_offered = mode == "explicit" and not is_asked and manifest.written.get("mutates_state") is True
-    return Wish(is_made, is_asked, is_offered, mode == "disabled", paths_of(written))
+    return Wish(is_made, is_asked, is_offered, is_disabled=mode == "disabled", paths=paths_of(written))
 
 
 async def guard_of(space: Space, owner: str, chain: Chain, plan: Plan, run_id: str, *, is_asked: bool) -> Guard:
@@ -104,6 +109,8 @@ async def guard_of(space: Space, owner: str, chain: Chain, plan: Plan, run_id: s
         return await begin(space, tool.id, run_id, wanted)
     if wanted.is_disabled and wanted.is_asked:
         raise not_made(f"checkpoints of {tool.id!r} are disabled.")
+    if wanted.is_elsewhere and wanted.is_asked:
+        return Unguarded(_ELSEWHERE)
     return Unguarded(_OFFER) if wanted.is_offered else UNGUARDED
 
 

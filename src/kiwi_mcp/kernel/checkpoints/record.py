@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.run import is_run_id, iso
+from kiwi_mcp.domain.run import iso
 from kiwi_mcp.kernel.checkpoints.tree import Entry, Snapshot
 
-_SHOWN = 1_000
+_SHOWN = 50
 """How many paths an answer lists."""
 _PENDING_MS = 3_600_000
 """After this time a run that never came to its end is not taken to be still going on."""
@@ -60,7 +59,7 @@ class Record:
             return False
         if other.finished is None:
             return end - other.started < _PENDING_MS
-        return other.finished >= self.started
+        return other.finished > self.started
 
     def summary(self) -> JsonObject:
         """Return what a list shows."""
@@ -79,7 +78,7 @@ class Record:
                 told[word] = [shown(path) for path in listed[:_SHOWN]]
         return {**told, "undoes": self.undoes} if self.undoes else told
 
-    def to_text(self) -> str:
+    def to_text(self) -> bytes:
         """Return the record as one line of JSON."""
         return json.dumps(
             {
@@ -95,19 +94,17 @@ class Record:
                 "undoes": self.undoes,
             },
             separators=(",", ":"),
-        )
+        ).encode()
 
     @classmethod
-    def of_text(cls, text: str, run_id: str) -> Record:
-        """Return the record that a text holds; it must be that of the run."""
+    def of_text(cls, text: bytes, run_id: str) -> Record | None:
+        """Return the record that a text holds; None where it is not one that Kiwi wrote for the run."""
         try:
             written: Json = json.loads(text)
             record = _record(as_object(written))
-        except (ValueError, TypeError, IndexError, RecursionError) as error:
-            raise _damaged(run_id) from error
-        if record.run_id != run_id or not is_run_id(run_id):
-            raise _damaged(run_id)
-        return record
+        except (ValueError, TypeError, IndexError, RecursionError):
+            return None
+        return record if record.run_id == run_id else None
 
     def ended(self, now: int, after: Snapshot) -> Record:
         """Return the record of a run that has ended and left these entries."""
@@ -171,11 +168,4 @@ def _record(written: JsonObject) -> Record:
         tuple(map(as_text, as_list(written.get("left_out")))),
         tuple(map(as_text, as_list(written.get("beside")))),
         as_text(written.get("undoes")),
-    )
-
-
-def _damaged(run_id: str) -> StoreDamaged:
-    return StoreDamaged(
-        f"The checkpoint of {run_id} is not what Kiwi wrote.",
-        suggestion="Do not use it; restore the files from your own commits or backups.",
     )

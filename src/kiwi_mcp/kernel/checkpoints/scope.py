@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+import re
+from fnmatch import translate
 
 SECRETS = (
     ".env", ".env.*", ".envrc", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.kdbx", "*.ppk",
@@ -15,11 +16,15 @@ OWN = (".ai/state", ".ai/outputs", ".ai/logs")
 """What Kiwi itself writes while tools run."""
 
 
+_SECRET = re.compile("|".join(map(translate, SECRETS)))
+_OWN = re.compile(f"(?:^|/)(?:{'|'.join(map(re.escape, OWN))})(?:/|$)")
+
+
 def is_left_out(path: str) -> bool:
     """Whether nothing at a path is ever saved."""
     parts = path.lower().split("/")
-    if not FOLDERS.isdisjoint(parts):
-        return True
-    if any(path == own or path.startswith(f"{own}/") or f"/{own}/" in f"/{path}/" for own in OWN):
-        return True
-    return any(fnmatchcase(parts[-1], pattern) for pattern in SECRETS)
+    return (
+        not FOLDERS.isdisjoint(parts)
+        or _SECRET.match(parts[-1]) is not None
+        or _OWN.search("/".join(parts)) is not None
+    )

@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PolicyDenied, Unavailable
+from kiwi_mcp.domain.errors import (
+    Conflict,
+    InvalidRequest,
+    KiwiError,
+    NotFound,
+    PolicyDenied,
+    StoreDamaged,
+    Unavailable,
+)
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.run import Run, iso
 from kiwi_mcp.kernel.checkpoints.checkpoint import KEPT, look, look_at, seal, vaults
@@ -24,6 +33,7 @@ from kiwi_mcp.store.runs import Runs, new_run
 TOOL_ID = "undo"
 """The name under which an undo is recorded as a run."""
 _SHORTEST = 6
+_SHOWN = 1_000
 
 
 async def undo(request: UndoRequest, space: Space, runs: Recorder, *, is_owner: bool) -> JsonObject:
@@ -42,7 +52,7 @@ async def undo(request: UndoRequest, space: Space, runs: Recorder, *, is_owner: 
         return await undoing.planned()
     if undoing.doubts and not request.force:
         raise await undoing.refusal()
-    return await undoing.done(runs)
+    return await undoing.done(runs) if undoing.wanted else undoing.settled()
 
 
 async def _list(limit: int, space: Space) -> JsonObject:
@@ -59,7 +69,7 @@ async def _found(wanted: str, space: Space, runs: Recorder) -> tuple[Vault, Reco
     known = [(vault, run) for vault in await vaults(space) for run in await vault.runs()]
     match [(vault, run) for vault, run in known if run.startswith(start)] if len(start) >= _SHORTEST else []:
         case [(vault, run)]:
-            return vault, (await vault.records([run]))[0]
+            return vault, _sound(run, await vault.records([run]))
         case []:
             raise NotFound(
                 f"No checkpoint of a run {wanted!r} is kept in this project.",
@@ -70,6 +80,15 @@ async def _found(wanted: str, space: Space, runs: Recorder) -> tuple[Vault, Reco
         case several:
             listed = ", ".join(run for _, run in several)
             raise InvalidRequest(f"{wanted!r} is the beginning of several runs.", suggestion=f"Write one: {listed}.")
+
+
+def _sound(run: str, records: Sequence[Record]) -> Record:
+    if not records:
+        raise StoreDamaged(
+            f"The checkpoint of {run} is not what Kiwi wrote.",
+            suggestion="Do not use it; restore the files from your own commits or backups.",
+        )
+    return records[0]
 
 
 def _elsewhere(wanted: str, space: Space, runs: Recorder) -> str:
@@ -146,27 +165,28 @@ class _Undoing:
         """Return the error that says why it is not undone."""
         return Conflict(
             f"{self.record.run_id} was not undone: {'; '.join(self.doubts)}.",
-            suggestion="Look at the diff; `kiwi undo RUN --force` puts all paths back as they were before the run, "
-            "and can be undone itself.",
+            suggestion=f"Look at the diff; `kiwi undo {self.record.run_id} --force` puts all paths back as they were "
+            "before the run, and can be undone itself.",
             paths=[shown(change.path) for change in self.drift],
             diff=await self._diff(self.drift),
         )
 
+    def settled(self) -> JsonObject:
+        """Return that there is nothing to do."""
+        message = f"everything is as it was before {self.record.run_id}"
+        return {**self._told(), "status": "unchanged", "message": message}
+
     async def done(self, runs: Recorder) -> JsonObject:
         """Put every path back, with a checkpoint of its own, and record it as a run."""
-        started = time.time_ns() // 1_000_000
-        run_id, _ = new_run(started)
         wanted = self.wanted
         contents = await self.vault.read(side(wanted, "after").values())
-        saved = await self.vault.keep(side(wanted, "before"))
-        scope = tuple(change.path for change in wanted)
-        own = Record(run_id, TOOL_ID, started, saved=saved, scope=scope, undoes=self.record.run_id)
-        await self.vault.seal(own, {"before": saved})
+        own = await self._begun()
+        run_id = own.run_id
         fault = await asyncio.to_thread(_put_back, self.space, wanted, contents)
-        after = await look_at(self.space, self.vault, [change.path for change in wanted])
-        ended = own.ended(time.time_ns() // 1_000_000, after)
+        ended = own.ended(time.time_ns() // 1_000_000, await look_at(self.space, self.vault, list(own.scope)))
         await seal(self.vault, ended)
-        await self.vault.drop((await self.vault.runs())[:-KEPT])
+        with suppress(KiwiError):  # the next run forgets what this one could not
+            await self.vault.drop((await self.vault.runs())[:-KEPT])
         warnings = await asyncio.to_thread(_recorded, runs, self.space, ended, fault)
         if fault is not None:
             raise Unavailable(
@@ -179,14 +199,27 @@ class _Undoing:
         told = {**self._told(), "status": "undone", "message": message, "undo": run_id}
         return {**told, "warnings": warnings} if warnings else told
 
+    async def _begun(self) -> Record:
+        """Save what stands there now, under a run of its own."""
+        started = time.time_ns() // 1_000_000
+        before = side(self.wanted, "before")
+        saved = await self.vault.keep(before)
+        if saved != before:
+            raise Conflict("The files are being changed at this moment.", suggestion="Undo when nothing else writes.")
+        run_id, _ = new_run(started)
+        scope = tuple(change.path for change in self.wanted)
+        record = Record(run_id, TOOL_ID, started, saved=saved, scope=scope, undoes=self.record.run_id)
+        await self.vault.seal(record, {"before": saved})
+        return record
+
     def _told(self) -> dict[str, Json]:
         words = {"created": "restored", "deleted": "removed", "changed": "restored"}
         return {
             "action": "apply",
             "run_id": self.record.run_id,
             "tool_id": self.record.tool_id,
-            "changed": [{"path": shown(change.path), "change": words[change.word]} for change in self.wanted[:1_000]],
-            **({"left_out": list(map(shown, self.record.left_out))} if self.record.left_out else {}),
+            "changed": [{"path": shown(change.path), "change": words[change.word]} for change in self.wanted[:_SHOWN]],
+            **({"left_out": list(map(shown, self.record.left_out[:_SHOWN]))} if self.record.left_out else {}),
         }
 
     def _count(self) -> str:

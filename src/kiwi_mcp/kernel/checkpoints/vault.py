@@ -41,7 +41,7 @@ class Vault(Protocol):
         """Return the runs that have a record, the oldest first."""
 
     async def records(self, runs: Sequence[str]) -> Sequence[Record]:
-        """Return the records of some runs."""
+        """Return the records of some runs, without those that are gone or are not what was written."""
 
     async def drop(self, runs: Sequence[str]) -> None:
         """Forget some runs, and the contents that no other needs."""

@@ -26,6 +26,7 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver
+from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import redacted
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import refusing_rule, verify
@@ -198,10 +199,10 @@ def key_of(server: Tool, space: Space) -> ServerKey:
     return ServerKey(spaces.get(server.origin.source, PUBLISHED), server.id)
 
 
-def fresh_record(server: Tool, key: ServerKey, *, accepts_first: bool = False) -> ServerRecord:
-    """Return what is known of a server that was never asked."""
+def fresh_record(server: Tool, key: ServerKey) -> ServerRecord:
+    """Return what is known of a server that was never asked, and that no owner has spoken of."""
     path = "" if key.space == PUBLISHED else str(server.origin.path)
-    return ServerRecord(key, server.identity, path, server.digest, accepts_first=accepts_first)
+    return ServerRecord(key, server.identity, path, server.digest)
 
 
 def server_named(name: str, catalog: Catalog) -> Tool:
@@ -232,7 +233,8 @@ def revealed(chain: Chain, space: Space) -> Revealed:
 
 def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Grant]:
     """Return what a server stands on and what its owner grants, or refuse one that may not be used."""
-    chain, grant = catalog.resolve(server.identity), owner_policy(user).grant
+    chain = catalog.resolve(server.identity)
+    grant = reaching(owner_policy(user).grant, server, catalog)
     verify(chain, (), is_frozen=False)
     if denied := refusing_rule(grant, [link.identity for link in chain.links]):
         raise PolicyDenied(
@@ -261,7 +263,7 @@ def _listed_now(
     now = moment()
     # What the owner added is accepted first; a manifest that was changed since is not what the owner added.
     is_first = record.accepts_first and record.digest == server.digest
-    current = replace(fresh_record(server, record.key), digest=record.digest)
+    current = replace(fresh_record(server, record.key), digest=record.digest, words=record.words)
     after = merged(known, offers, is_accepted=is_first, now=now, untouched=unlisted(listing))
     return (
         replace(

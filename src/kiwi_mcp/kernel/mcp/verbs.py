@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -22,6 +23,7 @@ from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, 
 from kiwi_mcp.kernel.mcp.login import Logins
 from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
+from kiwi_mcp.kernel.mcp.words import words_of
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
 from kiwi_mcp.store.definitions import Definitions
 
@@ -236,7 +238,8 @@ class McpVerb:
         key = key_of(server, catalog.space)
         # What an older server of this name offered was accepted of that one, not of this one.
         self._remembered().remove(key)
-        self._remembered().change(key, lambda *_: (fresh_record(server, key, accepts_first=accepts_first), ()))
+        said = replace(fresh_record(server, key), accepts_first=accepts_first, words=words_of(server))
+        self._remembered().change(key, lambda *_: (said, ()))
 
     async def _asked(self, server: Tool, catalog: Catalog, warnings: list[Json]) -> Refreshed | None:
         try:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, RemoteNotFound
 from kiwi_mcp.kernel.delivery import delivered
+from kiwi_mcp.kernel.places import refuse_nowhere
 from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote, Remote
 from kiwi_mcp.kernel.settings import RegistrySettings, RemoteSettings
 from kiwi_mcp.primitives.secrets import names_in
@@ -114,4 +115,7 @@ def lasting(url: str, space: Space) -> str:
 
 
 def _absolute(path: str, space: Space) -> Path:
-    return Path(os.path.normpath(space.project / Path(path).expanduser()))
+    given = Path(path).expanduser()
+    if not given.is_absolute():
+        refuse_nowhere(space)
+    return Path(os.path.normpath(space.project / given))

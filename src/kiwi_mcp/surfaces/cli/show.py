@@ -41,6 +41,8 @@ def _error(content: JsonObject) -> None:
         talk(issue_text(as_object(issue)))
     if (result := content.get("result")) is not None:
         talk(f"reply: {text_of(result)[:2000]}")
+    if diff := as_text(content.get("diff")):
+        talk(diff.rstrip())
     if hint := as_text(content.get("suggestion")):
         talk(f"hint: {hint}")
 
@@ -74,7 +76,7 @@ def _checkpoint(told: JsonObject) -> None:
     if hint := as_text(told.get("hint")):
         talk(f"hint: {hint}")
     if run_id := as_text(told.get("undo")):
-        talk(f"hint: `kiwi undo {run_id}` puts back the {len(as_list(told.get('changed')))} paths that it changed.")
+        talk(f"hint: `kiwi undo {run_id}` puts back what it changed.")
 
 
 def _search(content: JsonObject, screen: Screen) -> None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.streamable_http import StreamableHTTPServerTransport
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from kiwi_mcp.domain.errors import KiwiError, TooLarge, TooSlow, Unavailable
 from kiwi_mcp.surfaces.gateway.registry import declared_length
+from kiwi_mcp.surfaces.gateway.sessions import MAX_BODY, Sessions
 from kiwi_mcp.surfaces.gateway.visited import visiting
 from kiwi_mcp.surfaces.gateway.visitors import Door, Visitor, visitor_of
 from kiwi_mcp.surfaces.mcp.port import Context
 from kiwi_mcp.surfaces.mcp.server import McpServer
 
 MCP = "/mcp"
-_MAX_BODY = 4_194_304
 _BODY_SECONDS = 60.0
 _CALL_SECONDS = 86_460.0
 """How long a request may take: as long as the longest tool may, and a moment."""
@@ -31,32 +29,8 @@ _LISTENING_SECONDS = 3_600.0
 """How long a stream may listen for news; then the client opens another."""
 _AT_ONCE = 128
 """How many requests of one visitor are answered at a time, and how many streams of theirs listen."""
-_SESSIONS, _SESSIONS_EACH = 1_024, 256
-"""How many sessions of the handshake era are kept: of everybody, and of one visitor."""
-_IDLE_SECONDS = 1_800.0
 _LOOK_SECONDS = 5.0
 """How soon a token that was removed ends what was begun with it."""
-
-
-class Sessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, each bound to who opened it, of whom nobody can take all."""
-
-    def __init__(self, server: McpServer) -> None:
-        super().__init__(
-            server, session_idle_timeout=_IDLE_SECONDS, max_request_body_size=_MAX_BODY, max_sessions=_SESSIONS
-        )
-
-    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
-        if sum(owner == requestor for owner in self._session_owners.values()) >= _SESSIONS_EACH:
-            return None
-        return super()._admit_session(requestor)
-
-    async def end_where(self, is_over: Callable[[str], bool]) -> None:
-        """End the sessions of credentials that are no more; their calls are cancelled."""
-        over = [name for name, owner in self._session_owners.items() if is_over(owner["client_id"])]
-        for name in over:
-            if (transport := self._server_instances.get(name)) is not None:
-                await self._discard_session(name, transport)
 
 
 @dataclass(eq=False, slots=True)
@@ -136,8 +110,8 @@ class McpEndpoint:
     def _check_room(self, visitor: Visitor, headers: Headers, *, is_listening: bool) -> None:
         if self._is_ending:
             raise _leaving()
-        if (length := declared_length(headers)) > _MAX_BODY:
-            raise TooLarge("The body", size=length, limit=_MAX_BODY)
+        if (length := declared_length(headers)) > MAX_BODY:
+            raise TooLarge("The body", size=length, limit=MAX_BODY)
         theirs = [visit for visit in self._visits if visit.visitor.credential == visitor.credential]
         if sum(visit.is_listening == is_listening for visit in theirs) >= _AT_ONCE:
             raise Unavailable(
@@ -170,8 +144,8 @@ def timely(receive: Receive) -> Receive:
         except TimeoutError:
             raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
         size, is_whole = size + len(message.get("body", b"")), not message.get("more_body", False)
-        if size > _MAX_BODY:
-            raise TooLarge("The body", size=None, limit=_MAX_BODY)
+        if size > MAX_BODY:
+            raise TooLarge("The body", size=None, limit=MAX_BODY)
         return message
 
     return receiving

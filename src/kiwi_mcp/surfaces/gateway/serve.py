@@ -114,7 +114,7 @@ async def tools(door: Door, user: Path, project: Path | None) -> AsyncIterator[M
     kernel = VisitedKernel(project, user=user, is_owner=False, surface="gateway")
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
     changes = Changes(kernel)
-    server = build_server(kernel, has_project=project is not None, calls=calls, changes=changes)
+    server = build_server(kernel, calls=calls, changes=changes)
     endpoint = McpEndpoint(server, door)
     async with AsyncExitStack() as stack:
         for close in (kernel.aclose, calls.aclose, changes.aclose):  # the last of them is closed first

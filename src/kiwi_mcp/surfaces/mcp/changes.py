@@ -70,7 +70,6 @@ class Changes:
 
     def serve(self, server: Server[dict[str, object]]) -> None:
         """Let a server's clients hear of changes."""
-        server.add_notification_handler("notifications/initialized", types.NotificationParams, self._greeted)
         server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, self._listened)
         server.add_request_handler("resources/subscribe", types.SubscribeRequestParams, self._subscribed)
         server.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, self._unsubscribed)
@@ -92,7 +91,8 @@ class Changes:
 
     # --- who hears ---
 
-    async def _greeted(self, context: Context, _params: types.NotificationParams) -> None:
+    async def greeted(self, context: Context, _params: types.NotificationParams) -> None:
+        """Take note of a client of the handshake era, which is told of changes from now on."""
         connection = connection_of(context)
         key = id(connection)
         if key not in self._hearers:
@@ -112,7 +112,7 @@ class Changes:
             self._hearers.pop(id(hearer), None)
 
     async def _subscribed(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        await self._greeted(context, types.NotificationParams())  # a client may leave the greeting out
+        await self.greeted(context, types.NotificationParams())  # a client may leave the greeting out
         hearer = self._hearers[id(connection_of(context))]
         if len(hearer.uris) >= _WATCHED and params.uri not in hearer.uris:
             raise MCPError(types.INVALID_PARAMS, f"At most {_WATCHED} resources are watched at a time")

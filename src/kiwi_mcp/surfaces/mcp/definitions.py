@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from mcp_types import Tool, ToolAnnotations
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.kernel.requests import ProjectRequest, Request
+from kiwi_mcp.kernel.requests import Request
 from kiwi_mcp.kernel.verbs import VERBS, Verb
 
 INSTRUCTIONS = (
@@ -19,17 +19,17 @@ _SILENT = {"title", "$defs", "additionalProperties", "maxLength", "minimum", "ma
 """What a schema says to programs only: the kernel checks it and tells what is wrong, so a model need not pay for it."""
 
 
-def definitions(*, has_project: bool) -> list[Tool]:
-    """Return the advertised tools; a server without a project of its own requires each call to name one."""
-    return [_definition(verb, has_project=has_project) for verb in VERBS if verb.is_meta_tool]
+def definitions() -> list[Tool]:
+    """Return the advertised tools."""
+    return [_definition(verb) for verb in VERBS if verb.is_meta_tool]
 
 
-def _definition(verb: Verb, *, has_project: bool) -> Tool:
+def _definition(verb: Verb) -> Tool:
     return Tool(
         name=verb.name,
         title=f"Kiwi {verb.name}",
         description=verb.description,
-        input_schema=dict(input_schema(verb.request, needs_project=not has_project)),
+        input_schema=dict(input_schema(verb.request)),
         annotations=ToolAnnotations(
             read_only_hint=verb.is_read_only or None,
             destructive_hint=None if verb.is_read_only else verb.runs_items,
@@ -38,13 +38,11 @@ def _definition(verb: Verb, *, has_project: bool) -> Tool:
     )
 
 
-def input_schema(request: type[Request], *, needs_project: bool) -> JsonObject:
+def input_schema(request: type[Request]) -> JsonObject:
     """Return the schema of a request as a model needs it: self-contained, without titles and null alternatives."""
     schema = request.model_json_schema()
     short = dict(_shorten_object(schema, as_object(schema.get("$defs", {}))))
     short.pop("description", None)  # the tool's own description says it better
-    if needs_project and issubclass(request, ProjectRequest):
-        short["required"] = [*as_list(short.get("required", [])), "project_path"]
     return short
 
 

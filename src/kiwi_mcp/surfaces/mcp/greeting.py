@@ -151,7 +151,7 @@ def load_prepared() -> dict[str, dict[str, str]]:
 def load_tools(prepared: dict[str, dict[str, str]], project: str) -> dict[str, str]:
     """Return the list of tools by era: as prepared, or as the owner's own was last; nothing if neither holds."""
     if stamp() is None:
-        return prepared["tools_with_project" if project else "tools"]
+        return prepared["tools"]
     return recall(project)
 
 

@@ -12,9 +12,9 @@ from kiwi_mcp.surfaces.mcp.definitions import definitions
 from kiwi_mcp.surfaces.mcp.revisions import ANY_STRUCTURE_SINCE, STRUCTURED_SINCE
 
 
-def tools_of(offers: Offers, *, has_project: bool, revision: str) -> list[types.Tool]:
+def tools_of(offers: Offers, *, revision: str) -> list[types.Tool]:
     """Return the meta-tools that are offered, then the owner's tools, as a client of a revision reads them."""
-    meta = {tool.name: tool for tool in definitions(has_project=has_project)}
+    meta = {tool.name: tool for tool in definitions()}
     chosen = [meta[name] for name in offers.meta_tools if name in meta]
     # One tool whose schema the protocol does not know would cost the client its whole list.
     offered = (tool_of(offer, revision=revision) for offer in offers.tools)

@@ -61,22 +61,21 @@ class NoKernel:
 
 async def prepared() -> Mapping[str, Mapping[str, str]]:
     """Return the SDK's answers to the opening of a conversation, by era and method."""
-    server, anywhere = _server(has_project=True), _server(has_project=False)
+    server = _server()
     greetings = {one: await answer(server, "initialize", handshake(one)) for one in HANDSHAKE_PROTOCOL_VERSIONS}
     return {
         "versions": {"modern": LATEST_MODERN_VERSION},
         "initialize": {**greetings, "else": greetings[LATEST_HANDSHAKE_VERSION]},
         "legacy": {"ping": await answer(server, "ping", {}, is_legacy=True)},
         "modern": {"server/discover": await answer(server, "server/discover", ENVELOPE)},
-        "tools": await tool_lists(anywhere),
-        "tools_with_project": await tool_lists(server),
+        "tools": await tool_lists(server),
     }
 
 
-def _server(*, has_project: bool) -> McpServer:
+def _server() -> McpServer:
     kernel = NoKernel()
     calls = Calls(kernel.tasks, task_after=lambda: 0.0, principal=lambda _: "")
-    return build_server(kernel, has_project=has_project, calls=calls, changes=Changes(kernel))
+    return build_server(kernel, calls=calls, changes=Changes(kernel))
 
 
 def main() -> None:

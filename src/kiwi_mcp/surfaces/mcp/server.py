@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import mcp_types as types
 from mcp.server.caching import CacheableMethod, CacheHint
+from mcp.server.connection import Connection
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
+from mcp.server.runner import ServerRunner
 
 from kiwi_mcp import __version__
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -13,7 +17,7 @@ from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.completions import Completions
 from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.levels import set_level
-from kiwi_mcp.surfaces.mcp.port import KernelApi
+from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
 from kiwi_mcp.surfaces.mcp.prompts import Prompts
 from kiwi_mcp.surfaces.mcp.resources import Resources
 from kiwi_mcp.surfaces.mcp.tools import Tools
@@ -31,7 +35,21 @@ _EVERYTHING_CHANGES = NotificationOptions(prompts_changed=True, resources_change
 
 
 class McpServer(Server[dict[str, object]]):
-    """The SDK's server, which says in every handshake that its lists may change."""
+    """The SDK's server, which says in every handshake that its lists may change, and knows who has shaken hands."""
+
+    @cached_property
+    def _runners(self) -> dict[str | None, ServerRunner[dict[str, object]]]:
+        return {}
+
+    def opened(self, connection: Connection) -> None:
+        """Note that a client of the handshake era is ready, for as long as it stays."""
+        if connection.session_id not in self._runners:
+            self._runners[connection.session_id] = ServerRunner(self, connection, {})
+            connection.exit_stack.callback(self._runners.pop, connection.session_id)
+
+    def open_runner(self, session_id: str | None) -> ServerRunner[dict[str, object]] | None:
+        """Return what answers the client of a session, or the one without, if it has shaken hands."""
+        return self._runners.get(session_id)
 
     def create_initialization_options(
         self,
@@ -45,12 +63,9 @@ class McpServer(Server[dict[str, object]]):
         )
 
 
-def build_server(kernel: KernelApi, *, has_project: bool, calls: Calls, changes: Changes) -> McpServer:
-    """Return the server that passes everything on to the kernel; whoever mounts it closes `calls` and `changes`.
-
-    A server without a project of its own requires each call of a meta-tool to name one.
-    """
-    tools = Tools(kernel, changes, calls, has_project=has_project)
+def build_server(kernel: KernelApi, *, calls: Calls, changes: Changes) -> McpServer:
+    """Return the server that passes everything on to the kernel; whoever mounts it closes `calls` and `changes`."""
+    tools = Tools(kernel, changes, calls)
     prompts = Prompts(kernel, changes.menu, calls)
     resources = Resources(kernel, changes.menu, calls)
     server = McpServer(
@@ -71,6 +86,12 @@ def build_server(kernel: KernelApi, *, has_project: bool, calls: Calls, changes:
     server.add_request_handler("prompts/get", types.GetPromptRequestParams, prompts.get)
     server.add_request_handler("resources/read", types.ReadResourceRequestParams, resources.read)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+
+    async def greeted(context: Context, params: types.NotificationParams) -> None:
+        server.opened(connection_of(context))
+        await changes.greeted(context, params)
+
+    server.add_notification_handler("notifications/initialized", types.NotificationParams, greeted)
     changes.serve(server)
     calls.serve(server)
     return server

@@ -15,6 +15,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.greeting import Opening
+from kiwi_mcp.surfaces.mcp.lean import ShortWay
 from kiwi_mcp.surfaces.mcp.lists import conditions, path_of, stamp
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.rehearsal import tool_lists
@@ -42,9 +43,10 @@ def principal(_context: Context) -> str:
 async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, calls: Calls, project: str = "") -> None:
     """Serve until the client leaves or the process is asked to end; calls in flight are cancelled first."""
     outbound = Outbound(wire)
-    inbound = Inbound(wire, opening, outbound)
     changes = Changes(kernel)
-    server = build_server(kernel, has_project=bool(project), calls=calls, changes=changes)
+    server = build_server(kernel, calls=calls, changes=changes)
+    short = ShortWay(server, outbound.send)
+    inbound = Inbound(wire, opening, outbound, short)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, inbound.end)
@@ -56,6 +58,7 @@ async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, calls: Calls
     finally:
         settling.cancel()
         await asyncio.wait({settling})
+        await short.aclose()
         await changes.aclose()
         await calls.aclose()
         await kernel.aclose()

@@ -30,6 +30,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from kiwi_mcp.surfaces.mcp.greeting import Opening
+from kiwi_mcp.surfaces.mcp.lean import ShortWay
 from kiwi_mcp.surfaces.mcp.lines import LINE_LIMIT, OVERLONG
 from kiwi_mcp.surfaces.mcp.stdio import Wire
 
@@ -120,8 +121,9 @@ class Outbound(_Block):
 class Inbound(_Block):
     """The one reader of the wire: first what stage one heard, then line by line what nobody answered yet."""
 
-    def __init__(self, wire: Wire, opening: Opening, outbound: Outbound) -> None:
+    def __init__(self, wire: Wire, opening: Opening, outbound: Outbound, short: ShortWay) -> None:
         self._fd = wire.inbound
+        self._short = short
         self._lines = opening.lines
         self._heard = deque(_replayed(opening, outbound))
         self._outbound = outbound
@@ -145,16 +147,23 @@ class Inbound(_Block):
             self._transport.close()
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message."""
+        """Return the next message that does not take the short way."""
+        while (message := await self._message()) is not None:
+            if not self._short.takes(message):
+                return SessionMessage(message)
+        await self._short.aclose()  # while its last words can still be written
+        raise anyio.EndOfStream
+
+    async def _message(self) -> JSONRPCMessage | None:
         if self._heard:
-            return SessionMessage(self._heard.popleft())
+            return self._heard.popleft()
         while (line := await self._line()) is not None:
             message = decoded(line)
             if not isinstance(message, ErrorData):
-                return SessionMessage(message)
+                return message
             if line.strip():  # an empty line is no message, and no fault either
                 await self._outbound.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=None, error=message)))
-        raise anyio.EndOfStream
+        return None
 
     async def _line(self) -> bytes | None:
         while not self._is_ended:

@@ -23,17 +23,16 @@ _NAME = 100
 class Tools:
     """What `tools/list` and `tools/call` are answered with."""
 
-    def __init__(self, kernel: KernelApi, changes: Changes, calls: Calls, *, has_project: bool) -> None:
+    def __init__(self, kernel: KernelApi, changes: Changes, calls: Calls) -> None:
         self._kernel = kernel
         self._menu = changes.menu
         self._changes = changes
         self._calls = calls
-        self._has_project = has_project
 
     async def list(self, context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """Return the meta-tools and the owner's always-send tools."""
         offers = await self._menu.now()
-        tools = tools_of(offers, has_project=self._has_project, revision=context.protocol_version)
+        tools = tools_of(offers, revision=context.protocol_version)
         return types.ListToolsResult(tools=tools)
 
     async def call(self, context: Context, params: types.CallToolRequestParams) -> Reply:

@@ -1,0 +1,43 @@
+"""What the receipt of a call costs, against the same call without one."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.ledger import Ledger
+from kiwi_mcp.kernel.witness import Witness
+from measure import Case, Measured, interleaved
+from tools import BASH, create, run
+
+_Way = Callable[[Ledger, str, JsonObject], Witness | None]
+
+
+def measure(turns: int) -> list[Measured]:
+    """Return the cost of a bash tool without a receipt, and with one."""
+    loop, with_one = asyncio.new_event_loop(), Ledger.witness
+    with tempfile.TemporaryDirectory() as name, closing(loop):
+        folder = Path(name)
+        (folder / "project").mkdir()
+        kernel = Kernel(folder / "project", user=folder / "user", cache=folder / "cache")
+        create(loop, kernel, "bash_echo", "bash_runtime", "main.sh", BASH)
+        call = run(loop, kernel, "bash_echo")
+
+        def made(way: _Way) -> Callable[[], None]:
+            def turn() -> None:
+                Ledger.witness = way  # type: ignore[method-assign, assignment]  # the one thing that differs
+                call()
+
+            return turn
+
+        cases = [Case("bash tool without a receipt", made(lambda *_: None)), Case("bash tool", made(with_one))]
+        try:
+            return interleaved(cases, turns=turns, warm=3)
+        finally:
+            Ledger.witness = with_one  # type: ignore[method-assign]  # as it was
+            loop.run_until_complete(kernel.aclose())

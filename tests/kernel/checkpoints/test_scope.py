@@ -1,0 +1,31 @@
+"""What is never saved: files that hold secrets by their names, and what Kiwi writes itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_mcp.kernel.checkpoints.scope import is_left_out
+
+
+@pytest.mark.req("K-GI-02")
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".env", "deploy/.env.production", ".ENV", "tls/Server.PEM", "id_rsa", "keys/id_ed25519.pub", "a/b.key", ".netrc",
+        ".npmrc", "credentials.json", ".ssh/config", "home/.aws/x", ".git/config", "sub/.git/hooks/pre-commit",
+        ".ai/state/x", ".ai/state", "nested/.ai/outputs/tools/x.json", ".ai/.trash/old/tool.yaml", "infra/a.tfstate",
+    ],
+)  # fmt: skip
+def test_secrets_and_what_kiwi_writes_are_left_out(path: str) -> None:
+    assert is_left_out(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "environment.py", "src/.envy", "id_map.py", "keyboard.py", "pem.txt", ".github/workflows/ci.yml", ".gitignore",
+        ".ai/tools/a.py", ".ai/statement.md", "x.ai/state/y", "credentials/readme.md", "new\nline", ".env\n",
+    ],
+)  # fmt: skip
+def test_what_only_looks_alike_is_saved(path: str) -> None:
+    assert not is_left_out(path)
