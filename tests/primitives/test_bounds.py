@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiwi_mcp.domain.errors import SecretNotGranted
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.bounds import GrantedTo, Holder, SecretNotGranted, Stored, refuse_holder, refuse_target
+from kiwi_mcp.primitives.bounds import GrantedTo, Holder, Stored, refuse_holder, refuse_target
 from kiwi_mcp.primitives.http_request import prepare
 from kiwi_mcp.primitives.secrets import Bound, Form, Found, Revealed, Secret
 

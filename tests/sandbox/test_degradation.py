@@ -125,7 +125,7 @@ def test_where_proc_is_masked_nothing_runs_weaker(tmp_path: Path) -> None:
     masked = ("--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--ro-bind", "/dev/null", "/proc/version")
     ended = subprocess.run(
         ["/usr/bin/bwrap", *masked, sys.executable, "-c", NESTED, str(root), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         timeout=50,
         check=False,

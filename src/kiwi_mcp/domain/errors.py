@@ -31,6 +31,7 @@ KiwiError
 ├── Denied              ask the owner
 │   ├── PolicyDenied
 │   ├── AddressDenied
+│   ├── SecretNotGranted
 │   ├── NamespaceDenied
 │   └── TokenRefused
 │       └── TooManyTries
@@ -408,6 +409,12 @@ class AddressDenied(Denied):
     """The request would go to an address that is not public and was not granted."""
 
     code, error = "address_denied", "Address not permitted"
+
+
+class SecretNotGranted(Denied):
+    """A stored secret is not granted to the item, the host or the form that asks for it."""
+
+    code, error = "secret_not_granted", "Secret not granted"
 
 
 class NamespaceDenied(Denied):

@@ -17,7 +17,15 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, PolicyDenied, ToolNotFound, VerbNotFound
+from kiwi_mcp.domain.errors import (
+    Internal,
+    InvalidRequest,
+    KiwiError,
+    PolicyDenied,
+    ToolNotFound,
+    Unavailable,
+    VerbNotFound,
+)
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import OfferKind
@@ -90,8 +98,8 @@ Kept = TypeVar("Kept")
 class McpDesk(Protocol):
     """What is done about MCP servers; it is loaded when one is first used."""
 
-    def hear(self) -> None:
-        """Notice from now on when servers say that their list has changed."""
+    async def attend(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
+        """Look at the server of a chain before it is run, where it may have changed unseen; give why it cannot be."""
 
     def used(self, identity: str) -> None:
         """Note that a server was used."""
@@ -296,10 +304,11 @@ class Kernel:
             self._desk = make(self._user, self._remembered, self._catalogs.values)
         return self._desk
 
-    def _attend(self, catalog: Catalog, chain: Chain) -> None:
-        """Before an item of an MCP server is run: hear what the server says of its list."""
-        if chain.driver == "mcp" and self._desk is None and catalog.has_servers:
-            self._mcp().hear()
+    async def _attend(self, catalog: Catalog, chain: Chain) -> Unavailable | None:
+        """Before an item of an MCP server is run: hear what the server says of its list, and look at it if need be."""
+        if chain.driver != "mcp" or (self._desk is None and not catalog.has_servers):
+            return None
+        return await self._mcp().attend(chain, catalog)
 
     def _remembered(self) -> Definitions:
         """Return what is remembered of MCP servers."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeAlias
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
@@ -16,11 +17,12 @@ from kiwi_mcp.catalog.lock import lock_at
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied
+from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Deny, Grant
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
+from kiwi_mcp.drivers.unavailable import unavailable
 from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.reach import reaching
@@ -70,6 +72,14 @@ class Run:
         return self.left.kept
 
 
+Attend: TypeAlias = Callable[[Chain], Awaitable[Unavailable | None]]
+"""Looks at a chain that is about to run, and gives why it cannot be reached, if so."""
+
+
+async def unattended(_: Chain) -> None:
+    """Look at nothing."""
+
+
 async def execute(
     call: Call,
     catalog: Catalog,
@@ -79,12 +89,13 @@ async def execute(
     runs: Recorder = None,
     actor: str = "",
     witness: Witness | None = None,
-    attend: Callable[[Chain], None] = lambda _: None,
+    attend: Attend = unattended,
     save: Save = unguarded,
 ) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
 
-    `attend` is told of the chain of a call that may go ahead, before it does; `save` gives what stands around it.
+    `attend` looks at the chain of a call that may go ahead, before it does, and gives why it cannot; `save` gives what
+    stands around it.
     """
     trail = Trail(call, runs, actor, witness)
     try:
@@ -92,11 +103,15 @@ async def execute(
         trail.set_out(bound.chain.tool.id, bound.plan, plan_digest(bound.plan))
         trail.secrets = secrets = secrets_of(call, bound)
         driver = driver_of(bound.chain)
-        attend(bound.chain)
-        guard = await save(bound.chain, bound.plan, trail.run_id)
+        fault = await attend(bound.chain)
+        guard = UNGUARDED if fault else await save(bound.chain, bound.plan, trail.run_id)
         async with guard:
-            outcome = await driver.drive(
-                bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
+            outcome = (
+                unavailable(fault)
+                if fault
+                else await driver.drive(
+                    bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
+                )
             )
     except (Exception, CancelledError) as error:
         await trail.leave(error)

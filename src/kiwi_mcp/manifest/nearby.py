@@ -1,7 +1,8 @@
-"""Addresses nearby: hosts on this machine or in its own network, which an address of a manifest can mean for certain."""
+"""Addresses nearby: hosts on this machine or in its own network, as an address in a manifest names them."""
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _NETWORKS = tuple(map(IPv4Network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))) + tuple(
     map(IPv6Network, ("::1/128", "fc00::/7"))
 )
+_LABEL = re.compile(r"[a-z][a-z0-9-]*")
 _ENDINGS = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
 """How names end that only the own network gives out, so that no stranger decides what they lead to."""
 
@@ -33,7 +35,8 @@ def _is_nearby(host: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:
-        return host == "localhost" or host.endswith(_ENDINGS) or (host.isalpha() and host.isascii())
+        # A number in an odd spelling is no name, and begins with a digit.
+        return host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
     return _is_within(address)
 
 

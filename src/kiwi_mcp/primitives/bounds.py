@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from kiwi_mcp.domain.errors import Denied
+from kiwi_mcp.domain.errors import SecretNotGranted
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.addresses import is_granted
@@ -18,12 +18,6 @@ ANY_HOST = "*"
 PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 Bounds: TypeAlias = Mapping[str, Bound]
 _PROJECT = "project/"
-
-
-class SecretNotGranted(Denied):
-    """A stored secret is not granted to the item, the host or the form that asks for it."""
-
-    code, error = "secret_not_granted", "Secret not granted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def file_key(path: Path) -> Callable[[], bytes]:
         if len(found) != KEY_BYTES:
             raise StoreDamaged(
                 f"{path} is no key any more, and nothing that was sealed with it can be opened.",
-                suggestion="Put the key back, or remove the file and log in again.",
+                suggestion="Put the key back, or remove the file and make anew what was sealed with it.",
                 path=str(path),
             )
         return found

@@ -104,6 +104,16 @@ class Connection:
         return self._stamp.has_tasks
 
     @property
+    def asks_blindly(self) -> bool:
+        """Whether the server has asked something without saying for which call."""
+        return self._switchboard is not None and self._switchboard.asks_blindly
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no call is under way, and the server has answered all that were."""
+        return self._switchboard is None or self._switchboard.is_clear
+
+    @property
     def is_lost(self) -> bool:
         """Whether it ended by itself."""
         return self._fault is not None or self._has_ended or self._is_late
@@ -134,13 +144,15 @@ class Connection:
         if self._switchboard is None or self._lane is None or not self.is_usable:
             raise await self.lost()
         headers, stamped = self._stamp.headers(method, params, schema), self._stamp.params(params, caller)
+        number = self._lane.number()
         try:
-            if progress is None and not is_traced():
-                return await self._lane.ask(method, stamped, headers)
-            options: CallOptions = {"headers": headers}
-            if progress is not None:
-                options["on_progress"] = progress
-            return await self._switchboard.send_raw_request(method, stamped, options)
+            with self._switchboard.waiting_for(number):
+                if progress is None and not is_traced():
+                    return await self._lane.ask(method, stamped, headers, number)
+                options: CallOptions = {"headers": headers, "request_id": number}
+                if progress is not None:
+                    options["on_progress"] = progress
+                return await self._switchboard.send_raw_request(method, stamped, options)
         except MCPError as refusal:
             if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
@@ -168,6 +180,8 @@ class Connection:
 
     def call_off(self, task_id: str) -> None:
         """Tell the server that nobody waits for a task any more; nobody waits for its answer either."""
+        if self._switchboard is not None:
+            self._switchboard.leave(_left(task_id))
         task = asyncio.create_task(self._call_off(task_id))
         self._parting.add(task)
         task.add_done_callback(self._parting.discard)
@@ -176,6 +190,8 @@ class Connection:
         with suppress(MCPError, KiwiError, TimeoutError):
             async with asyncio.timeout(CLOSE):
                 await self.ask("tasks/cancel", {"taskId": task_id})
+                if self._switchboard is not None:
+                    self._switchboard.answered(_left(task_id))
 
     async def lost(self) -> KiwiError:
         """Return why there is no conversation any more, with the server's last words."""
@@ -274,6 +290,11 @@ class Connection:
     async def _notified(self, message: IncomingMessage) -> None:
         if isinstance(message, _CHANGES) and self._on_change is not None:
             self._on_change(self.server.identity)
+
+
+def _left(task_id: str) -> str:
+    """Return what a task that was left is known by among requests, whose numbers it must not be taken for."""
+    return f"task {task_id}"
 
 
 def _is_closed(refusal: MCPError) -> bool:

@@ -11,13 +11,13 @@ from weakref import WeakKeyDictionary
 from mcp.shared.exceptions import MCPError
 
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Ask, Caller
+from kiwi_mcp.domain.caller import Ask, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.domain.grants import Rules
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.outcome import Logs, Outcome
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.mcp.asking import Request, asked
 from kiwi_mcp.drivers.mcp.bind import bind_mcp, planned
@@ -30,6 +30,7 @@ from kiwi_mcp.drivers.mcp.oauth.login import account_for, log_in
 from kiwi_mcp.drivers.mcp.pool import Lease, Pool
 from kiwi_mcp.drivers.mcp.result import for_want_of, refused
 from kiwi_mcp.drivers.mcp.server import Server, server_of
+from kiwi_mcp.drivers.unavailable import unavailable
 from kiwi_mcp.primitives import http_client
 from kiwi_mcp.primitives.http_channel import is_session_lost
 
@@ -85,16 +86,7 @@ class Mcp:
         try:
             return await self._ask(server, secrets, request)
         except Unavailable as fault:
-            details = {name: value for name, value in fault.details.items() if name != "stderr"}
-            if isinstance(fault, LoginRequired):
-                details["code"] = fault.code
-            return Outcome(
-                "unavailable",
-                message=fault.message,
-                suggestion=fault.suggestion,
-                logs=Logs(stderr=as_text(fault.details.get("stderr"))),
-                details=details,
-            )
+            return unavailable(fault)
 
     async def list_items(
         self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
@@ -174,9 +166,9 @@ class Mcp:
         return pool
 
     async def _ask(self, server: Server, secrets: Mapping[str, str], request: Request) -> Outcome:
-        pool = self._pool()
+        pool, is_askable = self._pool(), request.caller.ask is not nobody
         for is_last in (False, True):
-            async with pool.using(server, secrets) as lease:
+            async with pool.using(server, secrets, is_askable=is_askable) as lease:
                 try:
                     outcome = await asked(lease.connection, request)
                 except MCPError as refusal:

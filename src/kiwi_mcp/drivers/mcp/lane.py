@@ -47,11 +47,17 @@ class Lane:
         self._waiting: dict[str | int, asyncio.Future[JSONRPCResponse | JSONRPCError | None]] = {}
         self._has_ended = False
 
-    async def ask(self, method: str, params: JsonObject, headers: dict[str, str]) -> JsonObject:
+    def number(self) -> int:
+        """Return a number for a request, which no other has."""
+        return next(self._numbers)
+
+    async def ask(
+        self, method: str, params: JsonObject, headers: dict[str, str], number: int | None = None
+    ) -> JsonObject:
         """Return the result of a request; what the server refuses is raised as the SDK's error."""
         if self._has_ended:
             raise _closed()
-        number = next(self._numbers)
+        number = self.number() if number is None else number
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         request = JSONRPCRequest.model_construct(jsonrpc="2.0", id=number, method=method, params=dict(params))
         try:

@@ -8,8 +8,9 @@ from time import monotonic
 from typing import Self
 
 import anyio
+from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCResponse, RequestId
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.drivers.mcp.lane import Lane
@@ -33,6 +34,8 @@ class Sieve(Block):
     """A stream of messages without what the lane takes, and notifications that are too many, or that nobody wants."""
 
     def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None], lane: Lane) -> None:
+        self.answered: Callable[[RequestId], None] | None = None
+        """What is told the number of each request that is answered."""
         self._stream = stream
         self._ended = ended
         self._lane = lane
@@ -63,7 +66,7 @@ class Sieve(Block):
         now = monotonic()
         self.last_heard = now
         if isinstance(item, Exception) or not isinstance(item.message, JSONRPCNotification):
-            return isinstance(item, Exception) or not self._lane.takes(item.message)
+            return isinstance(item, Exception) or not self._is_taken(item.message)
         self._left = min(BURST, self._left + (now - self._at) * RATE) - 1
         self._at = now
         if self._left >= 0:
@@ -75,6 +78,12 @@ class Sieve(Block):
                 f"it sent more than {FLOOD:,} notifications too many.", suggestion="The server is at fault: report it."
             )
         return False
+
+    def _is_taken(self, message: JSONRPCMessage) -> bool:
+        is_answer = isinstance(message, JSONRPCResponse | JSONRPCError)
+        if is_answer and message.id is not None and self.answered is not None:
+            self.answered(coerce_request_id(message.id))
+        return self._lane.takes(message)
 
     async def aclose(self) -> None:
         """Read no more."""

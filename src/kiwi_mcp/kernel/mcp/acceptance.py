@@ -10,13 +10,16 @@ from hashlib import sha256
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, ServerRecord
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.mcp.pins import accepted
 from kiwi_mcp.kernel.mcp.servers import fresh_record, key_of, server_named
+from kiwi_mcp.kernel.mcp.told import unaccepted
+from kiwi_mcp.kernel.mcp.words import difference, words_of
 from kiwi_mcp.kernel.requests import McpRequest
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.nearby import nearby_host
 from kiwi_mcp.store.definitions import Definitions, Known
 
 _SHOWN = 1_000
@@ -44,7 +47,7 @@ class Acceptance:
         if request.tool and before is not None and before.digest != server.digest:
             raise InvalidRequest(
                 f"The manifest of {server.id!r} changed, which concerns all that it offers.",
-                suggestion=f"Look at {server.origin.path}. If it is right, `kiwi mcp accept {server.id}`.",
+                suggestion=f"Look at it (`kiwi mcp diff {server.id}`). If it is right, `kiwi mcp accept {server.id}`.",
             )
         wanted = [one for one in known if one.state in {"new", "changed"}]
         names = frozenset(one.tool_id for one in wanted)
@@ -54,12 +57,16 @@ class Acceptance:
             seen = {(one.kind, one.name): one.digest for one in wanted}
             same = {one.tool_id for one in current if seen.get((one.kind, one.name)) == one.digest}
             held = record or fresh_record(server, key_of(server, catalog.space))
-            # Whoever accepts one item only has not looked at a manifest that was changed meanwhile.
-            held = held if request.tool else replace(held, digest=server.digest, accepts_first=False)
-            return held, accepted(current, same, now=moment())
+            after = accepted(current, same, now=moment())
+            if request.tool:  # whoever accepts one item has not looked at the manifest
+                return held, after
+            held = replace(held, digest=server.digest, accepts_first=False, words=words_of(server))
+            return held, tuple(one for one in after if one.state != "gone" or (one.kind, one.name) not in gone)
 
+        gone = {(one.kind, one.name) for one in known if one.state == "gone"}
         is_other = before is not None and before.digest != server.digest
-        if (names or is_other) and not request.dry_run:
+        is_unsaid = not request.tool and (before is None or before.words != words_of(server))
+        if (names or gone or is_other or is_unsaid) and not request.dry_run:
             self._remembered.change(key_of(server, catalog.space), work)
         done = "would be accepted" if request.dry_run else "accepted"
         count = len(wanted)
@@ -68,7 +75,7 @@ class Acceptance:
             "action": "accept",
             "server": server.id,
             "status": "planned" if request.dry_run else "accepted",
-            "message": f"{also}{count} item{'s' * (count != 1)} of {server.id} {done}",
+            "message": f"{also}{count} item{'s' * (count != 1)} of {server.id} {done}{_reached(server, request)}",
             "accepted": sorted(names),
         }
 
@@ -94,10 +101,8 @@ class Acceptance:
             "gone": gone[:_SHOWN],
         }
         if record is not None and record.digest != server.digest:
-            told["warnings"] = [
-                f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
-                f"`kiwi mcp accept {server.id}`"
-            ]
+            told["warnings"] = [unaccepted(server)]
+            told["manifest"] = difference(server, record)
         if changes or "warnings" in told:
             told["next"] = f"`kiwi mcp accept {_shown_as(server, known, request)}` accepts what is shown here."
         return {**told, "status": "differs" if changes or gone or "warnings" in told else "same"}
@@ -123,6 +128,12 @@ class Acceptance:
                 )
             known = mine
         return server, self._remembered.find(key), known
+
+
+def _reached(server: Tool, request: McpRequest) -> str:
+    """Return at which address nearby a server may be reached by being accepted, in words."""
+    host = "" if request.tool else nearby_host(as_text(server.manifest.config.get("url")))
+    return f"; Kiwi may reach it at {host}" if host else ""
 
 
 def named(request: McpRequest) -> str:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -15,7 +16,15 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.mcp import PUBLISHED
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import DriverMissing, InvalidRequest, KiwiError, PolicyDenied
+from kiwi_mcp.domain.errors import (
+    DriverMissing,
+    InvalidRequest,
+    KiwiError,
+    NotFound,
+    PolicyDenied,
+    ToolNotFound,
+    Unavailable,
+)
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
@@ -28,6 +37,7 @@ from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import redacted
+from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import refusing_rule, verify
 from kiwi_mcp.policy.owner import owner_policy
@@ -38,7 +48,10 @@ _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """How long a server that goes on saying that its list has changed waits to be asked, at first and at the most."""
 _STALE = 300.0
 """For how many seconds what a server offers is taken to be what it was, unless it says otherwise."""
+_RECENT = timedelta(minutes=1)
+"""For how long another process need not look at what a server offers before it calls it."""
 _MAX_TEXT = 16_000
+_TOLD = 20
 
 
 class Eras(Protocol):
@@ -79,6 +92,8 @@ class Servers:
         self._catalogs = catalogs
         self._following = Following()
         self._asked_at: dict[str, float] = {}
+        self._seen: set[ServerKey] = set()
+        self._looks: dict[ServerKey, asyncio.Lock] = {}
         self.remembered = remembered
 
     def hear(self) -> None:
@@ -89,6 +104,26 @@ class Servers:
                 for record in self.remembered().servers():
                     if record.era:
                         lister.eras.remember(record.identity, record.era)
+
+    async def attend(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
+        """Before the first call of a server in this process: list what it offers, and refuse an item that changed.
+
+        What was listed within the last minute is taken as it is. A server that cannot be listed cannot be called, and
+        why is returned.
+        """
+        self.hear()
+        server, key = chain.executor, key_of(chain.executor, catalog.space)
+        if key in self._seen:
+            return None
+        async with self._looks.setdefault(key, asyncio.Lock()):
+            if key not in self._seen and _is_kept(server) and _is_old(self.remembered().find(key)):
+                try:
+                    await self.refresh(server, catalog)
+                except Unavailable as fault:
+                    return fault
+        self._seen.add(key)
+        catalog.resolve(chain.tool.identity.partition("@")[0])  # refuses what is not as it was accepted
+        return None
 
     def used(self, identity: str) -> None:
         """Note that a server was used: one that was not asked for a while may be another one by now, and is asked."""
@@ -107,6 +142,7 @@ class Servers:
             await self._change(key, partial(_failed, server, key, fault.message))
             raise
         self._asked_at[server.identity] = monotonic()
+        self._seen.add(key)
         issues = [*listing.issues]
         offers = offers_of(server.id, listing, issues) if _is_kept(server) else ()
 
@@ -205,9 +241,24 @@ def fresh_record(server: Tool, key: ServerKey) -> ServerRecord:
     return ServerRecord(key, server.identity, path, server.digest)
 
 
+def names_of_servers(catalog: Catalog) -> list[str]:
+    """Return the names of the servers that the project and the user have."""
+    entries = catalog.all(("project", "user"))
+    return sorted({entry.tool_id for entry in entries if catalog.sheets.carries(entry.tool_type, "mcp")})
+
+
 def server_named(name: str, catalog: Catalog) -> Tool:
     """Return the server of a name, or refuse what is none."""
-    found = catalog.find(name)
+    try:
+        found = catalog.find(name)
+    except ToolNotFound:
+        names = names_of_servers(catalog)
+        there = f"there are: {', '.join(names[:_TOLD])}" if names else "there is none yet"
+        raise NotFound(
+            f"No MCP server {name!r}; {there}.",
+            suggestion=f"{did_you_mean(name, names)}`kiwi mcp list` shows the servers.",
+            server=name,
+        ) from None
     if not catalog.sheets.carries(found.manifest.tool_type, "mcp"):
         raise InvalidRequest(
             f"{found.id!r} is a {found.manifest.tool_type}, not an MCP server.",
@@ -248,6 +299,14 @@ def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Grant]
 
 def _is_kept(server: Tool) -> bool:
     return server.manifest.config.get("schema_cache") is not False
+
+
+def _is_old(record: ServerRecord | None) -> bool:
+    """Whether what a server offers was listed, and so long ago that it may be another one by now."""
+    if record is None or not record.seen_at:
+        return False
+    age = datetime.now(UTC) - datetime.fromisoformat(record.seen_at)
+    return not timedelta(0) <= age < _RECENT
 
 
 def _failed(

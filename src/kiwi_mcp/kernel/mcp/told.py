@@ -23,15 +23,30 @@ def server_told(server: Tool, record: ServerRecord | None, known: Sequence[Defin
         "path": str(server.origin.path),
         "states": {state: counts[state] for state in ("accepted", "changed", "new", "gone") if counts[state]},
     }
+    if record is not None and record.digest != server.digest:
+        told["notice"] = unaccepted(server)
     if record is None or not (record.seen_at or record.fault):
         return {**told, "status": "never asked"}
     about: dict[str, Json] = {
-        "status": "down" if record.fault else "known",
+        "status": "changed" if "notice" in told else "down" if record.fault else "known",
         "version": record.version,
         "protocol_version": record.protocol_version,
         "seen_at": record.seen_at,
     }
     return {**told, **about, **({"fault": record.fault, "fault_at": record.fault_at} if record.fault else {})}
+
+
+def unaccepted(server: Tool) -> str:
+    """Return that a server's manifest is not the one that was accepted, and what follows from that."""
+    return (
+        f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
+        f"`kiwi mcp accept {server.id}` (`kiwi mcp diff {server.id}` shows what changed)"
+    )
+
+
+def looking(server: str, known: Sequence[Definition]) -> JsonObject:
+    """Return what to type next where things wait to be accepted."""
+    return {"next": f"`kiwi mcp diff {server}` shows what they are."} if waiting(known) else {}
 
 
 def items_told(known: Sequence[Definition]) -> list[Json]:

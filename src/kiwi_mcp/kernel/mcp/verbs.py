@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.errors import KiwiError, PolicyDenied
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
@@ -51,9 +52,9 @@ class McpVerb:
         self._remembered = remembered
         self._user = user
 
-    def hear(self) -> None:
-        """Notice from now on when servers say that their list has changed."""
-        self._servers.hear()
+    async def attend(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
+        """Look at the server of a chain before it is run, where it may have changed unseen; give why it cannot be."""
+        return await self._servers.attend(chain, catalog)
 
     def used(self, identity: str) -> None:
         """Note that a server was used."""
