@@ -12,7 +12,8 @@ from kiwi_mcp.kernel.checkpoints.scope import is_left_out
     "path",
     [
         ".env", "deploy/.env.production", ".ENV", "tls/Server.PEM", "id_rsa", "keys/id_ed25519.pub", "a/b.key",
-        ".netrc", ".npmrc", "credentials.json", ".ssh/config", "home/.aws/x", ".git/config", "sub/.git/hooks/pre-commit",
+        ".netrc", ".npmrc",
+        "credentials.json", ".ssh/config", "home/.aws/x", ".git/config", "sub/.git/hooks/pre-commit",
         ".ai/state/x", ".ai/state", "nested/.ai/outputs/tools/x.json", ".ai/.trash/old/tool.yaml", "infra/a.tfstate",
     ],
 )  # fmt: skip

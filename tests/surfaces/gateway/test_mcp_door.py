@@ -149,7 +149,7 @@ def test_a_name_that_is_given_again_does_not_inherit_a_session(serving_tools: Se
 
 
 def test_nobody_takes_all_the_sessions(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_endpoint, "_SESSIONS_EACH", 3)
+    monkeypatch.setattr(sessions, "_SESSIONS_EACH", 3)
 
     async def story(served: Served) -> None:
         greedy, other = served.token("greedy"), served.token("other")
@@ -162,7 +162,7 @@ def test_nobody_takes_all_the_sessions(serving_tools: Serve, monkeypatch: pytest
 
 
 def test_a_session_that_is_not_used_ends(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_endpoint, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(sessions, "_IDLE_SECONDS", 0.05)
 
     async def story(served: Served) -> None:
         token = served.token()

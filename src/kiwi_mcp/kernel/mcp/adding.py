@@ -1,0 +1,165 @@
+"""Adding servers: one in the owner's words, or those of other clients' configurations, trusted as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import AlreadyExists, KiwiError
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.init import ignore_derived
+from kiwi_mcp.kernel.mcp.asking import asked, asked_all, known_servers
+from kiwi_mcp.kernel.mcp.drafts import id_for
+from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, wished_server
+from kiwi_mcp.kernel.mcp.keeping import Kept, keep
+from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of
+from kiwi_mcp.kernel.mcp.told import counted, items_told, warned
+from kiwi_mcp.kernel.mcp.words import words_of
+from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
+from kiwi_mcp.manifest.nearby import nearby_host
+from kiwi_mcp.store.definitions import Definitions
+
+_CATEGORY = "mcp"
+
+
+class Adding:
+    """Adds servers to the spaces of one user."""
+
+    def __init__(self, user: Path, servers: Servers, remembered: Callable[[], Definitions]) -> None:
+        self._user = user
+        self._servers = servers
+        self._remembered = remembered
+
+    async def add(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        """Add the server that the owner's words describe."""
+        wish = wished_server(request, catalog.space)
+        created = await self._create(wish, request, catalog, report)
+        tool_id = as_text(created["tool_id"])
+        kept = keep([replace(wish, manifest={**wish.manifest, "tool_id": tool_id})], request, catalog.space)
+        warnings = [*map(Issue.to_json, (*wish.issues, *kept.issues))]
+        told: dict[str, Json] = {"action": "add", "server": tool_id, "path": created["path"]}
+        if request.dry_run:
+            return {**told, "status": "planned", "message": f"{tool_id} would be added", **warned(warnings)}
+        server = self._trusted(tool_id, wish, catalog, accepts_first=request.accept)
+        report(Progress(f"starting {tool_id}"))
+        offered = await asked(self._servers, server, catalog, warnings) if request.start else None
+        state = "accepted" if request.accept else "to be accepted"
+        said = f": {counted(offered.definitions)}, {state}" if offered else ""
+        return {
+            **told,
+            "status": "added",
+            "message": f"{tool_id} was added{said}{_reached([server])}",
+            "items": items_told(offered.definitions) if offered else [],
+            **warned([*warnings, *(map(Issue.to_json, offered.issues) if offered else ())]),
+            "next": _next(tool_id, offered, request),
+        }
+
+    async def import_(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        """Add the servers of other clients' configurations."""
+        present = {server.id: server for server, _ in known_servers(catalog, self._remembered())}
+        found = imported_servers(request, catalog.space, present)
+        added: list[Tool] = []
+        rows: list[Json] = [*found.left_out]
+        for wish in (one for one in found.wishes if not one.is_here):
+            rows.append(await self._imported(wish, request, catalog, report, added))
+        kept = keep(found.wishes, request, catalog.space)
+        rows += [_here(wish, present[wish.tool_id], kept) for wish in found.wishes if wish.is_here]
+        warnings: list[Json] = [*map(Issue.to_json, (*found.issues, *kept.issues))]
+        mended = [present[wish.tool_id] for wish in found.wishes if wish.is_here and kept.written & wish.secrets.keys()]
+        offered = await asked_all(self._servers, [*added, *mended], catalog, warnings, report) if request.start else []
+        return {
+            "action": "import",
+            "status": "planned" if request.dry_run else "imported",
+            "message": _message(request, rows, offered, found.empty) + _reached(added),
+            "servers": rows,
+            "variables": dict(found.variables),
+            **({"empty": list(found.empty)} if found.empty else {}),
+            **warned(warnings),
+        }
+
+    async def _imported(
+        self, wish: Wish, request: McpRequest, catalog: Catalog, report: Report, added: list[Tool]
+    ) -> JsonObject:
+        told = {"server": wish.tool_id, **wish.origin}
+        try:
+            created = await self._create(wish, request, catalog, report)
+        except KiwiError as fault:
+            return {**told, "status": "refused", "reason": fault.message}
+        if not request.dry_run:
+            added.append(self._trusted(wish.tool_id, wish, catalog, accepts_first=request.accept))
+        is_renamed = wish.tool_id != id_for(as_text(wish.origin.get("name")), ())
+        return {
+            **told,
+            "status": "planned" if request.dry_run else "added",
+            "path": created["path"],
+            "location": wish.location,
+            **({"reason": "the name is taken"} if is_renamed else {}),
+        }
+
+    async def _create(self, wish: Wish, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        words: dict[str, object] = {"manifest": wish.manifest, "category": _CATEGORY, "location": wish.location}
+        creation = ExecuteRequest(action="create", parameters=words, dry_run=request.dry_run)
+        is_first = wish.location == "project" and not catalog.space.project_ai.is_dir()
+        try:
+            created = (await Author(catalog, report).act(creation)).content
+        except AlreadyExists as fault:
+            fault.suggestion = _instead(wish.tool_id, catalog)
+            raise
+        if is_first and not request.dry_run:
+            ignore_derived(catalog.space.project_ai)
+        return created
+
+    def _trusted(self, tool_id: str, wish: Wish, catalog: Catalog, *, accepts_first: bool) -> Tool:
+        """Return the server that was just added, which its owner trusts as it is."""
+        is_one = catalog.space.user.resolve() == catalog.space.project_ai.resolve()
+        server = catalog.find(tool_id, source="project" if is_one else wish.location)
+        key = key_of(server, catalog.space)
+        said = replace(fresh_record(server, key), accepts_first=accepts_first, words=words_of(server))
+        # What an older server of this name offered was accepted of that one, not of this one.
+        self._remembered().remove(key)
+        self._remembered().change(key, lambda *_: (said, ()))
+        return server
+
+
+def _instead(tool_id: str, catalog: Catalog) -> str:
+    is_server = catalog.sheets.carries(catalog.find(tool_id).manifest.tool_type, "mcp")
+    return f"`kiwi mcp remove {tool_id}` first, or choose another name." if is_server else "Choose another name."
+
+
+def _here(wish: Wish, server: Tool, kept: Kept) -> JsonObject:
+    """Return what is told of an entry whose server is here already."""
+    written = sorted(kept.written & wish.secrets.keys())
+    place = "" if server.origin.source == wish.location else f" ({server.origin.source})"
+    reason = f"it is here already, as {server.id}{place}"
+    if written:
+        reason += f"; {', '.join(written)} written into {kept.path}"
+    return {"server": as_text(wish.origin.get("name")), "status": "left out", "reason": reason, **wish.origin}
+
+
+def _message(request: McpRequest, rows: Sequence[Json], offered: Sequence[Refreshed], empty: Sequence[str]) -> str:
+    number = sum(isinstance(row, dict) and row.get("status") in {"planned", "added"} for row in rows)
+    if not rows and empty:
+        return f"{', '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no MCP server"
+    done = "would be imported" if request.dry_run else "imported"
+    count = sum(len(one.definitions) for one in offered)
+    items = f", with {count} item{'s' * (count != 1)}" if offered else ""
+    return f"{number} server{'s' * (number != 1)} {done}{items}"
+
+
+def _reached(servers: Sequence[Tool]) -> str:
+    """Return at which addresses nearby servers may be reached from now on, because their owner named them."""
+    hosts = [nearby_host(as_text(server.manifest.config.get("url"))) for server in servers]
+    listed = ", ".join(dict.fromkeys(filter(None, hosts)))
+    return f"; Kiwi may reach {listed} for {'it' if len(servers) == 1 else 'them'}" if listed else ""
+
+
+def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
+    if offered is None:
+        return f"`kiwi mcp refresh {tool_id}` asks it what it offers."
+    return "`kiwi search` finds what it offers." if request.accept else f"`kiwi mcp accept {tool_id}` lets it be used."
