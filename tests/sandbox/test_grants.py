@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from contextlib import ExitStack
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,25 @@ def test_an_empty_folder_of_the_owners_own_stays(tmp_path: Path) -> None:
         names = {Path(one.path).name for one in shielded([grant], base_profile(), keep)}
     assert {".git", ".envrc"} <= names
     assert {path.name for path in folder.iterdir()} == {".git", ".envrc"}
+
+
+def test_a_protected_name_that_is_a_link_keeps_its_folder_from_being_written_to(tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    (folder / "elsewhere").mkdir(parents=True)
+    (folder / ".git").symlink_to("elsewhere")
+    with ExitStack() as keep, pytest.raises(Unavailable, match="a link cannot be held"):
+        [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
+
+
+def test_a_place_that_somebody_else_locked_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    with ExitStack() as first, ExitStack() as second:
+        grants = opened(first, writable=(folder,))
+        (folder / ".git").mkdir()
+        os.utime(folder / ".git", (0, 0))
+        lock = os.open(folder / ".git", os.O_RDONLY)
+        second.callback(os.close, lock)
+        flock(lock, LOCK_EX)
+        with pytest.raises(Unavailable, match="another process holds its place"):
+            [*shielded(grants, base_profile(), second)]

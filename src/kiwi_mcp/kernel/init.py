@@ -21,9 +21,7 @@ def lay_out(space: Space) -> JsonObject:
         if not folder.is_dir():
             _make(folder)
             made.append(f".ai/{name}/")
-    ignore = space.project_ai / ".gitignore"
-    if not os.path.lexists(ignore):  # a link that leads nowhere would be written through
-        ignore.write_text(_IGNORED, encoding="utf-8")
+    if ignore_derived(space.project_ai):
         made.append(".ai/.gitignore")
     return {
         "status": "created" if made else "present",
@@ -32,6 +30,15 @@ def lay_out(space: Space) -> JsonObject:
         "message": f"The project has its .ai folder ({len(made)} new).",
         "next": "Put a tool into .ai/tools/, or run `kiwi create`; `kiwi help tool` shows how.",
     }
+
+
+def ignore_derived(project_ai: Path) -> bool:
+    """Keep what is derived, and what is for this machine alone, out of git; say whether that was still to be done."""
+    ignore = project_ai / ".gitignore"
+    if os.path.lexists(ignore):  # a link that leads nowhere would be written through
+        return False
+    ignore.write_text(_IGNORED, encoding="utf-8")
+    return True
 
 
 def _make(folder: Path) -> None:

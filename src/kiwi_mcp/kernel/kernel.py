@@ -237,7 +237,8 @@ class Kernel:
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
             case McpRequest():
                 catalog = self._catalog_for(request)
-                return Answer(await self._mcp().act(request, catalog, caller, is_owner=self._is_owner))
+                told = await self._mcp().act(request, catalog, caller, is_owner=self._is_owner)
+                return Answer(told, exit_code=1 if told.get("empty") else 0)  # a file that was named held nothing
             case RunsRequest():
                 seen = self._seen(request, caller)
                 return Answer(await asyncio.to_thread(runs, request, seen, now=datetime.now(UTC)))

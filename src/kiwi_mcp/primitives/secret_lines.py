@@ -18,6 +18,8 @@ class Added:
     """Those that stand in it already, with another value."""
     unwritable: tuple[str, ...]
     """Those whose value cannot be written as one line."""
+    written: tuple[str, ...] = ()
+    """Those that were added."""
 
 
 def with_secrets(data: bytes, secrets: Mapping[str, Secret]) -> Added:
@@ -30,6 +32,7 @@ def with_secrets(data: bytes, secrets: Mapping[str, Secret]) -> Added:
         data + gap + lines if lines else data,
         tuple(name for name, secret in secrets.items() if present.get(name, secret.reveal()) != secret.reveal()),
         tuple(name for name, line in missing.items() if not line),
+        tuple(name for name, line in missing.items() if line),
     )
 
 

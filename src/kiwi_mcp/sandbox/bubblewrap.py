@@ -59,7 +59,7 @@ class Bubblewrap:
     def obstacles(self) -> tuple[str, ...]:
         """Return which programs are missing, and whether this machine has a filter."""
         checks = (
-            (self.bwrap is None, f"bubblewrap is missing: {_INSTALL}."),
+            (self.bwrap is None, f"bubblewrap is missing, or others than root can change it: {_INSTALL}."),
             (self.prlimit is None, "`prlimit` is missing: install util-linux."),
             (
                 self.is_root and self.nsenter is None,

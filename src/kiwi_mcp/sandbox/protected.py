@@ -11,10 +11,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 from kiwi_mcp.sandbox.grants import Opened
 from kiwi_mcp.sandbox.profile import Profile
+from kiwi_mcp.sandbox.refusals import ungrantable
 
 _MARK = 0
 """The time of change that an empty folder of ours has, so that it is told from one of the owner's."""
@@ -28,57 +29,65 @@ def shielded(grants: Sequence[Opened], profile: Profile, keep: ExitStack) -> Ite
         if grant.is_writable and grant.is_folder:
             for name in profile.protected:
                 if name in profile.kept_absent:
-                    _hold_place(grant.descriptor, name, keep)
+                    _hold_place(grant, name, keep)
                 if (opened := _open(grant, name, keep)) is not None:
                     yield opened
 
 
 def _open(grant: Opened, name: str, keep: ExitStack) -> Opened | None:
+    path = f"{grant.path}/{name}"
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=grant.descriptor)
     except OSError:
         return None
     keep.callback(os.close, descriptor)
     state = os.fstat(descriptor)
-    return Opened(
-        f"{grant.path}/{name}", descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid
-    )
+    if not S_ISDIR(state.st_mode) and not S_ISREG(state.st_mode):
+        raise ungrantable(path, "it must stay as it is, and a link cannot be held", "Grant folders below it instead.")
+    return Opened(path, descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid)
 
 
-def _hold_place(folder: int, name: str, keep: ExitStack) -> None:
+def _hold_place(grant: Opened, name: str, keep: ExitStack) -> None:
     """Put an empty folder where nothing is, and share in it where another run did so."""
     for _ in range(_TRIES):
         try:
-            os.mkdir(name, 0o755, dir_fd=folder)
-            os.utime(name, (_MARK, _MARK), dir_fd=folder)
+            os.mkdir(name, 0o755, dir_fd=grant.descriptor)
+            os.utime(name, (_MARK, _MARK), dir_fd=grant.descriptor)
         except FileExistsError:
             pass
         except OSError:  # a folder that this user cannot write to keeps the process out by itself
             return
-        if (held := _held(folder, name)) is not None:
-            if _is_ours(held):
-                keep.callback(_release, os.dup(folder), name, held)
-            else:
-                os.close(held)
+        if not _is_ours(grant.descriptor, name):
             return
+        if (held := _held(grant.descriptor, name)) is not None:
+            keep.callback(_release, os.dup(grant.descriptor), name, held)
+            return
+    raise ungrantable(f"{grant.path}/{name}", "another process holds its place", "Try again when that has ended.")
+
+
+def _is_ours(folder: int, name: str) -> bool:
+    try:
+        held = os.open(name, _FOLDER, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)
+    finally:
+        os.close(held)
 
 
 def _held(folder: int, name: str) -> int | None:
-    """Return the folder of that name, open and locked so that nobody removes it; None where it went away meanwhile."""
+    """Return the folder of that name, open and locked so that nobody removes it; None where somebody is about to."""
     try:
         held = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
         return None
-    flock(held, LOCK_SH)
     with suppress(OSError):
+        flock(held, LOCK_SH | LOCK_NB)
         if os.path.samestat(os.fstat(held), os.stat(name, dir_fd=folder, follow_symlinks=False)):
             return held
     os.close(held)
     return None
-
-
-def _is_ours(held: int) -> bool:
-    return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)
 
 
 def _release(folder: int, name: str, held: int) -> None:

@@ -145,7 +145,7 @@ def _read(path: Path) -> Mapping[str, Json]:
             if os.fstat(file.fileno()).st_uid != os.geteuid():
                 return {}
             return as_object(json.loads(file.read(_LARGEST)))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -24,6 +24,7 @@ SCHEMA = {"type": "object", "properties": {}}
 _lock = threading.Lock()
 _asked: dict[object, Callable[[dict[str, Any]], None]] = {}
 _tasks: dict[str, dict[str, Any]] = {}
+_late: list[dict[str, Any]] = []
 
 
 def raw(data: bytes) -> None:
@@ -186,6 +187,10 @@ def call(number: object, name: str, arguments: dict[str, Any], token: object) ->
             reply(number, text("done"))
         case "silence":
             pass
+        case "ask_later":
+            _late.append(arguments)
+        case "provoke":
+            ask(number, _late.pop())
         case "slow":
             threading.Timer(arguments.get("seconds", 0.5), reply, (number, text("slow"))).start()
         case "exit":

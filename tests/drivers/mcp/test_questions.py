@@ -16,7 +16,8 @@ from kiwi_mcp.domain.caller import Answers, Ask, Note, Question, Questions
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.mcp import talk
+from kiwi_mcp.drivers.mcp import switchboard, talk
+from kiwi_mcp.drivers.mcp.pool import MOST_FURTHER
 from kiwi_mcp.drivers.mcp.questions import MOST_QUESTIONS, with_defaults
 
 NAME: JsonObject = {"message": "Who are you?", "requestedSchema": {"type": "object", "properties": {}}, "odd": [1]}
@@ -111,8 +112,138 @@ def test_what_a_call_that_was_left_asks_is_not_asked_of_the_next_caller(bench: B
         asked: JsonObject = {"method": "elicitation/create", "params": NAME}
         return await bench.call(bench.chain(server, "ask"), asked, ask=answering(heard))
 
-    assert "2 calls are under way" in told(bench.run(scenario()))["error"]["message"]
+    assert "1 that nobody waits for" in told(bench.run(scenario()))["error"]["message"]
     assert heard == []
+
+
+ASKED: JsonObject = {"method": "elicitation/create", "params": NAME}
+
+
+@pytest.mark.req("K-MC-01")
+def test_what_a_call_that_was_left_asks_much_later_is_asked_of_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Questions] = []
+
+    async def scenario() -> Outcome:
+        server = bench.server()
+        await bench.call(bench.chain(server, "echo"))
+        left = asyncio.create_task(bench.call(bench.chain(server, "ask_later"), ASKED, ask=answering(heard)))
+        await bench.call(bench.chain(server, "echo"))
+        left.cancel()
+        await asyncio.wait({left})
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + 60)
+        return await bench.call(bench.chain(server, "provoke"), ask=answering(heard))
+
+    assert "1 that nobody waits for" in told(bench.run(scenario()))["error"]["message"]
+    assert heard == []
+
+
+def test_a_call_that_was_left_is_forgotten_once_the_server_has_answered_it(bench: Bench) -> None:
+    heard: list[Questions] = []
+
+    async def scenario() -> Outcome:
+        server = bench.server()
+        await bench.call(bench.chain(server, "echo"))
+        left = asyncio.create_task(bench.call(bench.chain(server, "slow"), {"seconds": 0.1}))
+        await bench.call(bench.chain(server, "echo"))
+        left.cancel()
+        await asyncio.wait({left})
+        await bench.call(bench.chain(server, "slow"), {"seconds": 0.3})  # by then the first is answered as well
+        return await bench.call(bench.chain(server, "ask"), ASKED, ask=answering(heard))
+
+    assert told(bench.run(scenario())) == {"result": ANN}
+
+
+def test_of_more_calls_that_were_left_than_are_told_apart_nothing_is_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switchboard, "MOST_LEFT", 2)
+
+    async def scenario() -> Outcome:
+        server = bench.server()
+        await bench.call(bench.chain(server, "echo"))
+        left = [asyncio.create_task(bench.call(bench.chain(server, "slow"), {"seconds": 0.1})) for _ in range(3)]
+        await bench.call(bench.chain(server, "echo"))
+        for one in left:
+            one.cancel()
+        await asyncio.wait(left)
+        await bench.call(bench.chain(server, "slow"), {"seconds": 0.3})
+        return await bench.call(bench.chain(server, "ask"), ASKED, ask=answering([]))
+
+    assert "more than 2" in told(bench.run(scenario()))["error"]["message"]
+
+
+@pytest.mark.req("K-MC-01")
+def test_a_question_that_waits_keeps_nobody_else_from_being_asked(bench: Bench) -> None:
+    async def scenario() -> None:
+        server, is_asked, is_answered = bench.server(), asyncio.Event(), asyncio.Event()
+
+        async def think(questions: Questions) -> Answers:
+            is_asked.set()
+            await is_answered.wait()
+            return dict.fromkeys(questions, ANN)
+
+        first = (await bench.call(bench.chain(server, "pid"))).result
+        waiting = asyncio.create_task(bench.call(bench.chain(server, "ask"), ASKED, ask=think))
+        await asyncio.wait_for(is_asked.wait(), 10)
+        others = [bench.call(bench.chain(server, "ask"), ASKED, ask=answering([])) for _ in range(3)]
+        assert [told(one) for one in await asyncio.gather(*others)] == [{"result": ANN}] * 3
+        assert (await bench.call(bench.chain(server, "echo"), {"text": "on"})).result == "on"
+        is_answered.set()
+        assert told(await waiting) == {"result": ANN}
+        # One after the other, they go on where they began.
+        assert (await bench.call(bench.chain(server, "pid"), ask=answering([]))).result == first
+        assert len([note for note in bench.notes if note.startswith("start")]) == 4
+
+    bench.run(scenario())
+
+
+def test_a_server_gets_only_so_many_connections_to_ask_over(bench: Bench) -> None:
+    async def scenario() -> list[Any]:
+        server, is_answered = bench.server(), asyncio.Event()
+
+        async def think(questions: Questions) -> Answers:
+            await is_answered.wait()
+            return dict.fromkeys(questions, ANN)
+
+        await bench.call(bench.chain(server, "ask"), ASKED, ask=answering([]))
+        chain = bench.chain(server, "ask")
+        calls = [asyncio.create_task(bench.call(chain, ASKED, ask=think)) for _ in range(7)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        refused = [told(one.result()) for one in done]
+        assert all("does not say to which it belongs" in one["error"]["message"] for one in refused)
+        is_answered.set()
+        return await asyncio.gather(*calls)
+
+    bench.run(scenario())
+    assert len([note for note in bench.notes if note.startswith("start")]) == 1 + MOST_FURTHER
+
+
+def test_whoever_can_be_asked_gets_no_connection_on_which_a_call_was_left(bench: Bench) -> None:
+    async def scenario() -> Outcome:
+        server = bench.server()
+        await bench.call(bench.chain(server, "ask"), ASKED, ask=answering([]))
+        left = asyncio.create_task(bench.call(bench.chain(server, "silence")))
+        await bench.call(bench.chain(server, "echo"))
+        left.cancel()
+        await asyncio.wait({left})
+        return await bench.call(bench.chain(server, "ask"), ASKED, ask=answering([]))
+
+    assert told(bench.run(scenario())) == {"result": ANN}
+
+
+def test_a_server_that_asks_for_folders_only_keeps_its_one_connection(bench: Bench) -> None:
+    async def scenario() -> None:
+        server, folders = bench.server(), {"method": "roots/list"}
+        await bench.call(bench.chain(server, "ask"), folders, ask=answering([]))
+        calls = [bench.call(bench.chain(server, "slow"), {"seconds": 0.1}, ask=answering([])) for _ in range(3)]
+        await asyncio.gather(*calls)
+
+    bench.run(scenario())
+    assert len([note for note in bench.notes if note.startswith("start")]) == 1
 
 
 class Name(BaseModel):

@@ -200,6 +200,36 @@ def test_names_of_any_bytes_come_back(project: Path, git: Git, run: Run, undo: U
     assert [(project / os.fsdecode(name)).read_bytes() for name in names] == names
 
 
+@pytest.mark.req("K-GI-02")
+def test_what_a_run_brings_into_view_is_neither_saved_nor_removed(
+    project: Path, git: Git, run: Run, undo: Undo
+) -> None:
+    (project / "ignored" / "deep").mkdir(parents=True)
+    (project / "ignored" / "deep" / "mine.txt").write_text("hunter2-hunter2")
+    (project / "mine.txt").write_text("mine\n")
+    git("init", "-q", "nested")
+    (project / "nested" / "theirs.txt").write_text("hunter2-hunter2")
+    ran = run("echo mine.txt > .gitignore; rm -rf nested/.git; echo 1 > mine.txt")
+    assert changed(ran) == {".gitignore": "changed", "mine.txt": "changed"}
+    assert undo(ran).content["status"] == "undone"
+    assert (project / "mine.txt").read_text() == "mine\n"
+    assert (project / "ignored" / "deep" / "mine.txt").exists()
+    assert (project / "nested" / "theirs.txt").exists()
+    assert "hunter2-hunter2" not in git("cat-file", "--batch-all-objects", "--batch")
+
+
+def test_what_cannot_be_saved_now_is_not_overwritten_unless_the_owner_insists(
+    project: Path, git: Git, run: Run, undo: Undo
+) -> None:
+    ran = run("truncate -s 64000001 kept.txt; rm src/code.py; mkfifo src/code.py")
+    refused = undo(ran).content
+    assert "would be lost: kept.txt, src/code.py" in as_text(refused["message"])
+    assert (project / "kept.txt").stat().st_size == 64_000_001
+    assert undo(ran, force=True).content["status"] == "undone"
+    assert (project / "kept.txt").read_text() == "kept\n"
+    assert (project / "src" / "code.py").is_file()
+
+
 def test_a_run_that_changes_nothing_leaves_nothing(git: Git, run: Run) -> None:
     ran = run("true")
     assert ran["checkpoint"] == {"saved": True, "changed": []}
@@ -261,5 +291,6 @@ def test_what_is_too_large_is_left_out_and_told(
 ) -> None:
     with (project / "large.bin").open("wb") as file:
         file.truncate(64_000_001)
-    ran = run("echo 1 > kept.txt")
+    ran = run("echo 1 > kept.txt; truncate -s 1 large.bin")
     assert as_object(ran["checkpoint"])["left_out"] == ["large.bin"]
+    assert changed(ran) == {"kept.txt": "changed"}

@@ -17,8 +17,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.mcp.following import Following
 from kiwi_mcp.kernel.mcp.pins import accepted, merged, offers_of, unlisted
-from kiwi_mcp.kernel.mcp.servers import Following, Servers
+from kiwi_mcp.kernel.mcp.servers import Servers
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 Ask = Callable[..., Answer]

@@ -18,6 +18,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
+from kiwi_mcp.surfaces.gateway import sessions
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}

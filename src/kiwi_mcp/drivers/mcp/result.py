@@ -137,12 +137,14 @@ def _checked(answer: JsonObject, outputs: JsonObject) -> Outcome:
 
 
 def _content(blocks: Sequence[Json], outputs: JsonObject) -> Json:
-    """Return the parts of an answer: one text as text, or as JSON where the tool declares what it gives; else all."""
+    """Return the parts of an answer: texts as text, one as JSON where the tool declares what it gives; else all."""
     if not blocks:
         return None
     texts = _texts(blocks)
-    if len(blocks) > 1 or not texts:
+    if len(texts) < len(blocks):
         return [dict(as_object(block)) for block in blocks]
+    if len(texts) > 1:
+        return "\n".join(texts)
     if outputs:
         try:
             return parse(texts[0].encode(errors="replace")).value

@@ -80,8 +80,7 @@ class Sieve(Block):
         return False
 
     def _is_taken(self, message: JSONRPCMessage) -> bool:
-        is_answer = isinstance(message, JSONRPCResponse | JSONRPCError)
-        if is_answer and message.id is not None and self.answered is not None:
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None and self.answered is not None:
             self.answered(coerce_request_id(message.id))
         return self._lane.takes(message)
 

@@ -33,7 +33,7 @@ class Talk:
     caller: Caller
     limit: asyncio.Timeout
     unanswered: Unanswered | None = None
-    """The first question that the caller could not be asked, or did not answer."""
+    """The first question to a person or a model that the caller could not be asked, or did not answer."""
     _over: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _notes: int = 0
     _open: int = 0
@@ -54,7 +54,9 @@ class Talk:
         try:
             return await self._thought(questions)
         except Unanswered as fault:
-            self.unanswered = self.unanswered or fault
+            # A server that learns of no folders goes on without them: how it fails then has other reasons.
+            if any(question.method != "roots/list" for question in questions.values()):
+                self.unanswered = self.unanswered or fault
             raise
 
     def note(self, params: JsonObject) -> None:

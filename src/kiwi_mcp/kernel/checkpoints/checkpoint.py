@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -52,10 +53,10 @@ class Checkpoint:
 
     async def _ended(self) -> JsonObject:
         before = self._record.saved or {}
-        found = await look(self._space, self._vault)
-        fresh = {path: entry for path, entry in found.entries.items() if before.get(path) != entry}
+        found = await look(self._space, self._vault, self._record)
+        fresh = {path: entry for path, entry in found.items() if before.get(path) != entry}
         kept = await self._vault.keep(fresh) if fresh else {}
-        same = {path: entry for path, entry in found.entries.items() if path not in fresh}
+        same = {path: entry for path, entry in found.items() if path not in fresh}
         record = self._record.ended(_now(), {**same, **kept})
         if not record.changes:
             await self._vault.drop([record.run_id])
@@ -94,10 +95,18 @@ async def begin(space: Space, tool_id: str, run_id: str, wanted: Wish) -> Guard:
 async def _begun(space: Space, tool_id: str, run_id: str, paths: tuple[str, ...]) -> Checkpoint:
     started = _now()
     vault = await vault_for(space, paths)
-    found = await look(space, vault)
+    listing = await vault.paths()
+    found = await look_at(space, vault, listing.paths)
     saved = await vault.keep(found.entries)
-    scope = vault.granted if isinstance(vault, Copies) else ()
-    record = Record(run_id, tool_id, started, saved=saved, scope=scope, left_out=tuple(found.left_out))
+    record = Record(
+        run_id,
+        tool_id,
+        started,
+        saved=saved,
+        scope=vault.granted if isinstance(vault, Copies) else (),
+        left_out=tuple(sorted({*found.left_out, *listing.repositories})),
+        unsaved=(*found.left_out, *listing.ignored, *(f"{path}/" for path in listing.repositories)),
+    )
     try:
         await vault.seal(record, {"before": saved})
     except asyncio.CancelledError:
@@ -131,17 +140,15 @@ async def vaults(space: Space) -> list[Vault]:
     return [*([git] if git else []), Copies(space.project)]
 
 
-async def look(space: Space, vault: Vault) -> Survey:
-    """Return what stands at all paths that a vault saves."""
-    listing = await vault.paths()
-    found = await asyncio.to_thread(survey, space.project, listing.paths, vault.algorithm)
-    found.left_out[:] = sorted({*found.left_out, *listing.left_out})
-    return found
+async def look(space: Space, vault: Vault, record: Record) -> Snapshot:
+    """Return what stands now at all paths that a run may have changed, those among them that git ignores by now."""
+    listed = (await vault.paths()).paths
+    return record.seen((await look_at(space, vault, [*listed, *(record.saved or ())])).entries)
 
 
-async def look_at(space: Space, vault: Vault, paths: list[str]) -> Snapshot:
+async def look_at(space: Space, vault: Vault, paths: Sequence[str]) -> Survey:
     """Return what stands at some paths."""
-    return (await asyncio.to_thread(survey, space.project, paths, vault.algorithm)).entries
+    return await asyncio.to_thread(survey, space.project, paths, vault.algorithm)
 
 
 async def seal(vault: Vault, record: Record) -> None:

@@ -70,7 +70,7 @@ class Git:
         repositories += [path.rstrip("/") for path in others if path.endswith("/")]
         found = [path for head, _, path in staged if head.split()[1] != _GITLINK]
         found += [path for path in others if not path.endswith("/")]
-        return Listing([path for path in found if not is_left_out(path)], repositories)
+        return Listing([path for path in found if not is_left_out(path)], repositories, await self._ignored())
 
     async def keep(self, entries: Snapshot) -> Snapshot:
         """Write the objects that the repository does not have yet, and return the entries under their ids."""
@@ -132,6 +132,12 @@ class Git:
         """Delete the refs of some runs; git removes in its own time what nothing refers to."""
         if runs:
             await self._ask("update-ref", "--stdin", stdin="".join(f"delete {REFS}{run}\n" for run in runs).encode())
+
+    async def _ignored(self) -> Sequence[str]:
+        listed = await self._ask(
+            "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory", "--", "."
+        )
+        return [os.fsdecode(line) for line in listed.split(b"\0") if line]
 
     async def _missing(self, ids: Iterable[str]) -> set[str]:
         asked = "".join(f"{name}\n" for name in ids).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -48,6 +48,8 @@ class Record:
     """The paths that it is about, where it is not about the whole project."""
     changes: tuple[Change, ...] = ()
     left_out: tuple[str, ...] = ()
+    unsaved: tuple[str, ...] = ()
+    """All that stood there and was not saved, folders with a slash at the end: a run may bring it into view."""
     beside: tuple[str, ...] = ()
     """Other runs that went on at the same time: what they changed cannot be told apart."""
     undoes: str = ""
@@ -60,6 +62,11 @@ class Record:
         if other.finished is None:
             return end - other.started < _PENDING_MS
         return other.finished > self.started
+
+    def seen(self, found: Snapshot) -> Snapshot:
+        """Return what was found, without what stood there before the run and was not saved then."""
+        hidden = {*self.unsaved}
+        return {path: entry for path, entry in found.items() if hidden.isdisjoint(_ways(path))} if hidden else found
 
     def summary(self) -> JsonObject:
         """Return what a list shows."""
@@ -90,6 +97,7 @@ class Record:
                 "scope": list(self.scope),
                 "changes": [[change.path, _row(change.before), _row(change.after)] for change in self.changes],
                 "left_out": list(self.left_out),
+                "unsaved": list(self.unsaved),
                 "beside": list(self.beside),
                 "undoes": self.undoes,
             },
@@ -108,7 +116,7 @@ class Record:
 
     def ended(self, now: int, after: Snapshot) -> Record:
         """Return the record of a run that has ended and left these entries."""
-        return replace(self, finished=now, saved=None, changes=changes(self.saved or {}, after))
+        return replace(self, finished=now, saved=None, unsaved=(), changes=changes(self.saved or {}, after))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
@@ -121,6 +129,14 @@ def side(listed: Iterable[Change], word: str) -> Snapshot:
     """Return what stood at the changed paths `before`, or `after`."""
     entries = ((change.path, getattr(change, word)) for change in listed)
     return {path: entry for path, entry in entries if entry is not None}
+
+
+def _ways(path: str) -> Iterator[str]:
+    """Yield a path and each folder that it lies in, with a slash at the end."""
+    yield path
+    for place, letter in enumerate(path):
+        if letter == "/":
+            yield path[: place + 1]
 
 
 def shown(path: str) -> str:
@@ -166,6 +182,7 @@ def _record(written: JsonObject) -> Record:
             for row in map(as_list, as_list(written.get("changes")))
         ),
         tuple(map(as_text, as_list(written.get("left_out")))),
+        tuple(map(as_text, as_list(written.get("unsaved")))),
         tuple(map(as_text, as_list(written.get("beside")))),
         as_text(written.get("undoes")),
     )

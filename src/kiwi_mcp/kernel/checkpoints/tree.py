@@ -56,7 +56,7 @@ class Survey:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    """Files that are too large, repositories within the project, and what is neither file nor link."""
+    """Files that are too large or not ours to read, and what is neither file, link nor folder."""
 
 
 def blob_id(algorithm: str, data: bytes) -> str:
@@ -114,7 +114,7 @@ def _look(folder: int, path: str, algorithm: str, found: Survey, budget: _Budget
             found.entries[path] = entry
         else:
             found.left_out.append(path)
-    else:
+    elif not S_ISDIR(state.st_mode):
         found.left_out.append(path)
 
 

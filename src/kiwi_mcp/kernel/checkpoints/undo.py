@@ -103,15 +103,16 @@ async def _undoing(space: Space, vault: Vault, record: Record) -> _Undoing:
     listed = record.changes
     if record.finished is None:
         # The run was killed: whatever differs now may be its work.
-        listed = changes(record.saved or {}, await _standing(space, vault, record.scope))
+        listed = changes(record.saved or {}, await _standing(space, vault, record))
     now = await look_at(space, vault, [change.path for change in listed])
-    return _Undoing(space, vault, replace(record, changes=listed), now)
+    return _Undoing(space, vault, replace(record, changes=listed), now.entries, now.left_out)
 
 
-async def _standing(space: Space, vault: Vault, scope: Sequence[str]) -> Snapshot:
-    if not scope:
-        return (await look(space, vault)).entries
-    return await look_at(space, vault, await asyncio.to_thread(lambda: [*walk(space.project, scope, is_left_out)]))
+async def _standing(space: Space, vault: Vault, record: Record) -> Snapshot:
+    if not record.scope:
+        return await look(space, vault, record)
+    paths = await asyncio.to_thread(lambda: [*walk(space.project, record.scope, is_left_out)])
+    return record.seen((await look_at(space, vault, paths)).entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class _Undoing:
     vault: Vault
     record: Record
     now: Snapshot
+    lost: Sequence[str]
+    """Paths at which something stands now that cannot be saved."""
 
     @property
     def wanted(self) -> Sequence[Change]:
@@ -145,6 +148,9 @@ class _Undoing:
         if drift := self.drift:
             paths = ", ".join(shown(change.path) for change in drift[:10])
             found.append(f"{len(drift)} of its paths changed since: {paths}")
+        if self.lost:
+            paths = ", ".join(map(shown, self.lost[:10]))
+            found.append(f"what stands at these paths now cannot be saved, and would be lost: {paths}")
         if self.record.finished is None:
             found.append("it did not come to its end, so what else changed since then would be undone too")
         if self.record.beside:
@@ -183,7 +189,8 @@ class _Undoing:
         own = await self._begun()
         run_id = own.run_id
         fault = await asyncio.to_thread(_put_back, self.space, wanted, contents)
-        ended = own.ended(time.time_ns() // 1_000_000, await look_at(self.space, self.vault, list(own.scope)))
+        after = (await look_at(self.space, self.vault, own.scope)).entries
+        ended = own.ended(time.time_ns() // 1_000_000, after)
         await seal(self.vault, ended)
         with suppress(KiwiError):  # the next run forgets what this one could not
             await self.vault.drop((await self.vault.runs())[:-KEPT])

@@ -12,10 +12,13 @@ from kiwi_mcp.kernel.checkpoints.tree import Entry, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The paths that a checkpoint is about, and those of them that it leaves alone."""
+    """The paths that a checkpoint is about, and what stands beside them."""
 
     paths: Sequence[str]
-    left_out: Sequence[str] = ()
+    repositories: Sequence[str] = ()
+    """Submodules, and other repositories within the project, which are left alone."""
+    ignored: Sequence[str] = ()
+    """What git ignores; a folder ends with a slash."""
 
 
 class Vault(Protocol):

@@ -42,7 +42,7 @@ class Adding:
         created = await self._create(wish, request, catalog, report)
         tool_id = as_text(created["tool_id"])
         kept = keep([replace(wish, manifest={**wish.manifest, "tool_id": tool_id})], request, catalog.space)
-        warnings = [*map(Issue.to_json, (*wish.issues, *kept.issues))]
+        warnings: list[Json] = [*map(Issue.to_json, (*wish.issues, *kept.issues))]
         told: dict[str, Json] = {"action": "add", "server": tool_id, "path": created["path"]}
         if request.dry_run:
             return {**told, "status": "planned", "message": f"{tool_id} would be added", **warned(warnings)}
@@ -65,9 +65,9 @@ class Adding:
         present = {server.id: server for server, _ in known_servers(catalog, self._remembered())}
         found = imported_servers(request, catalog.space, present)
         added: list[Tool] = []
+        new = [wish for wish in found.wishes if not wish.is_here]
         rows: list[Json] = [*found.left_out]
-        for wish in (one for one in found.wishes if not one.is_here):
-            rows.append(await self._imported(wish, request, catalog, report, added))
+        rows += [await self._imported(wish, request, catalog, report, added) for wish in new]
         kept = keep(found.wishes, request, catalog.space)
         rows += [_here(wish, present[wish.tool_id], kept) for wish in found.wishes if wish.is_here]
         warnings: list[Json] = [*map(Issue.to_json, (*found.issues, *kept.issues))]

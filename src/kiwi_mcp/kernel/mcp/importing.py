@@ -144,7 +144,8 @@ class _Gathering:
 
     def take(self, path: Path, imported: Imported, location: Scope) -> None:
         """Take the servers of one configuration."""
-        self.issues += [replace(issue, place=f"{path.name}: {issue.place}") for issue in imported.issues]
+        for issue in imported.issues:
+            self.issues.append(replace(issue, place=": ".join(filter(None, (path.name, issue.place)))))
         if not imported.servers:
             self.empty.append(shown_path(path, self._space))
         for draft in imported.servers:
@@ -163,8 +164,9 @@ class _Gathering:
                 self.left_out.append({"server": draft.name, "status": "left out", "reason": reason, **origin})
                 continue
             self._taken[tool_id] = launch_of(config)
-            needed = {name: about for name, about in imported.variables.items() if name in names}
-            self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
+            if not same:
+                needed = {name: about for name, about in imported.variables.items() if name in names}
+                self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
             manifest = {**draft.manifest, "tool_id": tool_id}
             self.wishes.append(Wish(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
 

@@ -55,7 +55,7 @@ def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
 
 def _write(secrets: Mapping[str, Secret], path: Path) -> Kept:
     with changing(path) as put:
-        before = dotenv.read(path)  # refuses what is no text file of the owner's
+        dotenv.read(path)  # refuses what is no text file of the owner's
         data = path.read_bytes() if path.exists() else b""
         added = with_secrets(data, secrets)
         if added.data != data:
@@ -68,5 +68,4 @@ def _write(secrets: Mapping[str, Secret], path: Path) -> Kept:
     unwritable = (
         Issue(name, "cannot be written as one line", f"Set {name} yourself.", "warning") for name in added.unwritable
     )
-    written = secrets.keys() - before.keys() - set(added.unwritable)
-    return Kept(path, written, (*differing, *unwritable))
+    return Kept(path, frozenset(added.written), (*differing, *unwritable))

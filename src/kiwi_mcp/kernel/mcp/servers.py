@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -28,11 +28,12 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain, version_of
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.delivery import delivered, holder_of
+from kiwi_mcp.kernel.mcp.clean import without_secrets
+from kiwi_mcp.kernel.mcp.following import Following
 from kiwi_mcp.kernel.mcp.pins import Listing, Offer, merged, offers_of, unlisted
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.kernel.reach import reaching
@@ -44,8 +45,6 @@ from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.definitions import Definitions, Known
 
-_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-"""How long a server that goes on saying that its list has changed waits to be asked, at first and at the most."""
 _STALE = 300.0
 """For how many seconds what a server offers is taken to be what it was, unless it says otherwise."""
 _RECENT = timedelta(minutes=1)
@@ -172,7 +171,7 @@ class Servers:
     async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
         secrets = revealed(chain, space)
         try:
-            return _without_secrets(await _lister().list_items(chain, space, secrets, hosts=grant.hosts), secrets)
+            return without_secrets(await _lister().list_items(chain, space, secrets, hosts=grant.hosts), secrets)
         except KiwiError as fault:
             fault.message = redacted(Outcome("error", message=fault.message), secrets).message
             raise
@@ -186,47 +185,6 @@ class Servers:
                 # A manifest that was changed meanwhile would start something that the owner has not looked at.
                 if record is not None and record.digest == server.digest:
                     await self.refresh(server, catalog)
-
-
-class Following:
-    """Asks servers that say that their list has changed: each once at a time, and the more it says so the later."""
-
-    def __init__(self) -> None:
-        self._refresh: Callable[[str], Awaitable[None]] | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._again: set[str] = set()
-
-    def start(self, lister: Lister, refresh: Callable[[str], Awaitable[None]]) -> bool:
-        """Hear servers from now on, and say whether they were not heard before."""
-        if self._refresh is not None:
-            return False
-        self._refresh = refresh
-        lister.on_change = self.heard
-        return True
-
-    def heard(self, identity: str) -> None:
-        """Ask a server that says that its list has changed."""
-        self._again.add(identity)
-        if identity not in self._tasks:
-            self._tasks[identity] = asyncio.get_running_loop().create_task(self._follow(identity))
-
-    async def aclose(self) -> None:
-        """Stop asking."""
-        tasks, self._tasks, self._refresh = [*self._tasks.values()], {}, None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _follow(self, identity: str) -> None:
-        pause = _PAUSE
-        try:
-            while identity in self._again and self._refresh is not None:
-                self._again.discard(identity)
-                await self._refresh(identity)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-        finally:
-            self._tasks.pop(identity, None)
 
 
 def key_of(server: Tool, space: Space) -> ServerKey:
@@ -336,45 +294,6 @@ def _listed_now(
         ),
         after if _is_kept(server) else (),
     )
-
-
-def _without_secrets(listing: Listing, secrets: Mapping[str, str]) -> Listing:
-    """Return a listing without the value of any secret in it: a server may say what it was started with."""
-    if not secrets:
-        return listing
-
-    def clean(value: JsonObject) -> JsonObject:
-        return as_object(redacted(Outcome("success", result=value), secrets).result)
-
-    def text(value: str) -> str:
-        return redacted(Outcome("success", message=value), secrets).message
-
-    return _Clean(
-        server_info=clean(listing.server_info),
-        protocol_version=listing.protocol_version,
-        era=listing.era,
-        instructions=text(listing.instructions),
-        tools=tuple(map(clean, listing.tools)),
-        prompts=tuple(map(clean, listing.prompts)),
-        resources=tuple(map(clean, listing.resources)),
-        templates=tuple(map(clean, listing.templates)),
-        issues=tuple(replace(one, place=text(one.place), reason=text(one.reason)) for one in listing.issues),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Clean:
-    """A listing that may be kept."""
-
-    server_info: JsonObject
-    protocol_version: str
-    era: str
-    instructions: str
-    tools: tuple[JsonObject, ...]
-    prompts: tuple[JsonObject, ...]
-    resources: tuple[JsonObject, ...]
-    templates: tuple[JsonObject, ...]
-    issues: tuple[Issue, ...]
 
 
 def _text(text: str) -> str:

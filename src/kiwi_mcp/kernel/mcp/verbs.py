@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -14,18 +12,17 @@ from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.mcp import ServerKey
+from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.mcp.acceptance import Acceptance, named
+from kiwi_mcp.kernel.mcp.adding import Adding
+from kiwi_mcp.kernel.mcp.asking import asked_all, known_servers
 from kiwi_mcp.kernel.mcp.connecting import connect_client
-from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, keep_secrets, wished_server
 from kiwi_mcp.kernel.mcp.login import Logins
-from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
-from kiwi_mcp.kernel.mcp.told import counted, items_told, server_told, waiting, warned
-from kiwi_mcp.kernel.mcp.words import words_of
-from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest, Where
+from kiwi_mcp.kernel.mcp.servers import Servers, key_of, server_named
+from kiwi_mcp.kernel.mcp.told import counted, items_told, looking, server_told, waiting, warned
+from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
 from kiwi_mcp.store.definitions import Definitions
 
 _OWNERS = {
@@ -37,8 +34,6 @@ _OWNERS = {
     "logout": "logout SERVER",
 }
 """What only the owner does, as the owner types it."""
-_AT_ONCE = 4
-_CATEGORY = "mcp"
 
 
 class McpVerb:
@@ -49,8 +44,8 @@ class McpVerb:
     ) -> None:
         self._servers = Servers(user, remembered, catalogs)
         self._logins = Logins(user, self._servers)
+        self._adding = Adding(user, self._servers, remembered)
         self._remembered = remembered
-        self._user = user
 
     async def attend(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
         """Look at the server of a chain before it is run, where it may have changed unseen; give why it cannot be."""
@@ -73,9 +68,9 @@ class McpVerb:
             case "list":
                 return self._list(request, catalog)
             case "add":
-                return await self._add(request, catalog, report)
+                return await self._adding.add(request, catalog, report)
             case "import":
-                return await self._import(request, catalog, report)
+                return await self._adding.import_(request, catalog, report)
             case "refresh":
                 return await self._refresh(request, catalog, report, is_owner=is_owner)
             case "accept":
@@ -99,7 +94,7 @@ class McpVerb:
             return {"action": "list", **server_told(server, record, known), "items": items_told(known)}
         told: list[Json] = [
             server_told(server, self._remembered().find(key), self._remembered().of(key))
-            for server, key in self._known_servers(catalog)
+            for server, key in known_servers(catalog, self._remembered())
         ]
         answer: dict[str, Json] = {"action": "list", "servers": told}
         if not told:
@@ -107,62 +102,6 @@ class McpVerb:
                 "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi mcp import` those of your clients."
             )
         return answer
-
-    async def _add(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
-        wish = wished_server(request, catalog.space)
-        tool_id, created = await self._create(wish.manifest, request, catalog, report)
-        warnings = [*map(Issue.to_json, wish.issues), *_secret_notes([wish], request, self._user)]
-        told: dict[str, Json] = {"action": "add", "server": tool_id, "path": created["path"]}
-        if request.dry_run:
-            return {**told, "status": "planned", "message": f"{tool_id} would be added", **warned(warnings)}
-        server = catalog.find(tool_id, source=request.location or "project")
-        self._trust(server, catalog, accepts_first=request.accept)
-        report(Progress(f"starting {tool_id}"))
-        offered = await self._asked(server, catalog, warnings) if request.start else None
-        state = "accepted" if request.accept else "to be accepted"
-        said = f": {counted(offered.definitions)}, {state}" if offered else ""
-        return {
-            **told,
-            "status": "added",
-            "message": f"{tool_id} was added{said}",
-            "items": items_told(offered.definitions) if offered else [],
-            **warned([*warnings, *(map(Issue.to_json, offered.issues) if offered else ())]),
-            "next": _next(tool_id, offered, request),
-        }
-
-    async def _import(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
-        present = {server.id: server for server, _ in self._known_servers(catalog)}
-        found = imported_servers(request, catalog.space, present)
-        warnings: list[Json] = [*map(Issue.to_json, found.issues)]
-        added: list[Tool] = []
-        rows: list[Json] = [*found.left_out]
-        for wish in found.wishes:
-            try:
-                tool_id, created = await self._create(wish.manifest, request, catalog, report)
-            except KiwiError as fault:
-                rows.append(
-                    {"server": as_text(wish.manifest.get("tool_id")), "status": "refused", "reason": fault.message}
-                )
-                continue
-            rows.append(
-                {"server": tool_id, "status": "planned" if request.dry_run else "added", "path": created["path"]}
-            )
-            if not request.dry_run:
-                added.append(catalog.find(tool_id, source=request.location or "project"))
-                self._trust(added[-1], catalog, accepts_first=request.accept)
-        warnings += _secret_notes(found.wishes, request, self._user)
-        offered = await self._asked_all(added, catalog, warnings, report) if request.start else []
-        count = sum(len(one.definitions) for one in offered)
-        done = "would be imported" if request.dry_run else "imported"
-        number = len(found.wishes) if request.dry_run else len(added)
-        return {
-            "action": "import",
-            "status": "planned" if request.dry_run else "imported",
-            "message": f"{number} server{'s' * (number != 1)} {done}" + (f", with {count} items" if offered else ""),
-            "servers": rows,
-            "variables": dict(found.variables),
-            **warned(warnings),
-        }
 
     async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
         if request.server:
@@ -173,17 +112,21 @@ class McpVerb:
             one = await self._servers.refresh(server, catalog)
             told = {**server_told(server, one.server, one.definitions), "items": items_told(one.definitions)}
             message = f"{server.id}: {counted(one.definitions)}{waiting(one.definitions)}"
-            return {"action": "refresh", "message": message, **told, **warned([*map(Issue.to_json, one.issues)])}
-        warnings: list[Json] = []
-        known = [server for server, _ in self._known_servers(catalog)]
+            warnings = warned([*map(Issue.to_json, one.issues)])
+            return {"action": "refresh", "message": message, **told, **warnings, **looking(server.id, one.definitions)}
+        unanswered: list[Json] = []
+        known = [server for server, _ in known_servers(catalog, self._remembered())]
         servers = [server for server in known if is_owner or self._is_the_owners(server, catalog)]
-        asked = await self._asked_all(servers, catalog, warnings, report)
+        asked = await asked_all(self._servers, servers, catalog, unanswered, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
             server_told(one, by_id[one.id].server, by_id[one.id].definitions) for one in servers if one.id in by_id
         ]
         message = f"{len(asked)} of {len(servers)} servers answered"
-        return {"action": "refresh", "message": message, "servers": rows, **warned(warnings)}
+        changed = [one for one in asked if waiting(one.definitions)]
+        name = changed[0].server.key.server if len(changed) == 1 else "SERVER"
+        following = looking(name, [one for each in changed for one in each.definitions])
+        return {"action": "refresh", "message": message, "servers": rows, **warned(unanswered), **following}
 
     async def _remove(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         server = server_named(named(request), catalog)
@@ -204,64 +147,10 @@ class McpVerb:
         kept = {"trash_path": removed["trash_path"]} if "trash_path" in removed else {}
         return {**told, "status": "removed", "message": message, **kept}
 
-    def _known_servers(self, catalog: Catalog) -> list[tuple[Tool, ServerKey]]:
-        """Return the servers of the project, of the user, and of those that are published the ones that were asked."""
-        names = {
-            entry.tool_id
-            for entry in catalog.all(("project", "user"))
-            if catalog.sheets.carries(entry.tool_type, "mcp")
-        }
-        names |= {one.key.server for one in self._remembered().servers() if not one.path}
-        found: list[tuple[Tool, ServerKey]] = []
-        for name in sorted(names):
-            try:
-                server = server_named(name, catalog)
-            except KiwiError:
-                continue
-            found.append((server, key_of(server, catalog.space)))
-        return found
-
     def _is_the_owners(self, server: Tool, catalog: Catalog) -> bool:
         """Whether the owner has added or accepted a server as it is."""
         record = self._remembered().find(key_of(server, catalog.space))
         return record is not None and record.digest == server.digest
-
-    async def _create(
-        self, manifest: JsonObject, request: McpRequest, catalog: Catalog, report: Report
-    ) -> tuple[str, JsonObject]:
-        location: Where = request.location or "project"
-        words: dict[str, object] = {"manifest": manifest, "category": _CATEGORY, "location": location}
-        creation = ExecuteRequest(action="create", parameters=words, dry_run=request.dry_run)
-        created = (await Author(catalog, report).act(creation)).content
-        return as_text(created["tool_id"]), created
-
-    def _trust(self, server: Tool, catalog: Catalog, *, accepts_first: bool) -> None:
-        key = key_of(server, catalog.space)
-        # What an older server of this name offered was accepted of that one, not of this one.
-        self._remembered().remove(key)
-        said = replace(fresh_record(server, key), accepts_first=accepts_first, words=words_of(server))
-        self._remembered().change(key, lambda *_: (said, ()))
-
-    async def _asked(self, server: Tool, catalog: Catalog, warnings: list[Json]) -> Refreshed | None:
-        try:
-            return await self._servers.refresh(server, catalog)
-        except KiwiError as fault:
-            fix = f"{fault.suggestion} Then `kiwi mcp refresh {server.id}`."
-            warnings.append(Issue(server.id, f"could not be asked: {fault.message}", fix, "warning").to_json())
-            return None
-
-    async def _asked_all(
-        self, servers: Sequence[Tool], catalog: Catalog, warnings: list[Json], report: Report
-    ) -> list[Refreshed]:
-        gate = asyncio.Semaphore(_AT_ONCE)
-
-        async def ask(number: int, server: Tool) -> Refreshed | None:
-            async with gate:
-                report(Progress(f"asking {server.id}", done=number, total=len(servers)))
-                return await self._asked(server, catalog, warnings)
-
-        answers = await asyncio.gather(*(ask(number, server) for number, server in enumerate(servers)))
-        return [one for one in answers if one is not None]
 
 
 def _refuse_strangers(request: McpRequest) -> None:
@@ -278,20 +167,3 @@ def _not_the_owners(server: Tool) -> PolicyDenied:
         f"`kiwi mcp accept {server.id}`.",
         tool_id=server.id,
     )
-
-
-def _secret_notes(wishes: Sequence[Wish], request: McpRequest, user: Path) -> list[Json]:
-    """Return what the owner must know of the secrets among the words; they are written only where that was asked."""
-    secrets = {name: value for wish in wishes for name, value in wish.secrets.items()}
-    if not secrets:
-        return []
-    if request.with_secrets and not request.dry_run:
-        return [*map(Issue.to_json, keep_secrets(secrets, user / ".env"))]
-    fix = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
-    return [Issue(", ".join(secrets), "held secrets, which are not in the manifest", fix, "warning").to_json()]
-
-
-def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:
-    if offered is None:
-        return f"`kiwi mcp refresh {tool_id}` asks it what it offers."
-    return "`kiwi search` finds what it offers." if request.accept else f"`kiwi mcp accept {tool_id}` lets it be used."

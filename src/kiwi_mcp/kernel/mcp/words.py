@@ -54,9 +54,7 @@ def _masked(name: str, value: Json) -> Json:
 def _masked_words(words: Sequence[Json]) -> list[Json]:
     """Return the words of a command; what follows on `--token` is a secret."""
     before = ["", *map(text_of, words)]
-    return [
-        _masked(flag if flag.startswith("-") else "", word) for flag, word in zip(before, words, strict=False)
-    ]
+    return [_masked(flag if flag.startswith("-") else "", word) for flag, word in zip(before, words, strict=False)]
 
 
 def _is_secret(name: str, value: str) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Final
 from uuid import uuid4
 
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -20,32 +19,21 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
-from mcp_types import (
-    INTERNAL_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    RequestId,
-    jsonrpc_message_adapter,
-)
-from pydantic import ValidationError
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCRequest, RequestId
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from kiwi_mcp.surfaces.gateway.modern import ModernCall, is_modern_call, read_message
 from kiwi_mcp.surfaces.gateway.reply import Reply
-from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS
-from kiwi_mcp.surfaces.mcp.lean import METHOD, Answer, Exchange
+from kiwi_mcp.surfaces.mcp.lean import METHOD, Answer, Exchange, stop
 from kiwi_mcp.surfaces.mcp.questions import askable
 from kiwi_mcp.surfaces.mcp.server import McpServer
+from kiwi_mcp.surfaces.mcp.streams import encoded
 
 MAX_BODY = 4_194_304
 _SESSIONS, _SESSIONS_EACH = 1_024, 256
 """How many sessions are kept: of everybody, and of one visitor."""
 _IDLE_SECONDS = 1_800.0
-_PING_SECONDS: Final = 15.0
-"""How long whoever stands between a client and its answer hears nothing."""
 
 
 class Session(StreamableHTTPServerTransport):
@@ -59,11 +47,11 @@ class Session(StreamableHTTPServerTransport):
         self._exchanges: dict[RequestId, tuple[Exchange, asyncio.Task[Answer]]] = {}
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
-        match _message(await request.body()):  # kept by the request for the SDK to read again
+        match read_message(await request.body()):  # kept by the request for the SDK to read again
             case JSONRPCNotification(method="notifications/cancelled", params=params):
                 self._call_off(cancelled_request_id_from_params(params))
             case JSONRPCRequest(method="tools/call") as message if all(check_accept_headers(request)):
-                reply = Reply(send, self._header)
+                reply = Reply(send, encoded, self._header)
                 exchange = Exchange(
                     message, reply.tell, message_metadata=ServerMessageMetadata(request_context=request)
                 )
@@ -90,16 +78,12 @@ class Session(StreamableHTTPServerTransport):
         return True
 
     async def _see_to(self, exchange: Exchange, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a client when there is an answer; one that has left meanwhile lets the call go on, as it always did."""
+        """Answer a client when there is an answer; one that leaves meanwhile does not end the call, in this era."""
         _, task = self._exchanges[exchange.key]
         try:
-            while not (await asyncio.wait({task}, timeout=_PING_SECONDS))[0]:
-                await reply.ping()
-        except asyncio.CancelledError:
-            if not task.cancelling():
-                task.cancel()
-            await asyncio.wait({task}, timeout=TIDY_SECONDS)
-            raise
+            await reply.keep_alive(task)
+        finally:
+            await stop(task)
         if not task.cancelled():
             await reply.answer(task.result())
         elif exchange.cancel_requested.is_set():
@@ -124,6 +108,15 @@ class Sessions(StreamableHTTPSessionManager):
         super().__init__(server, max_request_body_size=MAX_BODY)
         self._server = server
 
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is no call of the newest era by its headers is not even read here.
+        if is_modern_call(scope):
+            call = ModernCall(self._server, Request(scope, receive))
+            if await call.is_answered(send):
+                return
+            receive = call.read_again
+        await super()._handle_request(scope, receive, send)
+
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         theirs = sum(owner == requestor for owner in self._session_owners.values())
         if theirs >= _SESSIONS_EACH or len(self._server_instances) >= _SESSIONS or requestor is None:
@@ -140,10 +133,3 @@ class Sessions(StreamableHTTPSessionManager):
         for name in over:
             if (transport := self._server_instances.get(name)) is not None:
                 await self._discard_session(name, transport)
-
-
-def _message(body: bytes) -> JSONRPCMessage | None:
-    try:
-        return jsonrpc_message_adapter.validate_json(body, by_name=False)
-    except ValidationError:
-        return None  # the SDK says what is wrong with it

@@ -150,12 +150,7 @@ class ShortWay:
 
     async def aclose(self) -> None:
         """Stop what is under way; whoever waits is told that there will be no answer."""
-        tasks = {task for _, task in self._exchanges.values()}
-        for task in tasks:
-            if not task.cancelling():  # one that was called off tidies up in peace
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=TIDY_SECONDS + _PARTING)
+        await stop(*(task for _, task in self._exchanges.values()))
 
     def _begin(self, exchange: Exchange) -> bool:
         key = exchange.key
@@ -203,6 +198,17 @@ class ShortWay:
             await self._send(SessionMessage(message))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             _log.debug("a client left before it was told")
+
+
+async def stop(*tasks: asyncio.Task[Any]) -> None:
+    """Stop tasks, and wait until they have tidied up; one that was called off before does so in peace."""
+    ending = {task for task in tasks if not task.done()}
+    for task in ending:
+        if not task.cancelling():
+            task.cancel()
+    if ending:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(ending, timeout=TIDY_SECONDS + _PARTING)
 
 
 def _route(request: JSONRPCRequest) -> InboundModernRoute | None:

@@ -2,7 +2,7 @@
 
 A client whose revision has `structuredContent` gets the whole answer there, and in `content` its gist in words: some
 clients give their model the one, some the other, and neither is the other written again. An older client gets the whole
-answer as JSON text.
+answer as JSON text. Images and whatever else a server gave that is no text follow as blocks, once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mcp_types import CallToolResult, TextContent
 
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.mcp.blocks import blocks_of, in_words, noted
 from kiwi_mcp.surfaces.mcp.gist import gist
 from kiwi_mcp.surfaces.mcp.revisions import STRUCTURED_SINCE
 
@@ -26,12 +27,14 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 def as_result(answer: Answer, *, revision: str) -> CallToolResult:
     """Return an answer in the form that a client of that revision reads."""
-    text = safe_text(answer.content)
+    blocks = blocks_of(answer, revision=revision)
+    text = safe_text(noted(answer) if blocks else answer.content)
     if revision < STRUCTURED_SINCE:
-        return CallToolResult(content=[TextContent(text=text)], is_error=answer.is_error)
+        return CallToolResult(content=[TextContent(text=text), *blocks], is_error=answer.is_error)
     content: JsonObject = json.loads(text)
+    told = gist(in_words(content) if blocks else content)
     return CallToolResult(
-        content=[TextContent(text=gist(content))], structured_content=dict(content), is_error=answer.is_error
+        content=[TextContent(text=told), *blocks], structured_content=dict(content), is_error=answer.is_error
     )
 
 
