@@ -14,6 +14,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from kiwi_mcp.domain.caller import Answers, Caller, Questions
@@ -51,6 +52,19 @@ def browse(url: str) -> None:
             page.read()
     except OSError as error:
         sys.stderr.write(f"browser: {error}\n")
+
+
+def issuer_of(url: str) -> str:
+    """The authorization server of a server, which its owner knows: they have registered a client there."""
+    parts = urlsplit(url)
+    for path in (parts.path, ""):
+        place = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource{path}"
+        try:
+            with urlopen(place, timeout=20) as page:
+                return as_text(as_list(json.load(page)["authorization_servers"])[0])
+        except OSError:
+            continue
+    return ""
 
 
 def arguments(schema: JsonObject) -> JsonObject:
@@ -107,6 +121,7 @@ class Client:
         for word, given in (("client_secret", "client_secret"), ("private_key", "private_key_pem")):
             if given in self._context:
                 auth[word] = f"${{SUITE_{word.upper()}}}"
+                auth["issuer"] = issuer_of(url)
                 os.environ[f"SUITE_{word.upper()}"] = as_text(self._context[given])
         config: JsonObject = {"transport": "http", "url": url, "auth": auth}
         return {"manifest": {"executor": "http_client", "config": config}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.readers  # noqa: F401 - loaded before rights are dropped
 import os
 import pwd
 import resource

@@ -13,7 +13,7 @@ from typing import get_args
 from kiwi_mcp.catalog.chain import judge, unsound, walk
 from kiwi_mcp.catalog.entry import Broken, Entry
 from kiwi_mcp.catalog.files import Stamps, are_fresh
-from kiwi_mcp.catalog.mcp import McpSource, refuse_unaccepted
+from kiwi_mcp.catalog.mcp import McpSource, is_accepted, refuse_unaccepted
 from kiwi_mcp.catalog.read import Opened
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.registry import RegistrySource
@@ -44,6 +44,8 @@ class _Choice:
     opened: Opened
     hidden: tuple[str, ...]
     stamps: Stamps
+    rivals: tuple[str, ...] = ()
+    """The full names of what several MCP servers offer under the name, where that is how it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,8 @@ class Catalog:
 
     def find(self, ref: str, *, source: Source | None = None) -> Tool:
         """Return the item a reference asks for; with a source, the one of that source."""
-        wanted = Ref.parse(ref)
-        if source is not None:
-            wanted = replace(wanted, source=source)
         self._sync(self.sheets)
+        wanted = self._meant(ref) if source is None else replace(Ref.parse(ref), source=source)
         return self._find(wanted).opened.tool
 
     def resolve(self, ref: str) -> Chain:
@@ -94,7 +94,7 @@ class Catalog:
         known = self._chains.get(ref)
         if known and known.generation == generation and known.sheets is sheets and are_fresh(known.stamps):
             return known.chain
-        resolved = self._resolve(Ref.parse(ref), sheets, generation)
+        resolved = self._resolve(self._meant(ref), sheets, generation)
         if len(self._chains) >= _KEPT_CHAINS:
             self._chains.clear()
         self._chains[ref] = resolved
@@ -150,9 +150,7 @@ class Catalog:
         if not ranked or ranked[0][1].identity != tool.identity:
             return ()
         used = ranked[0][1]
-        return tuple(
-            _sentence(used, entry) for home, entry in _hidden(used, ranked) if not _is_same(home, entry, tool.digest)
-        )
+        return tuple(_sentence(used, entry) for entry in _hiding(used, ranked, tool.digest))
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
@@ -168,6 +166,18 @@ class Catalog:
         likely = nlargest(_LIKELY, names, key=lambda known: sum(part in known for part in parts))
         return get_close_matches(wanted, likely, n=3, cutoff=0.6)
 
+    def _meant(self, text: str) -> Ref:
+        """Return what a reference asks for: `server/name` is first what that MCP server offers, then what is published.
+
+        An executor is never meant so: what is published stands on what is published.
+        """
+        wanted = Ref.parse(text)
+        if text.partition("@")[0].count("/") != 1:
+            return wanted
+        offered = replace(wanted, source="mcp")
+        known = (entry for source in self._sources if source.name == "mcp" for entry in source.named(offered))
+        return offered if any(entry.namespace == wanted.namespace for entry in known) else wanted
+
     def _sync(self, sheets: Sheets) -> tuple[int, ...]:
         return tuple(source.sync(sheets) for source in self._sources)
 
@@ -177,6 +187,7 @@ class Catalog:
 
     def _resolve(self, wanted: Ref, sheets: Sheets, generation: tuple[int, ...], home: Source = "project") -> _Resolved:
         choices = [self._find(wanted, home=home)]
+        _refuse_ambiguous(choices[0])
 
         def below(links: Sequence[Tool]) -> Tool:
             choices.append(self._find_executor(links))
@@ -280,13 +291,15 @@ class Catalog:
             return None
         others = [(place, entry) for place, entry in ranked if isinstance(entry, Entry) and entry is not used]
         stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
-        # Whoever asks by identity knows of the others, and an equal copy hides nothing.
-        hidden = (
-            ()
-            if wanted.source
-            else (e for place, e in _hidden(used, others) if not _is_same(place, e, opened.tool.digest))
+        # Whoever asks by identity knows of the others.
+        hidden = () if wanted.source else tuple(_hiding(used, others, opened.tool.digest))
+        rivals = [entry for entry in (used, *hidden) if entry.source == "mcp"] if used.source == "mcp" else []
+        return _Choice(
+            opened,
+            tuple(_sentence(used, entry) for entry in hidden),
+            (*opened.stamps, *stamps),
+            tuple(_full_name(entry) for entry in rivals) if len(rivals) > 1 else (),
         )
-        return _Choice(opened, tuple(_sentence(used, entry) for entry in hidden), (*opened.stamps, *stamps))
 
     def _ranked(self, ref: Ref) -> list[tuple[ItemSource, Entry | Broken]]:
         """Return all that answers to a name, what is used first; broken files count where a source has nothing else."""
@@ -335,6 +348,27 @@ def _hidden(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]]) -> Iterator
             seen.add(key)
 
 
+def _hiding(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]], digest: str) -> Iterator[Entry]:
+    """Give what is hidden and worth telling: an equal copy is not, nor what the owner has not accepted."""
+    for home, entry in _hidden(used, ranked):
+        # Two servers that describe a tool in the same words are still two, with an account each perhaps.
+        is_told = is_accepted(entry) if entry.source == "mcp" else not _is_same(home, entry, digest)
+        if is_told:
+            yield entry
+
+
+def _refuse_ambiguous(choice: _Choice) -> None:
+    """Refuse a short name that several MCP servers answer to, unless what would be run changes nothing."""
+    tool, rivals = choice.opened.tool, choice.rivals
+    if rivals and tool.manifest.mutates_state:
+        raise InvalidRequest(
+            f"Several MCP servers offer {tool.id!r}, and it may change something: {', '.join(rivals)}.",
+            suggestion="Ask for the one that is meant, by its full name.",
+            tool_id=tool.id,
+            meant=list(rivals),
+        )
+
+
 def _has(home: ItemSource, entry: Entry, digest: str) -> bool:
     return not digest or _is_same(home, entry, digest)
 
@@ -355,4 +389,9 @@ def sources_of(
 
 
 def _sentence(used: Entry, hidden: Entry) -> str:
-    return f"{used.identity} is used, and hides {hidden.identity} ({hidden.path})"
+    where = "" if hidden.path == hidden.identity else f" ({hidden.path})"
+    return f"{used.identity} is used, and hides {hidden.identity}{where}"
+
+
+def _full_name(entry: Entry) -> str:
+    return entry.identity.partition("@")[0]

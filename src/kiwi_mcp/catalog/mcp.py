@@ -36,6 +36,7 @@ _GLANCE, _ANSWER = 2.0, 10.0
 _MAX_BYTES = 4_000_000
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """What a definition of a shape that nobody thought of may cause; it is left out, and everything else is found."""
+_UNACCEPTED = frozenset({"changed", "new"})
 _ASKED_BY: Mapping[str, AbstractSet[OfferKind]] = {
     "mcp_tool_name": {"tool"},
     "mcp_prompt_name": {"prompt"},
@@ -111,7 +112,7 @@ class McpSource:
         return ()
 
     def named(self, ref: Ref) -> Sequence[Entry]:
-        """Return what answers to a name, by the names of the servers."""
+        """Return what answers to a name, what the owner has accepted first, then by the names of the servers."""
         if self._fault or not self._servers or ref.source not in {None, "mcp"}:
             return ()
         if ref.name not in self._named:
@@ -120,12 +121,14 @@ class McpSource:
                 return ()
             if len(self._named) >= _KEPT:
                 self._named.clear()
-            self._named[ref.name] = sorted(self._entered(known), key=lambda entry: entry.namespace)
+            self._named[ref.name] = sorted(
+                self._entered(known), key=lambda entry: (not is_accepted(entry), entry.namespace)
+            )
         return self._named[ref.name]
 
     def names(self) -> Iterable[str]:
-        """Return the names of what is offered, where it has been listed already."""
-        return {entry.tool_id for entry in self._entries or ()}
+        """Return the names of what is offered."""
+        return {entry.tool_id for entry in self.entries()}
 
     def pin(self, tool: Tool) -> Pin | None:
         """Return nothing: what a server offers stands on that server, whichever version it has."""
@@ -251,6 +254,11 @@ def refuse_unaccepted(tool: Tool) -> None:
         diff = as_text(tool.manifest.extra.get("difference"))
         raise DefinitionChanged(tool.identity, server=server, tool_id=tool.id, diff=diff)
     raise DefinitionNew(tool.identity, server=server, tool_id=tool.id)
+
+
+def is_accepted(entry: Entry) -> bool:
+    """Whether the owner has accepted what a server offers, as it is."""
+    return not entry.tags or entry.tags[-1] not in _UNACCEPTED
 
 
 def entry_of_definition(definition: Definition, server: ServerRecord) -> Entry:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
 from typing import get_args
@@ -33,6 +34,8 @@ class Desk:
         self._entries: Sequence[Entry] = ()
         self.cards: tuple[Card, ...] = ()
         self.search: Search = Keywords()
+        self.shared: frozenset[str] = frozenset()
+        """The short names that several items have."""
 
     def follow(self, entries: Sequence[Entry]) -> None:
         """Make cards where the catalog has changed; it gives the same entries as long as it has not."""
@@ -40,6 +43,8 @@ class Desk:
             # What has not changed is the same entry, and keeps its card: the index sees at a glance that it may stay.
             made = dict(zip(map(id, self._entries), self.cards, strict=True))
             self.cards = tuple(made.get(id(entry)) or _card(entry) for entry in entries)
+            homes = Counter(tool_id for _, _, tool_id in {(one.source, one.namespace, one.tool_id) for one in entries})
+            self.shared = frozenset(name for name, count in homes.items() if count > 1)
             self._entries = entries
 
 
@@ -77,7 +82,7 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
     hits = [hit for hit in ranked if wanted.keeps(hit.card)]
     permission = Permission(catalog)
     told: dict[str, Json] = {
-        "results": [_result(hit, permission) for hit in arrange(hits, request.sort_by)[: request.limit]],
+        "results": [_result(hit, permission, desk.shared) for hit in arrange(hits, request.sort_by)[: request.limit]],
         "total": len(hits),
         "query": request.query,
         "source": request.source,
@@ -118,8 +123,9 @@ def _card(entry: Entry) -> Card:
     )
 
 
-def _result(hit: Hit, permission: Permission) -> JsonObject:
+def _result(hit: Hit, permission: Permission, shared: Collection[str]) -> JsonObject:
     card = hit.card
+    full_name = card.identity.partition("@")[0]
     return {
         "name": card.tool_id,
         "description": card.description.partition("\n")[0][:200],
@@ -128,6 +134,7 @@ def _result(hit: Hit, permission: Permission) -> JsonObject:
         "score": round(hit.score, 4),
         "tool_type": card.tool_type,
         "identity": card.identity,
+        **({"full_name": full_name} if card.tool_id in shared else {}),
         "why": list(hit.why),
         **_flag(card),
         **({"permitted": False} if permission.refusal(card.identity) else {}),

@@ -71,7 +71,7 @@ def _is_ours(folder: int, name: str) -> bool:
     except OSError:
         return False
     try:
-        return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)
+        return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)  # noqa: PTH208 - by descriptor
     finally:
         os.close(held)
 

@@ -640,7 +640,7 @@ def test_a_client_that_the_owner_registered_proves_itself_as_the_server_wants(
 
     async def work(owner: Owner) -> None:
         house.methods = [method]
-        await owner.add(client_id="kiwi at home", client_secret="${DIARY_SECRET}", scopes=["read"])
+        await owner.add(client_id="kiwi at home", client_secret="${DIARY_SECRET}", issuer=house.issuer, scopes=["read"])
         assert is_logged_in(await owner.login())
 
     story(work)
@@ -698,12 +698,48 @@ def test_a_client_is_registered_once_for_all_logins(story: Story, house: House) 
     assert house.count("/authorize") == 2
 
 
+OWN: JsonObject = {"grant": "client_credentials", "client_id": "kiwi", "client_secret": "${DIARY_SECRET}"}
+
+
+@pytest.mark.parametrize("grant", ["client_credentials", "authorization_code"])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_secret_goes_to_no_authorization_server_but_the_one_that_the_owner_names(  # noqa: PLR0913 - fixtures
+    story: Story, house: House, project: Path, grant: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
+    other = House()
+
+    async def work(owner: Owner) -> None:
+        async with listening(authority(other)) as other.issuer:
+            await owner.add(**{**OWN, "grant": grant}, issuer=house.issuer)
+            if not is_named:  # as by hand, past all checks
+                [manifest] = (project / ".ai").rglob("diary.yaml")
+                text = manifest.read_text()
+                assert text.count(f"issuer: {house.issuer}\n") == 1
+                manifest.write_text(text.replace(f"issuer: {house.issuer}\n", ""))
+            house.asked.clear()
+            house.revoke()
+            house.issuer = other.issuer
+            age(60, monkeypatch)
+            await owner.mcp("accept")
+            if grant == "authorization_code":
+                assert (await owner.login()).content["code"] == "untrusted"
+            else:
+                await owner.mcp("refresh")
+                assert (await owner.run()).content.get("status") != "success"
+
+    story(work)
+    assert other.asked == []
+    assert house.asked == []
+    assert other.count("/authorize") == 0
+
+
 def test_credentials_of_kiwis_own_need_nobody(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
 
     async def work(owner: Owner) -> None:
         house.methods = ["client_secret_basic"]
-        await owner.add(grant="client_credentials", client_id="kiwi", client_secret="${DIARY_SECRET}")
+        await owner.add(**OWN, issuer=house.issuer)
         assert (await owner.run()).content["status"] == "success"
         assert (await owner.login()).content["code"] == "invalid_request"
         house.revoke()
@@ -721,7 +757,7 @@ def test_a_key_signs_in_the_place_of_a_secret(story: Story, house: House, monkey
     monkeypatch.setenv("DIARY_KEY", written)
 
     async def work(owner: Owner) -> None:
-        await owner.add(grant="client_credentials", client_id="kiwi", private_key="${DIARY_KEY}")
+        await owner.add(grant="client_credentials", client_id="kiwi", private_key="${DIARY_KEY}", issuer=house.issuer)
         assert (await owner.run()).content["status"] == "success"
 
     story(work)
@@ -798,6 +834,9 @@ def auth_faults(ask: Callable[..., Answer], auth: Mapping[str, Json], transport:
         {"type": "oauth", "client_secret": "in clear"},
         {"type": "oauth", "grant": "client_credentials"},
         {"type": "oauth", "grant": "client_credentials", "client_id": "x"},
+        {"type": "oauth", "client_id": "x", "client_secret": "${X}"},
+        {"type": "oauth", "client_id": "x", "private_key": "${X}"},
+        {"type": "oauth", "grant": "client_credentials", "client_id": "x", "private_key": "${X}"},
         {"type": "oauth", "client_metadata_url": "http://plain.example/x"},
         {"type": "oauth", "scopes": ["two words"]},
         {"type": "bearer", "token": "${TOKEN}", "client_id": "x"},

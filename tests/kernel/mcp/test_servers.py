@@ -197,7 +197,7 @@ def test_a_server_that_never_stops_saying_so_is_asked_ever_less() -> None:
             for _ in range(100):
                 following.heard(identity)
 
-        following.start(Lister(), refresh)  # type: ignore[arg-type]  # only what is called matters
+        following.start(Lister(), refresh)
         for _ in range(100):
             following.heard("one")
         await asyncio.sleep(0.05)

@@ -6,10 +6,11 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import unified_diff
+from hashlib import sha256
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
@@ -21,7 +22,8 @@ from kiwi_mcp.manifest.names import did_you_mean
 
 ENTRY = "kiwi"
 """The name under which clients know Kiwi."""
-BACKUP = ".kiwi-backup-"
+BACKUP, REPLACED = ".kiwi-backup-", ".kiwi-replaced-"
+"""What follows on the name of a file in that of its backup; the second where servers were taken out of the file."""
 _MAX_BACKUPS = 20
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*:)?')
 _PRIVATE, _SHARED = 0o600, 0o644
@@ -41,6 +43,12 @@ class Change:
     spent: Path | None = None
     """The backup that an undo puts back, which is then no longer needed."""
     shown: frozenset[str] = frozenset()
+    keep_in: Path | None = None
+    """Where the backup goes; beside the file otherwise."""
+    taken_out: tuple[str, ...] = ()
+    """The servers that the file loses."""
+    put_back: tuple[str, ...] = ()
+    """The servers that the file has again."""
 
     @property
     def is_needed(self) -> bool:
@@ -54,35 +62,58 @@ class Change:
         return "".join(unified_diff(before, after, str(self.path), str(self.path)))
 
 
-def plan_connect(client: str, scope: Scope, *, home: Path, project: Path, command: str) -> Change:
-    """Return the change that lets a client start Kiwi by the command, an absolute path."""
+def plan_connect(
+    client: str,
+    scope: Scope,
+    *,
+    home: Path,
+    project: Path,
+    command: str,
+    without: Collection[str] = (),
+    keep_in: Path | None = None,
+) -> Change:
+    """Return the change that lets a client start Kiwi by the command, `without` servers that Kiwi stands for.
+
+    The command is an absolute path; in a file that a project shares, it may be Kiwi's name.
+    """
     known, path = _target(client, scope, home, project)
-    if not Path(command).is_absolute():
+    if not Path(command).is_absolute() and not (scope == "project" and command == ENTRY):
         raise InvalidRequest(f"{command!r} is not an absolute path.", suggestion="Name the program by its whole path.")
     before = _read(path, known)
     entry = {**known.entry, "command": command, "args": known.arguments(scope)}
-    after = _with_entry(before or "", known, entry, what=str(path))
+    gone = tuple(name for name in table_in(before, known, what=str(path)) if name in without)
+    after = _with_entry(_without(before or "", known, gone, what=str(path)), known, entry, what=str(path))
     mode = _PRIVATE if scope == "user" else _SHARED
-    return Change(path, before, after, mode, shown=frozenset(_texts(entry)))
+    shown = frozenset(_texts(entry))
+    return Change(path, before, after, mode, shown=shown, keep_in=keep_in, taken_out=gone)
 
 
-def plan_undo(client: str, scope: Scope, *, home: Path, project: Path) -> Change:
-    """Return the change that takes Kiwi out again: the file as it was, or as it is now without Kiwi's entry."""
+def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: Path | None = None) -> Change:
+    """Return the change that takes Kiwi out again: the file as it was, or as it is now without Kiwi's entry.
+
+    Servers that were taken out for Kiwi's sake stand in it again.
+    """
     known, path = _target(client, scope, home, project)
     before = _read(path, known)
-    entry = _entry_in(before, known, what=str(path))
-    if before is None or entry is None:
+    table = table_in(before, known, what=str(path))
+    if before is None or ENTRY not in table:
         return Change(path, before, before)
+    entry = as_object(table[ENTRY])
     own = {word: entry[word] for word in (*known.entry, "command", "args") if word in entry}
     shown = frozenset(_texts(own))
-    for backup in _backups(path):
+    backups = _backups(path, keep_in)
+    for backup in backups:
         # Written here and not touched since: what was there before is put back to the byte.
         text = read_text(backup)
-        if text is not None and _led_to(before, text, known, own):
-            return Change(path, before, text, spent=backup, shown=shown)
+        if text is not None and (missing := _led_to(before, text, known, own, table)) is not None:
+            return Change(path, before, text, spent=backup, shown=shown, put_back=missing)
     if _with_entry("", known, own, what=str(path)) == before:
         return Change(path, before, None, shown=shown)
-    return Change(path, before, without_member(before, (*known.key, ENTRY), what=str(path)), shown=shown)
+    after = without_member(before, (*known.key, ENTRY), what=str(path))
+    lost = _lost(backups, known, table)
+    for name, words in lost.items():
+        after = with_member(after, (*known.key, name), words, what=str(path))
+    return Change(path, before, after, shown=shown, keep_in=keep_in, put_back=tuple(lost))
 
 
 def apply(change: Change, *, now: datetime | None = None) -> Path | None:
@@ -108,7 +139,7 @@ def _write(change: Change, now: datetime) -> Path | None:
     if change.before is not None:
         mode = change.path.stat().st_mode & 0o777
         if change.spent is None:
-            backup = _free_name(change.path, now)
+            backup = _free_name(change, now)
             _put(backup, change.before, mode)
     try:
         change.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,19 +169,35 @@ def _put(path: Path, text: str, mode: int) -> None:
         raise
 
 
-def _free_name(path: Path, now: datetime) -> Path:
-    base = f"{path.name}{BACKUP}{now.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+def _free_name(change: Change, now: datetime) -> Path:
+    folder, stem = _shelf(change.path, change.keep_in)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    base = f"{stem}{REPLACED if change.taken_out else BACKUP}{now.astimezone(UTC):%Y%m%dT%H%M%SZ}"
     for number in range(1, 1_000):
-        name = path.with_name(base if number == 1 else f"{base}-{number:03}")
+        name = folder / (base if number == 1 else f"{base}-{number:03}")
         if not os.path.lexists(name):
             return name
-    raise unusable(path, "it has a thousand backups of this second")
+    raise unusable(change.path, "it has a thousand backups of this second")
 
 
-def _backups(path: Path) -> list[Path]:
+def _shelf(path: Path, keep_in: Path | None) -> tuple[Path, str]:
+    """Return the folder in which backups of a file are, and how their names begin."""
+    if keep_in is None:
+        return path.parent, path.name
+    return keep_in, f"{sha256(str(path).encode(errors='surrogatepass')).hexdigest()[:16]}-{path.name}"
+
+
+def _backups(path: Path, keep_in: Path | None) -> list[Path]:
     """Return the backups of a file, the newest first."""
-    found = sorted(path.parent.glob(f"{_escaped(path.name)}{BACKUP}*"), reverse=True)
-    return [one for one in found if one.is_file() and not one.is_symlink()][:_MAX_BACKUPS]
+    shelves = dict.fromkeys((_shelf(path, keep_in), _shelf(path, None)))
+    found = [
+        one
+        for folder, stem in shelves
+        for mark in (BACKUP, REPLACED)
+        for one in folder.glob(f"{_escaped(stem)}{mark}*")
+        if one.is_file() and not one.is_symlink()
+    ]
+    return sorted(found, key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)[:_MAX_BACKUPS]
 
 
 def _escaped(name: str) -> str:
@@ -185,33 +232,53 @@ def _read(path: Path, client: Client) -> str | None:
     return text
 
 
-def _entry_in(text: str | None, client: Client, *, what: str) -> JsonObject | None:
-    """Return Kiwi's entry; None where there is none."""
+def table_in(text: str | None, client: Client, *, what: str) -> JsonObject:
+    """Return the servers of a client's file."""
     holder: Json = read_object(text or "", what=what)
     for depth, key in enumerate(client.key):
         if key not in as_object(holder):
-            return None
+            return {}
         holder = as_object(holder)[key]
         if not isinstance(holder, Mapping):
             raise not_an_object(what, client.key[: depth + 1])
-    return as_object(as_object(holder)[ENTRY]) if ENTRY in as_object(holder) else None
+    return as_object(holder)
+
+
+def _without(text: str, client: Client, names: Sequence[str], *, what: str) -> str:
+    for name in names:
+        text = without_member(text, (*client.key, name), what=what)
+    return text
+
+
+def _lost(backups: Sequence[Path], client: Client, table: JsonObject) -> JsonObject:
+    """Return the servers that were taken out when Kiwi was written into a file last, and are not there again."""
+    if not backups or REPLACED not in backups[0].name:
+        return {}
+    try:
+        before = table_in(read_text(backups[0]), client, what=str(backups[0]))
+    except Invalid:
+        return {}
+    return {name: words for name, words in before.items() if name not in table and name != ENTRY}
 
 
 def _with_entry(text: str, client: Client, entry: JsonObject, *, what: str) -> str:
-    path, known = (*client.key, ENTRY), _entry_in(text, client, what=what)
-    if known is None or "command" not in known:
+    path, known = (*client.key, ENTRY), as_object(table_in(text, client, what=what).get(ENTRY))
+    if "command" not in known:
         return with_member(text, path, entry, what=what)
     for word, value in entry.items():
         text = with_member(text, (*path, word), value, what=what)
     return text
 
 
-def _led_to(now: str, backup: str, client: Client, entry: JsonObject) -> bool:
-    """Whether what is there now is the backup with Kiwi's entry, and nothing else."""
+def _led_to(now: str, backup: str, client: Client, entry: JsonObject, table: JsonObject) -> tuple[str, ...] | None:
+    """Return the servers that were taken out, if what is there now is the backup without them and with Kiwi's entry."""
+    what = "the backup"
     try:
-        return _with_entry(backup, client, entry, what="the backup") == now
+        missing = tuple(name for name in table_in(backup, client, what=what) if name not in table)
+        made = _with_entry(_without(backup, client, missing, what=what), client, entry, what=what)
     except Invalid:
-        return False
+        return None
+    return missing if made == now else None
 
 
 def _texts(entry: JsonObject) -> Iterator[str]:

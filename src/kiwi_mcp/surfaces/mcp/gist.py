@@ -44,8 +44,10 @@ def _ran(content: JsonObject) -> Iterator[str]:
 def _found(content: JsonObject) -> Iterator[str]:
     for one in map(as_object, as_list(content["results"])):
         kind = f"{as_text(one.get('source'))} {as_text(one.get('tool_type'))}"
-        yield f"{as_text(one.get('name'))} ({kind}): {as_text(one.get('description'))}"
+        name = as_text(one.get("full_name")) or as_text(one.get("name"))
+        yield f"{name} ({kind}): {as_text(one.get('description'))}"
     yield f"{content.get('total')} found. {as_text(content.get('suggestion'))}".strip()
+    yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
 
 
 def _defined(content: JsonObject) -> Iterator[str]:

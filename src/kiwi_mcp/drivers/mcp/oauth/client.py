@@ -8,10 +8,10 @@ from importlib import import_module
 from time import time
 
 from kiwi_mcp import __version__
-from kiwi_mcp.domain.errors import RequestFailed, Unavailable
+from kiwi_mcp.domain.errors import RequestFailed, Unavailable, Untrusted
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import plain
-from kiwi_mcp.drivers.mcp.oauth.discovery import Authority
+from kiwi_mcp.drivers.mcp.oauth.discovery import Authority, is_same
 from kiwi_mcp.drivers.mcp.oauth.web import Form, Reply, Web
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth
 from kiwi_mcp.manifest.render import escape
@@ -78,8 +78,13 @@ class Client:
 
 
 def owners_client(oauth: OAuth, authority: Authority) -> Client | None:
-    """Return the client that needs no registration: the owner's own, or a document that the server can read."""
+    """Return the client that needs no registration: the owner's own, or a document that the server can read.
+
+    What proves the owner's own is for the authorization server that the owner names, and for no other.
+    """
     if oauth.client_id:
+        if oauth.client_secret or oauth.private_key:
+            _refuse_stranger(oauth, authority)
         return Client(oauth.client_id, oauth.token_auth or _method(oauth, authority))
     if oauth.client_metadata_url and authority.takes_documents:
         return Client(oauth.client_metadata_url)
@@ -136,6 +141,21 @@ def _read(reply: Reply, asked: str, authority: Authority) -> Client:
         until=float(until) if isinstance(until, int | float) else 0.0,
         is_registered=True,
     )
+
+
+def _refuse_stranger(oauth: OAuth, authority: Authority) -> None:
+    # The server that is asked says itself where its tokens are had, and would be believed about the secret too.
+    if not oauth.issuer:
+        raise Untrusted(
+            f"The manifest does not say for which authorization server its client secret is, and {authority.issuer} "
+            "is only what the server names.",
+            suggestion="If it is the right one, write it as `issuer` into `config.auth` of the server.",
+        )
+    if not is_same(authority.issuer, oauth.issuer):
+        raise Untrusted(
+            f"The client secret is for {oauth.issuer}, not for {authority.issuer}.",
+            suggestion="If that is right, change `config.auth.issuer` of the server.",
+        )
 
 
 def _method(oauth: OAuth, authority: Authority) -> str:

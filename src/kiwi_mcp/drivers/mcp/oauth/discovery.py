@@ -149,7 +149,7 @@ async def _authority(issuer: str, places: list[str], web: Web) -> Authority | No
         if not reply.is_ok or not as_text(reply.content.get("issuer")):
             continue
         found = Authority.read(reply.content)
-        if not _is_same(found.issuer, issuer):
+        if not is_same(found.issuer, issuer):
             raise Untrusted(
                 f"{place} describes {found.issuer[:500]!r} and not {issuer!r}.",
                 suggestion="Do not log in there; ask whoever runs the server.",
@@ -173,7 +173,7 @@ def _at(url: str, path: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
-def _is_same(found: str, wanted: str) -> bool:
+def is_same(found: str, wanted: str) -> bool:
     """Whether two names are one; a bare host may be written with its slash, as both lead to the same document."""
     return found == wanted or (found.rstrip("/") == wanted.rstrip("/") and not urlsplit(found).path.strip("/"))
 
