@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, StoreUnavailable, ToolNotFound
+from kiwi_mcp.domain.errors import (
+    DefinitionChanged,
+    DefinitionNew,
+    InvalidRequest,
+    KiwiError,
+    StoreUnavailable,
+    ToolNotFound,
+)
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State, id_of, variables_of, version_of
@@ -95,9 +102,49 @@ def test_two_servers_with_a_tool_of_one_name_are_told_apart(catalog: Catalog, of
     offer("mail", definition("search", description="mail"))
     assert catalog.find("mcp/web/search").manifest.description == "the web"
     assert catalog.find("mcp/mail/search").manifest.description == "mail"
+    with pytest.raises(InvalidRequest) as refused:
+        catalog.resolve("search")
+    assert refused.value.details["meant"] == ["mcp/mail/search", "mcp/web/search"]
+    assert catalog.resolve("web/search").tool.identity == "mcp/web/search@2.0.0"
+
+
+@pytest.mark.case("MCP-08")
+def test_a_short_name_that_two_servers_offer_runs_with_a_warning_where_it_changes_nothing(
+    catalog: Catalog, offer: Offer
+) -> None:
+    offer("web", definition("search", annotations={"readOnlyHint": True}))
+    offer("mail", definition("search", annotations={"readOnlyHint": True}))
     short = catalog.resolve("search")
-    assert short.tool.identity == "mcp/mail/search@2.0.0"
-    assert "hides mcp/web/search@2.0.0" in short.shadowed[0]
+    assert short.shadowed == ("mcp/mail/search@2.0.0 is used, and hides mcp/web/search@2.0.0",)
+    assert catalog.resolve("mail/search").shadowed == ()
+
+
+def test_what_the_owner_has_not_accepted_stands_behind_and_is_not_warned_of(catalog: Catalog, offer: Offer) -> None:
+    offer("mail", definition("search", "new"))
+    offer("web", definition("search"))
+    assert catalog.resolve("search").tool.identity == "mcp/web/search@2.0.0"
+    assert catalog.resolve("search").shadowed == ()
+
+
+def test_a_server_and_a_name_ask_for_what_that_server_offers_before_what_is_published(
+    catalog: Catalog, offer: Offer
+) -> None:
+    offer("files", definition("readFile"))
+    assert catalog.find("files/read_file").identity == "mcp/files/read_file@2.0.0"
+    assert catalog.resolve("files/read_file@2.0.0").driver == "mcp"
+    with pytest.raises(ToolNotFound):
+        catalog.find("folders/read_file")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("read_txt_file", "read_text_file"), ("get_sum", "get-sum")])
+def test_who_misspells_a_servers_tool_is_told_what_was_perhaps_meant(
+    catalog: Catalog, offer: Offer, typed: str, meant: str
+) -> None:
+    offer("files", definition("read_text_file"), definition("get-sum"))
+    with pytest.raises(ToolNotFound) as refused:
+        catalog.resolve(typed)
+    assert f"Did you mean `{meant}`?" in refused.value.suggestion
+    assert "on an MCP server" in refused.value.message
 
 
 @pytest.mark.case("MCP-08")

@@ -33,7 +33,7 @@ def test_a_filter_keeps_what_has_one_of_its_words_in_each_kind(only: Filter, kep
 
 @pytest.mark.req("K-SE-02")
 def test_hits_are_shown_by_score_date_or_name() -> None:
-    hits = [Hit(NOTE, 0.9, ()), Hit(MAIL, 0.2, ())]
+    hits = [Hit(NOTE, 0.9, lambda _: ()), Hit(MAIL, 0.2, lambda _: ())]
 
     assert [hit.card.tool_id for hit in arrange(hits, "score")] == ["note", "mail"]
     assert [hit.card.tool_id for hit in arrange(hits, "date")] == ["note", "mail"]

@@ -258,6 +258,8 @@ class Catalog:
             for source in self._sources:
                 if versions := source.withdrawn(wanted):
                     raise _only_yanked(wanted.name, versions)
+                if isinstance(source, McpSource) and (servers := source.gone(wanted)):
+                    raise _offered_no_more(wanted.name, servers)
             raise ToolNotFound(wanted.name, near=self.near(wanted.name))
         return choice
 
@@ -335,6 +337,13 @@ def _only_yanked(name: str, versions: Sequence[str]) -> NotFound:
         tool_id=name,
         versions=list(versions),
     )
+
+
+def _offered_no_more(name: str, servers: Sequence[str]) -> ToolNotFound:
+    fault = ToolNotFound(name)
+    fault.message = f"{' and '.join(servers)} no longer {'offers' if len(servers) == 1 else 'offer'} {name!r}."
+    fault.suggestion = f"`kiwi mcp list {servers[0]}` shows what it offers, and `search` what else there is."
+    return fault
 
 
 def _hidden(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]]) -> Iterator[tuple[ItemSource, Entry]]:

@@ -7,9 +7,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
 from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, read_file, stamp_of
@@ -25,7 +27,7 @@ from kiwi_mcp.manifest.digest import sha256_hex
 from kiwi_mcp.manifest.nearby import nearby_host
 from kiwi_mcp.manifest.sheets import Sheets
 from kiwi_mcp.store.database import within
-from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.store.definitions import Definitions, Sketch
 
 PUBLISHED = "registry"
 """The space of a server whose manifest is in no folder."""
@@ -43,6 +45,9 @@ _ASKED_BY: Mapping[str, AbstractSet[OfferKind]] = {
     "mcp_resource_uri": {"resource", "template"},
 }
 """The words of a manifest that ask a server for something, and for which kinds of things."""
+_Made: TypeAlias = tuple[ServerKey, str, Sketch]
+"""What an entry is made from: a server in a version, and one state of something that it offers."""
+Told = TypeVar("Told")
 
 
 class McpSource:
@@ -63,6 +68,7 @@ class McpSource:
         self._found: dict[str, tuple[ServerRecord, Definition]] = {}
         self._opened: dict[str, Opened] = {}
         self._entries: Sequence[Entry] | None = None
+        self._made: Mapping[_Made, Entry] = {}
         self._generation = 0
         self._fault: KiwiError | None = None
 
@@ -97,10 +103,10 @@ class McpSource:
     def entries(self) -> Sequence[Entry]:
         """Return everything that is offered."""
         if self._entries is None:
-            known = self._asked(lambda store: [(key, one) for key in self._servers for one in store.of(key)])
-            if self._fault:
+            made = self._asked(lambda store: dict(self._listed(store)))
+            if made is None:
                 return ()
-            self._entries = [*self._entered(known)]
+            self._made, self._entries = made, [*made.values()]
         return self._entries
 
     def broken(self) -> Sequence[Broken]:
@@ -117,14 +123,21 @@ class McpSource:
             return ()
         if ref.name not in self._named:
             known = self._asked(lambda store: store.named(ref.name))
-            if self._fault:
+            if known is None:
                 return ()
             if len(self._named) >= _KEPT:
                 self._named.clear()
+                self._found.clear()
             self._named[ref.name] = sorted(
                 self._entered(known), key=lambda entry: (not is_accepted(entry), entry.namespace)
             )
         return self._named[ref.name]
+
+    def gone(self, ref: Ref) -> Sequence[str]:
+        """Return the servers that once offered something of a name, and do so no more."""
+        known = self._asked(lambda store: store.named(ref.name)) or ()
+        asked = (key for key, one in known if one.state == "gone" and key in self._servers)
+        return [key.server for key in asked if ref.is_from("mcp", key.server)]
 
     def names(self) -> Iterable[str]:
         """Return the names of what is offered."""
@@ -135,8 +148,8 @@ class McpSource:
 
     def notes(self, tool: Tool) -> Sequence[str]:
         """Return that a server could not be asked when that was last tried."""
-        found = self._found.get(tool.identity)
-        return [f"{found[0].key.server} could not be asked: {found[0].fault}"] if found and found[0].fault else ()
+        offering = [one for key, one in self._servers.items() if key.server == tool.origin.namespace]
+        return [f"{one.key.server} could not be asked: {one.fault}" for one in offering if one.fault]
 
     def stamp(self, entry: Entry) -> Stamp:  # noqa: ARG002 - sources have one port
         """Return that there is no file: an entry is told apart by its server's mark, not by a stamp."""
@@ -146,11 +159,13 @@ class McpSource:
         """Return an item in full, with its manifest written out as a file that can be read and copied."""
         known = self._opened.get(entry.path)
         if known is None or not are_fresh(known.stamps):
-            if entry.path not in self._found:  # a change was seen since the entry was given
+            self.named(Ref(entry.tool_id))
+            found = self._found.get(entry.path)
+            if found is None:  # a change was seen since the entry was given
                 return None
             if len(self._opened) >= _KEPT:
                 self._opened.clear()
-            known = self._opened[entry.path] = self._open(*self._found[entry.path])
+            known = self._opened[entry.path] = self._open(*found)
         return known
 
     def drift(self, links: Sequence[Tool]) -> Iterator[str]:
@@ -166,9 +181,9 @@ class McpSource:
             return
         _refuse_other_server(item, links[1], server)
         if item.origin.source != "mcp" and server.seen_at:
-            known = self._asked(lambda store: [(server.key, one) for one in store.of(server.key)])
-            offered = [one for _, one in known if one.state != "gone"]
-            if known and not self._fault:
+            known = self._asked(lambda store: store.of(server.key))
+            if known:
+                offered = [one for one in known if one.state != "gone"]
                 _refuse_unaccepted_behind(item, server, offered)
                 yield from _drift(item, server, offered)
 
@@ -202,17 +217,24 @@ class McpSource:
             self._begin_anew({}, ())
         self._fault = fault
 
-    def _asked(
-        self, question: Callable[[Definitions], Sequence[tuple[ServerKey, Definition]]]
-    ) -> Sequence[tuple[ServerKey, Definition]]:
-        """Return the answer of the store, which may fail in the middle: then it holds nothing either."""
+    def _asked(self, question: Callable[[Definitions], Told]) -> Told | None:
+        """Return the answer of the store if it has one; it may fail in the middle, and then it holds nothing either."""
         try:
             with within(_ANSWER):
                 definitions = self._definitions()
-                return question(definitions) if definitions else ()
+                return question(definitions) if definitions else None
         except Unavailable as fault:
             self._fail(fault)
-            return ()
+            return None
+
+    def _listed(self, store: Definitions) -> Iterator[tuple[_Made, Entry]]:
+        """Give an entry for everything that is offered; what is as it was has the one that it had."""
+        for key, server in self._servers.items():
+            for sketch, read in store.sketches(key):
+                made = (key, server.version, sketch)
+                if sketch.state != "gone":
+                    with suppress(*_UNREADABLE):
+                        yield made, self._made.get(made) or entry_of_definition(read(), server)
 
     def _entered(self, known: Iterable[tuple[ServerKey, Definition]]) -> Iterator[Entry]:
         for key, definition in known:

@@ -105,7 +105,7 @@ class ToolNotFound(NotFound):
     def __init__(self, tool_id: str, *, near: Sequence[str] = ()) -> None:
         hint = f"Did you mean {', '.join(f'`{name}`' for name in near)}? " if near else ""
         super().__init__(
-            f"No tool named {tool_id!r} in the project, user, registry or built-in catalog, nor among what MCP servers offer.",
+            f"No tool named {tool_id!r} in the project, user, registry or built-in catalog, or on an MCP server.",
             suggestion=f"{hint}Search for it, or create .ai/tools/{tool_id}.yaml.",
             tool_id=tool_id,
         )

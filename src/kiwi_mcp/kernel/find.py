@@ -23,6 +23,7 @@ _SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
     {"local": ("project", "user", "mcp"), "all": get_args(Source), **{word: (word,) for word in get_args(Source)}}
 )
 """Which sources a word stands for."""
+_LINE = 200
 _MARKDOWN = ("directive", "knowledge")
 """What an `item_type` narrows a search to; every other word means everything."""
 
@@ -89,7 +90,7 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
     }
     faults = [*(catalog.faults() if "registry" in asked or "mcp" in asked else ()), *filter(None, [permission.fault])]
     if faults:
-        told["warnings"] = [fault.message for fault in faults]
+        told["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
     if not hits:
@@ -128,7 +129,7 @@ def _result(hit: Hit, permission: Permission, shared: Collection[str]) -> JsonOb
     full_name = card.identity.partition("@")[0]
     return {
         "name": card.tool_id,
-        "description": card.description.partition("\n")[0][:200],
+        "description": _line(card.description),
         "source": card.source,
         "path": card.path,
         "score": round(hit.score, 4),
@@ -139,6 +140,11 @@ def _result(hit: Hit, permission: Permission, shared: Collection[str]) -> JsonOb
         **_flag(card),
         **({"permitted": False} if permission.refusal(card.identity) else {}),
     }
+
+
+def _line(description: str) -> str:
+    line = description.partition("\n")[0]
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 def _flag(card: Card) -> JsonObject:

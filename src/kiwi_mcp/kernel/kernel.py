@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
@@ -30,6 +30,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.kernel.aside import Aside, kept_for
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
@@ -86,13 +87,11 @@ from kiwi_mcp.store.runs import Runs
 from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
-_SPACES_KEPT = 32
 _WORD = 100
 _OF_PROJECT = "project/"
 """How the full names of items begin that are of one project."""
 _Anywhere = SearchRequest | LoadRequest | ExecuteRequest | HelpRequest | McpRequest | SecretsRequest
 """What can be asked without a project: it is answered from what is there in every one."""
-Kept = TypeVar("Kept")
 
 
 class McpDesk(Protocol):
@@ -104,8 +103,11 @@ class McpDesk(Protocol):
     def used(self, identity: str) -> None:
         """Note that a server was used."""
 
+    def look(self, request: McpRequest, catalog: Catalog, *, is_owner: bool) -> JsonObject:
+        """Do what a request says that asks no server: tell what is known of them, or accept it."""
+
     async def act(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
-        """Do what a request says."""
+        """Do what any other request says."""
 
     async def aclose(self) -> None:
         """Let go of everything."""
@@ -135,8 +137,8 @@ class Kernel:
         self._ledger = Ledger(self._user, self._store, surface)
         self._is_owner = is_owner
         self._catalogs: dict[Space, Catalog] = {}
-        # A catalog is used by one thread at a time, and a search through what is published takes a thread of its own.
-        self._searched: dict[Space, Catalog] = {}
+        # What is published may be far, and nobody who looks for what is here waits for it.
+        self._near, self._far = Aside(self._made), Aside(self._made)
         self._offerings: dict[Space, Offering] = {}
         self._definitions: Definitions | None = None
         self._desk: McpDesk | None = None
@@ -160,8 +162,7 @@ class Kernel:
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
         try:
             request = read_request(verb, payload)
-            if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
-                refuse_strangers(request, self._store.settings)
+            self.check(request)
             return await self._answer(request, caller, witness)
         except KiwiError as error:
             return refusal(self._pointed(error, payload), item_type=item_type, about=about)
@@ -169,6 +170,11 @@ class Kernel:
             incident = secrets.token_hex(6)
             _log.exception("incident %s in %s", incident, verb)
             return refusal(Internal(incident), item_type=item_type, about=about)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that is not for whoever calls here."""
+        if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
+            refuse_strangers(request, self._store.settings)
 
     async def offers(self, project_path: str | None = None) -> Offers:
         """Return what a client sees without searching; where no project is known, what it sees in every one."""
@@ -181,7 +187,7 @@ class Kernel:
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
         try:
-            chain = _kept(self._catalogs, self._space_if_any(None), self._made).resolve(name)
+            chain = kept_for(self._catalogs, self._space_if_any(None), self._made).resolve(name)
         except KiwiError:
             return None
         return offer_of(chain, name) if kind_of(chain) == kind else None
@@ -202,11 +208,12 @@ class Kernel:
 
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""
+        await self._near.aclose()
+        await self._far.aclose()
         if self._desk is not None:
             await self._desk.aclose()
             self._desk = None
         self._catalogs.clear()
-        self._searched.clear()
         self._offerings.clear()
         await self._ledger.aclose()
         self._store.close()
@@ -214,11 +221,9 @@ class Kernel:
 
     async def _answer(self, request: Request, caller: Caller, witness: Witness | None) -> Answer:  # noqa: PLR0912 - one case for each verb
         match request:
-            case SearchRequest() if asks_registry(request):
-                searched = _kept(self._searched, self._space_for(request), self._made)
-                return Answer(await asyncio.to_thread(find, request, searched))
             case SearchRequest():
-                return Answer(find(request, self._catalog_for(request)))
+                aside = self._far if asks_registry(request) else self._near
+                return Answer(await aside.do(self._space_for(request), partial(find, request)))
             case LoadRequest():
                 return Answer(
                     load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id))
@@ -235,6 +240,9 @@ class Kernel:
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
+            case McpRequest() if request.action in {"list", "accept", "diff"}:
+                look = partial(self._mcp().look, request, is_owner=self._is_owner)
+                return Answer(await self._near.do(self._space_for(request), look))
             case McpRequest():
                 catalog = self._catalog_for(request)
                 told = await self._mcp().act(request, catalog, caller, is_owner=self._is_owner)
@@ -337,7 +345,7 @@ class Kernel:
             return self._runs(caller)
         if not self._is_owner:
             raise PolicyDenied("Whose runs are shown is the owner's to say.", suggestion="Leave out `actor`.")
-        return self._store.runs().of(request.actor)
+        return self._store.runs().named(request.actor)
 
     def _recorder(self, caller: Caller) -> Recorder:
         """Return where runs are recorded, or why they cannot be: a tool runs all the same."""
@@ -359,11 +367,11 @@ class Kernel:
         return project_space(project_path, self._project, user=self._user, cache=self._cache)
 
     def _catalog(self, project_path: str | None) -> Catalog:
-        return _kept(self._catalogs, self._space(project_path), self._made)
+        return kept_for(self._catalogs, self._space(project_path), self._made)
 
     def _catalog_for(self, request: _Anywhere) -> Catalog:
         """Return the catalog of a request's project, or of what belongs to none where no project is known."""
-        return _kept(self._catalogs, self._space_for(request), self._made)
+        return kept_for(self._catalogs, self._space_for(request), self._made)
 
     def _space_for(self, request: _Anywhere) -> Space:
         if _is_about_a_project(request):
@@ -377,7 +385,7 @@ class Kernel:
         return error
 
     def _offering(self, project_path: str | None) -> Offering:
-        return _kept(self._offerings, self._space_if_any(project_path), lambda space: Offering(self._made(space)))
+        return kept_for(self._offerings, self._space_if_any(project_path), lambda space: Offering(self._made(space)))
 
     def _space_if_any(self, project_path: str | None) -> Space:
         is_known = project_path is not None or self._project is not None
@@ -385,15 +393,6 @@ class Kernel:
 
     def _made(self, space: Space) -> Catalog:
         return Catalog(space, registry=self._store.registry, definitions=self._remembered_if_any)
-
-
-def _kept(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) -> Kept:
-    """Return what is kept for a space, made where it is not; few are kept, and those that were used last."""
-    found = kept.pop(space, None)
-    kept[space] = make(space) if found is None else found  # the newest stands last, the one unused for longest first
-    if len(kept) > _SPACES_KEPT:
-        del kept[next(iter(kept))]
-    return kept[space]
 
 
 def _is_about_a_project(request: _Anywhere) -> bool:

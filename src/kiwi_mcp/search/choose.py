@@ -12,10 +12,10 @@ from kiwi_mcp.search.port import Card, Hit
 
 SortBy = Literal["score", "date", "name"]
 
-_ORDERS: Mapping[str, Callable[[Hit], tuple[float | str, ...]]] = MappingProxyType(
+_ORDERS: Mapping[str, Callable[[Hit], float | tuple[str, ...]]] = MappingProxyType(
     {
-        "score": lambda hit: (-hit.score,),
-        "date": lambda hit: (-hit.card.modified,),
+        "score": lambda hit: -hit.score,
+        "date": lambda hit: -hit.card.modified,
         "name": lambda hit: (hit.card.tool_id, hit.card.identity),
     }
 )

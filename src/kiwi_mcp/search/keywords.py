@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from heapq import nlargest, nsmallest
+from functools import partial
+from heapq import nlargest
 from itertools import islice
 from math import log
 from string import ascii_lowercase, digits
@@ -52,12 +53,12 @@ class Keywords:
             self._follow(cards)
         query = query[:MAX_QUERY]
         terms = self._terms(query)
-        found = {(card.identity, card.path): (score, card) for score, card in self._best(terms, max(limit, _SHORTLIST))}
-        found |= {(card.identity, card.path): (1.0, card) for card in self._exact(query)}
-        return [
-            Hit(card, score, _why(card, terms) or (query,))
-            for score, card in nsmallest(max(limit, 0), found.values(), _order)
-        ]
+        exact = {(card.identity, card.path): (1.0, card) for card in self._exact(query)}
+        best = self._best(terms, max(limit, _SHORTLIST))
+        found = [one for one in best if (one[1].identity, one[1].path) not in exact] if exact else best
+        held = partial(_why, query, terms)
+        ranked = sorted((*exact.values(), *found), key=_order)
+        return [Hit(card, score, held) for score, card in ranked[: max(limit, 0)]]
 
     def _follow(self, cards: Sequence[Card]) -> None:
         if self._postings.is_worn:
@@ -100,7 +101,7 @@ class Keywords:
 
     def _best(self, terms: Sequence[_Term], size: int) -> Iterator[tuple[float, Card]]:
         cards, scores = self._postings.cards, self._scores(terms)
-        best = nlargest(size, ((score, slot) for slot, score in scores.items() if slot in cards))
+        best = nlargest(size, [(score, slot) for slot, score in scores.items() if slot in cards])
         asked = {found for term in terms for found in term.stems}
         for place, (score, slot) in enumerate(best):
             # A name that is asked for lifts a card among the best; it makes no card one of them.
@@ -134,9 +135,9 @@ def _share(name: str, asked: AbstractSet[str]) -> float:
     return len(own & asked) / max(len(own), 1)
 
 
-def _why(card: Card, terms: Sequence[_Term]) -> tuple[str, ...]:
+def _why(query: str, terms: Sequence[_Term], card: Card) -> tuple[str, ...]:
     held = impacts(card).keys()
-    return tuple(term.word for term in terms if held & term.stems.keys())
+    return tuple(term.word for term in terms if held & term.stems.keys()) or (query,)
 
 
 def _order(found: tuple[float, Card]) -> tuple[float, bool, str, str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -31,7 +31,13 @@ class Hit:
 
     card: Card
     score: float
-    why: tuple[str, ...]
+    held: Callable[[Card], tuple[str, ...]] = field(compare=False, repr=False)
+    """Finds the words of the query that a card holds, which is asked of the few hits that are shown."""
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Which words of the query the card holds."""
+        return self.held(self.card)
 
 
 class Search(Protocol):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from secrets import token_hex
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.json import JsonObject, as_object
@@ -27,6 +28,23 @@ _IS = "actor = ? and space = ? and server = ?"
 _SERVERS = f"select space, server, {', '.join(_SERVER)} from mcp_servers"  # noqa: S608 - our own names
 _DEFINITIONS = f"select space, server, {', '.join(_DEFINITION)} from mcp_definitions"  # noqa: S608 - as above
 _ORDER = "order by space, server, kind, name"
+# Asked for a name alone, SQLite goes through all that the actor has, by the primary key, and not by the index of names.
+_IS_NAMED = (
+    "(actor, space, server, kind, name) in"
+    " (select actor, space, server, kind, name from mcp_definitions where actor = ? and tool_id = ?)"
+)
+
+
+class Sketch(NamedTuple):
+    """All that tells one definition from another of the same server, without what it says."""
+
+    kind: str
+    name: str
+    tool_id: str
+    state: str
+    digest: str
+    accepted_digest: str
+    seen_at: str
 
 
 class Definitions:
@@ -59,9 +77,30 @@ class Definitions:
         rows = self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER}", (self._actor, *key))
         return tuple(map(_definition, rows))
 
+    def sketches(self, key: ServerKey) -> Iterator[tuple[Sketch, Callable[[], Definition]]]:
+        """Give all that tells one definition of a server from another, and the definition to whoever has not seen it.
+
+        Reading what a definition says takes far longer than the row that it is in.
+        """
+        for row in self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER}", (self._actor, *key)):
+            _, _, kind, name, tool_id, state, _, digest, _, accepted_digest, seen_at, _ = map(str, row)
+            sketch = Sketch(kind, name, tool_id, state, digest, accepted_digest, seen_at)
+            yield sketch, partial(_definition, row)
+
+    def states(self, key: ServerKey) -> Mapping[State, int]:
+        """Return how many definitions of a server are in each state."""
+        statement = f"select state, count(*) from mcp_definitions where {_IS} group by state"  # noqa: S608 - as above
+        rows = self.database.read(statement, (self._actor, *key))
+        return {cast("State", state): int(str(count)) for state, count in rows}
+
+    def first(self, key: ServerKey, count: int) -> Sequence[Definition]:
+        """Return the first things that a server offers or once did, in the order of their names."""
+        rows = self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER} limit ?", (self._actor, *key, count))
+        return tuple(map(_definition, rows))
+
     def named(self, tool_id: str) -> Sequence[tuple[ServerKey, Definition]]:
         """Return what servers offer under one name of an item."""
-        rows = self.database.read(f"{_DEFINITIONS} where actor = ? and tool_id = ? {_ORDER}", (self._actor, tool_id))
+        rows = self.database.read(f"{_DEFINITIONS} where {_IS_NAMED} {_ORDER}", (self._actor, tool_id))
         return tuple((ServerKey(str(row[0]), str(row[1])), _definition(row)) for row in rows)
 
     def change(self, key: ServerKey, work: Callable[[ServerRecord | None, Sequence[Definition]], Known]) -> Known:
@@ -137,7 +176,9 @@ def _server(row: Row) -> ServerRecord:
 
 def _definition(row: Row) -> Definition:
     _, _, kind, name, tool_id, state, offered, digest, accepted, accepted_digest, seen_at, accepted_at = row
+    says = _object(offered)
+    said = None if accepted is None else says if accepted == offered else _object(accepted)
     return Definition(
-        cast("OfferKind", kind), str(name), str(tool_id), cast("State", state), _object(offered), str(digest),
-        None if accepted is None else _object(accepted), str(accepted_digest), str(seen_at), str(accepted_at),
+        cast("OfferKind", kind), str(name), str(tool_id), cast("State", state), says, str(digest),
+        said, str(accepted_digest), str(seen_at), str(accepted_at),
     )  # fmt: skip

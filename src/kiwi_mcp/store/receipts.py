@@ -14,6 +14,7 @@ from kiwi_mcp.domain.run import RunStatus, iso
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.json_bytes import canonical
 from kiwi_mcp.store.plain import clean, plain
+from kiwi_mcp.store.whose import named
 
 KIND = b"kiwi-receipt-v1\0"
 """What is hashed before a receipt, so that its hash can never be taken for one of something else."""
@@ -146,15 +147,17 @@ def _faults(entry: Entry, before: Head) -> Iterator[Issue]:
 def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:
     clauses: Iterable[tuple[str, Value]] = (
         ("item = ?", wanted.item),
-        ("actor = ?", wanted.actor),
         ("action = ?", wanted.action),
         ("status = ?", wanted.status),
         ("at >= ?", None if wanted.since is None else iso(wanted.since)),
         ("at < ?", None if wanted.until is None else iso(wanted.until)),
         ("seq < ?", wanted.before),
     )
-    given = [(clause, value) for clause, value in clauses if value is not None]
-    return " and ".join(clause for clause, _ in given) or "true", plain([value for _, value in given])
+    given: list[tuple[str, Sequence[Value]]] = [(clause, [value]) for clause, value in clauses if value is not None]
+    if wanted.actor is not None:
+        given.append(named(wanted.actor))
+    every = [value for _, values in given for value in values]
+    return " and ".join(clause for clause, _ in given) or "true", plain(every)
 
 
 def _entry(row: Row) -> Entry:

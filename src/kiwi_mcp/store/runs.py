@@ -17,6 +17,7 @@ from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_i
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.plain import clean, plain
 from kiwi_mcp.store.receipts import append
+from kiwi_mcp.store.whose import named
 
 _COLUMNS = tuple(field.name for field in fields(Run))
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
@@ -75,10 +76,18 @@ class Pruned:
 class Runs:
     """The runs of one store: all of them, or those of one actor, who then sees no others."""
 
-    def __init__(self, database: Database, *, retention: RunRetention = DEFAULT, actor: str | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        retention: RunRetention = DEFAULT,
+        actor: str | None = None,
+        is_people: bool = False,
+    ) -> None:
         self._database = database
         self._retention = retention
         self._actor = actor
+        self._is_people = is_people
 
     @property
     def actor(self) -> str:
@@ -88,6 +97,10 @@ class Runs:
     def of(self, actor: str) -> Runs:
         """Return the runs of another actor, in the same store."""
         return Runs(self._database, retention=self._retention, actor=actor)
+
+    def named(self, name: str) -> Runs:
+        """Return the runs of all whom people know by a name, however they came."""
+        return Runs(self._database, retention=self._retention, actor=name, is_people=True)
 
     def add_now(self, run: Run, receipt: Receipt | None = None) -> bool:
         """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
@@ -121,17 +134,19 @@ class Runs:
 
     def list(self, wanted: RunFilter) -> tuple[Run, ...]:
         """Return the runs that are wanted, the newest first."""
-        clauses, values = _where(wanted, self._actor)
-        rows = self._database.read(f"{_READ} where {clauses} order by id desc limit ?", (*values, wanted.limit))
+        (own, mine), (clauses, values) = self._own(), _where(wanted)
+        rows = self._database.read(
+            f"{_READ} where {own} and {clauses} order by id desc limit ?", (*mine, *values, wanted.limit)
+        )
         return tuple(_run(row) for row in rows)
 
     def get(self, wanted: str) -> Run:
         """Return one run by its id."""
-        rows = self._database.read(f"{_READ} where id = ?", (wanted,)) if is_run_id(wanted) else ()
-        for run in map(_run, rows):
-            if self._actor in {None, run.actor}:
-                return run
-        raise RunNotFound(wanted)
+        own, mine = self._own()
+        rows = self._database.read(f"{_READ} where id = ? and {own}", (wanted, *mine)) if is_run_id(wanted) else ()
+        if not rows:
+            raise RunNotFound(wanted)
+        return _run(rows[0])
 
     def result(self, wanted: str) -> bytes:
         """Return the large result that a run gave, exactly as it was."""
@@ -171,9 +186,11 @@ class Runs:
             freed = dict.fromkeys([*(result for _, result in old if result is not None), *excess])
             return Pruned(len(old), sum(_drop(transaction, str(result)) for result in freed))
 
-    def _own(self) -> tuple[str, tuple[Value, ...]]:
+    def _own(self) -> tuple[str, Sequence[Value]]:
         """Return the condition that holds for the actor's runs, and its values."""
-        return ("true", ()) if self._actor is None else ("actor = ?", (clean(self._actor),))
+        if self._actor is None:
+            return "true", ()
+        return named(self._actor) if self._is_people else ("actor = ?", (clean(self._actor),))
 
     def _first_kept(self, now: int) -> str:
         """Return the id from which on runs are kept, by their age and by their number."""
@@ -216,9 +233,8 @@ def _is_due(run: Run) -> bool:
     return run.id.endswith("0" if run.result_sha256 else "00")
 
 
-def _where(wanted: RunFilter, actor: str | None) -> tuple[str, list[Value]]:
+def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
     clauses = [
-        ("actor = ?", actor),
         ("tool_id = ?", wanted.tool_id),
         ("status = ?", wanted.status),
         ("project = ?", wanted.project),

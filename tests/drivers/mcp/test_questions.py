@@ -81,6 +81,14 @@ def test_a_question_that_nobody_can_answer_is_refused_and_told_where_the_call_fa
     assert failed.details == {"asked": ["elicitation/create"], "input_required": True}
 
 
+def test_a_call_that_fails_after_nobody_told_it_of_folders_failed_for_another_reason(bench: Bench) -> None:
+    inputs: JsonObject = {"method": "roots/list", "params": {}, "fails": True}
+    outcome = bench.run(bench.call(bench.chain(bench.server(), "ask"), inputs))
+    assert outcome.status == "error"
+    assert outcome.details == {}
+    assert "question" not in outcome.suggestion
+
+
 def test_of_two_callers_on_one_pipe_neither_is_asked_what_may_be_the_others(bench: Bench) -> None:
     heard: list[Questions] = []
 

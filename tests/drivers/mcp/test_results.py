@@ -36,7 +36,7 @@ def text(words: str) -> dict[str, Json]:
         ({"content": [], "structuredContent": None}, {}, None),
         ({"content": []}, {}, None),
         ({}, {}, None),
-        ({"content": [text("a"), text("b")]}, {}, [text("a"), text("b")]),
+        ({"content": [text("a"), text("b")]}, {}, "a\nb"),
         ({"content": [{"type": "image", "mimeType": "image/png", "data": "cG5n"}]}, {},
          [{"type": "image", "mimeType": "image/png", "data": "cG5n"}]),
         ({"content": [{"type": "resource_link", "uri": "memo://x", "name": "x"}]}, {},

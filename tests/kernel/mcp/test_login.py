@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode
 
@@ -30,7 +30,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions
+from kiwi_mcp.domain.errors import Untrusted
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.drivers.mcp.oauth.client import owners_client
+from kiwi_mcp.drivers.mcp.oauth.discovery import Authority
+from kiwi_mcp.drivers.mcp.oauth.words import OAuth
 from kiwi_mcp.kernel import Answer, Kernel
 
 Ask = Callable[[Questions], Awaitable[Answers]]
@@ -702,36 +706,46 @@ OWN: JsonObject = {"grant": "client_credentials", "client_id": "kiwi", "client_s
 
 
 @pytest.mark.parametrize("grant", ["client_credentials", "authorization_code"])
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_secret_goes_to_no_authorization_server_but_the_one_that_the_owner_names(  # noqa: PLR0913 - fixtures
-    story: Story, house: House, project: Path, grant: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_secret_goes_to_no_authorization_server_but_the_one_that_the_owner_names(
+    story: Story, house: House, grant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
     other = House()
 
     async def work(owner: Owner) -> None:
         async with listening(authority(other)) as other.issuer:
-            await owner.add(**{**OWN, "grant": grant}, issuer=house.issuer)
-            if not is_named:  # as by hand, past all checks
-                [manifest] = (project / ".ai").rglob("diary.yaml")
-                text = manifest.read_text()
-                assert text.count(f"issuer: {house.issuer}\n") == 1
-                manifest.write_text(text.replace(f"issuer: {house.issuer}\n", ""))
-            house.asked.clear()
-            house.revoke()
-            house.issuer = other.issuer
-            age(60, monkeypatch)
-            await owner.mcp("accept")
+            first, house.issuer = house.issuer, other.issuer  # the server names another one than its owner does
+            await owner.add(**{**OWN, "grant": grant}, issuer=first)
             if grant == "authorization_code":
                 assert (await owner.login()).content["code"] == "untrusted"
             else:
-                await owner.mcp("refresh")
-                assert (await owner.run()).content.get("status") != "success"
+                refused = (await owner.mcp("refresh")).content
+                assert f"not from {first}" in as_text(refused["message"])
 
     story(work)
-    assert other.asked == []
-    assert house.asked == []
-    assert other.count("/authorize") == 0
+    assert (other.asked, other.codes) == ([], {})
+
+
+def test_a_secret_without_the_name_of_its_authorization_server_goes_nowhere(
+    story: Story, house: House, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
+
+    async def work(owner: Owner) -> None:
+        await owner.add(client_id="kiwi", client_secret="${DIARY_SECRET}", issuer=house.issuer)
+        [manifest] = (project / ".ai").rglob("diary.yaml")
+        manifest.write_text(manifest.read_text().replace(f"issuer: {house.issuer}", "scopes: [read]"))
+        assert (await owner.login()).content["code"] == "invalid_manifest"
+
+    story(work)
+    assert not house.asked
+    oauth = OAuth("diary", project, client_id="kiwi", client_secret="${DIARY_SECRET}")
+    with pytest.raises(Untrusted, match="does not say for which"):
+        owners_client(oauth, Authority("https://evil.example", "https://evil.example/token"))
+    with pytest.raises(Untrusted, match="not for https://evil"):
+        owners_client(
+            replace(oauth, issuer="https://login.example"), Authority("https://evil.example", "https://evil.example/t")
+        )
 
 
 def test_credentials_of_kiwis_own_need_nobody(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,16 +820,38 @@ def test_removing_a_server_forgets_its_login(story: Story, home: Path) -> None:
     assert not records(home)
 
 
-def test_a_server_without_a_document_gives_its_tokens_itself(story: Story, house: House) -> None:
+def test_a_server_without_a_document_gives_its_tokens_itself_or_offers_no_login(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         house.has_document = False
         await owner.add()
         # It says nothing of itself, and is no authorization server either: there is nowhere to register.
         answer = await owner.login()
-        assert answer.content["code"] == "request_failed"
-        assert "did not register" in as_text(answer.content["message"])
+        assert answer.content["code"] == "unavailable"
+        assert "offers no OAuth" in as_text(answer.content["message"])
+        assert "--header Authorization=" in as_text(answer.content["suggestion"])
 
     story(work)
+
+
+@pytest.mark.parametrize("challenge", ["", 'Basic realm="x"', "Bearer"])
+def test_a_server_that_wants_a_token_and_has_no_login_says_so(challenge: str, project: Path, kernel: Kernel) -> None:
+    async def refuse(_: Request) -> Response:
+        headers = {"WWW-Authenticate": challenge} if challenge else {}
+        return JSONResponse({"error": "x"}, status_code=401, headers=headers)
+
+    anywhere = Route("/{path:path}", refuse, methods=["GET", "POST", "DELETE"])
+
+    async def work() -> None:
+        async with asyncio.timeout(20), listening(Starlette(routes=[anywhere])) as address:
+            added = await kernel.call("mcp", {"action": "add", "server": "diary", "url": f"{address}/mcp"})
+            login = await kernel.call("mcp", {"action": "login", "server": "diary"}, Caller(ask=browse))
+            await kernel.aclose()
+        for told in (json.dumps(added.content["warnings"]), json.dumps(login.content)):
+            assert "offers no OAuth" in told
+            assert "kiwi mcp login" not in told
+            assert "--header Authorization=" in told
+
+    asyncio.run(work())
 
 
 def auth_faults(ask: Callable[..., Answer], auth: Mapping[str, Json], transport: str = "http") -> bool:

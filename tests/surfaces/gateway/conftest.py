@@ -32,6 +32,7 @@ from kiwi_mcp.surfaces.gateway.access import AccessTokens
 from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
 from kiwi_mcp.surfaces.gateway.serve import GatewayServer, Listening, _config, _door, tools
+from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 from kiwi_mcp.surfaces.gateway.settings import OAuth
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 from kiwi_mcp.surfaces.gateway.visitors import Door
@@ -222,7 +223,8 @@ def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
             stack.callback(database.close)
             if access is not None:
                 stack.push_async_callback(access.aclose)
-            mcp = await stack.enter_async_context(tools(door, home / ".ai", project))
+            kernel = VisitedKernel(project, user=home / ".ai", is_owner=False, surface="gateway")
+            mcp = await stack.enter_async_context(tools(door, kernel))
             app = gateway(Registry(database, OWNER), door, mcp=None if is_read_only else mcp)
             server = GatewayServer(_config(app, listening), announce=port.set_result, leave=mcp.end)
             serving = asyncio.create_task(server.serve())

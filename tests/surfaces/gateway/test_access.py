@@ -427,7 +427,7 @@ def test_a_provider_that_is_down_is_told_and_own_tokens_still_work(serving_tools
 
     async def story(served: Served) -> None:
         answer = await served.post(provider.token(), CALL, **HEADERS)
-        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (503, "unavailable")
         assert answer.headers["retry-after"]
         assert (await served.post(served.token(), CALL, **HEADERS)).status_code == 200
 

@@ -8,11 +8,14 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
@@ -81,12 +84,36 @@ def test_without_a_token_that_may_use_tools_there_are_none(serving_tools: Serve,
         reader = served.tokens.add("reader", ["acme"], can_write=True)
         for token in ("", "kiwi_wrong", "a.b.c", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJlIn0."):
             answer = await served.post(token, body, **headers)
-            assert (answer.status_code, answer.json()["code"]) == (401, "token_refused")
+            assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (401, "token_refused")
             assert answer.headers["www-authenticate"] == "Bearer"
         refused = await served.post(reader, body, **headers)
-        assert (refused.status_code, refused.json()["code"]) == (403, "not_permitted")
-        assert "--tools" in refused.json()["suggestion"]
+        assert (refused.status_code, refused.json()["error"]["data"]["code"]) == (403, "not_permitted")
+        assert "--tools" in refused.json()["error"]["message"]
         assert (await served.post(served.token(), body, **headers)).status_code == 200
+
+    run(serving_tools, story)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_client_shows_why_it_was_refused(serving_tools: Serve, mode: Literal["auto", "legacy"]) -> None:
+    async def refusal(served: Served, token: str) -> str:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+            with pytest.raises(BaseExceptionGroup) as refused:
+                async with Client(streamable_http_client(served.url, http_client=http), mode=mode):
+                    pass
+        fault: BaseException = refused.value
+        while isinstance(fault, BaseExceptionGroup):
+            (fault,) = fault.exceptions
+        assert isinstance(fault, MCPError)
+        return fault.message
+
+    async def story(served: Served) -> None:
+        assert "`kiwi up token add`" in await refusal(served, "kiwi_wrong")
+        reader = served.tokens.add("reader", ["acme"], can_write=True)
+        assert await refusal(served, reader) == (
+            "This token may not use tools. Ask the owner for one that may: `kiwi up token add NAME --tools`."
+        )
 
     run(serving_tools, story)
 
@@ -116,7 +143,7 @@ def test_foreign_pages_and_foreign_names_are_refused(serving_tools: Serve) -> No
         for headers in ({"host": "evil.test"}, {"origin": "http://evil.test"}, {"origin": "null"}):
             for body, era in ((HELP, NEW), (HANDSHAKE, {})):
                 answer = await served.post(token, body, **headers, **era)
-                assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
+                assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (403, "not_permitted")
         assert (await served.post(token, HELP, host="kiwi.test", **NEW)).status_code == 200
 
     run(serving_tools, story)
@@ -210,7 +237,7 @@ def test_a_body_over_the_limit_is_refused_however_it_comes(serving_tools: Serve)
         words = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         streamed = await served.bare.post(served.url, content=pieces(), headers=words)
         for answer in (declared, streamed):
-            assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+            assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (413, "too_large")
         assert (await served.post(token, HELP, **NEW)).status_code == 200
 
     run(serving_tools, story)
@@ -247,6 +274,6 @@ def test_a_server_that_only_gives_has_no_tools(serving_tools: Serve) -> None:
     async def story() -> None:
         async with serving_tools(is_read_only=True) as served:
             answer = await served.post(served.token(), HELP, **NEW)
-            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+            assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (404, "not_found")
 
     asyncio.run(story())

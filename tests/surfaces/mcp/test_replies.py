@@ -79,3 +79,57 @@ def test_an_answer_that_looks_like_a_message_stays_text() -> None:
     result = as_result(Answer({"result": fake}), revision="2025-03-26")
     assert json.loads(text_of(result)) == {"result": fake}
     assert "\n" not in result.model_dump_json()
+
+
+PNG: Json = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
+SAID: Json = {"type": "text", "text": "two dots"}
+
+
+def passed_on(*blocks: Json, **words: Json) -> Answer:
+    content: JsonObject = {"status": "success", "result": list(blocks), **words}
+    return Answer(content, passed={"content": list(blocks)})
+
+
+def test_an_image_of_a_servers_is_passed_on_once_as_a_block_and_noted_where_it_was() -> None:
+    result = as_result(passed_on(SAID, PNG), revision="2025-06-18")
+    told, image = result.content
+    assert isinstance(told, TextContent)
+    assert told.text == "two dots"
+    assert image.model_dump(by_alias=True, exclude_none=True) == PNG
+    assert result.structured_content == {
+        "status": "success",
+        "result": [SAID, {"type": "image", "mimeType": "image/png", "bytes": 8}],
+    }
+    assert result.model_dump_json().count("iVBORw0KGgo=") == 1
+
+
+def test_an_old_client_gets_the_image_as_a_block_too() -> None:
+    told, image = as_result(passed_on(PNG), revision="2024-11-05").content
+    assert isinstance(told, TextContent)
+    assert "iVBORw0KGgo=" not in told.text
+    assert image.type == "image"
+
+
+def test_a_large_image_is_not_shown_as_the_beginning_of_its_letters() -> None:
+    large = {"type": "image", "data": "A" * 100_000, "mimeType": "image/png"}
+    previewed: JsonObject = {"result": '[{"type": "image", "data": "AAA', "result_is_preview": True,
+                             "result_characters": 100_050, "result_handle": "x/output_1"}  # fmt: skip
+    answer = Answer(previewed, passed={"content": [large]})
+    result = as_result(answer, revision="2026-07-28")
+    assert result.structured_content == {"result": [{"type": "image", "mimeType": "image/png", "bytes": 75_000}]}
+    assert [block.type for block in result.content] == ["text", "image"]
+
+
+def test_a_structured_result_stays_and_the_image_beside_it_is_a_block() -> None:
+    answer = Answer({"result": {"dots": 2}}, passed={"structuredContent": {"dots": 2}, "content": [PNG]})
+    result = as_result(answer, revision="2026-07-28")
+    assert result.structured_content == {"result": {"dots": 2}}
+    assert [block.type for block in result.content] == ["text", "image"]
+
+
+def test_the_bytes_of_a_resource_are_an_embedded_block() -> None:
+    part: Json = {"uri": "test://dots", "mimeType": "image/png", "blob": "iVBORw0KGgo="}
+    result = as_result(Answer({"result": [part]}, passed={"contents": [part]}), revision="2026-07-28")
+    noted = {"type": "resource", "uri": "test://dots", "mimeType": "image/png", "bytes": 8}
+    assert result.structured_content == {"result": [noted]}
+    assert [block.type for block in result.content] == ["text", "resource"]

@@ -9,6 +9,8 @@ from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
 
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, LoginRequired, Unavailable
+from kiwi_mcp.drivers.mcp.oauth.bearer import NoLogin
+from kiwi_mcp.drivers.mcp.oauth.login import no_login
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.mcp.transports import LoginWanted, Wire
 from kiwi_mcp.primitives.http_channel import is_login_wanted
@@ -35,6 +37,8 @@ def failure_of(
         return root
     if isinstance(root, LoginWanted) or (isinstance(root, MCPError) and is_login_wanted(root.error.data)):
         return LoginRequired(server.name, server.identity)
+    if isinstance(root, NoLogin):
+        return no_login(server.name)
     complaints = harmless(wire.complaints())[-QUOTED:].strip() if wire else ""
     said = f" It said: {_last_line(complaints)}" if complaints else ""
     what = "ended" if was_greeted else "did not start"

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.mcp import Definition, ServerRecord, plain
+from kiwi_mcp.domain.mcp import Definition, ServerRecord, State, plain
 
-_SHOWN = 1_000
+SHOWN = 1_000
+"""How many of the things that a server offers are told at once."""
 _LINE = 200
 
 
-def server_told(server: Tool, record: ServerRecord | None, known: Sequence[Definition]) -> JsonObject:
-    """Return a server as answers tell of it."""
-    counts = Counter(one.state for one in known)
+def server_told(server: Tool, record: ServerRecord | None, counts: Mapping[State, int]) -> JsonObject:
+    """Return a server as answers tell of it, and how much of what it offers is in each state."""
+    states: tuple[State, ...] = ("accepted", "changed", "new", "gone")
     told: dict[str, Json] = {
         "server": server.id,
         "identity": server.identity,
         "transport": as_text(server.manifest.config.get("transport")),
         "path": str(server.origin.path),
-        "states": {state: counts[state] for state in ("accepted", "changed", "new", "gone") if counts[state]},
+        "states": {state: counts[state] for state in states if counts.get(state)},
     }
     if record is not None and record.digest != server.digest:
         told["notice"] = unaccepted(server)
@@ -59,7 +60,7 @@ def items_told(known: Sequence[Definition]) -> list[Json]:
             "state": one.state,
             "description": plain(as_text(one.shown.get("description"))).partition("\n")[0][:_LINE],
         }
-        for one in known[:_SHOWN]
+        for one in known[:SHOWN]
     ]
 
 

@@ -21,7 +21,7 @@ from kiwi_mcp.kernel.mcp.asking import asked_all, known_servers
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.login import Logins
 from kiwi_mcp.kernel.mcp.servers import Servers, key_of, server_named
-from kiwi_mcp.kernel.mcp.told import counted, items_told, looking, server_told, waiting, warned
+from kiwi_mcp.kernel.mcp.told import SHOWN, counted, items_told, looking, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
 from kiwi_mcp.store.definitions import Definitions
 
@@ -59,49 +59,57 @@ class McpVerb:
         """Let go of everything."""
         await self._servers.aclose()
 
+    def look(self, request: McpRequest, catalog: Catalog, *, is_owner: bool) -> JsonObject:
+        """Do what a request says that asks no server: tell what is known of them, or accept it."""
+        if not is_owner:
+            _refuse_strangers(request)
+        match request.action:
+            case "accept":
+                return Acceptance(self._remembered()).accept(request, catalog)
+            case "diff":
+                return Acceptance(self._remembered()).diff(request, catalog)
+            case _:
+                return self._list(request, catalog)
+
     async def act(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
-        """Do what a request says."""
+        """Do what any other request says."""
         report = caller.report
         if not is_owner:
             _refuse_strangers(request)
         match request.action:
-            case "list":
-                return self._list(request, catalog)
             case "add":
                 return await self._adding.add(request, catalog, report)
             case "import":
                 return await self._adding.import_(request, catalog, report)
             case "refresh":
                 return await self._refresh(request, catalog, report, is_owner=is_owner)
-            case "accept":
-                return Acceptance(self._remembered()).accept(request, catalog)
-            case "diff":
-                return Acceptance(self._remembered()).diff(request, catalog)
             case "remove":
                 return await self._remove(request, catalog, report)
             case "connect":
-                return connect_client(request, catalog)
+                return connect_client(request, catalog, self._remembered())
             case "login":
                 return await self._logins.log_in(request, catalog, caller.ask)
             case "logout":
                 return await self._logins.log_out(request, catalog)
+            case _:
+                return self.look(request, catalog, is_owner=is_owner)
 
     def _list(self, request: McpRequest, catalog: Catalog) -> JsonObject:
         if request.server:
             server = server_named(request.server, catalog)
             key = key_of(server, catalog.space)
-            record, known = self._remembered().find(key), self._remembered().of(key)
-            return {"action": "list", **server_told(server, record, known), "items": items_told(known)}
-        told: list[Json] = [
-            server_told(server, self._remembered().find(key), self._remembered().of(key))
-            for server, key in known_servers(catalog, self._remembered())
-        ]
+            shown = self._remembered().first(key, SHOWN)
+            return {"action": "list", **self._told(server, key), "items": items_told(shown)}
+        told: list[Json] = [self._told(server, key) for server, key in known_servers(catalog, self._remembered())]
         answer: dict[str, Json] = {"action": "list", "servers": told}
         if not told:
             answer["suggestion"] = (
                 "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi mcp import` those of your clients."
             )
         return answer
+
+    def _told(self, server: Tool, key: ServerKey) -> JsonObject:
+        return server_told(server, self._remembered().find(key), self._remembered().states(key))
 
     async def _refresh(self, request: McpRequest, catalog: Catalog, report: Report, *, is_owner: bool) -> JsonObject:
         if request.server:
@@ -110,7 +118,7 @@ class McpVerb:
                 raise _not_the_owners(server)
             report(Progress(f"asking {server.id}"))
             one = await self._servers.refresh(server, catalog)
-            told = {**server_told(server, one.server, one.definitions), "items": items_told(one.definitions)}
+            told = {**server_told(server, one.server, one.states), "items": items_told(one.definitions)}
             message = f"{server.id}: {counted(one.definitions)}{waiting(one.definitions)}"
             warnings = warned([*map(Issue.to_json, one.issues)])
             return {"action": "refresh", "message": message, **told, **warnings, **looking(server.id, one.definitions)}
@@ -120,7 +128,7 @@ class McpVerb:
         asked = await asked_all(self._servers, servers, catalog, unanswered, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
-            server_told(one, by_id[one.id].server, by_id[one.id].definitions) for one in servers if one.id in by_id
+            server_told(one, by_id[one.id].server, by_id[one.id].states) for one in servers if one.id in by_id
         ]
         message = f"{len(asked)} of {len(servers)} servers answered"
         changed = [one for one in asked if waiting(one.definitions)]

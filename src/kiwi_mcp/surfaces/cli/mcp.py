@@ -140,13 +140,18 @@ def logout(server: Server, project: Project = None, is_json: IsJson = False) -> 
 def connect(
     client: Annotated[str, typer.Argument(help="claude-code, claude-desktop, cursor, vscode, windsurf.")],
     is_undone: Annotated[bool, typer.Option("--undo", help="Take Kiwi out again.")] = False,
+    is_replacing: Annotated[
+        bool, typer.Option("--replace", help="Take those servers out of the file that are in Kiwi.")
+    ] = False,
     location: Annotated[str | None, typer.Option("--location", help="Whose file: project or user.")] = None,
     is_dry: DryRun = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
-    """Write Kiwi into a client's configuration; a backup is kept beside it."""
-    request = payload(action="connect", client=client, undo=is_undone, location=location, dry_run=is_dry)
+    """Write Kiwi into a client's configuration, with a backup and a way back."""
+    request = payload(
+        action="connect", client=client, undo=is_undone, replace=is_replacing, location=location, dry_run=is_dry
+    )
     shell_for(project, is_json=is_json).tell("mcp", request, view="mcp connect")
 
 

@@ -22,6 +22,12 @@ def _offered(content: JsonObject, screen: Screen) -> None:
     talk(as_text(content.get("message")) or _line(content))
     if path := as_text(content.get("path")):
         talk(f"  path: {path}")
+    if notice := as_text(content.get("notice")):
+        talk(f"  {notice}")
+    _next(content)
+
+
+def _next(content: JsonObject) -> None:
     if following := as_text(content.get("next")):
         talk(f"hint: {following}")
 
@@ -30,10 +36,11 @@ def _list(content: JsonObject, screen: Screen) -> None:
     show_warnings(content)
     for server in map(as_object, as_list(content.get("servers"))):
         screen.line(_line(server))
-        if fault := as_text(server.get("fault")):
-            talk(f"  {fault.partition(chr(10))[0]}")
+        if notice := as_text(server.get("notice")) or as_text(server.get("fault")):
+            talk(f"  {notice.partition(chr(10))[0]}")
     if message := as_text(content.get("message")) or as_text(content.get("suggestion")):
         talk(message)
+    _next(content)
 
 
 def _line(server: JsonObject) -> str:
@@ -45,11 +52,20 @@ def _line(server: JsonObject) -> str:
 def _import(content: JsonObject, screen: Screen) -> None:
     show_warnings(content)
     for server in map(as_object, as_list(content.get("servers"))):
-        reason = f": {as_text(server['reason'])}" if "reason" in server else ""
-        screen.line(f"{as_text(server.get('status')):<9} {as_text(server.get('server'))}{reason}")
+        screen.line(f"{as_text(server.get('status')):<9} {_entry(server)}")
     for name, about in as_object(content.get("variables")).items():
         talk(f"  ${{{name}}}: {text_of(about)}")
     talk(as_text(content.get("message")))
+
+
+def _entry(server: JsonObject) -> str:
+    """Return a server that is imported, where it comes from, where it goes and why not, as one line."""
+    name, entry = as_text(server.get("server")), as_text(server.get("name"))
+    renamed = f" ← {entry}" if entry and entry != name else ""
+    place = ", ".join(filter(None, (as_text(server.get("client")), as_text(server.get("from")))))
+    goes = f" → {location}" if (location := as_text(server.get("location"))) else ""
+    reason = f"; {as_text(server['reason'])}" if "reason" in server else ""
+    return f"{name}{renamed}{f' ({place})' if place else ''}{goes}{reason}"
 
 
 def _accept(content: JsonObject, screen: Screen) -> None:
@@ -65,16 +81,27 @@ def _diff(content: JsonObject, screen: Screen) -> None:
         screen.data(as_text(change.get("diff")))
     for name in as_list(content.get("gone")):
         screen.data(f"{text_of(name)} (gone)")
+    if manifest := as_text(content.get("manifest")):
+        screen.data(f"manifest of {as_text(content.get('server'))}")
+        screen.data(manifest)
     if content.get("status") == "same":
         talk("Nothing differs.")
+    _next(content)
 
 
 def _connect(content: JsonObject, screen: Screen) -> None:
     if difference := as_text(content.get("diff")).rstrip("\n"):
         screen.data(difference)
-    show_message({word: value for word, value in content.items() if word != "diff"}, Screen())
+    show_message({word: value for word, value in content.items() if word not in {"diff", "next"}}, Screen())
+    for name in as_list(content.get("replaced")):
+        talk(f"  - {text_of(name)}")
+    for name in as_list(content.get("put_back")):
+        talk(f"  + {text_of(name)}")
+    for name, reason in as_object(content.get("kept")).items():
+        talk(f"  {name} stays: {text_of(reason)}")
     if backup := as_text(content.get("backup")):
         talk(f"  backup: {backup}")
+    _next(content)
 
 
 VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(

@@ -21,6 +21,12 @@ def list_(context: typer.Context, project: Project = None, is_json: IsJson = Fal
         shell_for(project, is_json=is_json).tell("prefer", payload(action="list"), view="prefer list")
 
 
+@prefer.command("list")
+def list_again(project: Project = None, is_json: IsJson = False) -> None:
+    """Show what every client sees, as `kiwi prefer` does."""
+    shell_for(project, is_json=is_json).tell("prefer", payload(action="list"), view="prefer list")
+
+
 @prefer.command()
 def add(
     name: Annotated[str, typer.Argument(help="A name, server/name, a full name, or a pattern such as 'github/*'.")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from shutil import get_terminal_size
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.surfaces.cli.terminal import shown
+
+# A full stop within a number, a name or an abbreviation such as `e.g.` ends nothing.
+_SENTENCE_END = re.compile(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,23 @@ class Screen:
         sys.stdout.flush()
 
     def line(self, text: str) -> None:
-        """Write a line of a table, cut where a terminal would break it."""
-        self.data(text[: get_terminal_size().columns] if sys.stdout.isatty() else text)
+        """Write a line of a table; what a terminal has no room for is cut, and that is shown."""
+        self.data(fitted(text, get_terminal_size().columns) if sys.stdout.isatty() else text)
 
     def json(self, value: Json) -> None:
         """Write a value as JSON for people."""
         self.data(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a line that is no longer than a width, with a sign where it was cut."""
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)].rstrip()}…"
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a description."""
+    line = text.strip().partition("\n")[0]
+    return line[: found.end()].rstrip() if (found := _SENTENCE_END.search(line)) else line
 
 
 def talk(text: str) -> None:

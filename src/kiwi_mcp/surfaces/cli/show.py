@@ -10,7 +10,7 @@ from kiwi_mcp.surfaces.cli.audit_views import VIEWS as AUDIT_VIEWS
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
-from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
+from kiwi_mcp.surfaces.cli.screen import Screen, first_sentence, issue_text, show_message, show_warnings, talk
 from kiwi_mcp.surfaces.cli.secret_views import VIEWS as SECRET_VIEWS
 from kiwi_mcp.surfaces.cli.task_views import VIEWS as TASK_VIEWS
 from kiwi_mcp.surfaces.cli.undo_views import VIEWS as UNDO_VIEWS
@@ -37,13 +37,15 @@ def _error(content: JsonObject) -> None:
             talk(printed)
     show_warnings(content)
     talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
-    for issue in as_list(content.get("issues")):
-        talk(issue_text(as_object(issue)))
+    issues = [as_object(issue) for issue in as_list(content.get("issues"))]
+    for issue in issues:
+        talk(issue_text(issue))
     if (result := content.get("result")) is not None:
         talk(f"reply: {text_of(result)[:2000]}")
     if diff := as_text(content.get("diff")):
         talk(diff.rstrip())
-    if hint := as_text(content.get("suggestion")):
+    hint = as_text(content.get("suggestion"))
+    if hint and hint not in [issue.get("fix") for issue in issues]:
         talk(f"hint: {hint}")
 
 
@@ -85,7 +87,9 @@ def _search(content: JsonObject, screen: Screen) -> None:
     for one in results:
         name = _name(one).ljust(width)
         kind = f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}"
-        screen.line(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {as_text(one.get('description'))}")
+        said = first_sentence(as_text(one.get("description")))
+        screen.line(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {said}")
+    show_warnings(content)
     total = content.get("total")
     talk(f"{len(results)} of {total} found" if results else f"Nothing found. {as_text(content.get('suggestion'))}")
     for broken in map(as_object, as_list(content.get("broken"))):

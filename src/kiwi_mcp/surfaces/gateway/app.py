@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound, RequestFailed
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel.registry.wire import EVENTS, HEALTH, READ, WRITE
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint
@@ -31,6 +33,7 @@ _log = logging.getLogger("kiwi.gateway")
 _SECONDS = 240.0
 _QUERY_WORDS = frozenset({"after", "limit", "tool_id"})
 _NO_ROUTE = 404
+_OUR_FAULT = 500
 _WAITS = {429: "60", 503: "2"}
 """After how many seconds a client may try again."""
 
@@ -83,10 +86,14 @@ class Guarded:
             _check_query(Request(scope))
             await self._passed(scope, receive, send)
         except KiwiError as error:
-            await _answer(error, self._door.challenge(error, headers))(scope, receive, send)
+            is_mcp = scope["path"] == MCP
+            await _answer(error, self._door.challenge(error, headers), is_mcp=is_mcp)(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == MCP and self._mcp is not None:
+        if scope["path"] == MCP:
+            if self._mcp is None:
+                hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
+                raise NotFound("This server is read-only, and has no tools.", suggestion=hint)
             await self._mcp(scope, receive, send)
             return
         if not _is_for_all(scope["path"]):
@@ -164,8 +171,16 @@ async def _no_route(_: Request, error: Exception) -> Response:
     )
 
 
-def _answer(error: KiwiError, challenge: str = "") -> Response:
+def _answer(error: KiwiError, challenge: str = "", *, is_mcp: bool = False) -> Response:
     headers = {"WWW-Authenticate": challenge} if challenge else {}
     if wait := _WAITS.get(error.http_status):
         headers["Retry-After"] = wait
-    return JSONResponse(error.to_response(), status_code=error.http_status, headers=headers)
+    told = _as_rpc(error) if is_mcp else error.to_response()
+    return JSONResponse(told, status_code=error.http_status, headers=headers)
+
+
+def _as_rpc(error: KiwiError) -> JsonObject:
+    """Return a refusal as clients of MCP show it: they read an error of the protocol, and nothing else of an answer."""
+    code = INTERNAL_ERROR if error.http_status >= _OUR_FAULT else INVALID_REQUEST
+    said = f"{error.message} {error.suggestion}"
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": said, "data": error.to_response()}}

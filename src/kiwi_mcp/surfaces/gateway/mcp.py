@@ -13,12 +13,13 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from kiwi_mcp.domain.errors import KiwiError, TooLarge, TooSlow, Unavailable
+from kiwi_mcp.domain.errors import KiwiError, TokenRefused, TooLarge, TooSlow, Unavailable
 from kiwi_mcp.surfaces.gateway.registry import declared_length
 from kiwi_mcp.surfaces.gateway.sessions import MAX_BODY, Sessions
 from kiwi_mcp.surfaces.gateway.visited import visiting
 from kiwi_mcp.surfaces.gateway.visitors import Door, Visitor, visitor_of
-from kiwi_mcp.surfaces.mcp.port import Context
+from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.port import LEFT, Context
 from kiwi_mcp.surfaces.mcp.server import McpServer
 
 MCP = "/mcp"
@@ -27,8 +28,11 @@ _CALL_SECONDS = 86_460.0
 """How long a request may take: as long as the longest tool may, and a moment."""
 _LISTENING_SECONDS = 3_600.0
 """How long a stream may listen for news; then the client opens another."""
-_AT_ONCE = 128
-"""How many requests of one visitor are answered at a time, and how many streams of theirs listen."""
+_AT_ONCE = 64
+"""How many requests of one visitor are answered at a time, and how many streams of theirs listen.
+
+Both together are a quarter of the connections that there can be.
+"""
 _LOOK_SECONDS = 5.0
 """How soon a token that was removed ends what was begun with it."""
 
@@ -41,8 +45,11 @@ class _Visit:
     is_listening: bool
     limit: asyncio.Timeout
     has_begun: bool = field(default=False)
+    reason: KiwiError | None = None
+    """Why it was ended, where that is the visitor's affair."""
 
-    def end(self) -> None:
+    def end(self, reason: KiwiError | None = None) -> None:
+        self.reason = reason
         if not self.limit.expired():
             self.limit.reschedule(asyncio.get_running_loop().time())
 
@@ -50,8 +57,9 @@ class _Visit:
 class McpEndpoint:
     """What is behind `/mcp`; whoever gets here was let in by the door."""
 
-    def __init__(self, server: McpServer, door: Door) -> None:
+    def __init__(self, server: McpServer, door: Door, calls: Calls) -> None:
         self._sessions = Sessions(server)
+        self._calls = calls
         self._door = door
         self._visits: set[_Visit] = set()
         self._is_ending = False
@@ -86,14 +94,16 @@ class McpEndpoint:
         is_listening = scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
         self._check_room(visitor, headers, is_listening=is_listening)
         scope["user"] = _user(visitor)
-        visiting.set(visitor.actor.name)
+        visiting.set(visitor)
         limit = asyncio.timeout(_LISTENING_SECONDS if is_listening else _CALL_SECONDS)
         visit = _Visit(visitor, is_listening, limit)
         self._visits.add(visit)
+        scope[LEFT] = left = asyncio.Event()
         try:
             await self._answer(visit, scope, timely(receive), send)
         finally:
             self._visits.discard(visit)
+            left.set()
 
     async def _answer(self, visit: _Visit, scope: Scope, receive: Receive, send: Send) -> None:
         async def noting(message: Message) -> None:
@@ -105,14 +115,14 @@ class McpEndpoint:
                 await self._sessions.handle_request(scope, receive, noting)
         except TimeoutError:
             if not visit.has_begun:  # half an answer cannot be taken back: the connection is closed
-                raise _leaving() from None
+                raise (visit.reason or _leaving()) from None
 
     def _check_room(self, visitor: Visitor, headers: Headers, *, is_listening: bool) -> None:
         if self._is_ending:
             raise _leaving()
         if (length := declared_length(headers)) > MAX_BODY:
             raise TooLarge("The body", size=length, limit=MAX_BODY)
-        theirs = [visit for visit in self._visits if visit.visitor.credential == visitor.credential]
+        theirs = [visit for visit in self._visits if visit.visitor.principal == visitor.principal]
         if sum(visit.is_listening == is_listening for visit in theirs) >= _AT_ONCE:
             raise Unavailable(
                 f"{_AT_ONCE} requests of yours are under way.", suggestion="Wait for some of them to end."
@@ -126,8 +136,9 @@ class McpEndpoint:
                 is_good = self._door.still_admits(visit.visitor)
                 # A call that was begun in time is finished; news are for those who may hear them now.
                 if not is_good and (visit.is_listening or visit.visitor.expires_at is None):
-                    visit.end()
+                    visit.end(_removed())
             await self._sessions.end_where(self._door.has_removed)
+            self._calls.end_where(self._door.has_removed)
 
 
 def timely(receive: Receive) -> Receive:
@@ -154,12 +165,19 @@ def timely(receive: Receive) -> Receive:
 def principal(context: Context) -> str:
     """Return who has sent a request, as it stands in the record."""
     assert isinstance(context.request, Request)  # noqa: S101 - every message came in one
-    return visitor_of(context.request).actor.name
+    return visitor_of(context.request).principal
 
 
 def _user(visitor: Visitor) -> AuthenticatedUser:
     """Return a visitor as the SDK knows users: what it binds a session to."""
-    return AuthenticatedUser(AccessToken(token="", client_id=visitor.credential, scopes=[]))
+    return AuthenticatedUser(AccessToken(token="", client_id=visitor.principal, scopes=[]))
+
+
+def _removed() -> TokenRefused:
+    return TokenRefused(
+        "The token was removed, or has expired, while the request was under way.",
+        suggestion="Ask the owner for another one; what was begun with this one was stopped.",
+    )
 
 
 def _leaving() -> Unavailable:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.seeds import seed
-from kiwi_mcp.domain.errors import InvalidRequest, Unavailable
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, Unavailable
 from kiwi_mcp.kernel.settings import RegistrySettings
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
@@ -55,6 +55,10 @@ class Listening:
     """The project of calls that name none."""
     oauth: OAuth | None = None
     """The identity provider whose access tokens are taken as well."""
+    is_wide: bool = False
+    """Whether calls may name other projects than that one."""
+    always_sent: int = 0
+    """How many tools clients see without searching, once that is known."""
 
     @property
     def is_local(self) -> bool:
@@ -98,7 +102,12 @@ async def _serve(
     async with AsyncExitStack() as stack:
         if access is not None:
             stack.push_async_callback(access.aclose)
-        mcp = None if listening.is_read_only else await stack.enter_async_context(tools(door, user, listening.project))
+        mcp = None
+        if not listening.is_read_only:
+            kernel = VisitedKernel(listening.project, user=user, is_wide=listening.is_wide)
+            mcp = await stack.enter_async_context(tools(door, kernel))
+            with suppress(KiwiError):  # preferences that cannot be read: every list says so, and the meta-tools stay
+                listening = replace(listening, always_sent=len((await kernel.offers()).tools))
         app = gateway(registry, door, mcp=mcp)
         server = GatewayServer(
             _config(app, listening),
@@ -109,13 +118,12 @@ async def _serve(
 
 
 @asynccontextmanager
-async def tools(door: Door, user: Path, project: Path | None) -> AsyncIterator[McpEndpoint]:
-    """Give the MCP server of one kernel for all visitors, as far as the door lets them."""
-    kernel = VisitedKernel(project, user=user, is_owner=False, surface="gateway")
+async def tools(door: Door, kernel: VisitedKernel) -> AsyncIterator[McpEndpoint]:
+    """Give the MCP server of one kernel for all visitors, as far as the door lets them; it ends with the kernel."""
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
     changes = Changes(kernel)
     server = build_server(kernel, calls=calls, changes=changes)
-    endpoint = McpEndpoint(server, door)
+    endpoint = McpEndpoint(server, door, calls)
     async with AsyncExitStack() as stack:
         for close in (kernel.aclose, calls.aclose, changes.aclose):  # the last of them is closed first
             stack.push_async_callback(close)

@@ -20,17 +20,20 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.private_file import changing
 from kiwi_mcp.kernel.settings import is_namespace
 from kiwi_mcp.manifest.json_text import read_json
+from kiwi_mcp.store.whose import token_principal
 
 FOLDER, FILE_NAME = "state", "tokens.json"
 PREFIX = "kiwi_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_ID = 8
+"""How much of its hash tells a token from others of its name, in digits."""
 _MAX_TOKENS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who a token stands for: a name for the record, their namespaces, whether they may write, and use tools."""
+    """Who a token stands for: a name for people, their namespaces, whether they may write, use tools and make some."""
 
     name: str
     namespaces: tuple[str, ...]
@@ -38,6 +41,13 @@ class Token:
     sha256: str
     created_at: str
     can_use_tools: bool = False
+    can_author: bool = False
+    """Whether they may change items here, where they may use tools."""
+
+    @property
+    def principal(self) -> str:
+        """Who it is, in records and for whatever belongs to them: never the same as another token of the name."""
+        return token_principal(self.name, self.sha256[:_ID])
 
     @property
     def actor(self) -> Actor:
@@ -51,6 +61,8 @@ class Token:
             "namespaces": list(self.namespaces),
             "right": "write" if self.can_write else "read",
             "tools": self.can_use_tools,
+            "author": self.can_author,
+            "principal": self.principal,
             "created_at": self.created_at,
         }
 
@@ -76,11 +88,19 @@ class Tokens:
             found = token if compare_digest(token.sha256, given) else found
         return found
 
-    def holds(self, hashed: str) -> bool:
-        """Whether the token of this hash is still one."""
-        return any(token.sha256 == hashed for token in self.all())
+    def holds(self, principal: str) -> bool:
+        """Whether the token of a principal is still one."""
+        return any(token.principal == principal for token in self.all())
 
-    def add(self, name: str, namespaces: Sequence[str], *, can_write: bool, can_use_tools: bool = False) -> str:
+    def add(
+        self,
+        name: str,
+        namespaces: Sequence[str],
+        *,
+        can_write: bool,
+        can_use_tools: bool = False,
+        can_author: bool = False,
+    ) -> str:
         """Make a token and return it; it is shown this once, and kept nowhere."""
         if not _NAME.fullmatch(name) or not all(map(is_namespace, namespaces)):
             raise InvalidRequest(
@@ -89,6 +109,8 @@ class Tokens:
             )
         if can_write and not namespaces:
             raise InvalidRequest("A token that writes needs a namespace.", suggestion="Add `--namespaces acme`.")
+        if can_author and not can_use_tools:
+            raise InvalidRequest("Who makes tools may use them too.", suggestion="Add `--tools`.")
         secret = f"{PREFIX}{secrets.token_urlsafe(32)}"
         with self._changing() as tokens:
             if any(token.name == name for token in tokens):
@@ -96,7 +118,8 @@ class Tokens:
             if len(tokens) >= _MAX_TOKENS:
                 raise InvalidRequest(f"There are {_MAX_TOKENS:,} tokens.", suggestion="Remove those not in use.")
             hashed = sha256(secret.encode()).hexdigest()
-            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), can_use_tools))
+            rights = can_use_tools, can_author
+            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), *rights))
         return secret
 
     def remove(self, name: str) -> None:
@@ -144,6 +167,7 @@ def _token(row: JsonObject, path: Path) -> Token:
         sha256=as_text(row.get("sha256")),
         created_at=as_text(row.get("created_at")),
         can_use_tools=row.get("tools") is True,
+        can_author=row.get("author") is True,
     )
     # A line that is not understood is a person who is let in or locked out by mistake: refuse all.
     if not _NAME.fullmatch(token.name) or not _HASH.fullmatch(token.sha256) or not all(map(is_namespace, namespaces)):

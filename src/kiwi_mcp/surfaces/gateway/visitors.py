@@ -15,6 +15,7 @@ from starlette.requests import Request
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused, TooManyTries
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.store.whose import account_principal, is_token_principal
 from kiwi_mcp.surfaces.gateway.access import AccessTokens, is_access_token
 from kiwi_mcp.surfaces.gateway.settings import LOOPBACK
 from kiwi_mcp.surfaces.gateway.tokens import Token, Tokens
@@ -36,8 +37,10 @@ class Visitor:
     can_read: bool = True
     """Whether they may use the registry at all."""
     can_use_tools: bool = False
-    credential: str = ""
-    """What they showed, in a form that may be kept: the hash of a token, or whom an access token stands for."""
+    can_author: bool = False
+    """Whether they may change items, and not only use them."""
+    principal: str = ""
+    """Who they are, by what they showed: whose sessions, runs and tasks these are."""
     expires_at: float | None = None
     """When what they showed ends by itself, in seconds since 1970."""
 
@@ -88,24 +91,24 @@ class Door:
         if not scheme:
             if self._is_open:
                 return Visitor(_ANYBODY, can_write=False, why_not=_TAKES_NOTHING)
-            raise _no_token()  # nothing was tried, so it is no try
+            raise no_token()  # nothing was tried, so it is no try
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         if self._access is not None and is_access_token(secret):
             return await self._vouched_for(self._access, secret)
         if (token := self._tokens.find(secret)) is None:
-            raise self._refusal()
+            raise self._refusal(no_token())
         return self._known(token)
 
     def still_admits(self, visitor: Visitor) -> bool:
         """Whether what a visitor showed is still good for more."""
         if visitor.expires_at is not None:
             return time.time() < visitor.expires_at
-        return not self.has_removed(visitor.credential)
+        return not self.has_removed(visitor.principal)
 
-    def has_removed(self, credential: str) -> bool:
-        """Whether a credential is a token that was removed since; a file that cannot be read lets nobody in."""
+    def has_removed(self, principal: str) -> bool:
+        """Whether somebody is known by a token that was removed since; a file that cannot be read lets nobody in."""
         try:
-            return _is_hash(credential) and not self._tokens.holds(credential)
+            return is_token_principal(principal) and not self._tokens.holds(principal)
         except KiwiError:
             return True
 
@@ -160,27 +163,32 @@ class Door:
             can_write=is_writer,
             why_not=_TAKES_NOTHING if self._is_read_only else "This token may read, and not write.",
             can_use_tools=token.can_use_tools,
-            credential=token.sha256,
+            can_author=token.can_author,
+            principal=token.principal,
         )
 
     async def _vouched_for(self, access: AccessTokens, secret: str) -> Visitor:
-        identity = await access.verify(secret)
+        try:
+            identity = await access.verify(secret)
+        except TokenRefused as refusal:
+            raise self._refusal(refusal) from None
         return Visitor(
             Actor(identity.name, ()),
             can_write=False,
             can_read=False,
             can_use_tools=access.settings.scope in identity.scopes,
-            credential=identity.name,
+            principal=account_principal(identity.name),
             expires_at=identity.expires_at,
         )
 
-    def _refusal(self) -> TokenRefused:
+    def _refusal(self, refusal: TokenRefused) -> TokenRefused:
+        """Return how a wrong token is refused, and count it."""
         now = monotonic()
         is_flood = len(self._failures) == _FAILURES and now - self._failures[0] < _WINDOW
         if is_flood:
             return TooManyTries("Too many wrong tokens came.", suggestion="Wait a minute, then use the right one.")
         self._failures.append(now)
-        return _no_token()
+        return refusal
 
 
 def visitor_of(request: Request) -> Visitor:
@@ -199,11 +207,8 @@ def is_address(host: str) -> bool:
     return True
 
 
-def _is_hash(credential: str) -> bool:
-    return credential.isalnum()
-
-
-def _no_token() -> TokenRefused:
+def no_token() -> TokenRefused:
+    """Return the refusal of whoever shows nothing that is good here."""
     return TokenRefused(
         "The request has no token that is valid here.",
         suggestion="Send `Authorization: Bearer …` with a token that the owner made by `kiwi up token add`.",

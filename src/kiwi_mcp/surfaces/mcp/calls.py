@@ -89,6 +89,12 @@ class Calls:
         if self._desk is not None:
             await self._desk.aclose()
 
+    def end_where(self, is_over: Callable[[str], bool]) -> None:
+        """Stop what waits behind questions, and what has become tasks, of principals who may do nothing more."""
+        self._parked.end_where(is_over)
+        if self._desk is not None:
+            self._desk.end_where(is_over)
+
     async def answer(self, context: Context, asked: Asked, work: Work, *, task: TaskUse = "never") -> Reply:
         """Answer a request with what its work gives, with what the work asks first, or with the task it has become."""
         use = self._use(context, asked, task)

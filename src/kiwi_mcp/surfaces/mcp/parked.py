@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -51,11 +52,16 @@ class Parked:
         place.end.cancel()
         return place.errand
 
+    def end_where(self, is_over: Callable[[str], bool]) -> None:
+        """Stop the calls of some principals."""
+        for ticket, place in list(self._places.items()):
+            if is_over(place.errand.principal):
+                place.end.cancel()
+                self._drop(ticket)
+
     async def aclose(self) -> None:
         """Stop every call that waits."""
-        for ticket, place in list(self._places.items()):
-            place.end.cancel()
-            self._drop(ticket)
+        self.end_where(lambda _: True)
         if self._ending:
             await asyncio.wait(self._ending)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
@@ -15,6 +16,10 @@ from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel import Answer
 
 Context: TypeAlias = ServerRequestContext[dict[str, object]]
+
+
+LEFT = "kiwi.left"
+"""Under which a request over HTTP holds the event of its end: of its answer, or of its client."""
 
 
 class KernelApi(Protocol):
@@ -42,3 +47,9 @@ class KernelApi(Protocol):
 def connection_of(context: Context) -> Connection:
     """Return the connection that a request came by, which lasts longer than the request in the handshake era."""
     return context.session._connection  # noqa: SLF001 - the SDK gives handlers no other way to what a connection keeps
+
+
+def left(context: Context) -> asyncio.Event | None:
+    """Return the event that the client of a request waits no longer; None where that ends the request itself."""
+    found: asyncio.Event | None = getattr(context.request, "scope", {}).get(LEFT)
+    return found

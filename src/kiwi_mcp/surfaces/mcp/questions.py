@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import mcp_types as types
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from kiwi_mcp.domain.caller import Answers, Question, QuestionMethod, Questions
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.surfaces.mcp.port import Context
+from kiwi_mcp.surfaces.mcp.port import Context, left
 
 PATIENCE = 600.0
 """How long a person, or their model, may take for one answer, in seconds."""
@@ -88,13 +89,14 @@ async def ask_client(context: Context, questions: Questions) -> Answers:
 
 
 async def _asked(context: Context, question: Question) -> JsonObject:
+    sending = context.session.send_request(
+        as_request(question),
+        _AsItIs,
+        request_read_timeout_seconds=PATIENCE,
+        metadata=ServerMessageMetadata(related_request_id=context.request_id),
+    )
     try:
-        answer = await context.session.send_request(
-            as_request(question),
-            _AsItIs,
-            request_read_timeout_seconds=PATIENCE,
-            metadata=ServerMessageMetadata(related_request_id=context.request_id),
-        )
+        answer = await _while_there(context, sending, question)
     except MCPError as refusal:
         raise Unanswered(
             [question.method], message=f"The client did not answer the tool's question: {refusal.message[:_TOLD]}"
@@ -105,6 +107,21 @@ async def _asked(context: Context, question: Question) -> JsonObject:
         ) from error
     said: JsonObject = answer.model_dump(mode="json")
     return said
+
+
+async def _while_there(context: Context, sending: Awaitable[_AsItIs], question: Question) -> _AsItIs:
+    """Wait for an answer for as long as the client waits for its call: over HTTP, one that left cannot answer."""
+    if (is_left := left(context)) is None:
+        return await sending
+    answering, leaving = asyncio.ensure_future(sending), asyncio.ensure_future(is_left.wait())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise Unanswered([question.method], message="The client left before it answered the tool's question.")
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
 
 
 def _lacking(question: Question, capabilities: JsonObject) -> str:

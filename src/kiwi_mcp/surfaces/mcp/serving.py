@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import mkstemp
 
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.store.whose import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.greeting import Opening
@@ -37,7 +38,7 @@ def run(wire: Wire, opening: Opening, project: str) -> None:
 
 def principal(_context: Context) -> str:
     """Return who calls over standard input: whoever has started the process."""
-    return "stdio"
+    return STDIO
 
 
 async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, calls: Calls, project: str = "") -> None:

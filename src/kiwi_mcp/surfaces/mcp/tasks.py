@@ -142,6 +142,12 @@ class TaskDesk:
         elif not (await self.get(task_id, principal)).is_over:
             await self._stored(lambda tasks: tasks.stop(task_id, principal))
 
+    def end_where(self, is_over: Callable[[str], bool]) -> None:
+        """Stop the tasks of some principals."""
+        for running in self._running.values():
+            if not running.errand.is_over and is_over(running.errand.principal):
+                running.errand.work.cancel()
+
     def news(self) -> asyncio.Future[None]:
         """Return what is done when next something changes with a task under way here."""
         if self._news is None or self._news.done():

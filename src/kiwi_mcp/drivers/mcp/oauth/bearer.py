@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from time import time
 
-from kiwi_mcp.domain.errors import RequestFailed
+from kiwi_mcp.domain.errors import Denied, RequestFailed
 from kiwi_mcp.drivers.mcp.oauth.account import Account, Record
 from kiwi_mcp.drivers.mcp.oauth.client import owners_client
-from kiwi_mcp.drivers.mcp.oauth.discovery import Challenge, discover
+from kiwi_mcp.drivers.mcp.oauth.discovery import Challenge, discover, is_offered
 from kiwi_mcp.drivers.mcp.oauth.tokens import Desk, Refused, Tokens, joined
 from kiwi_mcp.primitives.secrets import Secret
 
@@ -18,6 +18,10 @@ _UNAUTHORIZED, _FORBIDDEN = 401, 403
 _YOUNG = 30.0
 """A token that was refused within so many seconds after it was given out is not renewed: that would not help."""
 _renewals: set[asyncio.Future[Secret | None]] = set()
+
+
+class NoLogin(Exception):
+    """A server refuses who brings no token, and offers no way to get one."""
 
 
 class AccountBearer:
@@ -39,7 +43,7 @@ class AccountBearer:
     def is_asked(self, status: int, challenge: str) -> bool:
         """Whether a refusal is about the token: there is none, it is good no more, or it allows too little."""
         if status == _UNAUTHORIZED:
-            return self._account.oauth.is_declared or "bearer" in challenge.lower()
+            return True
         return status == _FORBIDDEN and Challenge.read(challenge).wants_more
 
     async def instead(self, token: Secret | None, status: int, challenge: str) -> Secret | None:
@@ -50,9 +54,18 @@ class AccountBearer:
             return another
         if is_own and (another := await self._granted(token, asked)) is not None:
             return another
+        if token is None and not (self._account.oauth.is_declared or asked.metadata or await self._is_offered()):
+            raise NoLogin
         await self._note(asked)
         self.is_login_wanted = True
         return None
+
+    async def _is_offered(self) -> bool:
+        """Whether somebody could log in at all; a server that cannot be asked about that offers nothing."""
+        try:
+            return await is_offered(self._account.url, self._account.web)
+        except (RequestFailed, Denied):
+            return False
 
     async def _renewed(self, token: Secret) -> Secret | None:
         """Return the token that follows on another one.

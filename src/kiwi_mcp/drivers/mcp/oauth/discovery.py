@@ -21,6 +21,7 @@ _RESOURCE, _SERVER, _OPENID = (
 _DEFAULT_METHODS = ("client_secret_basic",)
 """How a client proves itself where a server does not say (RFC 8414)."""
 _MOST = 100
+_NOT_THERE = frozenset({401, 403, 404, 405})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Found:
     resource: str
     authority: Authority
     scopes: tuple[str, ...] = ()
+    is_assumed: bool = False
+    """Whether nothing says that there is such an authority."""
 
 
 async def discover(url: str, challenge: Challenge, issuer: str, web: Web) -> Found:
@@ -124,6 +127,16 @@ async def discover(url: str, challenge: Challenge, issuer: str, web: Web) -> Fou
     return Found(resource, authority, _texts(document, "scopes_supported"))
 
 
+async def is_offered(url: str, web: Web) -> bool:
+    """Whether a server says, or shows in the oldest way, that tokens for it can be had by logging in."""
+    if await _resource_document(url, Challenge(), web) is not None:
+        return True
+    if (await web.get(_at(url, _SERVER))).is_ok:
+        return True
+    # The first revision of the protocol has a page at a fixed place, which refuses who asks it for nothing.
+    return (await web.get(_at(url, "/authorize"))).status not in _NOT_THERE
+
+
 async def _resource_document(url: str, challenge: Challenge, web: Web) -> JsonObject | None:
     path = urlsplit(url).path.rstrip("/")
     places = [challenge.metadata, _at(url, f"{_RESOURCE}{path}"), _at(url, _RESOURCE)]
@@ -140,7 +153,8 @@ async def _without_document(url: str, issuer: str, web: Web) -> Found:
     authority = await _authority(wanted, _places(wanted) if issuer else [_at(url, _SERVER)], web)
     if authority is None and issuer:
         raise _undescribed(issuer)
-    return Found(resource_url_from_server_url(url), authority or Authority.assumed(wanted))
+    resource = resource_url_from_server_url(url)
+    return Found(resource, authority or Authority.assumed(wanted), is_assumed=authority is None)
 
 
 async def _authority(issuer: str, places: list[str], web: Web) -> Authority | None:

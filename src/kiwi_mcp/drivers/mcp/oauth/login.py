@@ -13,9 +13,10 @@ from kiwi_mcp.domain.errors import InvalidRequest, RequestFailed, Unavailable, U
 from kiwi_mcp.domain.mcp import plain
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.drivers.mcp.oauth.account import Account, Record, account_of
-from kiwi_mcp.drivers.mcp.oauth.client import owners_client, registered
+from kiwi_mcp.drivers.mcp.oauth.client import Client, owners_client, registered
 from kiwi_mcp.drivers.mcp.oauth.discovery import Authority, Challenge, Found, discover
 from kiwi_mcp.drivers.mcp.oauth.tokens import Desk, Refused, Tokens, joined
+from kiwi_mcp.drivers.mcp.oauth.web import Web
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.primitives import browser
 
@@ -52,8 +53,8 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
     port = account.oauth.redirect_port or (urlsplit(known.client.redirect).port if known.client else None) or 0
     async with browser.returning(lambda words: words.get("state") == state, port=port) as back:
         _refuse_other_port(account, back.address)
-        client = owners_client(account.oauth, found.authority) or await registered(
-            found.authority, back.address, scope, known.client, account.web
+        client = owners_client(account.oauth, found.authority) or await _registered(
+            found, back.address, scope, known.client, account.web, server
         )
         form = {
             "response_type": "code",
@@ -79,6 +80,24 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
     async with account.held():
         account.keep(Record(found.authority, found.resource, client, tokens))
     return tokens
+
+
+async def _registered(found: Found, redirect: str, scope: str, known: Client | None, web: Web, server: str) -> Client:
+    try:
+        return await registered(found.authority, redirect, scope, known, web)
+    except (RequestFailed, Unavailable) as fault:
+        if found.is_assumed:
+            raise no_login(server) from fault
+        raise
+
+
+def no_login(server: str) -> Unavailable:
+    """Return the refusal of a login to a server that names nobody who gives out tokens, and gives out none itself."""
+    return Unavailable(
+        f"The MCP server {server!r} wants a token and offers no OAuth, so nobody can log in to it.",
+        suggestion=f"Get a token from whoever runs it, set it as a variable, `kiwi mcp remove {server}`, and then "
+        f"`kiwi mcp add {server} --url URL --header Authorization='Bearer ${{NAME}}'`.",
+    )
 
 
 def _refuse_other_port(account: Account, address: str) -> None:
