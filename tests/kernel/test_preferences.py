@@ -146,3 +146,37 @@ def test_doctor_and_help_tell_what_is_preferred_and_missing(ask: Ask, file: Path
     file.write_text("alwayssend: []\n")
     problems = [as_object(check) for check in as_list(ask("doctor").content["checks"])]
     assert any(check["check"] == "preferences" and check["status"] == "problem" for check in problems)
+
+
+def test_exactly_the_entry_that_is_named_is_removed(ask: Ask, file: Path) -> None:
+    file.write_text("always_send:\n  weather: true\n  project/local/weather: {as: sky}\n  '*': true\n")
+    told = ask("prefer", action="remove", name="weather").content
+    assert file.read_text() == "always_send:\n  project/local/weather: {as: sky}\n  '*': true\n"
+    assert "sends `sky` all the same" in as_text(told["message"])
+    ask("prefer", action="remove", name="*")
+    assert file.read_text() == "always_send:\n  project/local/weather: {as: sky}\n"
+
+
+def test_what_was_switched_off_is_sent_again_once_that_entry_is_gone(ask: Ask, file: Path) -> None:
+    file.write_text("always_send:\n  help: false\n")
+    assert ask("prefer", action="remove", name="help").content["came"] == ["help"]
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_is_written(ask: Ask, file: Path) -> None:
+    file.write_text("always_send: [forecast]\n")
+    for taken, whose in (("forecast", "project/local/forecast"), ("load", "Kiwi's own tool")):
+        answer = ask("prefer", action="add", name="weather", **{"as": taken})
+        assert f"`{taken}` is taken, by {whose}" in as_text(answer.content["message"])
+    assert file.read_text() == "always_send: [forecast]\n"
+
+
+def test_a_name_that_another_entry_decides_on_is_told(ask: Ask, file: Path) -> None:
+    file.write_text("always_send:\n  project/local/weather: {as: sky}\n")
+    told = ask("prefer", action="add", name="weather", **{"as": "rain"}).content
+    assert "sent as `sky` all the same" in as_text(told["message"])
+
+
+def test_what_is_not_there_yet_is_noted(ask: Ask, file: Path) -> None:
+    told = ask("prefer", action="add", name="nowhere").content
+    assert told["message"] == "`nowhere` is noted; it is sent once there is such a tool that can be used"
+    assert file.exists()

@@ -43,7 +43,7 @@ def test_one_task_is_shown_whole_by_the_beginning_of_its_id(ask: Ask, tasks: Tas
     task = a_task("a" * 32)
     tasks.add(task)
     tasks.finish(replace(task, status="completed", detail={"content": []}))
-    shown = ask("tasks", action="show", task_id="aaaaaa").content
+    shown = ask("tasks", action="show", task_id="aaaa").content
     assert (shown["status"], shown["result"], shown["identity"]) == ("completed", {"content": []}, "say")
 
 
@@ -60,7 +60,8 @@ def test_a_task_is_asked_to_stop_unless_it_is_over(ask: Ask, tasks: Tasks) -> No
     ("request_", "code"),
     [
         ({"action": "show"}, "invalid_request"),
-        ({"action": "show", "task_id": "a"}, "not_found"),
+        ({"action": "show", "task_id": "aaa"}, "invalid_request"),
+        ({"action": "show", "task_id": "cccc"}, "not_found"),
         ({"action": "show", "task_id": "c" * 32}, "not_found"),
         ({"action": "cancel", "task_id": "%' or 1=1"}, "not_found"),
         ({"action": "show", "task_id": "aaaaaa"}, "invalid_request"),

@@ -247,7 +247,7 @@ class Reverse:
         spec = ReadSpec(path=tool.origin.path.name, sha256=tool.digest)
         return Plan(tool.identity, tool.digest, "reverse", ((tool.identity, tool.digest),), spec, inputs)
 
-    async def drive(self, plan, chain, space, *, secrets, report):
+    async def drive(self, plan, chain, space, *, secrets, caller):
         return Outcome("success", result=plan.inputs["word"][::-1])
 
 

@@ -102,7 +102,7 @@ ERRORS: Mapping[str, tuple[str, str]] = {
         "execute",
         '{"item_type": "tool", "action": "run", "item_id": "failing", "project_path": "/home/user/myproject"}',
     ),
-    "project_path is required": ("execute", '{"item_type": "tool", "action": "sign", "item_id": "my_tool"}'),
+    "project_path is required": ("search", '{"item_type": "tool", "query": "http", "source": "project"}'),
 }
 
 HEAD = (

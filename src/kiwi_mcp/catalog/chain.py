@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kiwi_mcp.domain.errors import ChainCycle, ChainMistyped, ChainTooDeep
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.manifest.formats import formats_for
 from kiwi_mcp.manifest.schema import faults
 from kiwi_mcp.manifest.sheets import Sheet, Sheets
@@ -61,6 +62,12 @@ def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
         if sheet is not None:
             schema = {**sheet.config, "additionalProperties": True}
             yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
+    top = sheets.get(links[0].manifest.tool_type)
+    for link in links if top is not None and top.driver != HELD else ():
+        if link.manifest.isolation not in {None, "trusted"}:
+            # Never weaker than asked for: what cannot be held is not run.
+            reason, fix = "asks to be held, and nothing holds items of this type", "Remove it, or use a script instead."
+            yield Issue(f"{link.id}.isolation", reason, fix)
 
 
 def _faults(sheet: Sheet, links: Sequence[Tool], *, is_top: bool) -> Iterator[tuple[str, str]]:

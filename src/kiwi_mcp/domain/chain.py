@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kiwi_mcp.domain.isolation import Level, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
@@ -45,6 +46,11 @@ class Chain:
     def names(self) -> tuple[str, ...]:
         """The short names, top to bottom."""
         return tuple(link.id for link in self.links)
+
+    @property
+    def isolation(self) -> Level:
+        """How strictly its process is held: the strictest that a link asks for, `trusted` where none does."""
+        return strictest(["trusted", *(asked for link in self.links if (asked := link.manifest.isolation) is not None)])
 
     def to_json(self) -> list[JsonObject]:
         """Return the chain as surfaces show it."""

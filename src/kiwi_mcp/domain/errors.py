@@ -39,6 +39,7 @@ KiwiError
 │   ├── Unanswered
 │   ├── LoginRequired
 │   ├── CommandMissing
+│   ├── IsolationUnavailable
 │   ├── VariableMissing
 │   ├── EnvironmentFailed
 │   ├── BuildFailed
@@ -487,6 +488,12 @@ class CommandMissing(Unavailable):
             suggestion=install or f"Install `{command}`, or change `config.command` of {needed_by!r}.",
             command=command,
         )
+
+
+class IsolationUnavailable(Unavailable):
+    """What a tool must be held by is missing on this machine or failed; the tool was not run."""
+
+    code, error = "isolation_unavailable", "Isolation unavailable"
 
 
 class VariableMissing(Unavailable):

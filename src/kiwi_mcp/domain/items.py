@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, text_of
 
 Source = Literal["project", "user", "registry", "mcp", "builtin"]
 """Where an item was found, in the order in which short names resolve."""
@@ -45,6 +45,11 @@ class Manifest:
     def executor_id(self) -> str | None:
         """The executor's short name, without the namespace and the version that may be asked for."""
         return self.executor.partition("@")[0].rpartition("/")[2] if self.executor else None
+
+    @property
+    def isolation(self) -> str | None:
+        """How strictly its process is to be held at least, as it was written; None where it does not say."""
+        return text_of(self.extra["isolation"]) if "isolation" in self.extra else None
 
     @property
     def written_type(self) -> str:

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -16,21 +16,26 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.seeds import unseeded
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
+from kiwi_mcp.kernel.delivery import held
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
+from kiwi_mcp.primitives.secrets import Variables
 
 _COUNTED = 200_000
 _MOST_FIXES = 10
+_ABSENT = "No tool named"
+_WAITING = frozenset({"changed", "new"})
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
 
 
-def examine(catalog: Catalog, store: Store, offers: Offers) -> JsonObject:
-    """Return every check with its state, and the worst of them."""
+def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[JsonObject] = ()) -> JsonObject:
+    """Return every check with its state, and the worst of them; `servers` are the MCP servers, as a list tells them."""
     space = catalog.space
     checks = [
         *_machine(),
@@ -40,6 +45,7 @@ def examine(catalog: Catalog, store: Store, offers: Offers) -> JsonObject:
         *_preferences(space.user, offers),
         *_store(store),
         *_runtimes(catalog),
+        *(check for server in servers for check in _server(server, catalog)),
         *_items(catalog),
     ]
     worst = max((str(check["status"]) for check in checks), key=_WEIGHT.__getitem__)
@@ -107,8 +113,16 @@ def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
         yield _check("preferences", fault.message, status="problem", fix=_fix(fault))
     seen = f"{', '.join(offers.meta_tools)} and {len(offers.tools)} always-sent tools"
     yield _check("preferences", f"clients see {seen}, {len(offers.prompts)} prompts, {len(offers.resources)} resources")
-    for notice in offers.notices:
+    # What is preferred for all projects need not be in this one.
+    absent = [notice for notice in offers.notices if _ABSENT in notice]
+    absent = absent if len(absent) > 1 else []
+    for notice in (notice for notice in offers.notices if notice not in absent):
         yield _check("preferences", notice, status="warning", fix="`kiwi prefer` shows what clients see.")
+    if absent:
+        names = ", ".join(notice.partition(" is not sent")[0] for notice in absent[:_MOST_FIXES])
+        told = f"{len(absent)} of what you prefer is not here, and perhaps in another project: {names}"
+        fix = "`kiwi prefer` says more of each; `kiwi prefer remove NAME` is for what is nowhere."
+        yield _check("preferences", f"{told}{', …' if absent[_MOST_FIXES:] else ''}", status="warning", fix=fix)
 
 
 def _store(store: Store) -> Iterator[JsonObject]:
@@ -142,6 +156,36 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
         else:
             missing = f"`{words.command[0]}` is not on the PATH"
             yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {words.command[0]}.")
+
+
+def _server(server: JsonObject, catalog: Catalog) -> Iterator[JsonObject]:
+    """Give one line on an MCP server: whether it could be asked, what waits for its owner, and what it lacks."""
+    name, status, states = as_text(server.get("server")), as_text(server.get("status")), as_object(server.get("states"))
+    counted = ", ".join(f"{text_of(count)} {state}" for state, count in states.items()) or "nothing offered"
+    missing = [*_unset(as_text(server.get("identity")), catalog)]
+    said = [f"{status}: {counted}", as_text(server.get("fault")).partition("\n")[0]]
+    said += [as_text(server.get("notice")), f"not set: {', '.join(missing)}" if missing else ""]
+    waits = status == "changed" or not _WAITING.isdisjoint(states)
+    fixes = [
+        f"Set {', '.join(missing)} in the environment or in .env." if missing else "",
+        f"`kiwi mcp diff {name}`, then `kiwi mcp accept {name}`." if waits else "",
+        f"`kiwi mcp refresh {name}` asks it again." if status in {"down", "never asked"} else "",
+    ]
+    fix = " ".join(filter(None, fixes))
+    told = "; ".join(filter(None, said))
+    yield _check(f"MCP server {name}", told, status="warning" if fix else "ok", fix=fix)
+
+
+def _unset(identity: str, catalog: Catalog) -> Iterator[str]:
+    """Give the variables that a server needs and that are set nowhere."""
+    try:
+        templates: Json = [catalog.find(identity).manifest.config]
+        names, spare = variables(templates), defaulted(templates)
+        stored = held(names, catalog.space.user)
+        found = Variables().locate(names, project=catalog.space.project, user=catalog.space.user)
+    except KiwiError:  # it has a line of its own among the items
+        return
+    yield from (f"${{{name}}}" for name, place in found.items() if place is None and name not in {*stored, *spare})
 
 
 def _items(catalog: Catalog) -> Iterator[JsonObject]:

@@ -27,11 +27,11 @@ from kiwi_mcp.domain.errors import (
     VerbNotFound,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
-from kiwi_mcp.kernel.aside import Aside, kept_for
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
+from kiwi_mcp.kernel.aside import Aside, kept_for
 from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.checkpoints.guard import guard_of
@@ -236,7 +236,8 @@ class Kernel:
                 return Answer(lay_out(self._space(request.project_path)))
             case DoctorRequest():
                 offers = await self.offers(request.project_path)
-                health = examine(self._catalog(request.project_path), self._store, offers)
+                servers = await self._servers(request)
+                health = examine(self._catalog(request.project_path), self._store, offers, servers)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
                 return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
@@ -305,6 +306,15 @@ class Kernel:
         if request.action in REGISTRY_ACTIONS:
             return await act(request, catalog, self._store, caller.report)
         return await Author(catalog, caller.report, is_owner=self._is_owner).act(request)
+
+    async def _servers(self, request: DoctorRequest) -> Sequence[JsonObject]:
+        """Return the MCP servers as a list tells of them; that a store cannot be read is told by itself."""
+        look = partial(self._mcp().look, McpRequest(), is_owner=self._is_owner)
+        try:
+            told = await self._near.do(self._space(request.project_path), look)
+        except KiwiError:
+            return ()
+        return [as_object(server) for server in as_list(told.get("servers"))]
 
     def _mcp(self) -> McpDesk:
         if self._desk is None:

@@ -29,11 +29,16 @@ def cache_folder() -> Path:
 
 def nearest_project(start: Path) -> Path:
     """Return the closest folder upwards that has a `.ai` folder, else the start itself."""
+    return project_around(start) or start
+
+
+def project_around(start: Path) -> Path | None:
+    """Return the closest folder upwards that has a `.ai` folder which is not the user's own; None without one."""
     user = user_space().resolve()
     for folder in (start, *start.parents):
         if (folder / ".ai").is_dir() and (folder / ".ai").resolve() != user:
             return folder
-    return start
+    return None
 
 
 def outputs_home(project_ai: Path, user: Path) -> Path:

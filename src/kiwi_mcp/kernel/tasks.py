@@ -11,8 +11,9 @@ from kiwi_mcp.domain.run import iso
 from kiwi_mcp.kernel.requests import TasksRequest
 from kiwi_mcp.store.tasks import Task, Tasks
 
-_BEGINNING = re.compile(r"[0-9a-f]{6,32}")
+_BEGINNING = re.compile(r"[0-9a-f]{4,32}")
 """A task's id, or the beginning of it, long enough to mean one."""
+_SHORT = re.compile(r"[0-9a-f]{1,3}")
 _DETAILS = {"input_required": "questions", "completed": "result", "failed": "error"}
 _NAMED = 10
 
@@ -53,6 +54,10 @@ def _found(task_id: str | None, store: Tasks, now: int) -> Task:
     if task_id is None:
         issue = Issue("task_id", "is missing", "Name the task, by the `task_id` that a list gives.")
         raise InvalidRequest("The request names no task.", suggestion=issue.fix, issues=[issue.to_json()])
+    if _SHORT.fullmatch(task_id):
+        raise InvalidRequest(
+            f"{task_id!r} is too short to mean one task.", suggestion="Write at least 4 characters of its id."
+        )
     near = store.list(now, limit=_NAMED, prefix=task_id) if _BEGINNING.fullmatch(task_id) else ()
     match near:
         case []:

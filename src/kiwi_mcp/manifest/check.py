@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from kiwi_mcp.domain.isolation import LEVELS
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
@@ -20,6 +21,8 @@ from kiwi_mcp.manifest.render import placeholders
 from kiwi_mcp.manifest.schema import faults, schema_faults
 from kiwi_mcp.manifest.sheets import Sheet, Sheets
 
+HELD = "process"
+"""The driver whose processes are held as strictly as their chain asks for."""
 EFFECTS = ("pure", "idempotent", "at_most_once", "transactional")
 
 _MANIFEST_FILES = {"tool.yaml", "tool.yml", "tool.json", "tool.toml"}
@@ -83,8 +86,22 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
     if "task" in manifest.extra and manifest.extra["task"] not in get_args(TaskUse):
         fix = "Choose auto (once it takes long), always, required (refused to clients without tasks) or never."
         yield Issue("task", "does not say when a call becomes a task", fix)
+    yield from _isolation_faults(subject)
     yield from _parameter_faults(manifest.parameters)
     yield from _type_faults(subject)
+
+
+def _isolation_faults(subject: _Subject) -> Iterator[Issue]:
+    asked, sheets = subject.manifest.isolation, subject.sheets
+    sheet = sheets.get(subject.manifest.tool_type)
+    if asked is None:
+        return
+    if asked not in LEVELS:
+        fix = f"{did_you_mean(asked, LEVELS)}Choose one of {', '.join(LEVELS)}."
+        yield Issue("isolation", f"{asked!r:.80} is not a level of isolation", fix)
+    elif asked != "trusted" and sheet and sheet.driver != HELD and not sheets.carries(sheet.type, HELD):
+        fix = "Remove it, or make the item a script: the processes of scripts are held."
+        yield Issue("isolation", f"nothing holds items of the type {sheet.type}", fix)
 
 
 def _parameter_faults(schema: JsonObject) -> Iterator[Issue]:

@@ -28,7 +28,7 @@ METADATA = {
     "system_only", "scope_required", "signature", "documentation", "icon", "is_official", "is_builtin", "task",
     "mime_type", "checkpoint",
 }  # fmt: skip
-"""Words that say something about an item and change nothing about how it runs."""
+"""Words that belong to no type, and are kept as they were written."""
 
 _PERMISSION = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _CHECKPOINTS = ("auto", "explicit", "disabled")

@@ -35,6 +35,7 @@ DUNDERS: Mapping[str, str] = {
     "__mutates_state__": "mutates_state",
     "__effect__": "effect",
     "__task__": "task",
+    "__isolation__": "isolation",
     "__checkpoint__": "checkpoint",
 }
 """Names that hold metadata and nothing else; any one of them makes a file an item."""

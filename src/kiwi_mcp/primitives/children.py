@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from subprocess import Popen
 
+from kiwi_mcp.domain.isolation import Handover
+
 
 async def completed(work: Coroutine[object, object, None]) -> None:
     """Wait for work that must be done, however often this task is cancelled meanwhile."""
@@ -29,6 +31,13 @@ def pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
     readers.callback(os.close, reading)
     writers.callback(os.close, writing)
     return reading, writing
+
+
+def give_away(handover: Handover, *ends: int) -> None:
+    """Make ends of pipes belong to the user that a process will be, who could not open them by name otherwise."""
+    if handover.owner is not None:
+        for end in ends:
+            os.fchown(end, handover.owner, -1)
 
 
 def abandon(process: Popen[bytes]) -> None:

@@ -131,12 +131,22 @@ class Family:
             if self.leader in {os.getpgid(pid), os.getsid(pid)}:
                 return True
         with suppress(OSError, ValueError):
-            if self.mark.stamp in resource.prlimit(pid, _STAMPED):
+            if self.mark.stamp in _stamps(pid):
                 return True
         with suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             return any(one.startswith(f"{MARK}={self.mark.name}".encode()) for one in variables)
         return False
+
+
+def _stamps(pid: int) -> tuple[int, ...]:
+    try:
+        return resource.prlimit(pid, _STAMPED)
+    except PermissionError:
+        # Another user's by now, whose limits even root may lack the right to ask for; everybody may read them.
+        rows = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        told = [word for row in rows if row.startswith("Max realtime timeout") for word in row.split()]
+        return tuple(int(word) for word in told if word.isdigit())
 
 
 def _children() -> list[int]:

@@ -17,8 +17,9 @@ from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 from subprocess import Popen
 
+from kiwi_mcp.domain.isolation import NOTHING, Handover
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives.children import abandon, completed, exit_of, pipe
+from kiwi_mcp.primitives.children import abandon, completed, exit_of, give_away, pipe
 from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
 from kiwi_mcp.primitives.open_pipes import Lines, Writer
 from kiwi_mcp.primitives.pipes import Source
@@ -37,7 +38,7 @@ DRAIN = 0.25
 
 @asynccontextmanager
 async def talking(
-    spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int = LONGEST_LINE
+    spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int = LONGEST_LINE, handover: Handover = NOTHING
 ) -> AsyncIterator[Peer]:
     """Start a process to talk to; it is gone with all that it started when the block ends.
 
@@ -46,7 +47,7 @@ async def talking(
     env = {name: reveal(value, secrets) for name, value in spec.env.items()}
     told = replace(spec, argv=tuple(reveal(word, secrets) for word in spec.argv))
     with adopting():
-        peer = Peer(told, env, Redactor(secrets), longest_line)
+        peer = Peer(told, env, Redactor(secrets), longest_line, handover)
         try:
             yield peer
         finally:
@@ -56,13 +57,16 @@ async def talking(
 class Peer:
     """A running process and its three pipes."""
 
-    def __init__(self, spec: ProcessSpec, env: Mapping[str, str], redactor: Redactor, longest_line: int) -> None:
+    def __init__(
+        self, spec: ProcessSpec, env: Mapping[str, str], redactor: Redactor, longest_line: int, handover: Handover
+    ) -> None:
         self._redactor = redactor
         self._errors = bytearray()
         self._ending = ""
         program, mark = locate(spec, env), Mark.new()
         with ExitStack() as theirs, ExitStack() as ours, spawning(spec):
             stdin, stdout, stderr = pipe(theirs, ours), pipe(ours, theirs), pipe(ours, theirs)
+            give_away(handover, stdin[0], stdout[1], stderr[1])
             with mark.pressed():
                 self._process = Popen(
                     spec.argv,
@@ -72,9 +76,11 @@ class Peer:
                     stdin=stdin[0],
                     stdout=stdout[1],
                     stderr=stderr[1],
+                    pass_fds=handover.descriptors,
                     start_new_session=True,
                 )
             ours.callback(abandon, self._process)
+            handover.enter(self._process.pid)
             handle = os.pidfd_open(self._process.pid)
             ours.pop_all()
         mark.seal(self._process.pid)

@@ -19,9 +19,10 @@ from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.isolation import NOTHING, Handover
 from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives.children import abandon, completed, exit_of, pipe
+from kiwi_mcp.primitives.children import abandon, completed, exit_of, give_away, pipe
 from kiwi_mcp.primitives.family import MARK, Family, Mark, adopting
 from kiwi_mcp.primitives.pipes import Capture, Sink, Source
 from kiwi_mcp.primitives.program import locate, spawning
@@ -63,16 +64,19 @@ class ProcessResult:
     duration: float
 
 
-async def run(spec: ProcessSpec, *, secrets: Mapping[str, str] = _NOTHING, report: Report = silent) -> ProcessResult:
+async def run(
+    spec: ProcessSpec, *, secrets: Mapping[str, str] = _NOTHING, report: Report = silent, handover: Handover = NOTHING
+) -> ProcessResult:
     """Run a process to its end, and end all that it started.
 
-    `argv` is taken as it stands; `${NAME}` is revealed in the values of `env` alone.
+    `argv` is taken as it stands; `${NAME}` is revealed in the values of `env` alone. `handover` is what a sandbox
+    gives the process besides.
     """
     env = {name: reveal(value, secrets) for name, value in spec.env.items()}
     program = locate(spec, env)
     async with _turn():
         with adopting():
-            child = _Child(spec, program, env, Redactor(secrets), report)
+            child = _Child(spec, program, env, Redactor(secrets), report, handover)
             timed_out = False
             try:
                 timed_out = not await child.ends_within(spec.timeout)
@@ -103,7 +107,13 @@ class _Child:
     """A running process: its family, its pipes, and the moment its leader ends."""
 
     def __init__(
-        self, spec: ProcessSpec, program: str, env: Mapping[str, str], redactor: Redactor, report: Report
+        self,
+        spec: ProcessSpec,
+        program: str,
+        env: Mapping[str, str],
+        redactor: Redactor,
+        report: Report,
+        handover: Handover,
     ) -> None:
         self._started = monotonic()
         self._redactor = redactor
@@ -115,6 +125,7 @@ class _Child:
         with ExitStack() as theirs, ExitStack() as ours, spawning(spec):
             stdout, stderr, result = (pipe(ours, theirs) for _ in range(3))
             stdin = pipe(theirs, ours) if spec.stdin else None
+            give_away(handover, stdout[1], stderr[1], result[1], *([stdin[0]] if stdin else []))
             with mark.pressed():
                 self._process = Popen(
                     spec.argv,
@@ -124,10 +135,11 @@ class _Child:
                     stdin=stdin[0] if stdin else DEVNULL,
                     stdout=stdout[1],
                     stderr=stderr[1],
-                    pass_fds=(result[1],),
+                    pass_fds=(result[1], *handover.descriptors),
                     start_new_session=True,
                 )
             ours.callback(abandon, self._process)
+            handover.enter(self._process.pid)
             handle = os.pidfd_open(self._process.pid)
             ours.pop_all()
         mark.seal(self._process.pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Level
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.sandbox.levels import in_order, meaning
@@ -24,13 +24,15 @@ _REMEDIES = {
     "setting up uid map": "The user namespace could not be given its users. Look whether another sandbox or security "
     "module restricts it.",
 }
-_OTHERWISE = "Run `kiwi doctor`: it tests the sandbox apart from the tool. The tool itself was not run."
+_OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` tells then what was found."
 
 
-def unavailable(level: Level, missing: Iterable[str], standings: JsonObject, reasons: Iterable[str]) -> Unavailable:
+def unavailable(
+    level: Level, missing: Iterable[str], standings: JsonObject, reasons: Iterable[str]
+) -> IsolationUnavailable:
     """Return the refusal of a level that no backend here can give; `standings` are what each lacks, by its name."""
     lacking = in_order(missing)
-    return Unavailable(
+    return IsolationUnavailable(
         f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
         f"({'; '.join(map(meaning, lacking))}). The tool was not run.",
         suggestion=" ".join(dict.fromkeys(reasons)) or "Let the owner choose another level for this tool.",
@@ -40,10 +42,10 @@ def unavailable(level: Level, missing: Iterable[str], standings: JsonObject, rea
     )
 
 
-def failed(backend: str, said: bytes) -> Unavailable:
+def failed(backend: str, said: bytes) -> IsolationUnavailable:
     """Return the error of a launcher that ended before the tool began."""
     complaint = said.decode(errors="replace").strip()[-_LAST:]
-    return Unavailable(
+    return IsolationUnavailable(
         f"The sandbox ({backend}) failed, not the tool, which was not run: {complaint or 'it ended without a word'}.",
         suggestion=remedy(complaint),
         backend=backend,
@@ -56,6 +58,8 @@ def remedy(complaint: str) -> str:
     return next((told for sign, told in _REMEDIES.items() if sign in complaint), _OTHERWISE)
 
 
-def ungrantable(path: str, reason: str, suggestion: str) -> Unavailable:
+def ungrantable(path: str, reason: str, suggestion: str) -> IsolationUnavailable:
     """Return the refusal of a path that cannot be given to a confined process."""
-    return Unavailable(f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path)
+    return IsolationUnavailable(
+        f"The path {path!r} cannot be given to a sandbox: {reason}.", suggestion=suggestion, path=path
+    )

@@ -82,6 +82,14 @@ async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tupl
     return tuple(standings)
 
 
+def recall(backends: Iterable[Backend], state: Path) -> tuple[Standing, ...] | None:
+    """Return the standing of each backend without running anything; None where a self-test is still to be run."""
+    known = _read(state / _FILE)
+    found = [_obstructed(backend) or _remembered(backend, known.get(_key(backend))) for backend in backends]
+    standings = tuple(standing for standing in found if standing is not None)
+    return standings if len(standings) == len(found) else None
+
+
 def forget(state: Path) -> None:
     """Drop what was shown, because a launch failed: the next one shows it again, or says why not."""
     with suppress(OSError):
@@ -96,10 +104,15 @@ def _remembered(backend: Backend, properties: Json) -> Standing | None:
     return _standing(backend, offer, proved)
 
 
+def _obstructed(backend: Backend) -> Standing | None:
+    obstacles = backend.obstacles()
+    return Standing(backend, frozenset(), obstacles) if obstacles else None
+
+
 async def _examined(backend: Backend, state: Path, run: Runner) -> Standing:
     offer = offers()[backend.name]
-    if obstacles := backend.obstacles():
-        return Standing(backend, frozenset(), obstacles)
+    if (obstructed := _obstructed(backend)) is not None:
+        return obstructed
     with _secret_in(state) as secret:
         test = backend.self_test(secret)
         if test is None:

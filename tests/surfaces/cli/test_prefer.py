@@ -79,3 +79,12 @@ def test_what_cannot_be_changed_is_an_error_with_a_hint(kiwi: Kiwi) -> None:
     assert ended.err.startswith("error: `search` is always sent")
     assert "hint: " in ended.err
     assert "there is no 'song'" in kiwi("prefer", "add", "weather", "--kind", "song").err
+
+
+def test_list_is_a_word_too(kiwi: Kiwi) -> None:
+    assert kiwi("prefer", "list").out == kiwi("prefer").out
+
+
+def test_what_mends_an_issue_is_said_once(kiwi: Kiwi) -> None:
+    ended = kiwi("prefer", "add", "weather", "--as", "two words")
+    assert ended.err.count("Use 1 to 64 letters") == 1

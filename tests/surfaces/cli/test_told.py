@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.plugins.machines import Machine
 
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.store.tasks import KEPT_MS, Task
 from kiwi_mcp.surfaces import start
 
 Kiwi = Callable[..., tuple[int, str, str]]
@@ -117,10 +121,42 @@ def test_doctor_shows_the_fix_of_each_issue_of_the_settings(kiwi: Kiwi, machine:
     (machine.user / "registry.yaml").write_text("urls: x\nruns: {days: 0}\n")
     _, out, _ = kiwi("doctor")
     assert f"{machine.user}/registry.yaml has 2 issues" in out
-    assert "urls: Use one of: url, actor, namespaces, remotes, runs. runs.days: Write `days: 90`." in out
+    assert "urls: Use one of: url, actor, namespaces, remotes, runs, audit. runs.days: Write `days: 90`." in out
 
 
 def test_help_texts_name_what_can_be_written(kiwi: Kiwi) -> None:
     assert "[[" not in kiwi("diff", "--help")[1] + kiwi("runs", "--help")[1]
     assert "registry" in kiwi("search", "--help")[1]
     assert "registry" in kiwi("load", "--help")[1]
+
+
+@pytest.mark.parametrize("words", [("run",), ("serch", "x"), ("search", "x", "--limit", "many"), ("prefer", "add")])
+def test_a_mistyped_command_is_an_answer_in_json_too(kiwi: Kiwi, words: tuple[str, ...]) -> None:
+    code, out, _ = kiwi(*words, "--json")
+    told = json.loads(out)
+    assert (code, told["code"]) == (2, "invalid_request")
+    assert told["message"]
+    assert "--help" in told["suggestion"]
+
+
+def test_a_store_that_cannot_be_read_is_a_warning_of_a_search(kiwi: Kiwi, machine: Machine) -> None:
+    machine.script("tick", says="hello")
+    kiwi("run", "tick")
+    store = next(machine.user.rglob("*.db"))
+    store.write_bytes(b"this is no database at all" * 1_000)
+    code, out, talk = kiwi("search", "tick")
+    assert (code, out.split()[0]) == (0, "tick")
+    assert "warning: " in talk
+    assert kiwi("search", "nothing_like_this")[2].startswith("warning: ")
+
+
+def test_a_task_is_told_with_whose_it_is_and_how_far(kiwi: Kiwi, machine: Machine) -> None:
+    kernel, now = Kernel(machine.project), time.time_ns() // 1_000_000
+    task = Task("abcd" * 8, "ada", "tools/call", "say", "here", now, now, now + KEPT_MS, now, message="half (2/4)")
+    kernel.tasks().add(task)
+    asyncio.run(kernel.aclose())
+    assert kiwi("tasks")[1].rstrip().endswith("working         say  for ada  half (2/4)")
+    assert kiwi("tasks", "abcd")[0] == 0
+    code, _, talk = kiwi("tasks", "abc")
+    assert code != 0
+    assert "at least 4 characters" in talk

@@ -32,9 +32,9 @@ from kiwi_mcp.surfaces.gateway.access import AccessTokens
 from kiwi_mcp.surfaces.gateway.app import gateway
 from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
 from kiwi_mcp.surfaces.gateway.serve import GatewayServer, Listening, _config, _door, tools
-from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 from kiwi_mcp.surfaces.gateway.settings import OAuth
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 from kiwi_mcp.surfaces.gateway.visitors import Door
 
 OWNER = Actor("owner", ("acme", "globex", "public"))
@@ -175,8 +175,8 @@ class Tools:
     stop: Callable[[], None]
     bare: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(trust_env=False, timeout=30))
 
-    def token(self, name: str = "ada") -> str:
-        return self.tokens.add(name, [], can_write=False, can_use_tools=True)
+    def token(self, name: str = "ada", *, can_author: bool = False) -> str:
+        return self.tokens.add(name, [], can_write=False, can_use_tools=True, can_author=can_author)
 
     @asynccontextmanager
     async def client(
@@ -210,7 +210,11 @@ def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
 
     @asynccontextmanager
     async def start(
-        *, project: Path | None = None, oauth: OAuth | None = None, is_read_only: bool = False
+        *,
+        project: Path | None = None,
+        oauth: OAuth | None = None,
+        is_read_only: bool = False,
+        is_wide: bool = False,
     ) -> AsyncIterator[Tools]:
         tokens, access = Tokens(home / ".ai"), AccessTokens(oauth) if oauth else None
         if not tokens.all():
@@ -223,7 +227,7 @@ def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
             stack.callback(database.close)
             if access is not None:
                 stack.push_async_callback(access.aclose)
-            kernel = VisitedKernel(project, user=home / ".ai", is_owner=False, surface="gateway")
+            kernel = VisitedKernel(project, user=home / ".ai", is_wide=is_wide)
             mcp = await stack.enter_async_context(tools(door, kernel))
             app = gateway(Registry(database, OWNER), door, mcp=None if is_read_only else mcp)
             server = GatewayServer(_config(app, listening), announce=port.set_result, leave=mcp.end)

@@ -173,6 +173,32 @@ def test_an_identity_provider_is_enough_to_start(home: Path) -> None:
         assert answer_of(process)["mcp"] == "https://kiwi.test/mcp"
 
 
+def test_it_serves_the_project_it_is_started_in_unless_told_otherwise(
+    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Tokens(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
+    (project / ".ai/tools").mkdir()
+    (project / ".ai/tools/hi.yaml").write_text(
+        "tool_id: hi\ntool_type: api\nversion: 1.0.0\nexecutor: http_client\ndescription: Says hi\n"
+        "config: {method: GET, url: 'https://example.com/'}\n"
+    )
+    (home / ".ai/preferences.yaml").write_text("always_send: [hi]\n")
+    (project / "deep").mkdir()
+    monkeypatch.chdir(project / "deep")
+    with kiwi_up("--port", "0", "--json") as process:
+        told = answer_of(process)
+        assert (told["project"], told["always_sent"]) == (str(project), 1)
+        assert process.stderr
+        said = [process.stderr.readline() for _ in range(3)]
+        assert said[2] == f"  tools of {project}; 1 always sent\n"
+    with kiwi_up("--port", "0", "--json", "--no-project") as process:
+        told = answer_of(process)
+        assert (told["project"], told["always_sent"]) == (None, 0)
+    monkeypatch.chdir(home)  # no project, though the user's own folder is there
+    with kiwi_up("--port", "0", "--json") as process:
+        assert answer_of(process)["project"] is None
+
+
 def test_a_server_that_only_gives_offers_no_tools(home: Path) -> None:
     with kiwi_up("--port", "0", "--json", "--read-only") as process:
         assert answer_of(process)["mcp"] is None

@@ -21,10 +21,10 @@ REPORTS = st.builds(Progress, st.just("working"), AMOUNTS, st.none() | st.floats
 class Client:
     """A client that keeps what it was told, and can be waited for."""
 
-    notes: list[tuple[float, float | None, str]] = field(default_factory=list)
+    notes: list[tuple[float, float | None, str | None]] = field(default_factory=list)
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def hear(self, done: float, total: float | None, message: str) -> None:
+    async def hear(self, done: float, total: float | None, message: str | None) -> None:
         self.notes.append((done, total, message))
         self.told.set()
 
@@ -69,3 +69,13 @@ def test_a_cancelled_call_tells_nothing_more() -> None:
         return client
 
     assert asyncio.run(story()).notes == []
+
+
+def test_progress_without_words_is_told_without_any() -> None:
+    async def story() -> Client:
+        client = Client()
+        async with Relay(client.hear) as relay:
+            relay.report(Progress("", 1, 4))
+        return client
+
+    assert asyncio.run(story()).notes == [(1, 4, None)]

@@ -16,6 +16,7 @@ from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.process.bind import KINDS, bind_process, frame_of
 from kiwi_mcp.drivers.process.build import Build, make_build
 from kiwi_mcp.drivers.process.environments import Environment
+from kiwi_mcp.drivers.process.jail import hold
 from kiwi_mcp.drivers.process.result import Hearing
 from kiwi_mcp.drivers.process.snapshot import have_snapshot
 from kiwi_mcp.drivers.process.syntax import check_syntax
@@ -42,14 +43,18 @@ class Process:
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
-        """Have the files, the dependencies and the build the plan names; then run it."""
+        """Have what holds the process, the files, the dependencies and the build the plan names; then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
+        facts = frame_of(chain, space).facts
+        held = await hold(plan, (facts["tool.files"], facts["runtime.files"]), space)
         try:
             homes = await _prepare(plan, chain, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        result = await subprocess.run(plan.spec, secrets=secrets, report=caller.report)
-        return Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
+        run = held.run if held else subprocess.run
+        result = await run(plan.spec, secrets=secrets, report=caller.report)
+        outcome = Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
+        return held.tell(outcome) if held else outcome
 
 
 async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.mcp import PUBLISHED
@@ -28,7 +29,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.grants import Grant, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, plain, version_of
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, State, plain, version_of
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.delivery import delivered, holder_of
@@ -51,6 +52,7 @@ _RECENT = timedelta(minutes=1)
 """For how long another process need not look at what a server offers before it calls it."""
 _MAX_TEXT = 16_000
 _TOLD = 20
+Done = TypeVar("Done")
 
 
 class Eras(Protocol):
@@ -79,6 +81,11 @@ class Refreshed:
     server: ServerRecord
     definitions: tuple[Definition, ...]
     issues: tuple[Issue, ...]
+
+    @property
+    def states(self) -> Mapping[State, int]:
+        """How many definitions are in each state."""
+        return Counter(one.state for one in self.definitions)
 
 
 class Servers:
@@ -138,40 +145,22 @@ class Servers:
         try:
             listing = await self._listed(chain, catalog.space, grant)
         except KiwiError as fault:
-            await self._change(key, partial(_failed, server, key, fault.message))
+            work = partial(_failed, server, key, fault.message)
+            await _beside(partial(self.remembered().change, key, work))
             raise
         self._asked_at[server.identity] = monotonic()
         self._seen.add(key)
-        issues = [*listing.issues]
-        offers = offers_of(server.id, listing, issues) if _is_kept(server) else ()
-
-        def work(record: ServerRecord | None, known: Sequence[Definition]) -> Known:
-            return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, offers)
-
-        record, definitions = await self._change(key, work)
-        if not _is_kept(server):
-            definitions = merged((), offers_of(server.id, listing, []), is_accepted=False, now=moment())
-        return Refreshed(record, tuple(definitions), tuple(issues))
+        return await _beside(partial(_taken_in, listing, server, key, self.remembered()))
 
     async def aclose(self) -> None:
         """Ask no more."""
         await self._following.aclose()
 
-    async def _change(
-        self, key: ServerKey, work: Callable[[ServerRecord | None, Sequence[Definition]], Known]
-    ) -> Known:
-        """Write to the store beside the loop; whoever is cancelled meanwhile waits, as the store may be closed then."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self.remembered().change, key, work))
-        try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait({writing})
-            raise
-
     async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
         secrets = revealed(chain, space)
         try:
-            return without_secrets(await _lister().list_items(chain, space, secrets, hosts=grant.hosts), secrets)
+            listing = await _lister().list_items(chain, space, secrets, hosts=grant.hosts)
+            return await asyncio.to_thread(without_secrets, listing, secrets)
         except KiwiError as fault:
             fault.message = redacted(Outcome("error", message=fault.message), secrets).message
             raise
@@ -265,6 +254,31 @@ def _is_old(record: ServerRecord | None) -> bool:
         return False
     age = datetime.now(UTC) - datetime.fromisoformat(record.seen_at)
     return not timedelta(0) <= age < _RECENT
+
+
+async def _beside(work: Callable[[], Done]) -> Done:
+    """Write to the store beside the loop; whoever is cancelled meanwhile waits, as the store may be closed then."""
+    writing = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait({writing})
+        raise
+
+
+def _taken_in(listing: Listing, server: Tool, key: ServerKey, remembered: Definitions) -> Refreshed:
+    """Remember what a server says that it offers, and return that."""
+    issues = [*listing.issues]
+    offers = offers_of(server.id, listing, issues)
+    kept = offers if _is_kept(server) else ()
+
+    def work(record: ServerRecord | None, known: Sequence[Definition]) -> Known:
+        return _listed_now(record or fresh_record(server, key), tuple(known), server, listing, kept)
+
+    record, definitions = remembered.change(key, work)
+    if not _is_kept(server):
+        definitions, issues = merged((), offers, is_accepted=False, now=moment()), [*listing.issues]
+    return Refreshed(record, tuple(definitions), tuple(issues))
 
 
 def _failed(

@@ -13,6 +13,7 @@ from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.mcp.acceptance import Acceptance, named

@@ -52,9 +52,13 @@ def _masked(name: str, value: Json) -> Json:
 
 
 def _masked_words(words: Sequence[Json]) -> list[Json]:
-    """Return the words of a command; what follows on `--token` is a secret."""
-    before = ["", *map(text_of, words)]
-    return [_masked(flag if flag.startswith("-") else "", word) for flag, word in zip(before, words, strict=False)]
+    """Return the words of a command; the one that follows on `--token` is a secret."""
+    pairs = zip(["", *map(text_of, words)], words, strict=False)
+    return [_masked(before if _is_flag(before) and not _is_flag(text_of(word)) else "", word) for before, word in pairs]
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and "=" not in word
 
 
 def _is_secret(name: str, value: str) -> bool:

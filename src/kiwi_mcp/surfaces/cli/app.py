@@ -47,6 +47,7 @@ app.add_typer(task_commands)
 app.add_typer(undo_commands)
 app.add_typer(audit, name="audit")
 
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # its base, which has no public name
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -313,14 +314,27 @@ def _text(path: Path) -> str:
         raise InvalidRequest(f"{path} cannot be read: {error}.", suggestion="Name a readable text file.") from error
 
 
+def _misused(error: typer.BadParameter) -> InvalidRequest:
+    """Return what is wrong with how a command was typed."""
+    command = error.ctx.command_path if error.ctx else "kiwi"
+    return InvalidRequest(error.format_message(), suggestion=f"`{command} --help` shows how it is used.")
+
+
 def main() -> None:
     """Run the command line; a refusal is shown like any other answer."""
     is_json = "--json" in sys.argv or sys.argv[1:2] == ["call"]
     try:
+        if is_json:
+            sys.exit(app(standalone_mode=False))
         app()
+    except _UsageError as error:
+        show(Answer(_misused(error).to_response(), is_error=True), verb="", is_json=is_json)
+        sys.exit(error.exit_code)
     except KiwiError as error:
         show(Answer(error.to_response(), is_error=True), verb="", is_json=is_json)
         sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except CancelledError:

@@ -11,7 +11,7 @@ import typer
 
 from kiwi_mcp.domain.errors import ProjectPathInvalid
 from kiwi_mcp.domain.json import JsonObject, as_list, as_text
-from kiwi_mcp.kernel.places import nearest_project, user_space
+from kiwi_mcp.kernel.places import project_around, user_space
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
 from kiwi_mcp.surfaces.cli.shell import here
@@ -80,8 +80,7 @@ def _announce(is_json: bool, listening: _Listening) -> None:
 
 def _folder(project: Path | None) -> Path | None:
     if project is None:
-        nearest = nearest_project(here())
-        return nearest if (nearest / ".ai").is_dir() else None
+        return project_around(here())
     folder = project.expanduser().absolute()
     if not folder.is_dir():
         raise ProjectPathInvalid(f"{folder} is not a folder.", suggestion="Create it, or name one that exists.")
@@ -109,7 +108,10 @@ def add(
         screen.data(secret)
     if can_use_tools:
         talk("warning: whoever has it can run what you can run here.")
-    if not is_json:
+    if not is_json and can_use_tools:
+        talk("hint: it is shown this once. Paste into an MCP client the address that `kiwi up` prints, such as")
+        talk("  http://127.0.0.1:8765/mcp, and the header `Authorization: Bearer TOKEN` with this token in it.")
+    elif not is_json:
         talk("hint: it is shown this once; keep it in a variable such as TEAM_TOKEN, and name `${TEAM_TOKEN}`.")
 
 

@@ -24,7 +24,7 @@ def reporting(*, is_quiet: bool) -> Iterator[Report]:
         yield silent
     elif sys.stderr.isatty():
         with Console(stderr=True).status("…", spinner="dots") as status:
-            yield lambda step: status.update(escape(_line(step)))
+            yield lambda step: status.update(escape(_line(step) or "…"))
     else:
         yield _Lines()
 
@@ -37,11 +37,13 @@ class _Lines:
 
     def __call__(self, step: Progress) -> None:
         now = time.monotonic()
-        if now >= self._next:
+        if now >= self._next and (line := _line(step)):
             self._next = now + _QUIET_SECONDS
-            print(f"… {_line(step)}", file=sys.stderr)  # noqa: T201 - talking to a person is the job
+            print(f"… {line}", file=sys.stderr)  # noqa: T201 - talking to a person is the job
 
 
 def _line(step: Progress) -> str:
-    count = f" ({step.done:g}/{step.total:g})" if step.total else ""
-    return shown(step.message).replace("\n", " ")[:_WIDTH] + count
+    """Return a step in words; without any it is how much is done, of how much."""
+    words = shown(step.message).replace("\n", " ").strip()[:_WIDTH]
+    count = f"{step.done:g}/{step.total:g}" if step.total else f"{step.done:g}" if step.done and not words else ""
+    return f"{words} ({count})" if words and count else words or count

@@ -13,9 +13,12 @@ def _list(content: JsonObject, screen: Screen) -> None:
     tasks = [as_object(one) for one in as_list(content.get("tasks"))]
     for task in tasks:
         at, status = as_text(task.get("created_at"))[:19], as_text(task.get("status"))
-        told = "  ".join(filter(None, (as_text(task.get("identity")), as_text(task.get("message")))))
-        screen.line(f"{as_text(task.get('task_id'))}  {at}  {status:<14}  {told}")
-    if not tasks:
+        words = [as_text(task.get(word)) for word in ("identity", "principal", "message")]
+        words[1] = f"for {words[1]}" if words[1] else ""
+        screen.line(f"{as_text(task.get('task_id'))}  {at}  {status:<14}  {'  '.join(filter(None, words))}")
+    if tasks:
+        talk("hint: `kiwi tasks TASK` shows one whole, `--cancel` stops it; the first 4 characters are enough.")
+    else:
         talk("No tasks to show.")
 
 

@@ -33,6 +33,10 @@ class Identity:
     """In seconds since 1970, with what clocks may differ."""
 
 
+class Expired(TokenRefused):
+    """A token that the provider has signed, and whose time is over: nobody's try, and its client has to hear of it."""
+
+
 class AccessTokens:
     """The access tokens that are made out for us."""
 
@@ -50,6 +54,8 @@ class AccessTokens:
             if (key := await self._issuer.key(kid, algorithm)) is None:
                 raise _refused("its key is not known")
             return self._identity(self._claims(token, key, algorithm))
+        except jwt.ExpiredSignatureError:
+            raise _refused("it has expired", Expired) from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise _refused(type(error).__name__) from None
 
@@ -94,9 +100,9 @@ def _words(claims: JsonObject, name: str) -> list[str]:
     return value.split() if isinstance(value, str) else [as_text(word) for word in as_list(value)]
 
 
-def _refused(reason: str) -> TokenRefused:
+def _refused(reason: str, kind: type[TokenRefused] = TokenRefused) -> TokenRefused:
     _log.info("an access token is refused: %s", reason)
-    return TokenRefused(
+    return kind(
         "The access token is not valid here.",
         suggestion="Get one from the identity provider for this server's own address, and send it as a bearer token.",
     )

@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused, TooMan
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.store.whose import account_principal, is_token_principal
-from kiwi_mcp.surfaces.gateway.access import AccessTokens, is_access_token
+from kiwi_mcp.surfaces.gateway.access import AccessTokens, Expired, is_access_token
 from kiwi_mcp.surfaces.gateway.settings import LOOPBACK
 from kiwi_mcp.surfaces.gateway.tokens import Token, Tokens
 
@@ -170,6 +170,8 @@ class Door:
     async def _vouched_for(self, access: AccessTokens, secret: str) -> Visitor:
         try:
             identity = await access.verify(secret)
+        except Expired:
+            raise
         except TokenRefused as refusal:
             raise self._refusal(refusal) from None
         return Visitor(

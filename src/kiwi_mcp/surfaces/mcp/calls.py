@@ -21,7 +21,7 @@ from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.offers import TaskUse
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.store.tasks import Task, Tasks
-from kiwi_mcp.surfaces.mcp.errands import Errand, Result, Work
+from kiwi_mcp.surfaces.mcp.errands import Errand, Result, Work, is_unhurried
 from kiwi_mcp.surfaces.mcp.hearing import hearing
 from kiwi_mcp.surfaces.mcp.parked import MOST_PARKED, Parked
 from kiwi_mcp.surfaces.mcp.port import Context
@@ -109,6 +109,8 @@ class Calls:
                 raise MCPError(types.INTERNAL_ERROR, "It runs as a task only, and none can be kept now. Nothing ran.")
         async with hearing(context) as (errand.hear, errand.log):
             if not errand.is_begun:
+                if use == "never" and not errand.can_ask and is_unhurried.get():
+                    return await errand.run(work)
                 is_heard = errand.hear is not silent or use != "never"
                 errand.start(work, has_listener=is_heard, answers=asked.answers)
             return await self._followed(context, asked, errand, None if use == "never" else self._task_after())

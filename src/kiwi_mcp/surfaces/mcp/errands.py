@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import TypeAlias
 
 import anyio
@@ -30,6 +31,10 @@ _PATIENCE = 3_600.0
 
 _MOST_QUESTIONS = 1_000
 """How much one call may ask, from its beginning to its end."""
+
+
+is_unhurried: ContextVar[bool] = ContextVar("is_unhurried", default=False)
+"""Whether a request is cancelled once at most, then waited for: its work tidies up without a task of its own."""
 
 
 class _Asked:
@@ -79,15 +84,17 @@ class Errand:
     def start(self, work: Work, *, has_listener: bool, answers: Mapping[str, JsonObject]) -> None:
         """Begin; answers that came with the call itself are given when their questions are asked."""
         self._in_hand = dict(answers)
-        # That nobody hears or answers must be seen: a server behind Kiwi is then not asked to tell, nor let ask.
-        caller = Caller(
-            self._report if has_listener else silent,
-            self._ask if self._capabilities else nobody,
-            unheard if self.log is unheard else self._note,
-            self._capabilities,
-        )
-        self._work = asyncio.create_task(_done(work(caller)))
+        self._work = asyncio.create_task(_done(work(self._caller(has_listener=has_listener))))
         self._work.add_done_callback(lambda _: self._wake())
+
+    async def run(self, work: Work) -> Result:
+        """Do a work that asks nothing and never goes on alone, here and now."""
+        return await work(self._caller(has_listener=self.hear is not silent))
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is somebody who can be asked."""
+        return bool(self._capabilities)
 
     @property
     def is_begun(self) -> bool:
@@ -144,8 +151,17 @@ class Errand:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({self._work}, timeout=TIDY_SECONDS)
 
+    def _caller(self, *, has_listener: bool) -> Caller:
+        # That nobody hears or answers must be seen: a server behind Kiwi is then not asked to tell, nor let ask.
+        return Caller(
+            self._report if has_listener else silent,
+            self._ask if self._capabilities else nobody,
+            unheard if self.log is unheard else self._note,
+            self._capabilities,
+        )
+
     def _report(self, progress: Progress) -> None:
-        self.latest = progress.message or self.latest
+        self.latest = _in_words(progress) or self.latest
         self.hear(progress)
 
     def _note(self, line: JsonObject) -> None:
@@ -199,3 +215,9 @@ def _unanswered(questions: Questions, message: str) -> Unanswered:
 
 async def _done(work: Awaitable[Result]) -> Result:
     return await work
+
+
+def _in_words(progress: Progress) -> str:
+    """Return a step with how much of the whole is done, where that is known."""
+    count = f"({progress.done:g}/{progress.total:g})" if progress.total else ""
+    return " ".join(filter(None, (progress.message, count)))

@@ -40,7 +40,7 @@ from mcp_types import (
 )
 
 from kiwi_mcp.domain.json import as_object
-from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS
+from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS, is_unhurried
 from kiwi_mcp.surfaces.mcp.server import McpServer
 
 _log = logging.getLogger("kiwi")
@@ -111,8 +111,9 @@ class Exchange:
             await self.notify("notifications/progress", {"progressToken": token, "progress": progress, **given})
 
     async def answer(self, work: Work, *, is_modern: bool = False) -> Answer:
-        """Return what the request is answered with, whatever comes of the work."""
+        """Return what the request is answered with, whatever comes of the work; in a task of its own."""
         number = self.request.id
+        is_unhurried.set(True)  # `call_off` and `stop` cancel that task once
         try:
             return JSONRPCResponse(jsonrpc="2.0", id=number, result=await work())
         except Exception as fault:  # noqa: BLE001 - the edge of the protocol: every fault has an answer

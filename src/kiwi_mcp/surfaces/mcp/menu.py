@@ -18,6 +18,8 @@ ONLY_META_TOOLS = Offers(meta_tools=tuple(verb.name for verb in VERBS if verb.is
 
 _FRESH = 1.0
 """For how many seconds the tool of a name is the one that it was."""
+_PATIENCE, _FIRST_PATIENCE = 0.5, 10.0
+"""For how many seconds a client waits for new offers where there are older ones, and where there are none yet."""
 
 
 class Menu:
@@ -30,21 +32,34 @@ class Menu:
         self._is_read = False
         self._looked_at = 0.0
         self._tools: dict[str, Offer] = {}
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def now(self) -> Offers:
-        """Return the offers; the same object as long as nothing changes."""
-        async with self._lock:
-            try:
-                mark, self._looked_at = self._kernel.offers_mark(), monotonic()
-                if mark != self._mark:
-                    self._serve(await self._kernel.offers())
-                    self._mark = mark
-            except KiwiError as error:  # a project that is not there: each call says so, and the meta-tools stay
-                _log.warning("what clients see cannot be found out: %s", error.message)
-                self._serve(ONLY_META_TOOLS)
-                self._mark = None
-            return self._offers
+        """Return the offers; the same object as long as nothing changes, the older ones while new ones take long."""
+        if self._reading is not None:  # begun before this was asked, so it may have missed what is asked for
+            await self._wait_for(self._reading)
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await self._wait_for(self._reading)
+        return self._offers
+
+    async def _wait_for(self, reading: asyncio.Task[None]) -> None:
+        await asyncio.wait({reading}, timeout=_PATIENCE if self._is_read else _FIRST_PATIENCE)
+        if reading.done():
+            reading.result()
+
+    async def _read(self) -> None:
+        try:
+            mark, self._looked_at = self._kernel.offers_mark(), monotonic()
+            if mark != self._mark:
+                self._serve(await self._kernel.offers())
+                self._mark = mark
+        except KiwiError as error:  # a project that is not there: each call says so, and the meta-tools stay
+            _log.warning("what clients see cannot be found out: %s", error.message)
+            self._serve(ONLY_META_TOOLS)
+            self._mark = None
+        finally:
+            self._reading = None
 
     @property
     def last(self) -> Offers | None:

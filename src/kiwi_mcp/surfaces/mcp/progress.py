@@ -9,8 +9,8 @@ from typing import Self, TypeAlias
 
 from kiwi_mcp.domain.outcome import Progress
 
-Send: TypeAlias = Callable[[float, float | None, str], Awaitable[None]]
-"""Sends one note: how much is done, of how much, in words."""
+Send: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
+"""Sends one note: how much is done, of how much, and in words where there are any."""
 
 INTERVAL = 0.1
 """The least time between two notes, in seconds. Of what is reported meanwhile, the latest is told."""
@@ -53,7 +53,7 @@ class Relay:
         self._news.clear()
         if progress is not None:
             self._told = ahead_of(self._told, progress)
-            await self._send(self._told, progress.total, progress.message)
+            await self._send(self._told, progress.total, progress.message or None)
 
 
 def ahead_of(told: float | None, progress: Progress) -> float:

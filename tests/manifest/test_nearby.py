@@ -1,0 +1,46 @@
+"""Addresses nearby are known for certain, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_mcp.manifest.nearby import nearby_host
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://127.0.0.1:8000/mcp", "127.0.0.1:8000"),
+        ("http://localhost/mcp", "localhost:80"),
+        ("https://nas2/mcp", "nas2:443"),
+        ("ws://10.1.2.3:99/", "10.1.2.3:99"),
+        ("http://[::1]:7/mcp", "[::1]:7"),
+        ("http://printer.local:8080/mcp", "printer.local:8080"),
+    ],
+)
+def test_a_host_of_the_own_network_is_told_with_its_port(url: str, host: str) -> None:
+    assert nearby_host(url) == host
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/mcp",
+        "http://127.0.0.1.example.com/",
+        "http://169.254.169.254/latest",
+        "http://[fe80::1]/",
+        "http://0.0.0.0:80/",
+        "http://0xa9fea9fe/",
+        "http://2852039166/",
+        "http://0251.0376.0251.0376/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://${HOST}:80/",
+        "http://127.0.0.1:${PORT}/",
+        "http://127.0.0.1:99999/",
+        "ftp://127.0.0.1/",
+        "http://[::1/",
+        "",
+    ],
+)
+def test_what_strangers_decide_or_nobody_can_tell_is_not_nearby(url: str) -> None:
+    assert nearby_host(url) == ""

@@ -1,0 +1,431 @@
+"""What visitors may do through the gateway, whose it is, and what becomes of it when their token goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from getpass import getuser
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import httpx2
+import pytest
+from mcp import Client, ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY, ElicitRequestParams, ElicitResult
+from mcp_types.version import LATEST_MODERN_VERSION
+from typer.testing import CliRunner
+
+from kiwi_mcp.domain.errors import InvalidRequest, TokenRefused, TooManyTries
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.store.tasks import KEPT_MS, Task
+from kiwi_mcp.store.whose import STDIO
+from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
+from kiwi_mcp.surfaces.gateway import serve
+from kiwi_mcp.surfaces.gateway.access import AccessTokens
+from kiwi_mcp.surfaces.gateway.settings import OAuth
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, milliseconds
+
+PATIENCE = 45.0
+ASKABLE: JsonObject = {"elicitation": {}, "extensions": {EXTENSION: {}}}
+ASKER = """
+import json, sys
+
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+for line in sys.stdin:
+    message = json.loads(line)
+    number, params = message.get("id"), message.get("params") or {}
+    match message.get("method"):
+        case "initialize":
+            about = {"name": "asker", "version": "1"}
+            say(id=number, result={"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": about})
+        case "tools/list":
+            say(id=number, result={"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]})
+        case "tools/call":
+            form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
+            say(id=f"question {number}", method="elicitation/create", params=form)
+        case None if str(number).startswith("question"):
+            with open("heard", "a") as heard:
+                heard.write(json.dumps(message) + "\\n")
+            say(id=int(number.split()[1]), result={"content": [{"type": "text", "text": json.dumps(message)}]})
+        case _ if number is not None:
+            say(id=number, error={"code": -32601, "message": "No"})
+"""
+
+
+class Served(Protocol):
+    url: str
+    tokens: Tokens
+
+    def token(self, name: str = "ada", *, can_author: bool = False) -> str: ...
+    def client(
+        self, token: str, *, mode: Literal["auto", "legacy"] = "auto"
+    ) -> AbstractAsyncContextManager[Client]: ...
+    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
+
+
+class Serve(Protocol):
+    def __call__(
+        self, *, project: Path | None = None, is_wide: bool = False
+    ) -> AbstractAsyncContextManager[Served]: ...
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await story()
+
+    asyncio.run(in_time())
+
+
+def add_tool(project: Path, name: str, script: str, more: str = "") -> None:
+    folder = project / ".ai" / "tools" / name
+    folder.mkdir(parents=True)
+    (folder / "main.sh").write_text(script)
+    (folder / "tool.yaml").write_text(
+        f"tool_id: {name}\ntool_type: script\nversion: 1.0.0\ndescription: A tool called {name}\n"
+        f"executor: bash_runtime\nconfig:\n  entrypoint: main.sh\n{more}"
+    )
+
+
+async def asked(
+    served: Served, token: str, method: str, about: str, params: JsonObject, capabilities: JsonObject = ASKABLE
+) -> dict[str, Any]:
+    """What a request of the newest era is answered with; its header says what it is about."""
+    headers = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": method, "mcp_name": about}
+    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: capabilities}
+    body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    told: dict[str, Any] = (await served.post(token, body, **headers)).json()
+    return told
+
+
+async def called(served: Served, token: str, verb: str, **arguments: Json) -> dict[str, Any]:
+    """The answer to a meta-tool, or another verb, of a client that can neither be asked nor take tasks."""
+    told = await asked(served, token, "tools/call", verb, {"name": verb, "arguments": arguments}, {})
+    content: dict[str, Any] = told["result"]["structuredContent"]
+    return content
+
+
+async def task_of(served: Served, token: str, task_id: str) -> dict[str, Any]:
+    """What is told of a task."""
+    return await asked(served, token, "tasks/get", task_id, {"taskId": task_id})
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - another process cannot set an event of this one
+        await asyncio.sleep(0.01)
+
+
+def pid_in(file: Path) -> int:
+    return int(file.read_text().strip() or 0) if file.exists() else 0
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_token_named_like_the_owner_sees_nothing_of_the_owners(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
+
+    async def story() -> None:
+        owners = Kernel(project)
+        ran = (await owners.call("execute", {"item_id": "large"})).content
+        own = as_object(as_list((await owners.call("runs", {})).content["runs"])[0])
+        await owners.aclose()
+        async with serving_tools(project=project) as served:
+            token = served.token(getuser())
+            assert (await called(served, token, "runs"))["runs"] == []
+            assert (await called(served, token, "runs", action="show", run_id=own["id"]))["code"] == "run_not_found"
+            page = await called(served, token, "load", item_type="output", item_id=ran["result_handle"])
+            assert page["code"] == "run_not_found"
+
+    run(story)
+
+
+def test_what_a_visitor_made_is_not_read_by_another(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            ada, bob = served.token("ada"), served.token("bob")
+            ran = await called(served, ada, "execute", item_id="large")
+            page: JsonObject = {"item_type": "output", "item_id": ran["result_handle"]}
+            assert (await called(served, bob, "load", **page))["code"] == "run_not_found"
+            assert (await called(served, ada, "load", **page))["content"].startswith("xxx")
+
+    run(story)
+
+
+@pytest.fixture
+def at_once(home: Path) -> None:
+    """Have every call of a client that takes tasks become one at once."""
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "preferences.yaml").write_text("task_after: 0\n")
+
+
+async def a_task(served: Served, token: str, item_id: str) -> str:
+    """The id of the task that a call becomes."""
+    words: JsonObject = {"name": "execute", "arguments": {"item_id": item_id}}
+    told = await asked(served, token, "tools/call", "execute", words)
+    return str(told["result"]["taskId"])
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_name_that_is_given_again_inherits_neither_runs_nor_tasks(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "slow", "sleep 0.3")
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            token = served.token("ada")
+            task = await a_task(served, token, "slow")
+            while (await task_of(served, token, task))["result"]["status"] == "working":  # noqa: ASYNC110 - it polls
+                await asyncio.sleep(0.05)
+            assert len((await called(served, token, "runs"))["runs"]) == 1
+            served.tokens.remove("ada")
+            other = served.token("ada")
+            assert (await called(served, other, "runs"))["runs"] == []
+            assert "No such task" in (await task_of(served, other, task))["error"]["message"]
+
+    run(story)
+    # The owner finds them all by the name that people know.
+    told = asyncio.run(Kernel(project).call("runs", {"actor": "ada"})).content
+    assert [as_object(one)["tool_id"] for one in as_list(told["runs"])] == ["slow"]
+
+
+def test_a_token_named_like_another_way_in_reads_none_of_its_tasks(serving_tools: Serve, project: Path) -> None:
+    async def story() -> None:
+        kernel = Kernel(project)
+        now = milliseconds()
+        kernel.tasks().add(Task("a" * 32, STDIO, "tools/call", "say", "here", now, now, now + KEPT_MS, now))
+        await kernel.aclose()
+        async with serving_tools(project=project) as served:
+            told = await task_of(served, served.token(STDIO), "a" * 32)
+            assert "No such task" in told["error"]["message"]
+
+    run(story)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_token_that_is_removed_takes_its_tasks_with_it(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
+    for name in ("eve", "ada"):
+        add_tool(project, f"sleeper_{name}", f"echo $$ > {name}; exec sleep 60")
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            for name in ("eve", "ada"):
+                await a_task(served, served.token(name), f"sleeper_{name}")
+                await until(lambda name=name: pid_in(project / name) > 0)  # type: ignore[misc]  # bound as it is now
+            served.tokens.remove("eve")
+            await until(lambda: not is_alive(pid_in(project / "eve")))
+            assert is_alive(pid_in(project / "ada"))
+
+    run(story)
+
+
+async def add_asker(project: Path) -> None:
+    """Put a server behind Kiwi that asks its callers, and accept what it offers."""
+    kernel = Kernel(project)
+    words: JsonObject = {"action": "add", "server": "asker", "command": sys.executable, "args": ["-c", ASKER]}
+    added = await kernel.call("mcp", words)
+    assert not added.is_error, added.content
+    await kernel.aclose()
+
+
+def heard(project: Path) -> list[dict[str, Any]]:
+    """What the server behind Kiwi heard to its questions."""
+    file = project / "heard"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_token_that_is_removed_takes_the_calls_that_wait_for_answers_with_it(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
+
+    async def story() -> None:
+        await add_asker(project)
+        async with serving_tools(project=project) as served:
+            words: JsonObject = {"name": "execute", "arguments": {"item_id": "mcp/asker/ask"}}
+            token = served.token("eve")
+            told = await asked(served, token, "tools/call", "execute", words, {"elicitation": {}})
+            assert told["result"]["resultType"] == "input_required", told
+            assert heard(project) == []
+            served.tokens.remove("eve")
+            await until(lambda: bool(heard(project)))
+            assert "ended before" in heard(project)[0]["error"]["message"]
+
+    run(story)
+
+
+def test_a_question_ends_with_the_client_of_the_handshake_era_that_left(serving_tools: Serve, project: Path) -> None:
+    async def story() -> None:
+        await add_asker(project)
+        is_asked = asyncio.Event()
+
+        async def think(context: object, params: ElicitRequestParams) -> ElicitResult:
+            is_asked.set()
+            await asyncio.Event().wait()
+            return ElicitResult(action="accept")
+
+        async with serving_tools(project=project) as served:
+            words = {"Authorization": f"Bearer {served.token()}"}
+
+            async def call() -> None:
+                async with (
+                    httpx2.AsyncClient(headers=words, trust_env=False, timeout=30) as bare,
+                    streamable_http_client(served.url, http_client=bare, terminate_on_close=False) as (
+                        incoming,
+                        outgoing,
+                    ),
+                    ClientSession(incoming, outgoing, elicitation_callback=think) as session,
+                ):
+                    await session.initialize()
+                    await session.call_tool("execute", {"item_id": "mcp/asker/ask"})
+
+            calling = asyncio.create_task(call())
+            await is_asked.wait()
+            calling.cancel()
+            await asyncio.wait({calling})
+            await until(lambda: bool(heard(project)))
+            assert "error" in heard(project)[0]
+
+    run(story)
+
+
+def test_a_server_of_one_project_is_for_no_other(serving_tools: Serve, project: Path, tmp_path: Path) -> None:
+    other, link = tmp_path / "other", tmp_path / "link"
+    (other / ".ai").mkdir(parents=True)
+    link.symlink_to(project)
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            token = served.token(can_author=True)
+            for verb in ("search", "load", "execute", "doctor", "init", "mcp", "runs"):
+                words: JsonObject = {"search": {"query": "x"}, "load": {"item_id": "x"}}.get(verb, {})
+                told = await called(served, token, verb, **words, project_path=str(other))
+                assert told["code"] == "not_permitted", verb
+            assert (await called(served, token, "migrate", path=str(other)))["code"] == "not_permitted"
+            for same in (project, link):
+                assert "results" in await called(served, token, "search", query="x", project_path=str(same))
+        async with serving_tools(project=project, is_wide=True) as served:
+            token = served.token("bob")
+            assert "results" in await called(served, token, "search", query="x", project_path=str(other))
+
+    run(story)
+
+
+MAKING: tuple[tuple[str, JsonObject], ...] = (
+    ("execute", {"action": "create", "item_id": "evil", "parameters": {"tool_type": "script"}}),
+    ("execute", {"action": "update", "item_id": "quick"}),
+    ("execute", {"action": "delete", "item_id": "quick"}),
+    ("execute", {"action": "sign", "item_id": "quick"}),
+    ("execute", {"action": "publish", "item_id": "quick"}),
+    ("execute", {"action": "pull", "item_id": "quick"}),
+    ("execute", {"action": "rollback", "item_id": "quick"}),
+    ("load", {"item_id": "quick", "destination": "user"}),
+    ("registry", {"action": "push"}),
+    ("init", {}),
+    ("migrate", {}),
+)
+
+
+def test_changing_items_is_a_right_of_its_own(serving_tools: Serve, project: Path, home: Path) -> None:
+    add_tool(project, "quick", "echo done")
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            user, author = served.token("user"), served.token("author", can_author=True)
+            for verb, words in MAKING:
+                told = await called(served, user, verb, **words)
+                assert (told["code"], "--author" in told["suggestion"]) == ("not_permitted", True), (verb, words)
+            for words in ({"action": "validate"}, {"action": "why"}, {"action": "versions"}, {"action": "run"}):
+                told = await called(served, user, "execute", item_id="quick", **words)
+                assert told.get("code") != "not_permitted", words
+            assert (await called(served, author, "execute", action="sign", item_id="quick")).get("code") is None
+
+    run(story)
+    assert not (home / ".ai" / "tools").exists()
+
+
+def test_a_call_whose_token_is_removed_is_told_so(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
+    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+
+    async def story() -> None:
+        async with serving_tools(project=project) as served:
+            meta: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
+            body: JsonObject = {"name": "execute", "arguments": {"item_id": "sleeper"}, "_meta": meta}
+            message: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": body}
+            headers = {
+                "mcp_protocol_version": LATEST_MODERN_VERSION,
+                "mcp_method": "tools/call",
+                "mcp_name": "execute",
+            }
+            calling = asyncio.create_task(served.post(served.token("eve"), message, **headers))
+            await until(lambda: pid_in(project / "pid") > 0)
+            served.tokens.remove("eve")
+            answer = await calling
+            assert answer.status_code == 401
+            assert "was removed" in answer.text
+            assert "retry-after" not in answer.headers
+
+    run(story)
+
+
+def test_wrong_access_tokens_count_among_the_wrong_ones(home: Path) -> None:
+    async def story() -> None:
+        settings = OAuth("http://127.0.0.1:9", "https://kiwi.test/mcp")
+        access = AccessTokens(settings)
+        tokens = Tokens(home / ".ai")
+        right = tokens.add("ada", [], can_write=False)
+        door = Door(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False, access=access)
+        found: list[type[TokenRefused]] = []
+        for number in range(40):
+            with pytest.raises(TokenRefused) as refused:
+                await door.admit({"authorization": f"Bearer {number}.b.c"})
+            found.append(type(refused.value))
+        assert found == [TokenRefused] * 30 + [TooManyTries] * 10
+        assert (await door.admit({"authorization": f"Bearer {right}"})).actor.name == "ada"
+        await access.aclose()
+
+    run(story)
+
+
+def test_nobody_holds_more_than_a_quarter_of_the_connections() -> None:
+    assert 2 * mcp_endpoint._AT_ONCE <= serve._CONNECTIONS / 4
+
+
+def test_a_token_that_may_make_tools_may_use_them(home: Path) -> None:
+    with pytest.raises(InvalidRequest, match="use them too"):
+        Tokens(home / ".ai").add("ada", [], can_write=False, can_author=True)
+    secret = Tokens(home / ".ai").add("ada", [], can_write=False, can_use_tools=True, can_author=True)
+    token = Tokens(home / ".ai").find(secret)
+    assert token is not None
+    assert (token.can_use_tools, token.can_author) == (True, True)
+    assert token.principal == f"token:ada:{token.sha256[:8]}"
+
+
+def test_whoever_makes_a_token_for_tools_hears_what_it_opens() -> None:
+    runner = CliRunner()
+    made = runner.invoke(up, ["token", "add", "ada", "--tools", "--author"])
+    assert "whoever has it can run what you can run here" in made.stderr
+    assert "warning" not in runner.invoke(up, ["token", "add", "bob"]).stderr
+    assert "tools author" in runner.invoke(up, ["token", "list"]).stdout

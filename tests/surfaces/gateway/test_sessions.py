@@ -1,0 +1,274 @@
+"""The short way of a call over HTTP: what it says is what the SDK's own way says, and it ends when that would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx2
+import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.surfaces.gateway import reply, sessions
+from kiwi_mcp.surfaces.gateway.sessions import Session
+
+ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
+JSON, EVENTS = "application/json", "text/event-stream"
+CALLS: list[JsonObject] = [
+    {"name": "help", "arguments": {}},
+    {"name": "help", "arguments": {"topic": "nöthing"}},
+    {"name": "execute", "arguments": {"item_id": "nothing_of_that_name"}},
+    {"name": "nothing_of_that_name", "arguments": {}},
+    {"name": "help", "arguments": ["no object"]},
+    {"name": "help", "arguments": {}, "_meta": {"progressToken": 7}},
+]
+
+
+class Served(Protocol):
+    url: str
+    bare: httpx2.AsyncClient
+
+    def token(self, name: str = "ada") -> str: ...
+    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
+
+
+class Serve(Protocol):
+    def __call__(self, *, project: Path | None = None) -> AbstractAsyncContextManager[Served]: ...
+
+
+def run(serving_tools: Serve, project: Path, story: Callable[[Served, str], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        async with asyncio.timeout(45), serving_tools(project=project) as served:
+            await story(served, served.token())
+
+    asyncio.run(in_time())
+
+
+async def opened(
+    served: Served, token: str, version: str = LATEST_HANDSHAKE_VERSION, capabilities: JsonObject | None = None
+) -> Mapping[str, str]:
+    """Open a session, and return the headers of a request in it."""
+    params: JsonObject = {"protocolVersion": version, "capabilities": capabilities or {}, "clientInfo": {"name": "a", "version": "1"}}  # fmt: skip  # noqa: E501 - one line of the wire
+    answer = await served.post(token, {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
+    headers = {"mcp_session_id": answer.headers["mcp-session-id"], "mcp_protocol_version": version}
+    await served.post(token, {"jsonrpc": "2.0", "method": "notifications/initialized"}, **headers)
+    await served.post(token, {"jsonrpc": "2.0", "id": 1, "method": "ping"}, **headers)
+    return headers
+
+
+def a_call(params: JsonObject, number: Json = 5) -> JsonObject:
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def modern(params: JsonObject) -> tuple[JsonObject, dict[str, str]]:
+    meta = params.get("_meta")
+    marked = {**params, "_meta": {**ENVELOPE, **(meta if isinstance(meta, dict) else {})}}
+    name = str(params["name"])
+    return a_call(marked), {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "tools/call", "mcp_name": name}
+
+
+def messages(answer: httpx2.Response) -> list[str]:
+    """Return the messages of an answer as they stand in it, whatever its form."""
+    if answer.headers["content-type"].startswith(EVENTS):
+        return [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [answer.text]
+
+
+def long_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "_begin", lambda *_: False)
+    patch.setattr(sessions, "is_modern_call", lambda _: False)
+
+
+def add_tool(project: Path, name: str, script: str) -> None:
+    folder = project / ".ai" / "tools" / name
+    folder.mkdir(parents=True)
+    (folder / "main.sh").write_text(script)
+    (folder / "tool.yaml").write_text(
+        f"tool_id: {name}\ntool_type: script\nversion: 1.0.0\ndescription: A tool called {name}\n"
+        "executor: bash_runtime\nconfig:\n  entrypoint: main.sh\n"
+    )
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - another process cannot set an event of this one
+        await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
+def test_a_session_says_what_the_sdk_says_and_as_plain_json(
+    version: str, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(served: Served, token: str) -> None:
+        headers = await opened(served, token, version)
+        for params in CALLS:
+            short = await served.post(token, a_call(params), **headers)
+            with monkeypatch.context() as patch:
+                long_way(patch)
+                long = await served.post(token, a_call(params), **headers)
+            assert short.headers["content-type"] == JSON
+            assert long.headers["content-type"].startswith(EVENTS)
+            assert messages(short) == messages(long)
+            assert short.headers["mcp-session-id"] == headers["mcp_session_id"]
+
+    run(serving_tools, project, story)
+
+
+def test_a_call_of_the_newest_era_says_what_the_sdk_says(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(served: Served, token: str) -> None:
+        for params in CALLS:
+            body, headers = modern(params)
+            wrong: list[dict[str, str]] = [{}, {"mcp_name": "other"}, {"mcp_method": "ping"}, {"accept": JSON}]
+            for words in wrong:
+                short = await served.post(token, body, **{**headers, **words})
+                with monkeypatch.context() as patch:
+                    long_way(patch)
+                    long = await served.post(token, body, **{**headers, **words})
+                assert (short.status_code, short.text) == (long.status_code, long.text)
+                assert short.headers.get("content-type") == long.headers.get("content-type")
+
+    run(serving_tools, project, story)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"jsonrpc":"2.0","id":1.5,"method":"tools/call"}', "\ud83e\udd5d"])
+def test_what_is_no_message_is_the_sdks_to_refuse(
+    text: str, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(served: Served, token: str) -> None:
+        session = await opened(served, token)
+        for headers in (session, modern(CALLS[0])[1]):
+            short = await served.post(token, text, **headers)
+            with monkeypatch.context() as patch:
+                long_way(patch)
+                long = await served.post(token, text, **headers)
+            assert (short.status_code, short.text) == (long.status_code, long.text)
+            assert short.status_code == 400
+
+    run(serving_tools, project, story)
+
+
+def test_a_client_that_can_be_asked_while_it_waits_gets_a_stream(serving_tools: Serve, project: Path) -> None:
+    async def story(served: Served, token: str) -> None:
+        headers = await opened(served, token, capabilities={"elicitation": {}})
+        answer = await served.post(token, a_call(CALLS[0]), **headers)
+        assert answer.headers["content-type"].startswith(EVENTS)
+
+    run(serving_tools, project, story)
+
+
+def test_what_comes_before_the_answer_makes_it_a_stream(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo told")
+    params: JsonObject = {"name": "execute", "arguments": {"item_id": "teller"}, "_meta": {"progressToken": "t"}}
+
+    async def story(served: Served, token: str) -> None:
+        body, headers = modern(params)
+        for answer in (
+            await served.post(token, a_call(params), **await opened(served, token)),
+            await served.post(token, body, **headers),
+        ):
+            assert answer.headers["content-type"] == EVENTS
+            told = [json.loads(message) for message in messages(answer)]
+            assert told[0]["method"] == "notifications/progress"
+            assert told[-1]["result"]["isError"] is False
+
+    run(serving_tools, project, story)
+
+
+def test_a_long_silence_is_broken_by_comments(
+    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply, "PING_SECONDS", 0.05)
+    add_tool(project, "slow", "sleep 0.4")
+    params: JsonObject = {"name": "execute", "arguments": {"item_id": "slow"}}
+
+    async def story(served: Served, token: str) -> None:
+        body, headers = modern(params)
+        for answer in (
+            await served.post(token, a_call(params), **await opened(served, token)),
+            await served.post(token, body, **headers),
+        ):
+            assert answer.text.startswith(": ping")
+            assert json.loads(messages(answer)[-1])["result"]["isError"] is False
+
+    run(serving_tools, project, story)
+
+
+async def _sleeping(served: Served, token: str, project: Path, headers: Mapping[str, str]) -> tuple[Any, int]:
+    """Call a tool that sleeps, and return the call under way and the process."""
+    pid = project / "pid"
+    params: JsonObject = {"name": "execute", "arguments": {"item_id": "sleeper"}}
+    calling = asyncio.create_task(served.post(token, a_call(params, 9), **headers))
+    await until(lambda: pid.exists() and bool(pid.read_text().strip()))
+    return calling, int(pid.read_text())
+
+
+@pytest.mark.req("K-PR-04")
+def test_a_call_that_is_called_off_is_ended_and_says_so(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+
+    async def story(served: Served, token: str) -> None:
+        headers = await opened(served, token)
+        calling, pid = await _sleeping(served, token, project, headers)
+        off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
+        assert (await served.post(token, off, **headers)).status_code == 202
+        assert (await calling).json()["error"] == {"code": -32800, "message": "Request cancelled"}
+        assert not is_alive(pid)
+        assert (await served.post(token, a_call(CALLS[0], 9), **headers)).json()["id"] == 9
+
+    run(serving_tools, project, story)
+
+
+def test_the_end_of_a_session_ends_its_calls(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+
+    async def story(served: Served, token: str) -> None:
+        headers = await opened(served, token)
+        calling, pid = await _sleeping(served, token, project, headers)
+        words = {"Authorization": f"Bearer {token}", "mcp-session-id": headers["mcp_session_id"]}
+        assert (await served.bare.delete(served.url, headers=words)).status_code == 200
+        assert (await calling).status_code == 500
+        assert not is_alive(pid)
+
+    run(serving_tools, project, story)
+
+
+def test_another_ones_number_calls_off_nothing(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "sleeper", "echo $$ > pid; sleep 0.5; echo slept")
+
+    async def story(served: Served, token: str) -> None:
+        headers, other = await opened(served, token), served.token("bob")
+        theirs = await opened(served, other)
+        calling, _ = await _sleeping(served, token, project, headers)
+        off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
+        assert (await served.post(other, off, **headers)).status_code == 404
+        assert (await served.post(other, off, **theirs)).status_code == 202
+        assert (await calling).json()["result"]["isError"] is False
+
+    run(serving_tools, project, story)
+
+
+def test_a_client_of_the_handshake_era_that_leaves_does_not_end_its_call(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "sleeper", "echo $$ > pid; sleep 0.3; echo slept > done")
+
+    async def story(served: Served, token: str) -> None:
+        calling, _ = await _sleeping(served, token, project, await opened(served, token))
+        calling.cancel()
+        await until(lambda: (project / "done").exists())
+
+    run(serving_tools, project, story)
