@@ -153,6 +153,7 @@ fi
 case "${1:-}" in
   --test)
     install_interpreters
+    command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
     install_others mcp .venv/mcp-servers
     ;;
   --bench) install_others bench .venv/bench ;;

@@ -9,6 +9,7 @@ SLOW = frozenset(
         "drivers/mcp/test_bad_servers.py",
         "drivers/mcp/test_network.py",
         "drivers/mcp/test_pool.py",
+        "drivers/process/test_jail.py",
         "faults/test_loss.py",
         "faults/test_malice.py",
         "faults/test_outages.py",
@@ -19,6 +20,7 @@ SLOW = frozenset(
         "security/test_parsers.py",
         "security/test_running_tools.py",
         "stories/test_apis.py",
+        "stories/test_isolation.py",
         "stories/test_mcp_servers.py",
         "stories/test_sharing.py",
         "surfaces/cli/test_process.py",
@@ -29,6 +31,9 @@ SLOW = frozenset(
 )
 """Files below `tests` whose tests start many processes and servers, or try very many inputs."""
 
+SANDBOXED = "sandbox/"
+"""The folder whose tests need bubblewrap."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,7 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec = getattr(item, "callspec", None)
         # A parameter is the kind of a store, or several kinds.
         kinds = [kind for kind in callspec.params.values() if isinstance(kind, str | tuple)] if callspec else []
-        is_slow = item.path.relative_to(config.rootpath / "tests").as_posix() in SLOW
+        path = item.path.relative_to(config.rootpath / "tests").as_posix()
+        is_slow = path in SLOW or path.startswith(SANDBOXED)
         is_on_postgres = "postgres_server" in getattr(item, "fixturenames", ())
         if is_slow or is_on_postgres or any("postgres" in kind for kind in kinds):
             item.add_marker(pytest.mark.full)

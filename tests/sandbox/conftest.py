@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import pickle
 import shutil
-import subprocess as starting
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -20,11 +18,13 @@ from typing import TypeVar
 import pytest
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.isolation import Handover, Jail, Level, Limits
+from kiwi_mcp.domain.isolation import Jail, Level, Limits
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives import subprocess
 from kiwi_mcp.primitives.subprocess import ProcessResult
+from kiwi_mcp.primitives.user_namespace import owner_map as make_owner_map
+from kiwi_mcp.sandbox.bubblewrap import NOBODY
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.port import Confined
 from kiwi_mcp.sandbox.standing import choose, examine
@@ -38,55 +38,7 @@ PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 async def run_confined(confined: Confined, secrets: Mapping[str, str] | None = None) -> ProcessResult:
     """Run what a backend gave through the primitive, with all that its start takes."""
-    if "handover" in inspect.signature(subprocess.run).parameters:
-        run: Callable[..., Awaitable[ProcessResult]] = subprocess.run
-        return await run(confined.spec, secrets=secrets or {}, handover=confined.handover)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", _popen(confined.handover))
-        try:
-            return await subprocess.run(confined.spec, secrets=secrets or {})
-        finally:
-            _bury()
-
-
-def _bury() -> None:
-    """Wait for what a launcher of root's left behind, which has ended and which root may lack the right to know."""
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        if ") Z " in Path(f"/proc/{pid}/stat").read_text() and "(bwrap)" in Path(f"/proc/{pid}/stat").read_text():
-            os.waitpid(int(pid), os.WNOHANG)
-
-
-def _popen(handover: Handover) -> Callable[..., starting.Popen[bytes]]:
-    def start(
-        argv: tuple[str, ...],
-        *,
-        pass_fds: tuple[int, ...],
-        stdin: int,
-        stdout: int,
-        stderr: int,
-        executable: str,
-        cwd: str,
-        env: Mapping[str, str],
-        start_new_session: bool,
-    ) -> starting.Popen[bytes]:
-        if handover.owner is not None:
-            for pipe in (*pass_fds, stdout, stderr):
-                os.fchown(pipe, handover.owner, -1)
-        process = starting.Popen(
-            argv,
-            pass_fds=(*pass_fds, *handover.descriptors),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            executable=executable,
-            cwd=cwd,
-            env=env,
-            start_new_session=start_new_session,
-        )
-        handover.enter(process.pid)
-        return process
-
-    return start
+    return await subprocess.run(confined.spec, secrets=secrets or {}, handover=confined.handover)
 
 
 @dataclass(frozen=True)
@@ -194,25 +146,10 @@ def as_ordinary(work: Callable[[], T]) -> T:
 @pytest.fixture(scope="session")
 def owner_map() -> Iterator[int | None]:
     """A user namespace in which root is the user that sandboxes of root's run as."""
-    if not IS_ROOT:
-        yield None
-        return
-    held = starting.Popen(["/usr/bin/unshare", "--user", "/bin/cat"], stdin=starting.PIPE, stdout=starting.PIPE)
-    assert held.stdin is not None
-    assert held.stdout is not None
-    try:
-        held.stdin.write(b"\n")
-        held.stdin.flush()
-        held.stdout.read(1)  # it has entered the namespace and become `cat`
-        Path(f"/proc/{held.pid}/uid_map").write_text("0 65534 1")
-        Path(f"/proc/{held.pid}/gid_map").write_text("0 65534 1")
-        space = os.open(f"/proc/{held.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        held.stdin.close()
-        held.stdout.close()
-        held.wait(10)
+    space = make_owner_map(NOBODY)
     yield space
-    os.close(space)
+    if space is not None:
+        os.close(space)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,6 @@ def standings(state: Path, found: Sequence[Backend]) -> tuple[Standing, ...]:
 
 
 @pytest.mark.case("DEG-01")
-@pytest.mark.req("K-IS-01")
 @pytest.mark.parametrize("level", SANDBOXES)
 def test_without_a_sandbox_program_the_level_is_refused_with_what_is_missing(level: Level, tmp_path: Path) -> None:
     without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -19,7 +18,6 @@ def rank(level: Level) -> int:
     return LEVELS.index(level)
 
 
-@pytest.mark.req("K-IS-01")
 @given(some.lists(origins, min_size=1), some.lists(levels))
 def test_a_chain_is_held_as_strictly_as_its_strictest_part(chain: list[str], asked: list[Level]) -> None:
     held = needed_level(chain, asked)
@@ -32,7 +30,6 @@ def test_a_word_that_is_no_level_never_loosens(asked: list[str], word: str) -> N
     assert strictest([]) == "restricted"
 
 
-@pytest.mark.req("K-IS-01")
 def test_origins_have_the_floors_that_are_promised() -> None:
     assert floor("builtin") == "trusted"
     assert floor("owner_written") == floor("model_written") == floor("known_publisher") == "sandboxed"

@@ -17,8 +17,8 @@ _SOURCES: tuple[Source, ...] = get_args(Source)
 _MAX_LENGTH = 400
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _EXAMPLES = (
-    "Write `name`, `name@^1.2`, `name@sha256:…`, `namespace/name` for a published one, or a full identity such as "
-    "`project/local/name@1.0.0`."
+    "Write `name`, `name@^1.2`, `name@sha256:…`, `namespace/name` for a published one, `server/name` for one of an MCP "
+    "server, or a full identity such as `project/local/name@1.0.0`."
 )
 
 

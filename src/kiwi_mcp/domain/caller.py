@@ -20,6 +20,8 @@ class Question:
 
     method: QuestionMethod
     params: JsonObject
+    is_own: bool = False
+    """Whether Kiwi itself asks, so that nobody can have answered before they were asked."""
 
 
 Questions: TypeAlias = Mapping[str, Question]

@@ -21,6 +21,7 @@ from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
 from kiwi_mcp.kernel.delivery import held
+from kiwi_mcp.kernel.isolation import ADVICE, tell_isolation
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
@@ -39,6 +40,7 @@ def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[Js
     space = catalog.space
     checks = [
         *_machine(),
+        _check("isolation", tell_isolation(space), status="warning", fix=ADVICE),
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
@@ -69,12 +71,6 @@ def _fix(error: KiwiError) -> str:
 def _machine() -> Iterator[JsonObject]:
     yield _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}")
     yield _check("python", f"{platform.python_version()} ({sys.executable})")
-    yield _check(
-        "isolation",
-        "tools run as you: own process group, clean environment, time and output limits; no sandbox",
-        status="warning",
-        fix="Run only tools you would run by hand; look at them with `kiwi load` first.",
-    )
 
 
 def _folders(space: Space) -> Iterator[JsonObject]:

@@ -225,8 +225,10 @@ class Kernel:
                 aside = self._far if asks_registry(request) else self._near
                 return Answer(await aside.do(self._space_for(request), partial(find, request)))
             case LoadRequest():
+                # The owner's files are the owner's to read; whoever else calls sees what they made themselves.
+                check = self._runs(caller).get if caller.name and request.item_type == "output" else None
                 return Answer(
-                    load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id))
+                    load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id), check)
                 )
             case ExecuteRequest():
                 return await self._execute(request, caller, witness)

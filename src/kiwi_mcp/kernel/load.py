@@ -20,23 +20,38 @@ from kiwi_mcp.store.outputs import read_page
 _TEXT_LIMIT = 200_000
 
 
-def load(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes]) -> JsonObject:
+def load(
+    request: LoadRequest,
+    catalog: Catalog,
+    stored: Callable[[str], bytes],
+    check: Callable[[str], object] | None = None,
+) -> JsonObject:
     """Return one item, or a page of a result; copy it first where a destination is given.
 
-    `stored` gives the result that is in the store, by the id of its run.
+    `stored` gives the result that is in the store, by the id of its run; `check` refuses runs that are not the
+    reader's to see.
     """
     if request.item_type == "output":
-        return _page(request, catalog, stored)
+        return _page(request, catalog, stored, check)
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
         return definition(tool, catalog, request.file)
     return _copied(tool, catalog, request.destination)
 
 
-def _page(request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes]) -> JsonObject:
+def _page(
+    request: LoadRequest, catalog: Catalog, stored: Callable[[str], bytes], check: Callable[[str], object] | None
+) -> JsonObject:
     user = catalog.space.user
     home = outputs_home(catalog.space.project_ai, user)
-    read = partial(read_page, handle=request.item_id, offset=request.offset, length=request.length, stored=stored)
+    read = partial(
+        read_page,
+        handle=request.item_id,
+        offset=request.offset,
+        length=request.length,
+        stored=stored,
+        check=check,
+    )
     try:
         return read(home)
     except NotFound:  # a call that was made without a project has left its output with the user

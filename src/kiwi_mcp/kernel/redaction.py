@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions, nobody, unheard
+from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Questions, nobody, unheard
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
 from kiwi_mcp.primitives.secrets import Redactor
@@ -37,7 +37,7 @@ def careful(caller: Caller, secrets: Mapping[str, str]) -> Caller:
 
     async def ask(questions: Questions) -> Answers:
         return await caller.ask(
-            {key: Question(one.method, as_object(_without(cleaner, one.params))) for key, one in questions.items()}
+            {key: replace(one, params=as_object(_without(cleaner, one.params))) for key, one in questions.items()}
         )
 
     def note(line: JsonObject) -> None:

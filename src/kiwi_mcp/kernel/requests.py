@@ -142,9 +142,7 @@ class McpRequest(Request):
     client: Annotated[Name | None, Field(description="connect: the client that is to use Kiwi")] = None
     undo: Annotated[bool, Field(description="connect: take Kiwi out again")] = False
     replace: Annotated[bool, Field(description="connect: take out the servers there that are in Kiwi")] = False
-    location: Annotated[
-        Where | None, Field(description="add, import: where manifests go; connect: whose file")
-    ] = None
+    location: Annotated[Where | None, Field(description="add, import: where manifests go; connect: whose file")] = None
     dry_run: Annotated[bool, Field(description="Show what would happen")] = False
     project_path: Text | None = None
 

@@ -12,8 +12,10 @@ from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, KiwiError
 from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.process.jail import check_level
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
+from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.primitives.addresses import is_address, refusal
@@ -41,6 +43,7 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     gates: list[Callable[[], object]] = [
         lambda: verify(chain, changes, is_frozen=call.is_frozen),
         lambda: driver_of(chain),
+        lambda: check_level(chain.isolation, call.space),
         lambda: check_target(prepare(call, catalog, grant).plan, {name: one.bound for name, one in stored.items()}),
         *(partial(refuse_holder, one, holder) for one in stored.values()),
     ]
@@ -62,6 +65,7 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         "tool_id": chain.tool.id,
         "identity": chain.tool.identity,
         "driver": chain.driver,
+        **({"isolation": chain.isolation} if chain.driver == HELD else {}),
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
         "lockfile": list(changes),

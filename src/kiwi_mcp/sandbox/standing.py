@@ -15,8 +15,8 @@ from tempfile import NamedTemporaryFile
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.isolation import Jail, Level
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.sandbox.levels import FOLDER, Offer, demands, in_order, offers, read_data
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.sandbox.levels import FOLDER, demands, in_order, offers, read_data, words
 from kiwi_mcp.sandbox.port import Backend, Runner
 from kiwi_mcp.sandbox.refusals import unavailable
 
@@ -85,7 +85,7 @@ async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tupl
 def recall(backends: Iterable[Backend], state: Path) -> tuple[Standing, ...] | None:
     """Return the standing of each backend without running anything; None where a self-test is still to be run."""
     known = _read(state / _FILE)
-    found = [_obstructed(backend) or _remembered(backend, known.get(_key(backend))) for backend in backends]
+    found = [_obstructed(backend) or _recalled(backend, known) for backend in backends]
     standings = tuple(standing for standing in found if standing is not None)
     return standings if len(standings) == len(found) else None
 
@@ -98,10 +98,15 @@ def forget(state: Path) -> None:
 
 def _remembered(backend: Backend, properties: Json) -> Standing | None:
     offer = offers()[backend.name]
-    proved = {as_text(prop) for prop in as_list(properties)} & offer.proves
-    if backend.obstacles() or (offer.proves and not proved):
+    if backend.obstacles() or (offer.proves and not words(properties) & offer.proves):
         return None
-    return _standing(backend, offer, proved)
+    return _standing(backend, properties)
+
+
+def _recalled(backend: Backend, known: Mapping[str, Json]) -> Standing | None:
+    """Return what a self-test has shown, also where that was nothing."""
+    key = _key(backend)
+    return _standing(backend, known[key]) if key in known else None
 
 
 def _obstructed(backend: Backend) -> Standing | None:
@@ -110,28 +115,32 @@ def _obstructed(backend: Backend) -> Standing | None:
 
 
 async def _examined(backend: Backend, state: Path, run: Runner) -> Standing:
-    offer = offers()[backend.name]
     if (obstructed := _obstructed(backend)) is not None:
         return obstructed
     with _secret_in(state) as secret:
         test = backend.self_test(secret)
         if test is None:
-            return _standing(backend, offer, frozenset())
+            return _standing(backend, None)
         try:
             with backend.wrap(test.spec, test.jail) as confined:
                 ended = await run(confined)
                 confined.check(ended)
         except Unavailable as fault:
             return Standing(backend, frozenset(), (f"{fault.message} {fault.suggestion}",))
-    return _standing(backend, offer, {*ended.stdout.decode(errors="replace").split()} & offer.proves)
+    return _standing(backend, [*ended.stdout.decode(errors="replace").split()])
 
 
-def _standing(backend: Backend, offer: Offer, proved: Iterable[str]) -> Standing:
-    properties = offer.provides | frozenset(proved)
+def _standing(backend: Backend, shown: Json) -> Standing:
+    """Return the standing of a backend whose self-test has shown some properties."""
+    offer = offers()[backend.name]
+    properties = offer.provides | (words(shown) & offer.proves)
     unproved = offer.proves - properties
     reasons = [_NO_GROUPS] if unproved & _GROUPED else []
     if others := in_order(unproved - _GROUPED):
-        reasons.append(f"The self-test of {backend.name} did not show {', '.join(others)}: see `kiwi doctor`.")
+        reasons.append(
+            f"The self-test of {backend.name} did not show {', '.join(others)} here: look whether a container "
+            "or a security module restricts it."
+        )
     return Standing(backend, properties, tuple(reasons))
 
 

@@ -202,10 +202,21 @@ def result_bytes(text: str) -> bytes:
 
 
 def read_page(
-    project_ai: Path, handle: str, *, offset: int, length: int, stored: Callable[[str], bytes] | None = None
+    project_ai: Path,
+    handle: str,
+    *,
+    offset: int,
+    length: int,
+    stored: Callable[[str], bytes] | None = None,
+    check: Callable[[str], object] | None = None,
 ) -> JsonObject:
-    """Return part of a result, by its handle; `stored` gives those that are in the store, by the id of their run."""
+    """Return part of a result, by its handle.
+
+    `stored` gives those that are in the store, by the id of their run; `check` refuses a run that is not the reader's.
+    """
     record = read_record(project_ai, handle)
+    if check is not None:
+        check(as_text(record.get("run_id")))
     text = _stored_text(record, handle, stored) if "result_sha256" in record else result_text(record.get("result"))
     page = text[offset : offset + min(length, PAGE)]
     end = offset + len(page)

@@ -10,10 +10,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from kiwi_mcp import __version__
+
 
 def main() -> None:
     """Run the command that the arguments name."""
     words = sys.argv[1:]
+    if words in (["version"], ["--version"]):
+        sys.stdout.write(f"{__version__}\n")
+        sys.exit()
     if words[:1] == ["serve"] and (project := named_project(words[1:])) is not None:
         serve(project)
     else:

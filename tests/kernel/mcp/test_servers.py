@@ -18,6 +18,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.mcp import verbs
 from kiwi_mcp.kernel.mcp.following import Following
 from kiwi_mcp.kernel.mcp.pins import accepted, merged, offers_of, unlisted
 from kiwi_mcp.kernel.mcp.servers import Servers
@@ -339,6 +340,27 @@ def test_a_model_starts_no_server_that_the_owner_has_not_added(project: Path, sc
     assert as_a_model(project, "mcp", action="refresh", server="evil").content["code"] == "not_permitted"
     assert as_a_model(project, "mcp", action="refresh").content["servers"] == []
     assert scripted.starts == 0
+
+
+def test_a_model_has_a_server_asked_once_a_minute_at_the_most(
+    ask: Ask, scripted: Scripted, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask("mcp", action="add", server="one", **scripted.words)
+
+    async def story() -> None:
+        kernel = Kernel(project, is_owner=False)
+        one: JsonObject = {"action": "refresh", "server": "one"}
+        assert "items" in (await kernel.call("mcp", one)).content
+        scripted.offer(tool("fresh"))
+        soon = (await kernel.call("mcp", one)).content
+        assert "less than a minute ago" in as_text(soon["message"])
+        assert "fresh" not in str(soon["items"])
+        assert (await kernel.call("mcp", {"action": "refresh"})).content["servers"] == []
+        monkeypatch.setattr(verbs, "_PAUSE", 0.0)
+        assert "fresh" in str((await kernel.call("mcp", one)).content["items"])
+        await kernel.aclose()
+
+    asyncio.run(story())
 
 
 def test_a_manifest_by_hand_is_no_way_around_the_owner(ask: Ask, scripted: Scripted, project: Path) -> None:

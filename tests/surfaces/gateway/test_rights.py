@@ -150,12 +150,13 @@ def test_a_token_named_like_the_owner_sees_nothing_of_the_owners(serving_tools: 
             assert (await called(served, token, "runs"))["runs"] == []
             assert (await called(served, token, "runs", action="show", run_id=own["id"]))["code"] == "run_not_found"
             page = await called(served, token, "load", item_type="output", item_id=ran["result_handle"])
-            assert page["code"] == "run_not_found"
+            assert page["code"] == "not_found"
 
     run(story)
 
 
 def test_what_a_visitor_made_is_not_read_by_another(serving_tools: Serve, project: Path) -> None:
+    add_tool(project, "small", "echo secret")
     add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
 
     async def story() -> None:
@@ -163,8 +164,13 @@ def test_what_a_visitor_made_is_not_read_by_another(serving_tools: Serve, projec
             ada, bob = served.token("ada"), served.token("bob")
             ran = await called(served, ada, "execute", item_id="large")
             page: JsonObject = {"item_type": "output", "item_id": ran["result_handle"]}
-            assert (await called(served, bob, "load", **page))["code"] == "run_not_found"
+            assert (await called(served, bob, "load", **page))["code"] == "not_found"
             assert (await called(served, ada, "load", **page))["content"].startswith("xxx")
+            await called(served, ada, "execute", item_id="small")
+            [file] = (project / ".ai" / "outputs" / "tools" / "small").iterdir()
+            page = {"item_type": "output", "item_id": f"small/{file.stem}"}  # as anybody could guess
+            assert (await called(served, bob, "load", **page))["code"] == "not_found"
+            assert (await called(served, ada, "load", **page))["content"] == "secret"
 
     run(story)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,15 +20,16 @@ from mcp.shared.message import SessionMessage
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from kiwi_mcp.domain.caller import Caller, Question, nobody, unheard
-from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.errors import StoreUnavailable, Unanswered
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.offers import TaskUse
 from kiwi_mcp.domain.outcome import Progress, silent
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.tasks import LOST, STALE_MS, Tasks
+from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, Tasks
 from kiwi_mcp.surfaces.mcp import calls as calls_module
 from kiwi_mcp.surfaces.mcp import parked as parked_module
+from kiwi_mcp.surfaces.mcp import task_news
 from kiwi_mcp.surfaces.mcp import tasks as tasks_module
 from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
 from kiwi_mcp.surfaces.mcp.parked import Parked
@@ -377,6 +379,37 @@ def test_answers_that_come_with_the_call_are_given_when_they_are_asked_for(world
     run(story())
 
 
+def test_what_kiwi_itself_asks_is_answered_by_nobody_who_was_not_asked(world: World) -> None:
+    own = Question(WHO.method, WHO.params, is_own=True)
+
+    async def approved(_: JsonObject, caller: Caller) -> types.CallToolResult:
+        return text(json.dumps(await caller.ask({"approval": own})))
+
+    async def story() -> None:
+        world.tools |= {"approved": (approved, "never"), "task": (approved, "always")}
+        async with world.client(WITH_TASKS) as client:
+            guessed = {"approval": ANN, "approval-1": ANN, "approval-2": ANN}
+            asked = await client.call("approved", inputResponses=guessed)
+            (key,) = asked["inputRequests"]
+            again = await client.call("approved", inputResponses=guessed, requestState=asked["requestState"])
+            assert again["resultType"] == "input_required"
+            done = await client.call("approved", inputResponses={key: ANN}, requestState=again["requestState"])
+            assert json.loads(said(done)) == {"approval": ANN}
+            # What is known of the question of one call says nothing of that of another.
+            other = await client.call("approved", inputResponses={key: ANN})
+            assert other["inputRequests"].keys() != {key}
+            task = (await client.call("task", inputResponses=guessed))["taskId"]
+            await client.ask("tasks/update", {"taskId": task, "inputResponses": guessed})
+            waiting = await client.until(task, "input_required")
+            await client.ask(
+                "tasks/update", {"taskId": task, "inputResponses": dict.fromkeys(waiting["inputRequests"], ANN)}
+            )
+            await client.until(task, "completed")
+        await world.calls.aclose()
+
+    run(story())
+
+
 def test_a_key_is_never_used_twice_in_one_call(world: World) -> None:
     async def twice(_: JsonObject, caller: Caller) -> types.CallToolResult:
         first, second = await caller.ask({"a": WHO}), await caller.ask({"a": WHO})
@@ -521,7 +554,7 @@ def test_a_long_call_becomes_a_task_and_its_result_can_be_read_later(world: Worl
             assert kept is not None
             assert kept.identity == "slow"
             seen = await client.ask("tasks/get", {"taskId": created["taskId"]})
-            assert (seen["status"], seen["statusMessage"], seen["resultType"]) == ("working", "halfway", "complete")
+            assert (seen["status"], seen["statusMessage"], seen["resultType"]) == ("working", "halfway (1/2)", "complete")
             go_on.set()
             done = await client.until(created["taskId"], "completed")
             assert said(done["result"]) == "done"
@@ -832,6 +865,136 @@ def test_a_client_that_listens_hears_of_its_tasks(world: World) -> None:
             with pytest.raises(MCPError) as refused:
                 await client.ask("subscriptions/listen", heard, EVERYTHING)
             assert refused.value.code == types.MISSING_REQUIRED_CLIENT_CAPABILITY
+        await world.calls.aclose()
+
+    run(story())
+
+
+def test_one_task_that_cannot_be_told_of_keeps_no_other_from_being(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_news, "_LOOK_SECONDS", 0.01)
+    go_on = asyncio.Event()
+
+    async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
+        await go_on.wait()
+        return text("done")
+
+    async def story() -> None:
+        world.tools["slow"] = (slow, "always")
+        desk = world.calls._desk
+        assert desk is not None
+        original, faults = desk.get, [types.INTERNAL_ERROR, types.INTERNAL_ERROR, types.INVALID_PARAMS]
+
+        async def faulty(task_id: str, principal: str) -> Any:
+            if is_acknowledged() and task_id == first and faults:
+                raise MCPError(faults.pop(0), "not now")
+            return await original(task_id, principal)
+
+        def is_acknowledged() -> bool:
+            return bool(client.notes)
+
+        async with world.client(WITH_TASKS) as client:
+            first, second = [(await client.call("slow"))["taskId"] for _ in range(2)]
+            monkeypatch.setattr(desk, "get", faulty)
+            await client.begin("subscriptions/listen", {"notifications": {"taskIds": [first, second, second]}})
+
+            async def is_over() -> bool:
+                return not faults
+
+            await eventually(is_over)
+            go_on.set()
+
+            async def ended() -> list[str]:
+                return [one["params"]["taskId"] for one in client.notes[1:] if one["params"]["status"] == "completed"]
+
+            assert await eventually(ended) == [second]
+            assert client.notes[0]["params"]["notifications"]["taskIds"] == [first, second]
+        await world.calls.aclose()
+
+    run(story())
+
+
+def test_of_what_other_processes_make_only_so_much_is_read_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_news, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(task_news, "_MOST_READ", 2)
+    reads: list[str] = []
+
+    async def story() -> None:
+        now = milliseconds()
+        ids = [f"{number:032x}" for number in range(6)]
+        for task_id in ids:
+            world.tasks().add(Task(task_id, "somebody", "tools/call", "x", "elsewhere", now, now, now + KEPT_MS, now))
+        desk = world.calls._desk
+        assert desk is not None
+        original = desk.get
+
+        async def counted(task_id: str, principal: str) -> Any:
+            if client.notes:
+                reads.append(task_id)
+            return await original(task_id, principal)
+
+        monkeypatch.setattr(desk, "get", counted)
+        async with world.client(WITH_TASKS) as client:
+            await client.begin("subscriptions/listen", {"notifications": {"taskIds": ids}})
+
+            async def all_told() -> bool:
+                desk._announce()  # however much happens here
+                return len(client.notes) == 1 + len(ids)
+
+            begun = time.monotonic()
+            await eventually(all_told)
+            assert time.monotonic() - begun > 0.35
+        assert reads[:6] == ids
+        await world.calls.aclose()
+
+    run(story())
+
+
+def test_a_store_that_fails_is_told_once_and_so_is_its_return(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "kiwi")
+    tries: list[float] = []
+
+    class Failing:
+        """A store that fails for a while."""
+
+        is_down = False
+
+        def __call__(self) -> Tasks:
+            if self.is_down:
+                tries.append(time.monotonic())
+                raise StoreUnavailable("The disk is full.", suggestion="Make room.")
+            return world.tasks()
+
+    async def story() -> None:
+        store = Failing()
+        world.tools["long"] = (for_ever, "always")
+        world.calls = Calls(store, task_after=lambda: 0.0, principal=lambda _: "somebody")
+        assert world.calls._desk is not None
+        world.calls._desk._look = 0.01
+        async with world.client(WITH_TASKS) as client:
+            await client.call("long")
+            store.is_down = True
+
+            async def is_tried() -> bool:
+                return len(tries) >= 5
+
+            await eventually(is_tried)
+            store.is_down = False
+
+            async def is_back() -> bool:
+                return any("again" in record.message for record in caplog.records)
+
+            await eventually(is_back)
+        assert [record.message.partition(":")[0].partition(",")[0] for record in caplog.records] == [
+            "tasks cannot be kept for now",
+            "tasks are kept again",
+        ]
+        assert tries[4] - tries[3] > tries[1] - tries[0]
         await world.calls.aclose()
 
     run(story())

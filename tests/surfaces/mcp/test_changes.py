@@ -37,11 +37,15 @@ class Offering:
     menu: Offers = ONLY_META_TOOLS
     fault: ProjectPathInvalid | None = None
     digests: dict[str, str] = field(default_factory=dict)
+    is_ready: asyncio.Event | None = None
+    """What new offers wait for, if anything."""
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
         return Answer({"digest": self.digests.get(str(payload.get("item_id")), "")})
 
     async def offers(self) -> Offers:
+        if self.is_ready is not None:
+            await self.is_ready.wait()
         return self.menu
 
     def offers_mark(self) -> str:
@@ -197,6 +201,21 @@ def test_a_project_that_is_not_there_leaves_the_meta_tools() -> None:
         kernel.fault = ProjectPathInvalid("It is not there.", suggestion="Make it.")
         assert await menu.now() == ONLY_META_TOOLS
         kernel.fault = None
+        assert await menu.now() == OTHER
+
+    asyncio.run(story())
+
+
+def test_the_older_offers_are_served_while_new_ones_take_long() -> None:
+    async def story() -> None:
+        kernel = Offering(ONLY_META_TOOLS)
+        menu = Menu(kernel)
+        assert await menu.now() == ONLY_META_TOOLS
+        kernel.menu, kernel.is_ready = OTHER, asyncio.Event()
+        async with asyncio.timeout(PATIENCE):
+            assert await menu.now() == ONLY_META_TOOLS
+            assert [*await asyncio.gather(menu.now(), menu.now())] == [ONLY_META_TOOLS] * 2
+        kernel.is_ready.set()
         assert await menu.now() == OTHER
 
     asyncio.run(story())

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.heard import NotJson, parse
@@ -37,21 +37,6 @@ class Incoming(Protocol):
 
     async def aclose(self) -> None:
         """Take no more."""
-
-
-class Block:
-    """An `async with` block that closes what it opened."""
-
-    async def aclose(self) -> None:
-        """Let go."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class Inbound(Block):

@@ -12,9 +12,10 @@ from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCResponse, RequestId
 
+from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.drivers.mcp.lane import Lane
-from kiwi_mcp.drivers.mcp.messages import Block, Incoming
+from kiwi_mcp.drivers.mcp.messages import Incoming
 
 RATE = 200.0
 """Notifications that a server may send for each second, in the long run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.caller import Caller
@@ -35,6 +36,8 @@ _OWNERS = {
     "logout": "logout SERVER",
 }
 """What only the owner does, as the owner types it."""
+_PAUSE = 60.0
+"""How long a server that was asked for somebody else than the owner is not asked for them again, in seconds."""
 
 
 class McpVerb:
@@ -47,6 +50,7 @@ class McpVerb:
         self._logins = Logins(user, self._servers)
         self._adding = Adding(user, self._servers, remembered)
         self._remembered = remembered
+        self._asked_for_others: dict[ServerKey, float] = {}
 
     async def attend(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
         """Look at the server of a chain before it is run, where it may have changed unseen; give why it cannot be."""
@@ -117,6 +121,9 @@ class McpVerb:
             server = server_named(request.server, catalog)
             if not is_owner and not self._is_the_owners(server, catalog):
                 raise _not_the_owners(server)
+            if not is_owner and not self._is_due(server, catalog):
+                message = f"{server.id} was asked less than a minute ago; this is what it offered then"
+                return {**self._list(request, catalog), "action": "refresh", "message": message}
             report(Progress(f"asking {server.id}"))
             one = await self._servers.refresh(server, catalog)
             told = {**server_told(server, one.server, one.states), "items": items_told(one.definitions)}
@@ -125,7 +132,11 @@ class McpVerb:
             return {"action": "refresh", "message": message, **told, **warnings, **looking(server.id, one.definitions)}
         unanswered: list[Json] = []
         known = [server for server, _ in known_servers(catalog, self._remembered())]
-        servers = [server for server in known if is_owner or self._is_the_owners(server, catalog)]
+        servers = [
+            server
+            for server in known
+            if is_owner or (self._is_the_owners(server, catalog) and self._is_due(server, catalog))
+        ]
         asked = await asked_all(self._servers, servers, catalog, unanswered, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
@@ -160,6 +171,14 @@ class McpVerb:
         """Whether the owner has added or accepted a server as it is."""
         record = self._remembered().find(key_of(server, catalog.space))
         return record is not None and record.digest == server.digest
+
+    def _is_due(self, server: Tool, catalog: Catalog) -> bool:
+        """Whether a server may be asked for somebody else than the owner, which counts as asked then."""
+        key, now = key_of(server, catalog.space), monotonic()
+        if now - self._asked_for_others.get(key, -_PAUSE) < _PAUSE:
+            return False
+        self._asked_for_others[key] = now
+        return True
 
 
 def _refuse_strangers(request: McpRequest) -> None:

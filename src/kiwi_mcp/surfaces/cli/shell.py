@@ -24,7 +24,7 @@ Project = Annotated[
 ]
 Location = Annotated[str | None, typer.Option("--location", help="project or user.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, do nothing.")]
-Item = Annotated[str, typer.Argument(help="A name, name@range, namespace/name, or full identity.")]
+Item = Annotated[str, typer.Argument(help="A name, name@range, server/name, namespace/name, or full identity.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ def _why(content: JsonObject, screen: Screen) -> None:
         digest = as_text(link.get("digest"))[:_SHORT]
         state = f"{link['tool_type']}  {link['integrity']}  {digest}"
         screen.data(f"{branch}{link['tool_id']} {link['version']}  {state}  {link['path']}")
+    if level := as_text(content.get("isolation")):
+        screen.data(f"isolation: {level}")
     for name, place in as_object(content.get("variables")).items():
         screen.data(f"${{{name}}}  {place or 'not set'}")
     for change in as_list(content.get("lockfile")):

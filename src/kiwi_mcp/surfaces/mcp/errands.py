@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from secrets import token_hex
 from typing import TypeAlias
 
 import anyio
@@ -174,7 +175,7 @@ class Errand:
         refuse_unaskable(questions, self._capabilities)
         if len(self._used) + len(questions) > _MOST_QUESTIONS:
             raise _unanswered(questions, f"The tool asks more than {_MOST_QUESTIONS} questions in one call.")
-        asked = _Asked({self._unused(key): key for key in questions})
+        asked = _Asked({self._unused(key, question): key for key, question in questions.items()})
         self.pending |= {name: questions[key] for name, key in asked.names.items()}
         self._asked |= dict.fromkeys(asked.names, asked)
         self.deliver({name: self._in_hand.pop(name) for name in asked.names if name in self._in_hand})
@@ -190,8 +191,14 @@ class Errand:
                 self.pending.pop(name, None)
                 self._asked.pop(name, None)
 
-    def _unused(self, key: str) -> str:
-        """Return a key for a question: the asker's own, or one like it where that was used before."""
+    def _unused(self, key: str, question: Question) -> str:
+        """Return a key for a question: the asker's own, or one like it where that was used before.
+
+        A question of Kiwi's own has one that nobody knows who was not told it: neither what came with the call, nor
+        what is said to another question, answers it.
+        """
+        if question.is_own:
+            key = f"{key}-{token_hex(16)}"
         name, number = key, 1
         while name in self._used:
             number += 1

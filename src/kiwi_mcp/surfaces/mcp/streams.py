@@ -11,7 +11,6 @@ import os
 import secrets
 import stat
 from collections import deque
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -29,6 +28,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
+from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.surfaces.mcp.greeting import Opening
 from kiwi_mcp.surfaces.mcp.lean import ShortWay
 from kiwi_mcp.surfaces.mcp.lines import LINE_LIMIT, OVERLONG
@@ -41,22 +41,7 @@ _FLUSH_SECONDS = 2.0
 """How long a client that has left may keep us waiting with what it did not read."""
 
 
-class _Block:
-    """An `async with` block that closes what it opened."""
-
-    async def aclose(self) -> None:
-        """Let go."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class Outbound(_Block):
+class Outbound(Block):
     """The one writer of the wire: every message is one line, whole."""
 
     def __init__(self, wire: Wire) -> None:
@@ -118,7 +103,7 @@ class Outbound(_Block):
             self._writer.transport.abort()
 
 
-class Inbound(_Block):
+class Inbound(Block):
     """The one reader of the wire: first what stage one heard, then line by line what nobody answered yet."""
 
     def __init__(self, wire: Wire, opening: Opening, outbound: Outbound, short: ShortWay) -> None:

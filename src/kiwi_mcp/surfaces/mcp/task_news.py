@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
+from time import monotonic
 from typing import Literal, cast
 
 import anyio
@@ -24,6 +27,8 @@ from kiwi_mcp.surfaces.mcp.tasks import TaskDesk, told
 _LISTEN = "subscriptions/listen"
 _MOST_HEARD = 64
 """To how many tasks one stream may listen."""
+_LOOK_SECONDS, _MOST_READ = 1.0, 8
+"""How often one stream has tasks read that other processes make, which say nothing, and how many of them at a time."""
 
 
 class TaskNotification(types.Notification[dict[str, object], Literal["notifications/tasks"]]):
@@ -85,27 +90,42 @@ class TaskNews:
     async def _known(self, task_ids: object, principal: str) -> Sequence[str]:
         """Return those of the tasks that there are."""
         known: list[str] = []
-        for task_id in task_ids[:_MOST_HEARD] if isinstance(task_ids, list) else ():
+        wanted = [*dict.fromkeys(map(str, task_ids[:_MOST_HEARD]))] if isinstance(task_ids, list) else []
+        for task_id in wanted:
             with suppress(MCPError):
-                known.append((await self._desk.get(str(task_id), principal)).id)
+                known.append((await self._desk.get(task_id, principal)).id)
         return known
 
     async def _tell(
         self, stream: _Stream, number: types.RequestId | None, task_ids: Sequence[str], principal: str
     ) -> None:
         """Tell of each task as it is now, then whenever it is otherwise, until all of them are over."""
-        seen: dict[str, Task] = {}
+        waiting, told_at, read_at = deque(task_ids), dict[str, int](), -inf
         await stream.is_acknowledged.wait()
-        with suppress(MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while any(task_id not in seen or not seen[task_id].is_over for task_id in task_ids):
-                news = self._desk.news()
-                for task_id in task_ids:
-                    task = await self._desk.get(task_id, principal)
-                    if task_id not in seen or task.updated_at != seen[task_id].updated_at:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while waiting:
+                news, may_read = self._desk.news(), monotonic() - read_at >= _LOOK_SECONDS
+                read_at = monotonic() if may_read else read_at
+                for task_id in self._due(waiting, principal, may_read=may_read):
+                    waiting.remove(task_id)
+                    try:
+                        task = await self._desk.get(task_id, principal)
+                    except MCPError as fault:
+                        if fault.code != types.INVALID_PARAMS:  # the store fails, and may tell of it the next time
+                            waiting.append(task_id)
+                        continue
+                    if task.updated_at != told_at.get(task_id):
+                        told_at[task_id] = task.updated_at
                         await stream.send_notification(_notification(task, number), related_request_id=number)
-                    seen[task_id] = task
-                # Other processes say nothing: what they make is looked at from time to time.
-                await asyncio.wait({news}, timeout=1.0)
+                    if not task.is_over:
+                        waiting.append(task_id)  # behind those that had no turn
+                await asyncio.wait({news}, timeout=_LOOK_SECONDS)
+
+    def _due(self, waiting: Iterable[str], principal: str, *, may_read: bool) -> Sequence[str]:
+        """Return the tasks to look at: all that are made here, and of those in the store a few at a time."""
+        here = {task_id: self._desk.is_here(task_id, principal) for task_id in waiting}
+        stored = [task_id for task_id, is_here in here.items() if not is_here]
+        return [task_id for task_id, is_here in here.items() if is_here] + (stored[:_MOST_READ] if may_read else [])
 
 
 def _notification(task: Task, number: types.RequestId | None) -> types.ServerNotification:

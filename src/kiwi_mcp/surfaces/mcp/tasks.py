@@ -22,6 +22,7 @@ from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.run import iso
 from kiwi_mcp.store.tasks import KEPT_MS, Task, Tasks, TaskStatus, Wish
 from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS, Errand, Result
+from kiwi_mcp.surfaces.mcp.trouble import Trouble
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = 1_000
@@ -87,6 +88,7 @@ class TaskDesk:
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._news: asyncio.Future[None] | None = None
+        self._trouble = Trouble()
 
     async def open(self, errand: Errand, method: str, identity: str) -> Task | None:
         """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
@@ -100,8 +102,9 @@ class TaskDesk:
             with anyio.CancelScope(shield=True):
                 is_kept = await asyncio.to_thread(lambda: self._tasks().add(task))
         except KiwiError as error:
-            _log.warning("a call did not become a task: %s", error.message)
+            self._trouble.failed(error)
             return None
+        self._trouble.worked()
         if not is_kept:
             return None
         self._running[task.id] = Running(task, errand)
@@ -115,6 +118,10 @@ class TaskDesk:
         running.errand.work.add_done_callback(lambda _: self._end(running))
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_over())
+
+    def is_here(self, task_id: str, principal: str) -> bool:
+        """Whether this process makes a task, so that looking at it costs nothing."""
+        return self._own(task_id, principal) is not None
 
     async def get(self, task_id: str, principal: str) -> Task:
         """Return a task of a principal."""
@@ -192,22 +199,23 @@ class TaskDesk:
         try:
             await asyncio.to_thread(lambda: self._tasks().finish(ended))
         except KiwiError as error:
-            _log.warning("the end of a task is not kept yet: %s", error.message)  # tried again with the next look
+            self._trouble.failed(error)  # it is tried again with the next look
         else:
             self._running.pop(ended.id, None)
 
     async def _watch_over(self) -> None:
         beaten_at, told = time.monotonic(), dict[str, TaskStatus]()
         while self._running:
-            await asyncio.sleep(self._look)
+            await asyncio.sleep(self._trouble.pause(self._look))
             seen = [running.seen() for running in self._running.values()]
             statuses = {task.id: task.status for task in seen}
             is_due = statuses != told or time.monotonic() - beaten_at >= self._beat
             try:
                 wishes = await asyncio.to_thread(self._exchange, seen if is_due else ())
             except KiwiError as error:
-                _log.warning("the tasks under way could not be told: %s", error.message)
+                self._trouble.failed(error)
                 continue
+            self._trouble.worked()
             if is_due:
                 beaten_at, told = time.monotonic(), statuses
                 for task in seen:

@@ -1,0 +1,19 @@
+"""The page about the policy shows a policy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kiwi_mcp.kernel.help import page
+from kiwi_mcp.policy.owner import owner_policy
+
+
+def test_the_rules_on_the_page_are_taken_as_they_stand(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page("policy"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "policy.yaml").write_text(shown)
+    policy = owner_policy(tmp_path)
+    assert policy.grant.items.match("mcp/mail/send@1.0.0") == "mcp/mail/*"
+    assert policy.grant.items.match("mcp/files/read@1.0.0") is None
+    assert policy.grant.hosts.allow == ("127.0.0.1:8000", "*.corp.example")
+    assert policy.roots == (Path("/srv/shared"),)

@@ -1,0 +1,56 @@
+"""Memory: a process that is called for a long time does not grow with the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel.kernel import Kernel
+
+AT_ONCE = 64
+MB = 1_000_000
+
+
+def resident() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def ask(kernel: Kernel, calls: int) -> None:
+    numbers = iter(range(calls))
+
+    async def caller() -> None:
+        for number in numbers:
+            payload: JsonObject = {"item_id": "mcp/echo/echo", "parameters": {"text": f"{number:0100}"}}
+            assert not (await kernel.call("execute", payload)).content.get("error")
+
+    await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="what a process holds is read from /proc")
+def test_thousands_of_calls_at_once_leave_a_process_as_large_as_it_was(tmp_path: Path) -> None:
+    echo = Path(__file__).parents[2] / "benchmarks" / "echo.py"
+    (tmp_path / "project" / ".ai").mkdir(parents=True)
+
+    async def story() -> None:
+        kernel = Kernel(tmp_path / "project", user=tmp_path / "user", cache=tmp_path / "cache")
+        try:
+            server = {"server": "echo", "command": sys.executable, "args": ["-IS", str(echo)]}
+            await kernel.call("mcp", {"action": "add", **server})
+            await ask(kernel, 3_000)  # what is kept is kept by now, but for pages of the store
+            before = resident()
+            await ask(kernel, 6_000)
+            assert resident() - before < 15 * MB
+        finally:
+            await kernel.aclose()
+
+    asyncio.run(story())

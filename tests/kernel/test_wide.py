@@ -1,0 +1,159 @@
+"""Thousands of tools of one server: nobody waits for whoever looks through them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.domain.json import JsonObject, compact
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, id_of
+from kiwi_mcp.kernel.find import find
+from kiwi_mcp.kernel.gathering import MOST
+from kiwi_mcp.kernel.kernel import Kernel
+from kiwi_mcp.kernel.offers import Offering
+from kiwi_mcp.kernel.requests import SearchRequest
+from kiwi_mcp.kernel.settings import registry_settings
+from kiwi_mcp.policy.preferences import FILE_NAME
+from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.store.open import open_database
+
+SERVER = """\
+tool_id: wide
+tool_type: mcp_server
+version: 1.0.0
+executor: subprocess
+config: {transport: stdio, command: sh}
+"""
+WORDS = ("invoice", "payment", "calendar", "channel", "branch", "report", "customer")
+MANY = 2_000
+MCP: tuple[Source, ...] = ("mcp",)
+
+
+def tool(number: int) -> Definition:
+    said = " ".join(WORDS[(number + step) % len(WORDS)] for step in range(5))
+    properties = {word: {"type": "string", "description": said} for word in WORDS[:3]}
+    offered: JsonObject = {
+        "name": f"{WORDS[number % len(WORDS)]}_{number}",
+        "description": said,
+        "inputSchema": {"type": "object", "properties": properties},
+    }
+    digest = sha256(compact(offered).encode()).hexdigest()
+    tool_id = id_of("tool", offered, ())
+    return Definition("tool", str(offered["name"]), tool_id, "accepted", offered, digest, offered, digest)
+
+
+@pytest.fixture(scope="module")
+def tools() -> Sequence[Definition]:
+    return [tool(number) for number in range(MANY)]
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    (tmp_path / "user" / "tools").mkdir(parents=True)
+    return Space(tmp_path / "project", tmp_path / "user", tmp_path / "cache")
+
+
+@pytest.fixture
+def store(space: Space) -> Iterator[Definitions]:
+    settings = registry_settings(space.user)
+    database = open_database(settings.url)
+    yield Definitions(database, settings.actor.name)
+    database.close()
+
+
+@pytest.fixture
+def record(space: Space, store: Definitions, tools: Sequence[Definition]) -> ServerRecord:
+    """Let a server of the user have offered them all."""
+    path = space.user / "tools" / "wide.yaml"
+    path.write_text(SERVER)
+    digest = Catalog(space).find("wide").digest
+    record = ServerRecord(ServerKey(str(space.user), "wide"), "user/local/wide@1.0.0", str(path), digest)
+    store.change(record.key, lambda *_: (record, tools))
+    return record
+
+
+def fastest(work: Callable[[], object], times: int = 5) -> float:
+    """Return the least CPU seconds that some work takes: others are at work on this machine too."""
+    taken = []
+    for _ in range(times):
+        begun = time.process_time()
+        work()
+        taken.append(time.process_time() - begun)
+    return min(taken)
+
+
+async def loop_waits(work: Awaitable[object]) -> float:
+    """Return the longest that the loop was kept while some work was awaited."""
+    longest, task = 0.0, asyncio.ensure_future(work)
+    while not task.done():
+        begun = time.perf_counter()
+        await asyncio.sleep(0.005)
+        longest = max(longest, time.perf_counter() - begun)
+    await task
+    return longest
+
+
+@pytest.mark.usefixtures("record")
+def test_a_search_among_thousands_of_tools_that_did_not_change_takes_a_moment(space: Space, store: Definitions) -> None:
+    catalog, request = Catalog(space, definitions=lambda: store), SearchRequest(query="invoice report")
+    assert int(str(find(request, catalog)["total"])) > MANY / 2
+    assert fastest(lambda: find(request, catalog)) < 0.08  # 0.01 where nobody else is at work
+
+
+def test_what_is_listed_again_as_it_was_keeps_its_entry_and_so_its_place_in_the_index(
+    space: Space, store: Definitions, record: ServerRecord, tools: Sequence[Definition]
+) -> None:
+    catalog = Catalog(space, definitions=lambda: store)
+    before = {entry.tool_id: entry for entry in catalog.all(MCP)}
+    store.change(record.key, lambda *_: (record, [*tools[:-1], tool(MANY)]))
+    after = {entry.tool_id: entry for entry in catalog.all(MCP)}
+    assert after.keys() ^ before.keys() == {tools[-1].tool_id, tool(MANY).tool_id}
+    assert all(entry is before[name] for name, entry in after.items() if name in before)
+
+
+@pytest.mark.usefixtures("record")
+def test_one_name_among_thousands_is_found_without_going_through_them(store: Definitions) -> None:
+    assert [one.name for _, one in store.named("invoice_0")] == ["invoice_0"]
+    assert fastest(lambda: store.named("invoice_0")) < 0.004  # going through them takes several times that
+
+
+@pytest.mark.usefixtures("record")
+def test_of_a_pattern_that_fits_thousands_of_tools_as_many_are_sent_as_ever_and_the_rest_is_counted(
+    space: Space, store: Definitions
+) -> None:
+    offering = Offering(Catalog(space, definitions=lambda: store))
+    (space.user / FILE_NAME).write_text("always_send: {wide/*: true}\n")
+    begun = time.process_time()
+    offers = offering.now()
+    assert time.process_time() - begun < 1.8  # 0.3 where nobody else is at work
+    assert len(offers.tools) == MOST["always_send"]
+    left = MANY - MOST["always_send"]
+    assert f"No more than {MOST['always_send']} tools are sent; {left} others are found by searching." in offers.notices
+
+
+@pytest.mark.usefixtures("record")
+def test_the_loop_goes_on_while_thousands_of_tools_are_looked_through(space: Space) -> None:
+    async def story() -> None:
+        kernel = Kernel(space.project, user=space.user, cache=space.cache)
+        space.project_ai.mkdir(parents=True)
+        try:
+            for verb, payload in (
+                ("search", {"query": "invoice", "source": "local"}),
+                ("mcp", {"action": "list", "server": "wide"}),
+                ("mcp", {"action": "diff", "server": "wide"}),
+            ):
+                assert await loop_waits(kernel.call(verb, payload)) < 0.4, verb
+            found = (await kernel.call("search", {"query": "invoice"})).content
+            assert int(str(found["total"])) > 0
+        finally:
+            await kernel.aclose()
+
+    asyncio.run(story())

@@ -1,0 +1,156 @@
+"""Tools that ask to be held: they see their own files and nothing else, reach nobody, and still give their results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Answer
+
+Ask = Callable[..., Answer]
+
+PRYING = """import os, pathlib, socket, urllib.parse
+
+
+def attempt(what):
+    try:
+        return what()
+    except OSError as fault:
+        return type(fault).__name__
+
+
+def main(secret: str, address: str, project: str):
+    host = urllib.parse.urlsplit(address)
+    return {
+        "secret": attempt(lambda: pathlib.Path(secret).read_text()),
+        "project": attempt(lambda: os.listdir(project)),
+        "service": attempt(lambda: str(socket.create_connection((host.hostname, host.port), 3))),
+        "own": pathlib.Path(__file__).with_name("beside.txt").read_text(),
+        "key": os.environ["KEY"] == "opensesame",
+        "scratch": pathlib.Path(os.environ["HOME"], "note").write_text("kept nowhere"),
+    }
+"""
+PRYING_SHELL = """cat "$KIWI_PARAM_secret" >/dev/null 2>&1 && echo "read the secret"
+ls "$KIWI_PARAM_project" >/dev/null 2>&1 && echo "listed the project"
+(exec 3<>"/dev/tcp/${KIWI_PARAM_address#http://}") 2>/dev/null && echo "reached the service"
+host="${KIWI_PARAM_address#http://}"
+(exec 3<>"/dev/tcp/${host%:*}/${host#*:}") 2>/dev/null && echo "reached the service"
+echo "done in $HOME"
+"""
+LINGERING = """import os, subprocess, sys, time
+
+
+def main(mark: str):
+    for _ in range(3):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", mark], start_new_session=True)
+    time.sleep(600)
+"""
+
+
+def create(ask: Ask, name: str, executor: str, files: dict[str, Json], **words: Json) -> Answer:
+    config = {"entrypoint": next(iter(files)), **as_object(words.pop("config", {}))}
+    item: JsonObject = {
+        "tool_type": "script", "version": "1.0.0", "executor": executor, "description": "Look around",
+        "isolation": "sandboxed", "config": config, "files": files, **words,
+    }  # fmt: skip
+    return ask("execute", action="create", item_id=name, parameters=item)
+
+
+def texts(*names: str) -> list[Json]:
+    return [{"name": name, "type": "string"} for name in names]
+
+
+@pytest.fixture
+def temptations(home: Path, project: Path, serve: Callable[..., tuple[str, list[JsonObject]]]) -> dict[str, str]:
+    """What a curious tool would look for: a key of the user's, the project, and a service on this machine."""
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "id_ed25519").write_text("private")
+    address, _ = serve(lambda _: (200, {}, b"welcome"))
+    return {"secret": str(home / ".ssh" / "id_ed25519"), "project": str(project), "address": address}
+
+
+@pytest.mark.case("FS-01", "NET-01")
+def test_a_python_tool_in_a_sandbox_sees_its_files_its_key_and_nothing_else(
+    ask: Ask, temptations: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "opensesame")
+    files: dict[str, Json] = {"main.py": PRYING, "beside.txt": "mine"}
+    parameters, config = texts("secret", "address", "project"), {"env": {"KEY": "${KEY}"}}
+    created = create(ask, "pry", "python_runtime", files, parameters=parameters, config=config)
+    assert not created.is_error, created.content
+
+    told = ask("execute", action="run", item_id="pry", parameters=temptations).content
+
+    result = as_object(told["result"])
+    assert result["secret"] == "FileNotFoundError"
+    assert result["project"] == "FileNotFoundError"
+    assert result["service"] in {"OSError", "ConnectionRefusedError", "PermissionError"}
+    assert result["own"] == "mine"
+    assert result["key"] is True
+    held = as_object(told["isolation"])
+    assert (held["level"], held["backend"]) == ("sandboxed", "bubblewrap")
+    assert "net_none" in as_list(held["properties"])
+
+
+@pytest.mark.case("FS-01", "NET-01")
+def test_a_shell_tool_in_a_sandbox_finds_nothing_either(ask: Ask, temptations: dict[str, str]) -> None:
+    parameters = texts("secret", "address", "project")
+    assert not create(ask, "pry", "bash_runtime", {"main.sh": PRYING_SHELL}, parameters=parameters).is_error
+
+    told = ask("execute", action="run", item_id="pry", parameters=temptations).content
+
+    assert str(told["result"]).strip() == "done in /tmp/home"
+
+
+def test_a_tool_in_a_sandbox_whose_time_is_up_ends_with_all_it_started(ask: Ask, tmp_path: Path) -> None:
+    made = create(
+        ask, "linger", "python_runtime", {"main.py": LINGERING}, parameters=texts("mark"), config={"timeout": 2}
+    )
+    assert not made.is_error, made.content
+
+    told = ask("execute", action="run", item_id="linger", parameters={"mark": str(tmp_path)}).content
+
+    assert told["status"] == "timeout"
+    assert not any(str(tmp_path).encode() in words for words in command_lines())
+
+
+def command_lines() -> Iterator[bytes]:
+    """Yield the words of every process on this machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            yield path.read_bytes()
+
+
+def test_the_plan_and_why_say_the_level(ask: Ask) -> None:
+    assert not create(ask, "greet", "python_runtime", {"main.py": "def main(): return 'hi'\n"}).is_error
+    planned = ask("execute", action="run", item_id="greet", parameters={}, dry_run=True).content
+    assert as_object(as_object(planned["plan"])["facts"])["isolation"] == "sandboxed"
+    told = ask("execute", action="why", item_id="greet").content
+    assert (told["isolation"], told["would_run"]) == ("sandboxed", True)
+
+
+def test_a_word_that_is_no_level_is_told_with_the_one_that_was_meant(ask: Ask) -> None:
+    told = create(ask, "greet", "python_runtime", {"main.py": "def main(): pass\n"}, isolation="sandbox").content
+    (issue,) = map(as_object, as_list(told["issues"]))
+    assert issue["place"] == "isolation"
+    assert "sandboxed" in str(issue["fix"])
+
+
+def test_an_item_that_nothing_can_hold_is_not_run_as_if_it_were(ask: Ask, project: Path) -> None:
+    words = {"tool_type": "api", "version": "1.0.0", "executor": "http_client", "description": "x", "parameters": []}
+    config = {"method": "GET", "url": "http://127.0.0.1:9/"}
+    manifest = {"tool_id": "call", **words, "isolation": "restricted", "config": config}
+    told = ask("execute", action="create", item_id="call", parameters=manifest).content
+    assert [as_object(issue)["place"] for issue in as_list(told["issues"])] == ["isolation"]
+
+    # As a file that nobody checked, it is refused when it is called.
+    (project / ".ai" / "tools").mkdir(exist_ok=True)
+    (project / ".ai" / "tools" / "call.yaml").write_text(json.dumps(manifest))
+    told = ask("execute", action="run", item_id="call", parameters={}).content
+    assert told["code"] == "invalid_manifest"
+    assert "asks to be held" in str(told["message"])
