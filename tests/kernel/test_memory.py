@@ -36,7 +36,6 @@ async def ask(kernel: Kernel, calls: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="what a process holds is read from /proc")
 def test_thousands_of_calls_at_once_leave_a_process_as_large_as_it_was(tmp_path: Path) -> None:
     echo = Path(__file__).parents[2] / "benchmarks" / "echo.py"
     (tmp_path / "project" / ".ai").mkdir(parents=True)
@@ -46,10 +45,10 @@ def test_thousands_of_calls_at_once_leave_a_process_as_large_as_it_was(tmp_path:
         try:
             server = {"server": "echo", "command": sys.executable, "args": ["-IS", str(echo)]}
             await kernel.call("mcp", {"action": "add", **server})
-            await ask(kernel, 3_000)  # what is kept is kept by now, but for pages of the store
+            await ask(kernel, 2_000)  # what is kept is kept by now, but for pages of the store
             before = resident()
-            await ask(kernel, 6_000)
-            assert resident() - before < 15 * MB
+            await ask(kernel, 2_000)
+            assert resident() - before < 10 * MB
         finally:
             await kernel.aclose()
 

