@@ -130,7 +130,7 @@ def _write_project(user: Path, project: Path) -> None:
 @contextmanager
 def _gateway(project: Path) -> Iterator[Gateway]:
     """Run `kiwi up` on a free port."""
-    token = json.loads(_kiwi("up", "token", "add", "suite", "--tools", "--json"))["token"]
+    token = json.loads(_kiwi("up", "token", "add", "suite", "--tools", "--author", "--json"))["token"]
     words = ["up", "--port", "0", "--project", str(project), "--json"]
     with subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

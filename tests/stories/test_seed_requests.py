@@ -288,7 +288,8 @@ def test_a_tool_that_does_not_exist_is_not_found(project: Path, ask: Ask, steady
             "error": "Tool not found",
             "code": "tool_not_found",
             "item_type": "tool",
-            "message": "No tool named 'my_tol' in the project, user, registry or built-in catalog, or on an MCP server.",
+            "message": "No tool named 'my_tol' in the project, user, registry or built-in catalog, "
+            "or on an MCP server.",
             "suggestion": "Did you mean `my_tool`? Search for it, or create .ai/tools/my_tol.yaml.",
             "tool_id": "my_tol",
             "action": "run",

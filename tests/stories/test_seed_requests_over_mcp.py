@@ -186,7 +186,7 @@ async def over_stdio(told: Told, mode: str) -> AsyncIterator[Client]:
 async def over_http(told: Told, mode: str) -> AsyncIterator[Client]:
     """A conversation with `kiwi up`, with a token that may use tools."""
     kiwi = [sys.executable, "-m", "kiwi_mcp", "up"]
-    words = [*kiwi, "token", "add", "somebody", "--tools", "--json"]
+    words = [*kiwi, "token", "add", "somebody", "--tools", "--author", "--json"]
     made = await asyncio.to_thread(
         subprocess.run, words, env=surroundings(told), capture_output=True, timeout=30, check=True
     )

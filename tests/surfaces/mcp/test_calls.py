@@ -554,7 +554,11 @@ def test_a_long_call_becomes_a_task_and_its_result_can_be_read_later(world: Worl
             assert kept is not None
             assert kept.identity == "slow"
             seen = await client.ask("tasks/get", {"taskId": created["taskId"]})
-            assert (seen["status"], seen["statusMessage"], seen["resultType"]) == ("working", "halfway (1/2)", "complete")
+            assert (seen["status"], seen["statusMessage"], seen["resultType"]) == (
+                "working",
+                "halfway (1/2)",
+                "complete",
+            )
             go_on.set()
             done = await client.until(created["taskId"], "completed")
             assert said(done["result"]) == "done"

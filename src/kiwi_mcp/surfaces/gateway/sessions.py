@@ -20,7 +20,7 @@ from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCRequest, RequestId
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from kiwi_mcp.surfaces.gateway.modern import ModernCall, is_modern_call, read_message
@@ -47,10 +47,14 @@ class Session(StreamableHTTPServerTransport):
         self._exchanges: dict[RequestId, tuple[Exchange, asyncio.Task[Answer]]] = {}
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
-        match read_message(await request.body()):  # kept by the request for the SDK to read again
+        try:
+            body = await request.body()  # kept by the request for the SDK to read again
+        except ClientDisconnect:
+            return
+        match read_message(body):
             case JSONRPCNotification(method="notifications/cancelled", params=params):
                 self._call_off(cancelled_request_id_from_params(params))
-            case JSONRPCRequest(method="tools/call") as message if all(check_accept_headers(request)):
+            case JSONRPCRequest(method="tools/call") as message if self._is_plain(request):
                 reply = Reply(send, encoded, self._header)
                 exchange = Exchange(
                     message, reply.tell, message_metadata=ServerMessageMetadata(request_context=request)
@@ -66,6 +70,10 @@ class Session(StreamableHTTPServerTransport):
             if not task.cancelling():
                 task.cancel()
         await super().terminate()
+
+    def _is_plain(self, request: Request) -> bool:
+        """Whether the SDK would take a request as it is, and its client an answer in either form."""
+        return all(check_accept_headers(request)) and self._check_content_type(request)
 
     def _begin(self, exchange: Exchange) -> bool:
         key, runner = exchange.key, self._server.open_runner(self.mcp_session_id)
