@@ -236,7 +236,7 @@ def test_a_status_that_says_no_is_told(bench: Bench, status: int) -> None:
     async def work(address: str) -> None:
         outcome = await bench.call(bench.chain(bench.remote(f"{address}/mcp"), "add"))
         assert outcome.status == "unavailable"
-        assert ("wants a token" if status == 401 else f"answered {status}") in outcome.message  # noqa: PLR2004 - HTTP's
+        assert ("wants a token" if status == 401 else f"answered {status}") in outcome.message
 
     at(bench, Starlette(routes=[Route("/mcp", no, methods=["POST", "GET"])]), work)
 
