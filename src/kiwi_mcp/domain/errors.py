@@ -34,6 +34,7 @@ KiwiError
 │   ├── SecretNotGranted
 │   ├── NamespaceDenied
 │   └── TokenRefused
+│       ├── TokenExpired
 │       └── TooManyTries
 ├── Unavailable         provide what is missing, or try later
 │   ├── Unanswered
@@ -436,6 +437,12 @@ class TokenRefused(Denied):
     """The token of a request is missing, unknown, or does not allow it."""
 
     code, error, http_status = "token_refused", "Token refused", 401
+
+
+class TokenExpired(TokenRefused):
+    """A token that its issuer has signed, and whose time is over: its client has to renew it."""
+
+    code, error = "token_expired", "Token expired"
 
 
 class TooManyTries(TokenRefused):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jwt
 
-from kiwi_mcp.domain.errors import TokenRefused
+from kiwi_mcp.domain.errors import TokenExpired, TokenRefused
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.surfaces.gateway.issuer import ALGORITHMS, Issuer
 from kiwi_mcp.surfaces.gateway.settings import OAuth
@@ -33,10 +33,6 @@ class Identity:
     """In seconds since 1970, with what clocks may differ."""
 
 
-class Expired(TokenRefused):
-    """A token that the provider has signed, and whose time is over: nobody's try, and its client has to hear of it."""
-
-
 class AccessTokens:
     """The access tokens that are made out for us."""
 
@@ -55,7 +51,7 @@ class AccessTokens:
                 raise _refused("its key is not known")
             return self._identity(self._claims(token, key, algorithm))
         except jwt.ExpiredSignatureError:
-            raise _refused("it has expired", Expired) from None
+            raise _refused("it has expired", TokenExpired) from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             raise _refused(type(error).__name__) from None
 

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenRefused, TooManyTries
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenExpired, TokenRefused, TooManyTries
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.store.whose import account_principal, is_token_principal
-from kiwi_mcp.surfaces.gateway.access import AccessTokens, Expired, is_access_token
+from kiwi_mcp.surfaces.gateway.access import AccessTokens, is_access_token
 from kiwi_mcp.surfaces.gateway.settings import LOOPBACK
 from kiwi_mcp.surfaces.gateway.tokens import Token, Tokens
 
@@ -170,7 +170,7 @@ class Door:
     async def _vouched_for(self, access: AccessTokens, secret: str) -> Visitor:
         try:
             identity = await access.verify(secret)
-        except Expired:
+        except TokenExpired:
             raise
         except TokenRefused as refusal:
             raise self._refusal(refusal) from None
