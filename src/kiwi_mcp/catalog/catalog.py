@@ -73,6 +73,8 @@ class Catalog:
         self.space = space
         self._sheets = TypeSheets(space.project_ai / "types").now if sheets is None else lambda: sheets
         self._sources = tuple(sources_of(space, registry, definitions) if sources is None else sources)
+        names = {source.name for source in self._sources}
+        self._is_users = "user" in names and "project" not in names
         self._chains: dict[str, _Resolved] = {}
         self._listed: dict[tuple[Source, ...], tuple[tuple[int, ...], Sequence[Entry]]] = {}
 
@@ -108,7 +110,7 @@ class Catalog:
 
     def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Entry]:
         """Return every item of some sources, hidden ones too, by name; the same object as long as nothing changes."""
-        asked = [source for source in self._sources if source.name in sources]
+        asked = [source for source in self._sources if self._is_meant(source, sources)]
         sheets = self.sheets
         generation = tuple(source.refresh(sheets) for source in asked)
         key = tuple(source.name for source in asked)
@@ -120,7 +122,10 @@ class Catalog:
     def generation(self, sources: Collection[Source]) -> tuple[int, ...]:
         """Return numbers that change when an item of some sources is seen to come or to go."""
         sheets = self.sheets
-        return tuple(source.sync(sheets) for source in self._sources if source.name in sources)
+        return tuple(source.sync(sheets) for source in self._sources if self._is_meant(source, sources))
+
+    def _is_meant(self, source: ItemSource, names: Collection[Source]) -> bool:
+        return source.name in names or (self._is_users and source.name == "user" and "project" in names)
 
     @property
     def has_servers(self) -> bool:
@@ -248,6 +253,8 @@ class Catalog:
         return Ref(pin.name.tool_id, "registry", pin.name.namespace, pin.name.version)
 
     def _find(self, wanted: Ref, *, home: Source = "project") -> _Choice:
+        if self._is_users and wanted.source == "project":
+            wanted = replace(wanted, source="user")
         choice = self._choose(wanted, home, is_last=False)
         if choice is None:
             self._refresh()
@@ -393,8 +400,9 @@ def sources_of(
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", rest=1.0)
     published = (RegistrySource(registry, space.cache),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
+    # In the folder above the user's own `.ai`, what is there is the user's, by the names that it has everywhere else.
     is_one = space.user.resolve() == space.project_ai.resolve()
-    return (project, *(() if is_one else (user,)), *published, *offered, builtin)
+    return (*(() if is_one else (project,)), user, *published, *offered, builtin)
 
 
 def _sentence(used: Entry, hidden: Entry) -> str:

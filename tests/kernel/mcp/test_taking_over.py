@@ -318,3 +318,26 @@ def test_the_words_that_are_kept_hold_no_secret(ask: Ask, kernel: Kernel) -> Non
         "args": ["--token", "…", "…", "--level", "info", "${KEPT}"],
         "env": {"PASSWORD": "…", "KEPT": "${KEPT}"},
     }
+
+
+def test_in_the_home_folder_everything_is_the_users(home: Path) -> None:
+    desk = Desk(home, home)
+    desk.cursor(mine=desk.server("mine"))
+
+    async def story() -> None:
+        kernel = Kernel(home)
+        await kernel.call("mcp", {"action": "import"})
+        await kernel.call("mcp", {"action": "add", "server": "other", **desk.server("other")})
+        for name in ("mine", "other"):
+            found = await kernel.call("load", {"item_id": name, "source": "project"})
+            assert found.content["identity"] == f"user/local/{name}@1.0.0"
+            assert not (await kernel.call("execute", {"item_id": f"mcp/{name}/{name}_tool"})).is_error
+        manifest = home / ".ai/tools/mcp/mine.yaml"
+        manifest.write_text(manifest.read_text().replace("MCP server", "The MCP server"))
+        assert (await kernel.call("execute", {"item_id": "mine_tool"})).content["code"] == "definition_changed"
+        listed = await kernel.call("search", {"query": "server", "source": "project"})
+        assert listed.content["total"] == 2
+        await kernel.aclose()
+
+    asyncio.run(story())
+    assert as_object(without_project("execute", item_id="other_tool").content["result"])["by"] == "other"

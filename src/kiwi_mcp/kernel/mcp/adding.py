@@ -117,8 +117,7 @@ class Adding:
 
     def _trusted(self, tool_id: str, wish: Wish, catalog: Catalog, *, accepts_first: bool) -> Tool:
         """Return the server that was just added, which its owner trusts as it is."""
-        is_one = catalog.space.user.resolve() == catalog.space.project_ai.resolve()
-        server = catalog.find(tool_id, source="project" if is_one else wish.location)
+        server = catalog.find(tool_id, source=wish.location)
         key = key_of(server, catalog.space)
         said = replace(fresh_record(server, key), accepts_first=accepts_first, words=words_of(server))
         # What an older server of this name offered was accepted of that one, not of this one.

@@ -70,7 +70,10 @@ def find_configurations(home: Path, project: Path, *, platform: str = sys.platfo
             for place in client.places(scope, platform):
                 path = roots[scope] / place
                 if os.path.isfile(path):  # noqa: PTH113 - pathlib raises for folders that are not ours to see
-                    found.setdefault(path, Configuration(client, scope, path))
+                    known = found.get(path)
+                    # In the home folder a file may be both: then it is the user's own.
+                    if known is None or known.scope != scope:
+                        found[path] = Configuration(client, scope, path)
     return tuple(found.values())
 
 
