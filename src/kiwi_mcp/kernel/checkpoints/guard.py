@@ -94,7 +94,9 @@ def wish(manifest: Manifest, plan: Plan, owner: str, *, is_asked: bool) -> Wish:
     written = manifest.extra.get("checkpoint")
     mode = mode_of(owner) or mode_of(written) or "explicit"
     is_made = mode != "disabled" and (is_asked or mode == "auto")
-    is_offered = mode == "explicit" and not is_asked and manifest.written.get("mutates_state") is True
+    # What a server behind MCP does is mostly not about this folder, and saying so at every call would teach nobody.
+    is_offered = mode == "explicit" and not is_asked and plan.driver == "process"
+    is_offered = is_offered and manifest.written.get("mutates_state") is True
     return Wish(is_made, is_asked, is_offered, is_disabled=mode == "disabled", paths=paths_of(written))
 
 
