@@ -62,7 +62,13 @@ def eventually(holds: Callable[[], bool]) -> bool:
 @contextmanager
 def running(project: Path) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "kiwi_mcp", "run", "napper"]
-    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # A shell starts what runs in the background with SIGINT ignored, which children inherit; a terminal does not.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, heard)
+    with process:
         try:
             yield process
         finally:
