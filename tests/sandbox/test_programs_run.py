@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
-from tests.sandbox.conftest import PLAIN_PATH, Cell, Warden
+from tests.sandbox.conftest import Cell, Warden
 
 ASYNC = """
 import asyncio, json
@@ -28,15 +26,12 @@ def test_python_has_loops_threads_and_processes(warden: Warden) -> None:
         (("sh", "-c", "echo hi | tr a-z A-Z"), "HI"),
         (("awk", "BEGIN { print 1 + 1 }"), "2"),
         (("perl", "-e", "print scalar getpwuid($<)"), "kiwi"),
-        (("node", "-e", "console.log(require('os').userInfo().username)"), "kiwi"),
         (("git", "-c", "init.defaultBranch=main", "init", "--quiet", "--bare", "."), ""),
         (("tar", "-cf", "/dev/null", "/etc/hosts"), ""),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_ordinary_programs_work(argv: tuple[str, ...], said: str, keeper: Warden) -> None:
-    if shutil.which(argv[0], path=PLAIN_PATH) is None:
-        pytest.skip(f"{argv[0]} is not installed")
     ended = keeper.run(*argv)
     assert (ended.exit_code, ended.stdout.decode().strip()) == (0, said), ended.stderr
 
