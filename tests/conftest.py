@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -12,17 +13,29 @@ from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.drivers.process.jail import standings
 from kiwi_mcp.kernel import Answer, Kernel
 
 pytest_plugins = ["tests.plugins.machines", "tests.plugins.postgres", "tests.plugins.tiers"]
 
 
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What this machine can hold processes by, found out once for all tests."""
+    folder = tmp_path_factory.mktemp("standing")
+    asyncio.run(standings(Space(folder, folder, folder)))
+    return folder / "isolation.json"
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder that is empty and goes away, so that no test ever touches the real one."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standing: Path) -> Path:
+    """A home folder that is empty but for what is known of the machine, and goes away: no test touches the real one."""
     folder = tmp_path / "home"
-    folder.mkdir()
+    cache = folder / ".cache" / "kiwi"
+    cache.mkdir(parents=True)
+    shutil.copyfile(standing, cache / standing.name)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))

@@ -52,6 +52,8 @@ class Caller:
     note: Note = unheard
     capabilities: JsonObject = field(default_factory=dict)
     """What it can be asked, as MCP's clients declare it: `elicitation`, `sampling`, `roots`."""
+    is_owner: bool = False
+    """Whether what it answers are the owner's own words, so that it may approve what waits for the owner."""
     name: str = ""
     """Who it is, where it is somebody else than the owner of the store: whose runs these are then."""
 

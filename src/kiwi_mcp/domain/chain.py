@@ -8,6 +8,7 @@ from kiwi_mcp.domain.isolation import Level, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.needs import Needs, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class Chain:
     def isolation(self) -> Level:
         """How strictly its process is held: the strictest that a link asks for, `trusted` where none does."""
         return strictest(["trusted", *(asked for link in self.links if (asked := link.manifest.isolation) is not None)])
+
+    @property
+    def needs(self) -> Needs:
+        """What of the owner's its links ask for together."""
+        return together(link.manifest.needs for link in self.links)
 
     def to_json(self) -> list[JsonObject]:
         """Return the chain as surfaces show it."""

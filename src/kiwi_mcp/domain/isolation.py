@@ -12,8 +12,10 @@ Level = Literal["trusted", "standard", "sandboxed", "restricted"]
 LEVELS: tuple[Level, ...] = ("trusted", "standard", "sandboxed", "restricted")
 """The levels, from the laxest to the strictest."""
 
-Network = Literal["none"]
-"""What a confined process reaches. Granted hosts through a proxy will be another word here."""
+Provenance = Literal[
+    "builtin", "owner_pinned", "owner_relaxed", "owner_written", "model_written", "known_publisher", "mcp_server", "unknown"
+]
+"""Where code comes from, as far as that has been shown; it sets the least level that the code is held by."""
 
 
 def strictest(levels: Iterable[str]) -> Level:
@@ -48,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Jail:
-    """What a process is left with: a level, the paths it may see and change, and limits.
+    """What a process is left with: a level, the paths it may see and change, the hosts it may reach, and limits.
 
     Paths are absolute and free of links: what they name is what is given, never what a link there leads to.
     """
@@ -56,7 +58,15 @@ class Jail:
     level: Level
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
-    network: Network = "none"
+    hidden: tuple[str, ...] = ()
+    """What lies below a path that is given and is kept from it all the same."""
+    hosts: tuple[str, ...] = ()
+    """The hosts that it reaches, through a proxy that looks at every connection; none where this is empty.
+
+    `name`, `name:port`, `*.name`, `*.name:port` or an address; without a port, those of the web: 80 and 443.
+    """
+    denied_hosts: tuple[str, ...] = ()
+    """The hosts that it does not reach, whatever else allows them."""
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> JsonObject:
@@ -65,7 +75,9 @@ class Jail:
             "level": self.level,
             "readable": list(self.readable),
             "writable": list(self.writable),
-            "network": self.network,
+            "hidden": list(self.hidden),
+            "hosts": list(self.hosts),
+            "denied_hosts": list(self.denied_hosts),
             "limits": self.limits.to_json(),
         }
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, text_of
+from kiwi_mcp.domain.needs import Needs
 
 Source = Literal["project", "user", "registry", "mcp", "builtin"]
 """Where an item was found, in the order in which short names resolve."""
@@ -50,6 +51,11 @@ class Manifest:
     def isolation(self) -> str | None:
         """How strictly its process is to be held at least, as it was written; None where it does not say."""
         return text_of(self.extra["isolation"]) if "isolation" in self.extra else None
+
+    @property
+    def needs(self) -> Needs:
+        """What of the owner's it asks for."""
+        return Needs.from_json(self.extra.get("needs"))
 
     @property
     def written_type(self) -> str:

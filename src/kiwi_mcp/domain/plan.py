@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.json import Json, JsonObject
 
 
@@ -117,6 +118,8 @@ class Plan:
     defaulted: tuple[str, ...] = ()
     """Those of them that it can do without."""
     facts: JsonObject = field(default_factory=dict)
+    jail: Jail | None = None
+    """How its process is held; None where it starts none."""
     effect: str = "at_most_once"
     warnings: tuple[str, ...] = ()
 
@@ -131,5 +134,6 @@ class Plan:
             "inputs": self.inputs,
             "variables": list(self.variables),
             "facts": self.facts,
+            "jail": self.jail.to_json() if self.jail else None,
             "effect": self.effect,
         }

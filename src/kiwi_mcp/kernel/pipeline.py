@@ -19,11 +19,13 @@ from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Deny, Grant
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.drivers.unavailable import unavailable
 from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
+from kiwi_mcp.kernel.confining import confine
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import careful, redacted
@@ -143,7 +145,7 @@ def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
     inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
     grant = reaching(grant, chain.executor, catalog) if chain.driver == "mcp" else grant
-    plan = permit(driver.bind(chain, inputs, call.space), grant)
+    plan = confine(permit(driver.bind(chain, inputs, call.space), grant), chain)
     match authorize(plan, grant):
         case Deny(reason=reason, rule=rule):
             raise PolicyDenied(
@@ -229,6 +231,7 @@ def _plan_text(plan: Plan) -> bytes:
             b',"facts":', canonical(plan.facts),
             b',"identity":', _text(plan.identity),
             b',"inputs":', canonical(plan.inputs),
+            b',"jail":', _jail_text(plan.jail),
             b',"spec":', _spec_text(plan.spec),
             b',"variables":', variables,
             b"}",
@@ -267,6 +270,11 @@ def _process_text(spec: ProcessSpec) -> bytes:
             b"}",
         )
     )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _jail_text(jail: Jail | None) -> bytes:
+    return canonical(jail.to_json() if jail else None)
 
 
 @lru_cache(maxsize=256)

@@ -37,6 +37,7 @@ DUNDERS: Mapping[str, str] = {
     "__task__": "task",
     "__isolation__": "isolation",
     "__checkpoint__": "checkpoint",
+    "__needs__": "needs",
 }
 """Names that hold metadata and nothing else; any one of them makes a file an item."""
 CONSTANTS: Mapping[str, str] = {

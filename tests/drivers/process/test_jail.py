@@ -161,7 +161,7 @@ def test_a_launcher_that_fails_is_not_taken_for_the_tool_and_is_tested_anew(
 ) -> None:
     chain = python(bench, "sandboxed")
     assert bench.run(chain).is_success
-    state = bench.space.user / "state"
+    state = bench.space.cache
     found = jail._found[state]
     broken = [
         replace(one, backend=replace(one.backend, bwrap="/bin/false")) if isinstance(one.backend, Bubblewrap) else one

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
-from kiwi_mcp.domain.isolation import Level
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact, text_of
@@ -49,7 +48,6 @@ class Frame:
     variables: tuple[str, ...]
     defaulted: tuple[str, ...]
     timeout: float
-    isolation: Level
 
 
 _frames: OrderedDict[tuple[int, str], Frame] = OrderedDict()
@@ -87,7 +85,6 @@ def _make_frame(chain: Chain, space: Space) -> Frame:
         variables(declared),
         defaulted(declared),
         seconds(chain.tool.manifest.config.get("timeout"), words.timeout),
-        chain.isolation,
     )
 
 
@@ -98,7 +95,7 @@ def bind_process(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     is_fixed = frame.fixed is not None and not declared and not words.is_compiled
     values = {} if is_fixed else values_of(chain, inputs, frame.facts)
     _require_commands(tool, environment)
-    prepared: dict[str, Json] = {"result_from": words.result_from, "isolation": frame.isolation}
+    prepared: dict[str, Json] = {"result_from": words.result_from}
     if environment.packages:
         prepared["environment"] = environment.to_json()
     if words.is_compiled:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Jail, Level, strictest
-from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.process.build import Build
@@ -68,24 +68,29 @@ async def hold(plan: Plan, folders: tuple[str, ...], space: Space) -> Hold | Non
 
     `folders` are those with the files that run.
     """
-    # A plan that does not say its level is held as strictly as can be.
-    level = strictest([as_text(plan.facts.get("isolation"))])
-    if level == "trusted":
+    # A plan that does not say how its process is held gets the strictest jail.
+    jail = plan.jail or Jail(strictest(()))
+    if jail.level == "trusted":
         return None
     state = _state(space)
     try:
-        standing = choose(level, await _examined(state))
+        standing = choose(jail.level, await _examined(state))
     except IsolationUnavailable:
         # What is missing may be installed while Kiwi runs.
         _found.pop(state, None)
         raise
-    return Hold(Jail(level, readable=(*folders, *_made_folders(plan))), standing, state)
+    return Hold(replace(jail, readable=(*jail.readable, *folders, *_made_folders(plan))), standing, state)
 
 
 def check_level(level: Level, space: Space) -> None:
     """Refuse a level that is known to be out of reach here; nothing is started to find out."""
     if level != "trusted" and (known := known_standings(space)) is not None:
         choose(level, known)
+
+
+async def standings(space: Space) -> tuple[Standing, ...]:
+    """Return what this machine can hold processes by; the first time, tests on it find out."""
+    return await _examined(_state(space))
 
 
 def known_standings(space: Space) -> tuple[Standing, ...] | None:
@@ -123,4 +128,4 @@ def _forget(state: Path) -> None:
 
 
 def _state(space: Space) -> Path:
-    return space.user / "state"
+    return space.cache
