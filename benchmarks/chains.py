@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
-from kiwi_mcp.domain.grants import Grant
+from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.kernel.pipeline import prepare
 from measure import Case, Measured, interleaved
 
@@ -51,7 +51,7 @@ def measure(turns: int) -> tuple[list[Measured], float]:
             case.turn()
         time.sleep(0.1)  # files as young as this are read again at each call, as they may still change
         started = time.perf_counter()
-        prepare(calls[10_000], Catalog(calls[10_000].space), Grant())
+        prepare(calls[10_000], Catalog(calls[10_000].space), Rights())
         second_process = (time.perf_counter() - started) * 1_000
         rows = interleaved(cases, turns=turns, warm=2)
     return [Measured(row.name, row.wall_ms / _CALLS, row.cpu_ms / _CALLS, row.ratio) for row in rows], second_process
@@ -60,6 +60,6 @@ def measure(turns: int) -> tuple[list[Measured], float]:
 def _calls(call: Call, catalog: Catalog) -> Callable[[], None]:
     def turn() -> None:
         for _ in range(_CALLS):
-            prepare(call, catalog, Grant())
+            prepare(call, catalog, Rights())
 
     return turn

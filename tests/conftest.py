@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Answers, Caller, Questions, nobody
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.drivers.process.jail import standings
+from kiwi_mcp.drivers.held import standings
 from kiwi_mcp.kernel import Answer, Kernel
 
 pytest_plugins = ["tests.plugins.machines", "tests.plugins.postgres", "tests.plugins.tiers"]
@@ -58,13 +59,25 @@ def kernel(project: Path) -> Kernel:
     return Kernel(project)
 
 
+async def _agree(questions: Questions) -> Answers:
+    if not all(question.is_own for question in questions.values()):
+        return await nobody(questions)
+    return {key: {"action": "accept", "content": {"approve": True}} for key in questions}
+
+
 @pytest.fixture
-def ask(kernel: Kernel) -> Callable[..., Answer]:
-    """Send one request, as a client would, and return its answer."""
+def owner() -> Caller:
+    """An owner who sits there and says yes to whatever Kiwi asks first; what tools ask is not answered."""
+    return Caller(ask=_agree, is_owner=True)
+
+
+@pytest.fixture
+def ask(kernel: Kernel, owner: Caller) -> Callable[..., Answer]:
+    """Send one request, as an owner would who agrees to it, and return its answer."""
 
     async def call(verb: str, request: JsonObject) -> Answer:
         try:
-            return await kernel.call(verb, request)
+            return await kernel.call(verb, request, owner)
         finally:
             await kernel.aclose()
 

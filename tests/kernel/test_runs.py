@@ -14,7 +14,7 @@ import pytest
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, RunNotFound, StoreUnavailable
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import Grant, Rights, Rules
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.run import Run, run_id
 from kiwi_mcp.drivers.process import driver
@@ -68,8 +68,8 @@ def make(project: Path, home: Path) -> Make:
     return write
 
 
-async def run(call: Call, runs: Recorder, grant: Grant = Grant()) -> pipeline.Run:  # noqa: B008 - it is frozen
-    return await execute(call, Catalog(call.space), grant, runs=runs, actor="ana")
+async def run(call: Call, runs: Recorder, rights: Rights = Rights()) -> pipeline.Run:  # noqa: B008 - it is frozen
+    return await execute(call, Catalog(call.space), rights, runs=runs, actor="ana")
 
 
 def only(runs: Runs) -> Run:
@@ -77,9 +77,9 @@ def only(runs: Runs) -> Run:
     return one
 
 
-def refused(call: Call, runs: Runs, grant: Grant = Grant()) -> Run:  # noqa: B008 - it is frozen
+def refused(call: Call, runs: Runs, rights: Rights = Rights()) -> Run:  # noqa: B008 - it is frozen
     with pytest.raises(KiwiError):
-        asyncio.run(run(call, runs, grant))
+        asyncio.run(run(call, runs, rights))
     return only(runs)
 
 
@@ -150,7 +150,7 @@ def test_parameters_that_do_not_fit_are_refused_and_not_recorded(make: Make, run
 
 
 def test_what_the_owner_denies_leaves_a_refusal(make: Make, runs: Runs) -> None:
-    one = refused(make("echo\n"), runs, Grant(items=Rules(allow=("*",), deny=("*/say@*",))))
+    one = refused(make("echo\n"), runs, Rights((Grant(items=Rules(allow=("*",), deny=("*/say@*",))),)))
 
     assert (one.status, one.code) == ("refused", "not_permitted")
 

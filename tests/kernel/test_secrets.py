@@ -207,3 +207,32 @@ def test_the_owners_own_settings_need_no_grant_and_are_held_to_hosts_all_the_sam
     assert (refused["code"], refused["host"]) == ("secret_not_granted", "127.0.0.1")
     ask("secrets", action="set", name="TEAM_TOKEN", hosts=["127.0.0.1:9"])
     assert ask("registry", action="pull", remote="team").content["code"] == "request_failed"
+
+
+@pytest.mark.case("SEC-03")
+def test_a_tool_that_a_model_changed_loses_its_secrets_until_the_owner_grants_them_anew(
+    ask: Ask, project: Path
+) -> None:
+    ask("secrets", action="set", name="CRM_KEY", value=VALUE)
+    ask("secrets", action="grant", name="CRM_KEY", tool="crm")
+    main = project / ".ai" / "tools" / "crm" / "main.sh"
+    main.write_text('printf "%s" "$CRM_KEY" | rev\n')
+
+    refused = ask("execute", item_id="crm").content
+    assert refused["code"] == "secret_not_granted"
+    assert "it has changed since the owner granted it that secret" in str(refused["message"])
+    variables = as_object(ask("execute", action="why", item_id="crm").content["variables"])
+    assert variables["CRM_KEY"] == "the store of secrets, not granted"
+
+    main.write_text('printf "%s" "${#CRM_KEY}"; echo\n')
+    ask("secrets", action="grant", name="CRM_KEY", tool="crm")
+    assert ask("execute", item_id="crm").content.get("code") != "secret_not_granted"
+    assert len(as_list(listed(ask)["CRM_KEY"]["grants"])) == 1
+
+
+def test_a_change_of_the_owners_own_keeps_what_was_granted(ask: Ask, project: Path) -> None:
+    ask("secrets", action="set", name="CRM_KEY", value=VALUE)
+    ask("secrets", action="grant", name="CRM_KEY", tool="crm")
+    (project / ".ai" / "tools" / "crm" / "main.sh").write_text('printf "%s" "${#CRM_KEY}"; echo\n')
+    assert ask("execute", action="sign", item_id="crm").content["status"] == "signed"
+    assert ask("execute", item_id="crm").content.get("code") != "secret_not_granted"

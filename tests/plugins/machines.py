@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -113,11 +114,14 @@ MakeMachine = Callable[..., Machine]
 
 
 @pytest.fixture
-def a_machine(tmp_path: Path) -> MakeMachine:
-    """Make a machine of a name, with the words of its settings."""
+def a_machine(tmp_path: Path, standing: Path) -> MakeMachine:
+    """Make a machine of a name, with the words of its settings; what it can hold processes by is known."""
 
     def make(name: str, **words: Json) -> Machine:
-        return Machine(tmp_path / name, **words)
+        machine = Machine(tmp_path / name, **words)
+        machine.cache.mkdir(parents=True)
+        shutil.copyfile(standing, machine.cache / standing.name)
+        return machine
 
     return make
 

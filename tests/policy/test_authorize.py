@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IntegrityMismatch, LockMismatch
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rules
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rights, Rules
 from kiwi_mcp.domain.items import Manifest, Origin, Signature, Tool
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ReadSpec
 from kiwi_mcp.policy.authorize import authorize, permit, verify
@@ -58,19 +58,19 @@ def test_a_difference_from_the_lockfile_warns_and_frozen_refuses() -> None:
     ],
 )
 def test_deny_wins_and_what_no_rule_allows_is_denied(items: Rules, hosts: Rules, rule: str | None) -> None:
-    verdict = authorize(PLAN, Grant(items, hosts))
+    verdict = authorize(PLAN, Rights((Grant(items, hosts),)))
 
     assert verdict == Allow() if rule is None else isinstance(verdict, Deny) and verdict.rule == rule
 
 
 def test_what_the_owner_grants_is_written_into_the_request() -> None:
-    grant = Grant(hosts=Rules(allow=("127.0.0.1:80",), deny=("evil.test",)))
-    spec = permit(PLAN, grant).spec
+    rights = Rights((Grant(hosts=Rules(allow=("127.0.0.1:80",), deny=("evil.test",))),))
+    spec = permit(PLAN, rights).spec
     read = replace(PLAN, spec=ReadSpec("a.md", "0" * 64))
 
     assert isinstance(spec, HttpSpec)
     assert (spec.granted, spec.denied) == (("127.0.0.1:80",), ("evil.test",))
-    assert permit(read, grant) == read
+    assert permit(read, rights) == read
 
 
 names = st.text("ab/*@.", max_size=6)

@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rules
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rights, Rules
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.kernel import Kernel
@@ -27,15 +27,15 @@ PLAN = Plan(
 
 @pytest.mark.parametrize("identity", CHAIN)
 def test_a_rule_that_denies_a_link_denies_what_stands_on_it(identity: str) -> None:
-    verdict = authorize(PLAN, Grant(items=Rules(allow=("*",), deny=(identity,))))
+    verdict = authorize(PLAN, Rights((Grant(items=Rules(allow=("*",), deny=(identity,))),)))
 
     assert isinstance(verdict, Deny)
     assert (verdict.rule, identity in verdict.reason) == (identity, True)
 
 
 def test_a_rule_that_allows_an_item_allows_what_it_stands_on() -> None:
-    assert authorize(PLAN, Grant(items=Rules(allow=("project/*",)))) == Allow()
-    assert isinstance(authorize(PLAN, Grant(items=Rules(allow=("user/*", "builtin/*")))), Deny)
+    assert authorize(PLAN, Rights((Grant(items=Rules(allow=("project/*",))),))) == Allow()
+    assert isinstance(authorize(PLAN, Rights((Grant(items=Rules(allow=("user/*", "builtin/*"))),))), Deny)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -205,8 +206,11 @@ class House:
 
 
 @pytest.fixture
-def house(project: Path, home: Path) -> House:
-    """The project and the home of the test."""
+def house(project: Path, home: Path, standing: Path) -> House:
+    """The project and the home of the test; what its kernels and commands can hold processes by is known."""
+    for cache in (project.parent / "cache", project.parent / "cache" / "kiwi"):
+        cache.mkdir()
+        shutil.copyfile(standing, cache / standing.name)
     return House(project.parent)
 
 

@@ -93,7 +93,7 @@ def test_a_python_tool_in_a_sandbox_sees_its_files_its_key_and_nothing_else(
     assert result["own"] == "mine"
     assert result["key"] is True
     held = as_object(told["isolation"])
-    assert (held["level"], held["backend"]) == ("sandboxed", "bubblewrap")
+    assert (held["used"], held["provenance"], held["backend"]) == ("sandboxed", "owner_written", "bubblewrap")
     assert "net_none" in as_list(held["properties"])
 
 
@@ -129,9 +129,9 @@ def command_lines() -> Iterator[bytes]:
 def test_the_plan_and_why_say_the_level(ask: Ask) -> None:
     assert not create(ask, "greet", "python_runtime", {"main.py": "def main(): return 'hi'\n"}).is_error
     planned = ask("execute", action="run", item_id="greet", parameters={}, dry_run=True).content
-    assert as_object(as_object(planned["plan"])["facts"])["isolation"] == "sandboxed"
+    assert as_object(as_object(planned["plan"])["jail"])["level"] == "sandboxed"
     told = ask("execute", action="why", item_id="greet").content
-    assert (told["isolation"], told["would_run"]) == ("sandboxed", True)
+    assert (as_object(told["isolation"])["level"], told["would_run"]) == ("sandboxed", True)
 
 
 def test_a_word_that_is_no_level_is_told_with_the_one_that_was_meant(ask: Ask) -> None:

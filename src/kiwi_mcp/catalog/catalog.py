@@ -26,6 +26,7 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, NotFo
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
+from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.registry import Registry
 
@@ -139,6 +140,10 @@ class Catalog:
         """Return the hosts beyond the public network that the owner meant by accepting an MCP server as it is."""
         offered = [source for source in self._sources if isinstance(source, McpSource)]
         return tuple(host for source in offered if (host := source.meant_host(server)))
+
+    def is_meant(self, server: Tool) -> bool:
+        """Whether the owner added or accepted an MCP server as it is, and so meant what its manifest asks for."""
+        return any(source.is_meant(server) for source in self._sources if isinstance(source, McpSource))
 
     def faults(self) -> Sequence[KiwiError]:
         """Return why sources could not be asked when they last were, if any could not."""
@@ -395,10 +400,11 @@ def sources_of(
     definitions: Callable[[], Definitions | None] | None = None,
 ) -> Sequence[ItemSource]:
     """Return the sources of a space, in the order in which short names resolve."""
-    project = FolderSource("project", space.project_ai, cache=space.cache)
-    user = FolderSource("user", space.user, cache=space.cache)
+    trust_file = space.user / TRUST_FILE
+    project = FolderSource("project", space.project_ai, cache=space.cache, trust_file=trust_file)
+    user = FolderSource("user", space.user, cache=space.cache, trust_file=trust_file)
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", rest=1.0)
-    published = (RegistrySource(registry, space.cache),) if registry else ()
+    published = (RegistrySource(registry, space.cache, trust_file),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
     # In the folder above the user's own `.ai`, what is there is the user's, by the names that it has everywhere else.
     is_one = space.user.resolve() == space.project_ai.resolve()

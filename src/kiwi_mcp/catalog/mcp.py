@@ -189,10 +189,14 @@ class McpSource:
 
     def meant_host(self, server: Tool) -> str:
         """Return the `host:port` nearby that the owner meant by adding or accepting a server as it is, if any."""
-        for one in self._servers.values():
-            if one.executor == _unversioned(server) and one.digest == server.digest and one.words:
-                return nearby_host(as_text(server.manifest.config.get("url")))
-        return ""
+        return nearby_host(as_text(server.manifest.config.get("url"))) if self.is_meant(server) else ""
+
+    def is_meant(self, server: Tool) -> bool:
+        """Whether the owner added or accepted a server as it is."""
+        return any(
+            one.executor == _unversioned(server) and one.digest == server.digest and bool(one.words)
+            for one in self._servers.values()
+        )
 
     def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
         """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""

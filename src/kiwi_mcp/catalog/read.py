@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from kiwi_mcp.catalog.files import MISSING, Content, Stamps, read_file, stamp_of, unreadable
+from kiwi_mcp.catalog.files import MISSING, Content, Stamps, read_file, settled, stamp_of, unreadable
 from kiwi_mcp.catalog.folder import category_of, kind_of, stem_of
 from kiwi_mcp.catalog.tree import MAX_BYTES, Tree
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, KiwiError
@@ -19,6 +19,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest, Origin, Signature, Source, Tool, ToolFile
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.manifest.digest import digest_of
+from kiwi_mcp.manifest.keys import fingerprint
 from kiwi_mcp.manifest.legacy import verdict
 from kiwi_mcp.manifest.legacy_tools import Extractor, read_extractor
 from kiwi_mcp.manifest.names import is_safe_path, is_tool_id
@@ -26,7 +27,16 @@ from kiwi_mcp.manifest.parse import parse
 from kiwi_mcp.manifest.placement import read_written
 from kiwi_mcp.manifest.python_source import DECLARED_IN, inferred_parameters
 from kiwi_mcp.manifest.sheets import Sheets
-from kiwi_mcp.manifest.signature import DETACHED, MAX_LINE, read_detached, sidecar, split
+from kiwi_mcp.manifest.signature import (
+    DETACHED,
+    MAX_SIDECAR,
+    completed,
+    is_apart,
+    read_detached,
+    sidecar,
+    split,
+)
+from kiwi_mcp.manifest.trust import NOBODY, Trusted, owner_trust, vouch
 
 ITEM_LIMIT = 1_000_000
 """The most that a file with a manifest in it may hold, in bytes."""
@@ -97,8 +107,12 @@ def open_tool(
     namespace: str = "local",
     sheets: Sheets | None = None,
     is_draft: bool = False,
+    trust_file: Path | None = None,
 ) -> Opened:
-    """Return the item whose manifest is in a file, with the stamps of all that was read for it."""
+    """Return the item whose manifest is in a file, with the stamps of all that was read for it.
+
+    `trust_file` says whose keys count; without it nobody's do.
+    """
     head = read_head(path, base=base, sheets=sheets, is_draft=is_draft)
     if head is None:
         raise InvalidManifest(
@@ -109,6 +123,8 @@ def open_tool(
     signature, body = split(head.text, path.suffix)
     if path.suffix.lower() in DETACHED:
         signature = _detached(path, tree)
+    elif signature and is_apart(path.suffix):
+        signature = completed(signature, _detached(path, tree))
     manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
     if origin.is_folder:
         manifest = with_parameters(manifest, lambda name: read_file(origin.root / name, limit=ITEM_LIMIT).data)
@@ -120,12 +136,34 @@ def open_tool(
         # The file with the manifest counts by its body: its bytes change when it is signed.
         files=[file for file in tree.ordered() if file.path != path.name],
     )
-    integrity = _integrity(signature, digest, head.text, manifest, path=path, base=base)
+    integrity = integrity_of(signature, digest, head.text, manifest, path=path, base=base, extractors=_extractors(base))
     if integrity.startswith("valid:") and len(tree.ordered()) > 1:
         integrity = "modified"  # an old hash speaks of one file, and nothing would vouch for the others
     if source == "builtin" and signature is None:
         integrity = "builtin"
-    return Opened(Tool(manifest, origin, tree.ordered(), digest, signature, integrity), tree.stamped())
+    tool = Tool(manifest, origin, tree.ordered(), digest, signature, integrity)
+    return Opened(_vouched(tool, trust_file, tree), tree.stamped())
+
+
+def _vouched(tool: Tool, trust_file: Path | None, tree: Tree) -> Tool:
+    """Return an item with who vouches for it."""
+    signature, trusted = tool.signature, NOBODY
+    if tool.origin.source == "builtin":
+        return tool
+    if signature and signature.key and trust_file:
+        tree.stamps[str(trust_file)] = settled(stamp_of(str(trust_file)))
+        trusted = _trusted(trust_file)
+    trust = vouch(
+        tool.manifest, tool.digest, signature, tool.integrity, namespace=tool.origin.namespace, trusted=trusted
+    )
+    return replace(tool, trust=trust, signer=fingerprint(signature.key) if signature and signature.key else "")
+
+
+def _trusted(path: Path) -> Trusted:
+    try:
+        return owner_trust(path)
+    except KiwiError:  # nobody is trusted by a file that cannot be understood; `kiwi key list` says what is wrong
+        return NOBODY
 
 
 def with_parameters(manifest: Manifest, read: Callable[[str], bytes]) -> Manifest:
@@ -175,20 +213,28 @@ def _detached(path: Path, tree: Tree) -> Signature | None:
     if stamp_of(str(where)) == MISSING:
         tree.stamps[str(where)] = MISSING
         return None
-    content = read_file(where, limit=MAX_LINE)
+    content = read_file(where, limit=MAX_SIDECAR)
     tree.stamps[str(where)] = content.stamp
     return read_detached(content.data.decode(errors="replace"))
 
 
-def _integrity(
-    signature: Signature | None, digest: str, text: str, manifest: Manifest, *, path: Path, base: Path
+def integrity_of(
+    signature: Signature | None,
+    digest: str,
+    text: str,
+    manifest: Manifest,
+    *,
+    path: Path,
+    base: Path = Path(),
+    extractors: Iterable[Extractor] = (),
 ) -> str:
+    """Return whether an item is what its signature line says; `extractors` help to understand hashes of old."""
     if signature is None:
         return "unsigned"
     if signature.hash == digest:
         return "signed"
-    if path.suffix.lower() in DETACHED:
-        return "modified"
+    if signature.key or path.suffix.lower() in DETACHED:
+        return "modified"  # no hash of old stands in such a line
     return verdict(
         text,
         suffix=path.suffix,
@@ -196,7 +242,7 @@ def _integrity(
         kind=_KINDS.get(kind_of(path, base), "tool"),
         category=category_of(path, base),
         file_name=path.name,
-        extractors=_extractors(base),
+        extractors=extractors,
     )
 
 

@@ -40,8 +40,9 @@ class RegistrySource:
 
     name: Source = "registry"
 
-    def __init__(self, registry: Callable[[], Registry], cache: Path) -> None:
+    def __init__(self, registry: Callable[[], Registry], cache: Path, trust_file: Path | None = None) -> None:
         self._registry = registry
+        self._trust_file = trust_file
         self._copies = cache / "registry"
         self._sheets: Sheets | None = None
         self._seen: Registry | None = None
@@ -206,13 +207,15 @@ class RegistrySource:
         return entry
 
     def _open(self, listed: Listed) -> Opened:
-        base = self._copies / listed.digest.removeprefix("sha256:")
+        # A digest does not cover who signed, and two namespaces may hold the same with two signatures.
+        base = self._copies / f"{listed.digest.removeprefix('sha256:')}.{listed.name.namespace}"
         actual = ""
-        for _ in range(_ATTEMPTS):  # another process may be mending the same copy
+        for attempt in range(_ATTEMPTS):  # another process may be mending the same copy
             is_there = base.exists()
             opened = self._read(listed, base) if is_there else None
             actual = f"sha256:{opened.tool.digest}" if opened else actual
-            if opened and actual == listed.digest:
+            is_doubted = opened is not None and opened.tool.trust == "tampered" and not attempt
+            if opened and actual == listed.digest and not is_doubted:
                 is_signed = opened.tool.integrity != "unsigned"
                 return opened if is_signed else replace(opened, tool=replace(opened.tool, integrity="published"))
             self._copy(listed, base, is_bad=is_there)
@@ -221,7 +224,12 @@ class RegistrySource:
     def _read(self, listed: Listed, base: Path) -> Opened | None:
         try:
             return open_tool(
-                base / listed.place, source="registry", base=base, namespace=listed.name.namespace, sheets=self._sheets
+                base / listed.place,
+                source="registry",
+                base=base,
+                namespace=listed.name.namespace,
+                sheets=self._sheets,
+                trust_file=self._trust_file,
             )
         except (KiwiError, OSError):
             return None
@@ -296,7 +304,7 @@ def lay_out(release: Release, base: Path) -> None:
     place = base / release.place
     for file in release.files:
         # What a single file imports from the shared code stands there; a folder may as well hold it itself.
-        is_shared = place.name not in MANIFESTS and file.path != place.name
+        is_shared = place.name not in MANIFESTS and file.path not in {place.name, release.sidecar_path}
         path = (base / "tools" if is_shared else place.parent) / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.data)

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.folder import MANIFESTS
-from kiwi_mcp.catalog.read import bad_name, manifest_in, with_parameters
+from kiwi_mcp.catalog.read import bad_name, integrity_of, manifest_in, with_parameters
 from kiwi_mcp.domain.errors import ArtifactRefused, InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest, Tool, ToolFile
+from kiwi_mcp.domain.items import Manifest, Signature, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, VersionName, Visibility
 from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.manifest.keys import Rotation
 from kiwi_mcp.manifest.names import is_tool_id
 from kiwi_mcp.manifest.sheets import Sheets
-from kiwi_mcp.manifest.signature import split
+from kiwi_mcp.manifest.signature import (
+    DETACHED,
+    completed,
+    is_apart,
+    read_detached,
+    read_rotations,
+    sidecar,
+    split,
+)
+from kiwi_mcp.manifest.trust import Trust, Trusted, vouch
 
 _DATA = {".yaml", ".yml", ".json", ".toml"}
 
@@ -31,14 +41,21 @@ def release_of(
     changelog: str = "",
     visibility: Visibility = "public",
 ) -> Release:
-    """Return an item as it will be published; `data` holds the bytes of every file it was read with."""
+    """Return an item as it will be published.
+
+    `data` holds the bytes of every file it was read with, and those of the file that tells who signed it, if there is
+    one.
+    """
     manifest = tool.manifest
     return Release(
         name=VersionName(namespace, manifest.tool_id, manifest.version),
         place=place,
         statement=_statement(manifest, tool.origin.path.name, data, tool.files),
         manifest=summary(manifest),
-        files=tuple(ReleaseFile(file.path, data[file.path], _is_executable(file, tool)) for file in tool.files),
+        files=(
+            *(ReleaseFile(file.path, data[file.path], _is_executable(file, tool)) for file in tool.files),
+            *(ReleaseFile(path, data[path]) for path in (sidecar(tool.origin.path.name),) if path in data),
+        ),
         executor=executor,
         changelog=changelog,
         visibility=visibility,
@@ -57,7 +74,11 @@ def check_release(release: Release, sheets: Sheets | None = None) -> Release:
         raise ArtifactRefused(str(release.name), error.issues) from error
     except KiwiError as error:
         raise ArtifactRefused(str(release.name), [Issue("", error.message, error.suggestion)]) from error
-    files = [ToolFile(one.path, one.sha256, len(one.data), one.is_executable) for one in release.files]
+    files = [
+        ToolFile(one.path, one.sha256, len(one.data), one.is_executable)
+        for one in release.files
+        if one.path != release.sidecar_path
+    ]
     said = (release.name.tool_id, release.name.version, release.executor.ref if release.executor else None)
     found = (manifest.tool_id, manifest.version, manifest.executor)
     issues = [
@@ -70,6 +91,30 @@ def check_release(release: Release, sheets: Sheets | None = None) -> Release:
     if issues:
         raise ArtifactRefused(str(release.name), issues)
     return replace(release, manifest=summary(manifest))
+
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """Who vouches for a release from outside, and how their key came to be."""
+
+    trust: Trust
+    signature: Signature | None = None
+    rotations: tuple[Rotation, ...] = ()
+
+
+def vouched(release: Release, trusted: Trusted, sheets: Sheets | None = None) -> Vouched:
+    """Return who vouches for a release that was checked, in the eyes of somebody who trusts some keys."""
+    data = {file.path: file.data for file in release.files}
+    manifest, digest = _read(release, data, sheets), release.digest.removeprefix("sha256:")
+    place = Path(release.place)
+    beside = data.get(release.sidecar_path, b"").decode(errors="replace")
+    signature = split(data[release.manifest_path].decode(), place.suffix)[0]
+    if is_apart(place.suffix):
+        is_json = place.suffix.lower() in DETACHED
+        signature = read_detached(beside) if is_json else completed(signature, read_detached(beside))
+    integrity = integrity_of(signature, digest, data[release.manifest_path].decode(), manifest, path=place)
+    trust = vouch(manifest, digest, signature, integrity, namespace=release.name.namespace, trusted=trusted)
+    return Vouched(trust, signature, read_rotations(beside))
 
 
 def summary(manifest: Manifest) -> JsonObject:

@@ -86,8 +86,10 @@ class FolderSource:
         namespace: str = "local",
         cache: Path | None = None,
         rest: float = 0.0,
+        trust_file: Path | None = None,
     ) -> None:
         self._name: Source = name
+        self._trust_file = trust_file
         self._base = base
         self._namespace = namespace
         self._cache = cache
@@ -192,7 +194,14 @@ class FolderSource:
         return None
 
     def _open(self, path: Path) -> Opened:
-        return open_tool(path, source=self._name, base=self._base, namespace=self._namespace, sheets=self._sheets)
+        return open_tool(
+            path,
+            source=self._name,
+            base=self._base,
+            namespace=self._namespace,
+            sheets=self._sheets,
+            trust_file=self._trust_file,
+        )
 
     def _start(self, sheets: Sheets) -> None:
         # Another set of types reads every manifest anew.

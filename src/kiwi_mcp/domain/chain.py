@@ -68,6 +68,8 @@ class Chain:
                 "version": link.manifest.version,
                 "digest": link.digest,
                 "integrity": link.integrity,
+                **({"trust": link.trust} if link.trust else {}),
+                **({"signer": link.signer} if link.signer else {}),
                 "path": str(link.origin.path),
             }
             for link in self.links

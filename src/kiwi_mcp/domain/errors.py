@@ -8,6 +8,7 @@ KiwiError
 │   ├── VersionNotFound
 │   ├── MissingLink
 │   ├── RunNotFound
+│   ├── ApprovalNotFound
 │   ├── RemoteNotFound
 │   ├── TopicNotFound
 │   └── VerbNotFound
@@ -26,13 +27,17 @@ KiwiError
 │   ├── IntegrityMismatch
 │   ├── LockMismatch
 │   ├── ArtifactRefused
+│   ├── SignatureRefused
 │   ├── DefinitionChanged
 │   └── DefinitionNew
 ├── Denied              ask the owner
 │   ├── PolicyDenied
 │   ├── AddressDenied
 │   ├── SecretNotGranted
+│   ├── ApprovalRequired
+│   ├── ApprovalsWaiting
 │   ├── NamespaceDenied
+│   ├── Unacknowledged
 │   └── TokenRefused
 │       ├── TokenExpired
 │       └── TooManyTries
@@ -151,6 +156,19 @@ class RunNotFound(NotFound):
             f"No run {run_id!r} is recorded here.",
             suggestion="List runs with `kiwi runs`; old ones are removed as new ones come.",
             run_id=run_id,
+        )
+
+
+class ApprovalNotFound(NotFound):
+    """No question, or no rule, of that id waits for this owner."""
+
+    code, error = "approval_not_found", "Approval not found"
+
+    def __init__(self, wanted: str, *, what: str = "question", is_several: bool = False) -> None:
+        listed = "kiwi approvals rules" if what == "rule" else "kiwi approvals list --all"
+        super().__init__(
+            f"{wanted[:40]!r} is {f'the beginning of several {what}s' if is_several else f'no {what} of yours'}.",
+            suggestion=f"List them with `{listed}`, and name one by its id.",
         )
 
 
@@ -365,6 +383,12 @@ class ArtifactRefused(Untrusted):
         )
 
 
+class SignatureRefused(Untrusted):
+    """A signature is forged, gone, by a revoked key or by another key than its publisher's, or of an old version."""
+
+    code, error = "signature_refused", "Signature refused"
+
+
 class DefinitionChanged(Untrusted):
     """An MCP server describes an item otherwise than when the owner accepted it."""
 
@@ -419,6 +443,37 @@ class SecretNotGranted(Denied):
     code, error = "secret_not_granted", "Secret not granted"
 
 
+class ApprovalRequired(Denied):
+    """The owner has to say yes first; the question is kept, and nothing was done."""
+
+    code, error = "approval_required", "Approval required"
+
+    def __init__(self, tool_id: str, *, approval_id: str, reasons: Sequence[str], expires_at: str) -> None:
+        super().__init__(
+            f"{tool_id!r} waits for the owner, since it {'; '.join(reasons)}. Nothing was done.",
+            suggestion=f"The owner looks at it with `kiwi approvals show {approval_id}` and types "
+            f"`kiwi approvals approve {approval_id}`; then call it again, exactly as before.",
+            tool_id=tool_id,
+            approval_id=approval_id,
+            reasons=list(reasons),
+            expires_at=expires_at,
+        )
+
+
+class ApprovalsWaiting(Denied):
+    """So many questions wait for the owner, or come so fast, that no more are asked."""
+
+    code, error = "approvals_waiting", "Too many questions"
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(
+            f"{waiting} question{'s' * (waiting != 1)} of yours wait{'s' * (waiting == 1)} for the owner, and no more "
+            "are asked now. Nothing was done.",
+            suggestion="Stop, and let the owner answer: `kiwi approvals list` shows what waits.",
+            waiting=waiting,
+        )
+
+
 class NamespaceDenied(Denied):
     """The actor does not belong to the namespace."""
 
@@ -431,6 +486,12 @@ class NamespaceDenied(Denied):
             "registry.yaml of the user space, or belong to the token; publish and push take one as `--namespace`.",
             namespaces=list(namespaces),
         )
+
+
+class Unacknowledged(Denied):
+    """Nobody whom the owner trusts vouches for what was to be installed, and the owner did not say to take it."""
+
+    code, error = "acknowledgement_required", "Acknowledgement required"
 
 
 class TokenRefused(Denied):

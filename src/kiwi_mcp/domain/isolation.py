@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from kiwi_mcp.domain.json import JsonObject
 
@@ -42,6 +42,10 @@ class Limits:
     """The largest file that it may write."""
     tmp_bytes: int = 268_435_456
     """What its home and temporary folder may hold together."""
+    workspace_bytes: int = 2_147_483_648
+    """What it may add to the folders that it is given to write to."""
+    workspace_files: int = 50_000
+    """How many files it may make or change there."""
 
     def to_json(self) -> JsonObject:
         """Return the limits as records show them."""
@@ -67,7 +71,11 @@ class Jail:
     """
     denied_hosts: tuple[str, ...] = ()
     """The hosts that it does not reach, whatever else allows them."""
+    private_hosts: tuple[str, ...] = ()
+    """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
     limits: Limits = field(default_factory=Limits)
+    provenance: Provenance = "unknown"
+    """Where the least trusted of what runs in it comes from, which is why it is as strict as that."""
 
     def to_json(self) -> JsonObject:
         """Return the jail as plans and records show it."""
@@ -78,12 +86,51 @@ class Jail:
             "hidden": list(self.hidden),
             "hosts": list(self.hosts),
             "denied_hosts": list(self.denied_hosts),
+            "private_hosts": list(self.private_hosts),
             "limits": self.limits.to_json(),
+            "provenance": self.provenance,
         }
+
+
+PROXY = ("127.0.0.1", 3128)
+"""Where the proxy of a confined process listens, inside of its own network."""
 
 
 def no_entry(_: int) -> None:
     """Do nothing with a process that was started, because nothing has to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where a confined process waits before it begins, until it has been given its way out."""
+
+    told: int
+    """A descriptor from which its launcher tells, as JSON, which process is the first inside (`child-pid`)."""
+    open: Callable[[], None]
+    """Lets it begin."""
+
+
+class Started(Protocol):
+    """A process that has been started."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+
+T = TypeVar("T", bound=Started)
+
+
+class Start(Protocol):
+    """Starts a process by calling what does so: as whom, and seeing which files, is up to it."""
+
+    def __call__(self, spawn: Callable[[], T], /) -> T:
+        """Start it and return it."""
+
+
+def start_here(spawn: Callable[[], T], /) -> T:
+    """Start a process as Kiwi itself is."""
+    return spawn()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +143,10 @@ class Handover:
     """The user that its pipes must belong to, where it is not the one who starts it."""
     enter: Callable[[int], None] = no_entry
     """Called once with the number of the process when it has been started; it does not run on before."""
+    gate: Gate | None = None
+    """Where it waits for its way to the network; None where it gets none."""
+    start: Start = start_here
+    """What it is started through."""
 
 
 NOTHING = Handover()

@@ -81,6 +81,10 @@ class Signature:
     timestamp: str
     hash: str
     scheme: Literal["kiwi", "rye"] = "kiwi"
+    key: str = ""
+    """The public key of whoever signed, where the line says more than a hash."""
+    proof: str = ""
+    """The signature itself, by that key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,12 @@ class Tool:
     """`unsigned`, `signed`, `builtin`, `published`, `valid:<gen>` for an old hash, `modified`,
     `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of its own. What an MCP
     server offers is `accepted`, `changed` since it was, or `new`."""
+    trust: str = ""
+    """Who vouches for it: `verified` (a publisher whose key the owner trusts), `owner` (the owner's own key),
+    `integrity` (a hash, so nobody), `unsigned`, `tampered`, `revoked`, `unknown_key`. Empty for what is not signed by
+    its nature: what ships with Kiwi, and what an MCP server offers."""
+    signer: str = ""
+    """The fingerprint of the key that it is signed with, where it is signed with one."""
 
     @property
     def id(self) -> str:

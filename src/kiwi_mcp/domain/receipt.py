@@ -45,7 +45,7 @@ class Receipt:
     duration_ms: int = 0
     cost_micros: int = 0
     detail: str = ""
-    """At the level `verbose`, more words as JSON."""
+    """Words as JSON: what of the owner's it went on by, where that was asked for; more at the level `verbose`."""
 
 
 @dataclass(frozen=True, slots=True)

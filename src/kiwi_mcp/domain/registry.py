@@ -125,6 +125,11 @@ class Release:
         """The path of the file with the manifest, below the item's folder."""
         return self.place.rpartition("/")[2]
 
+    @property
+    def sidecar_path(self) -> str:
+        """The path of the file that may tell who signed the manifest; like a signature line, no digest counts it."""
+        return f"{self.manifest_path}.sig"
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:

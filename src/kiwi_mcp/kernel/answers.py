@@ -34,7 +34,7 @@ def refusal(error: KiwiError, *, item_type: str, about: JsonObject) -> Answer:
     return Answer({**error.to_response(item_type), **about}, is_error=True, exit_code=error.exit_code)
 
 
-def planned(bound: Bound) -> Answer:
+def planned(bound: Bound, approval: JsonObject) -> Answer:
     """Return the answer to a dry run: the plan, and nothing done."""
     return Answer(
         {
@@ -43,6 +43,7 @@ def planned(bound: Bound) -> Answer:
             "status": "planned",
             "plan": bound.plan.to_json(),
             "plan_digest": plan_digest(bound.plan),
+            "approval": approval,
             **_warnings(bound),
         }
     )
@@ -63,6 +64,7 @@ def ran(run: Run, *, item_type: str) -> Answer:
         "integrity": tool.integrity,
         **_warnings(run.bound),
         **({"checkpoint": run.guard.told} if run.guard.told else {}),
+        **({"approval": run.passed.to_json()} if run.passed else {}),
         **_details(outcome),
     }
     if outcome.is_success:

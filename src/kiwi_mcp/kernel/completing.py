@@ -9,8 +9,10 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import Rights, Rules
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.pipeline import driver_of, prepare, secrets_of
 from kiwi_mcp.kernel.reach import reaching
 
@@ -30,12 +32,13 @@ class _Completer(Protocol):
         context: Mapping[str, str],
         *,
         hosts: Rules | None = None,
+        jail: Jail | None = None,
     ) -> list[str]:
         """Return what a server proposes."""
 
 
 async def complete(
-    item_id: str, catalog: Catalog, grant: Grant, argument: str, value: str, known: Mapping[str, str]
+    item_id: str, catalog: Catalog, rights: Rights, judge: Judge, argument: str, value: str, known: Mapping[str, str]
 ) -> Sequence[str]:
     """Return the proposals for an argument of which `value` is typed; nothing where the item could not be called."""
     try:
@@ -45,9 +48,10 @@ async def complete(
         # It passes the gates of a call, whose other arguments are not known yet.
         wanted = as_object(chain.tool.manifest.parameters.get("properties"))
         call = Call(item_id, catalog.space, {name: known.get(name, _ANYTHING) for name in wanted})
-        secrets = secrets_of(call, prepare(call, catalog, grant))
+        bound = prepare(call, catalog, rights, judge)
+        secrets = secrets_of(call, bound, judge)
         driver = cast("_Completer", driver_of(chain))
-        hosts = reaching(grant, chain.executor, catalog).hosts
-        return await driver.complete(chain, call.space, secrets, argument, value, known, hosts=hosts)
+        hosts = reaching(rights, chain.executor, catalog).hosts
+        return await driver.complete(chain, call.space, secrets, argument, value, known, hosts=hosts, jail=bound.plan.jail)
     except KiwiError:
         return ()

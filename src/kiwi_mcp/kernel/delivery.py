@@ -10,6 +10,9 @@ from typing import Protocol
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.isolation import Provenance
+from kiwi_mcp.kernel.confining import Judge
+from kiwi_mcp.policy.floors import unproven
 from kiwi_mcp.primitives.bounds import Holder, Stored, refuse_holder
 from kiwi_mcp.primitives.secrets import Found, Revealed, Secret, Variables
 
@@ -17,6 +20,8 @@ STORE = "the store of secrets"
 """Where `why` says that a stored secret comes from."""
 _FOLDER = "secrets"
 _PROCESS = "subprocess"
+_DOUBTFUL: frozenset[Provenance] = frozenset({"model_written", "unknown"})
+"""Whose changes of an item take its secrets away until the owner grants them anew."""
 
 
 class Values(Protocol):
@@ -49,10 +54,16 @@ def vault_of(user: Path) -> Values | None:
     return _vaults[folder]
 
 
-def holder_of(chain: Chain, space: Space) -> Holder:
+def holder_of(chain: Chain, space: Space, judge: Judge = unproven) -> Holder:
     """Return who is given the secrets of a chain: its item, or the server that answers for it, which declares them."""
     receiver = chain.executor if chain.driver == "mcp" else chain.tool
-    return Holder(receiver.identity.partition("@")[0], str(space.project), chain.primitive.id == _PROCESS)
+    return Holder(
+        receiver.identity.partition("@")[0],
+        str(space.project),
+        chain.primitive.id == _PROCESS,
+        receiver.digest,
+        judge(Chain((receiver,), "")).decisive.provenance not in _DOUBTFUL,
+    )
 
 
 def held(names: Collection[str], user: Path) -> Mapping[str, Stored]:

@@ -20,13 +20,16 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
-from kiwi_mcp.kernel.delivery import held
-from kiwi_mcp.kernel.isolation import ADVICE, tell_isolation
+from kiwi_mcp.kernel.delivery import held, vault_folder
+from kiwi_mcp.kernel.isolation import missing_sandbox, tell_isolation
+from kiwi_mcp.kernel.relaxing import holds
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
+from kiwi_mcp.primitives.keyring import has_keyring
 from kiwi_mcp.primitives.secrets import Variables
+from kiwi_mcp.primitives.vault_key import SEALS, sealed_by
 
 _COUNTED = 200_000
 _MOST_FIXES = 10
@@ -40,11 +43,12 @@ def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[Js
     space = catalog.space
     checks = [
         *_machine(),
-        _check("isolation", tell_isolation(space), status="warning", fix=ADVICE),
+        *_isolation(catalog, store),
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
         *_preferences(space.user, offers),
+        *_secrets(space.user),
         *_store(store),
         *_runtimes(catalog),
         *(check for server in servers for check in _server(server, catalog)),
@@ -71,6 +75,20 @@ def _fix(error: KiwiError) -> str:
 def _machine() -> Iterator[JsonObject]:
     yield _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}")
     yield _check("python", f"{platform.python_version()} ({sys.executable})")
+
+
+def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
+    fix = missing_sandbox(catalog.space)
+    yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
+    try:
+        authors = store.authors_if_any()
+        relaxed = [one for one in authors.relaxations() if holds(one, catalog)] if authors else []
+    except KiwiError:  # that the store cannot be read has a line of its own
+        return
+    for one in relaxed:
+        told = f"{one.identity} runs under {one.level} since {one.at[:10]}{f': {one.reason}' if one.reason else ''}"
+        fix = f"`kiwi relax {one.identity.partition('@')[0]} --undo` holds it as its origin says again."
+        yield _check("relaxed", told, status="warning", fix=fix)
 
 
 def _folders(space: Space) -> Iterator[JsonObject]:
@@ -102,6 +120,22 @@ def _policy(user: Path) -> Iterator[JsonObject]:
     yield _check(
         "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
     )
+
+
+def _secrets(user: Path) -> Iterator[JsonObject]:
+    folder = vault_folder(user)
+    # What opens the store is loaded where there is one.
+    if not folder.is_dir():
+        yield _check("secrets", "none are kept; `kiwi secrets set NAME` keeps the first one")
+        return
+    way = sealed_by(folder.parent)
+    told = f"{folder}, opened by the {SEALS[way]}"
+    if way == "keyring" and not has_keyring():
+        fix = "Start Kiwi in a session with a keyring, and with its extra `keyring` installed."
+        yield _check("secrets", f"{told}, and there is no keyring here", status="problem", fix=fix)
+        return
+    is_better = way == "file" and has_keyring()
+    yield _check("secrets", f"{told}{'; `kiwi secrets seal keyring` would keep its key safer' if is_better else ''}")
 
 
 def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:

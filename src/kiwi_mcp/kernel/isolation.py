@@ -1,4 +1,4 @@
-"""Isolation as `doctor` tells it: how tools are held here, and which levels this machine gives to those that ask."""
+"""Isolation as `doctor` tells it: how tools are held here, and which levels this machine gives."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import LEVELS, Level
-from kiwi_mcp.drivers.process.jail import known_standings
+from kiwi_mcp.drivers.held import known_standings
+from kiwi_mcp.sandbox.levels import floor
 from kiwi_mcp.sandbox.standing import Standing, choose
 
-ADVICE = "Run only tools you would run by hand, or that say `isolation: sandboxed`; `kiwi help isolation` tells more."
-"""What to do about tools that nothing holds."""
 _COMMON = (
-    "tools run as you (own process group, clean environment, time and output limits), except those whose manifest asks "
-    "for more"
+    f"what ships with Kiwi runs as you, what you or a model wrote is {floor('owner_written')}, what nobody is known to "
+    f"have written is {floor('unknown')}"
 )
-_UNTESTED = "whether this machine can give it was not tested yet; the first tool that asks does so"
+_UNTESTED = "whether this machine can give that was not tested yet; the first tool does so"
 
 
 def tell_isolation(space: Space) -> str:
@@ -26,8 +25,22 @@ def tell_isolation(space: Space) -> str:
     return f"{_COMMON}: {'; '.join(reached)}"
 
 
+def missing_sandbox(space: Space) -> str:
+    """Return what to do where this machine is known to have no sandbox, so that no tool of the owner's own runs."""
+    known = known_standings(space)
+    refused = _refusal(floor("owner_written"), known) if known else None
+    return refused.suggestion if refused else ""
+
+
 def _tell_level(level: Level, known: Sequence[Standing]) -> str:
-    try:
-        return f"{level} by {choose(level, known).backend.name}"
-    except IsolationUnavailable as refused:
+    if (refused := _refusal(level, known)) is not None:
         return f"{level} is refused ({refused.suggestion})"
+    return f"{level} by {choose(level, known).backend.name}"
+
+
+def _refusal(level: Level, known: Sequence[Standing]) -> IsolationUnavailable | None:
+    try:
+        choose(level, known)
+    except IsolationUnavailable as refused:
+        return refused
+    return None

@@ -31,15 +31,19 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
+from kiwi_mcp.kernel.approvals.gate import Gate
+from kiwi_mcp.kernel.approvals.verb import answer_approvals
 from kiwi_mcp.kernel.aside import Aside, kept_for
 from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.checkpoints.guard import guard_of
 from kiwi_mcp.kernel.completing import complete
+from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.doctor import examine
 from kiwi_mcp.kernel.find import asks_registry, find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
+from kiwi_mcp.kernel.keys.signer import Signer
 from kiwi_mcp.kernel.ledger import Ledger
 from kiwi_mcp.kernel.load import load
 from kiwi_mcp.kernel.migrating import migrate
@@ -48,6 +52,7 @@ from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, no_project_space, project_space, user_space
 from kiwi_mcp.kernel.preferences import prefer
+from kiwi_mcp.kernel.provenance import Authorship, Origins
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.actions import act
 from kiwi_mcp.kernel.registry.exchange import exchange
@@ -55,16 +60,19 @@ from kiwi_mcp.kernel.registry.owner import refuse_strangers
 from kiwi_mcp.kernel.requests import (
     ACTIONS,
     REGISTRY_ACTIONS,
+    ApprovalsRequest,
     AuditRequest,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
     InitRequest,
+    KeyRequest,
     LoadRequest,
     McpRequest,
     MigrateRequest,
     PreferRequest,
     RegistryRequest,
+    RelaxRequest,
     Request,
     RunsRequest,
     SearchRequest,
@@ -79,6 +87,7 @@ from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.kernel.witness import Witness
+from kiwi_mcp.policy.authority import rights_of
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.definitions import Definitions
@@ -134,8 +143,10 @@ class Kernel:
         self._user = user or user_space()
         self._cache = cache or cache_folder()
         self._store = Store(self._user)
+        self._origins = Origins(self._store)
         self._ledger = Ledger(self._user, self._store, surface)
         self._is_owner = is_owner
+        self._surface = surface
         self._catalogs: dict[Space, Catalog] = {}
         # What is published may be far, and nobody who looks for what is here waits for it.
         self._near, self._far = Aside(self._made), Aside(self._made)
@@ -195,7 +206,7 @@ class Kernel:
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
         catalog = self._catalog_for(ExecuteRequest(item_id=item_id))
-        return await complete(item_id, catalog, owner_policy(self._user).grant, argument, value, known)
+        return await complete(item_id, catalog, rights_of(self._user), self._origins.held, argument, value, known)
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""
@@ -227,9 +238,9 @@ class Kernel:
             case LoadRequest():
                 # The owner's files are the owner's to read; whoever else calls sees what they made themselves.
                 check = self._runs(caller).get if caller.name and request.item_type == "output" else None
-                return Answer(
-                    load(request, self._catalog_for(request), lambda run_id: self._runs(caller).result(run_id), check)
-                )
+                catalog, authorship = self._catalog_for(request), self._authorship(caller)
+                result_of = lambda run_id: self._runs(caller).result(run_id)  # noqa: E731 - looked for when it is asked for
+                return Answer(load(request, catalog, result_of, check, authorship))
             case ExecuteRequest():
                 return await self._execute(request, caller, witness)
             case HelpRequest():
@@ -242,7 +253,8 @@ class Kernel:
                 health = examine(self._catalog(request.project_path), self._store, offers, servers)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
-                return Answer(await exchange(request, self._catalog(request.project_path), self._store, caller.report))
+                catalog, is_owner = self._catalog(request.project_path), self._is_owner and not caller.name
+                return Answer(await exchange(request, catalog, self._store, caller.report, is_owner=is_owner))
             case McpRequest() if request.action in {"list", "accept", "diff"}:
                 look = partial(self._mcp().look, request, is_owner=self._is_owner)
                 return Answer(await self._near.do(self._space_for(request), look))
@@ -267,12 +279,24 @@ class Kernel:
                 # What opens the store of secrets is loaded by whoever asks about it.
                 act_on = import_module("kiwi_mcp.kernel.secrets").act
                 return Answer(await act_on(request, self._catalog_for(request), is_owner=self._is_owner))
+            case KeyRequest():
+                act_on = import_module("kiwi_mcp.kernel.keys.verb").act
+                is_owner = self._is_owner and not caller.name
+                return Answer(await asyncio.to_thread(act_on, request, self._user, is_owner=is_owner))
+            case ApprovalsRequest():
+                return Answer(await asyncio.to_thread(self._approvals, request, caller))
             case UndoRequest():
                 undo = import_module("kiwi_mcp.kernel.checkpoints.undo").undo
                 space, recorder = self._space(request.project_path), self._recorder(caller)
                 return Answer(await undo(request, space, recorder, is_owner=self._is_owner))
+            case RelaxRequest():
+                change = import_module("kiwi_mcp.kernel.relaxing").relax
+                catalog, is_owner = self._catalog(request.project_path), self._is_owner and not caller.name
+                act_on = partial(change, request, catalog, self._store, self._origins, is_owner=is_owner)
+                return Answer(await asyncio.to_thread(act_on))
             case MigrateRequest():
-                return Answer(await migrate(request, self._catalog(request.project_path), caller.report))
+                catalog, authorship = self._catalog(request.project_path), self._authorship(caller)
+                return Answer(await migrate(request, catalog, caller.report, authorship))
             case _:
                 raise TypeError(type(request))
 
@@ -289,25 +313,40 @@ class Kernel:
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
             policy = owner_policy(self._user)
-            grant = policy.grant
+            rights = rights_of(self._user)
             if request.action == "why":
-                return Answer(explain_call(call, catalog, grant))
+                return Answer(explain_call(call, catalog, rights, self._origins.held, self._gate(call, caller).preview))
             if request.dry_run:
-                return planned(prepare(call, catalog, grant))
+                bound = prepare(call, catalog, rights, self._origins.held)
+                return planned(bound, self._gate(call, caller).preview(bound.plan, bound.chain))
             recorder = self._recorder(caller)
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
             attend = partial(self._attend, catalog)
             save = partial(guard_of, catalog.space, policy.checkpoint, is_asked=request.checkpoint)
             run = await execute(
-                call, catalog, grant, caller, runs=recorder, actor=actor, witness=witness, attend=attend, save=save
-            )
+                call, catalog, rights, caller, runs=recorder, actor=actor, witness=witness, attend=attend, save=save,
+                judge=self._origins.held, admit=self._gate(call, caller).admit,
+            )  # fmt: skip
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
-            return await act(request, catalog, self._store, caller.report)
-        return await Author(catalog, caller.report, is_owner=self._is_owner).act(request)
+            authorship = self._authorship(caller)
+            return await act(request, catalog, self._store, caller, authorship)
+        authorship = self._authorship(caller)
+        signer = Signer.of(self._user) if authorship.is_owner and request.action == "sign" else None
+        author = Author(catalog, caller.report, is_owner=self._is_owner, authorship=authorship, signer=signer)
+        return await author.act(request)
+
+    def _gate(self, call: Call, caller: Caller) -> Gate:
+        """Return where a call waits for the owner's word, if it has to."""
+        return Gate(self._store.approvals, self._origins.held, call, actor=caller.name, how=self._surface)
+
+    def _approvals(self, request: ApprovalsRequest, caller: Caller) -> JsonObject:
+        store = self._store.approvals()
+        actor = caller.name or store.owner
+        return answer_approvals(request, store, is_owner=self._is_owner, actor=actor, how=self._surface)
 
     async def _servers(self, request: DoctorRequest) -> Sequence[JsonObject]:
         """Return the MCP servers as a list tells of them; that a store cannot be read is told by itself."""
@@ -320,9 +359,9 @@ class Kernel:
 
     def _mcp(self) -> McpDesk:
         if self._desk is None:
-            make: Callable[[Path, Callable[[], Definitions], Callable[[], Iterable[Catalog]]], McpDesk]
+            make: Callable[[Path, Callable[[], Definitions], Callable[[], Iterable[Catalog]], Judge], McpDesk]
             make = import_module("kiwi_mcp.kernel.mcp.verbs").McpVerb
-            self._desk = make(self._user, self._remembered, self._catalogs.values)
+            self._desk = make(self._user, self._remembered, self._catalogs.values, self._origins.held)
         return self._desk
 
     async def _attend(self, catalog: Catalog, chain: Chain) -> Unavailable | None:
@@ -345,6 +384,11 @@ class Kernel:
         """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
         registry = self._store.registry_if_any()
         return self._remembered_in(registry) if registry else None
+
+    def _authorship(self, caller: Caller) -> Authorship:
+        """Return a caller as the author of what they write: the owner's own hand, or somebody else's."""
+        is_owner = self._is_owner and not caller.name
+        return Authorship(self._origins, caller.name or self._surface, is_owner=is_owner)
 
     def _runs(self, caller: Caller) -> Runs:
         """Return the runs of a caller, who sees no others: the owner's, unless it says who else it is."""

@@ -14,6 +14,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.places import outputs_home
+from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.requests import LoadRequest, Where
 from kiwi_mcp.store.outputs import read_page
 
@@ -25,18 +26,19 @@ def load(
     catalog: Catalog,
     stored: Callable[[str], bytes],
     check: Callable[[str], object] | None = None,
+    authorship: Authorship | None = None,
 ) -> JsonObject:
     """Return one item, or a page of a result; copy it first where a destination is given.
 
     `stored` gives the result that is in the store, by the id of its run; `check` refuses runs that are not the
-    reader's to see.
+    reader's to see; `authorship` takes down what is copied.
     """
     if request.item_type == "output":
         return _page(request, catalog, stored, check)
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
         return definition(tool, catalog, request.file)
-    return _copied(tool, catalog, request.destination)
+    return _copied(tool, catalog, request.destination, authorship)
 
 
 def _page(
@@ -109,7 +111,7 @@ def _text(tool: Tool, name: str | None) -> str:
     raise NotFound(f"{tool.id!r} has no file {wanted!r}.", suggestion=f"Its files are: {listed}.", tool_id=tool.id)
 
 
-def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
+def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: Authorship | None) -> JsonObject:
     """Copy an item and the executors below it that the destination does not see, then return it as copied."""
     base = catalog.space.project_ai if destination == "project" else catalog.space.user
     if tool.origin.source == "builtin":
@@ -122,7 +124,10 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where) -> JsonObject:
             expected = link.signature.hash if link.signature else ""
             raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
     copies = [link for link in below if not _is_there(link, catalog, destination)]
-    if _is_there(tool, catalog, destination):
+    is_there = _is_there(tool, catalog, destination)
+    if authorship:
+        authorship.copies(copies if is_there else [tool, *copies], destination)
+    if is_there:
         path = catalog.find(tool.id, source=destination).origin.path
         message = f"Tool is in {destination} already, with the same content"
     else:

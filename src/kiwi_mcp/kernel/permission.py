@@ -5,41 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.grants import Grant
-from kiwi_mcp.policy.authorize import refusing_rule
-from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.domain.errors import KiwiError, ToolNotFound
+from kiwi_mcp.domain.grants import Deny, Grant, Rights
+from kiwi_mcp.policy.authority import rights_of
 
 
 class Permission:
-    """What the policy says of the items of one catalog, as it stands now."""
+    """What the rules say of the items of one catalog, as they stand now: those of the owner, if no others are given."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, rights: Rights | None = None) -> None:
         self._catalog = catalog
-        self._grant = Grant()
+        self._rights = rights or Rights()
         self.fault: KiwiError | None = None
         """Why the policy cannot be read; then nothing runs, and nothing is permitted."""
-        try:
-            self._grant = owner_policy(catalog.space.user).grant
-        except KiwiError as fault:
-            self.fault = fault
+        if rights is None:
+            try:
+                self._rights = rights_of(catalog.space.user)
+            except KiwiError as fault:
+                self.fault = fault
+        rules = [grant.items for grant in self._rights.grants]
+        self._is_open = not self.fault and all(one == Grant().items for one in rules)
+        # A rule on something below an item counts too, and what that is takes opening the item.
+        self._is_deep = any(one.deny for one in rules) or any(grant.is_whole for grant in self._rights.grants)
+
+    def is_hidden(self, identity: str) -> bool:
+        """Whether an item is not even told of: it is off a list that is all that whoever asks, or this machine, has."""
+        return any(
+            isinstance(grant.verdict("item", identity), Deny)
+            for grant in self._rights.grants
+            if grant.is_secretive or grant.is_whole
+        )
+
+    def refuse_hidden(self, identity: str, asked: str) -> None:
+        """Refuse what is kept from whoever asks just as if it were not there."""
+        for grant in self._rights.grants:
+            verdict = grant.verdict("item", identity) if grant.is_secretive else None
+            if isinstance(verdict, Deny) and not verdict.rule:
+                raise ToolNotFound(asked)
 
     def refusal(self, identity: str) -> str:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""
-        if self.fault or self._grant.items == Grant().items:
-            return self.fault.message if self.fault else ""
-        # A rule on something below it counts too, and what that is takes opening the item.
-        return self.refusal_of([identity]) or (self.refusal_of(self._chain(identity)) if self._grant.items.deny else "")
+        if self._is_open:
+            return ""
+        return self.refusal_of([identity]) or (self.refusal_of(self._chain(identity)) if self._is_deep else "")
 
     def refusal_of(self, identities: Sequence[str]) -> str:
         """Return why an item may not run, given what it stands on, itself first."""
         if self.fault:
             return self.fault.message
-        denied = refusing_rule(self._grant, identities)
-        if denied is None:
-            return ""
-        name, rule = denied
-        return f"the owner's rule {rule!r} denies {name}" if rule else f"no rule of the owner's allows {name}"
+        verdict = self._rights.item_verdict(identities)
+        return verdict.reason if isinstance(verdict, Deny) else ""
 
     def _chain(self, identity: str) -> Sequence[str]:
         try:

@@ -15,17 +15,18 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import lock_at
 from kiwi_mcp.domain.call import Call, Space
-from kiwi_mcp.domain.caller import NOBODY, Caller
+from kiwi_mcp.domain.caller import NOBODY, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
-from kiwi_mcp.domain.grants import Deny, Grant
+from kiwi_mcp.domain.grants import Deny, Rights
 from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.drivers.unavailable import unavailable
+from kiwi_mcp.kernel.approvals.gate import Admit, Arrival, Passed, unasked
 from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
-from kiwi_mcp.kernel.confining import confine
+from kiwi_mcp.kernel.confining import Judge, confine
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import careful, redacted
@@ -34,6 +35,7 @@ from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
+from kiwi_mcp.policy.floors import unproven
 from kiwi_mcp.primitives.bounds import refuse_target
 from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.outputs import Kept
@@ -62,6 +64,8 @@ class Run:
     outcome: Outcome
     left: Left
     guard: Guard = UNGUARDED
+    passed: Passed | None = None
+    """By what of the owner's it went on, where the owner had to be asked."""
 
     @property
     def duration_ms(self) -> int:
@@ -85,7 +89,7 @@ async def unattended(_: Chain) -> None:
 async def execute(
     call: Call,
     catalog: Catalog,
-    grant: Grant,
+    rights: Rights,
     caller: Caller = NOBODY,
     *,
     runs: Recorder = None,
@@ -93,26 +97,42 @@ async def execute(
     witness: Witness | None = None,
     attend: Attend = unattended,
     save: Save = unguarded,
+    judge: Judge = unproven,
+    admit: Admit = unasked,
 ) -> Run:
     """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
 
     `attend` looks at the chain of a call that may go ahead, before it does, and gives why it cannot; `save` gives what
-    stands around it.
+    stands around it; `judge` says how strictly it is held; `admit` lets it go on where it may not without the
+    owner's word.
     """
     trail = Trail(call, runs, actor, witness)
     try:
-        bound = prepare(call, catalog, grant)
-        trail.set_out(bound.chain.tool.id, bound.plan, plan_digest(bound.plan))
-        trail.secrets = secrets = secrets_of(call, bound)
+        bound = prepare(call, catalog, rights, judge)
+        digest = plan_digest(bound.plan)
+        trail.set_out(bound.chain.tool.id, bound.plan, digest)
+        trail.secrets = secrets = secrets_of(call, bound, judge)
         driver = driver_of(bound.chain)
         fault = await attend(bound.chain)
+        passed = None
+        if not fault:
+            arrival = Arrival(
+                bound.chain,
+                bound.plan,
+                digest,
+                trail.run_id,
+                secrets,
+                careful(caller, secrets),
+                lambda: plan_digest(prepare(call, catalog, rights, judge).plan),
+            )
+            passed = trail.passed = await admit(arrival)
         guard = UNGUARDED if fault else await save(bound.chain, bound.plan, trail.run_id)
         async with guard:
             outcome = (
                 unavailable(fault)
                 if fault
                 else await driver.drive(
-                    bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(caller, secrets)
+                    bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(_for_tools(caller), secrets)
                 )
             )
     except (Exception, CancelledError) as error:
@@ -121,16 +141,21 @@ async def execute(
     outcome = redacted(outcome, secrets)
     left = await trail.finish(outcome)
     found = (*guard.warnings, *left.warnings)
-    return Run(replace(bound, warnings=(*bound.warnings, *found)) if found else bound, outcome, left, guard)
+    return Run(replace(bound, warnings=(*bound.warnings, *found)) if found else bound, outcome, left, guard, passed)
 
 
-def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
+def _for_tools(caller: Caller) -> Caller:
+    """Return a caller as tools see it: who says of nothing that it can be asked that, is asked by Kiwi alone."""
+    return caller if caller.capabilities or caller.ask is nobody else replace(caller, ask=nobody)
+
+
+def secrets_of(call: Call, bound: Bound, judge: Judge) -> Mapping[str, str]:
     """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
     plan, chain = bound.plan, bound.chain
     if not plan.variables:
         return _NO_SECRETS
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    holder = holder_of(chain, call.space)
+    holder = holder_of(chain, call.space, judge)
     secrets = delivered(needed, holder, call.space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
     if isinstance(plan.spec, HttpSpec):
@@ -138,15 +163,15 @@ def secrets_of(call: Call, bound: Bound) -> Mapping[str, str]:
     return secrets
 
 
-def prepare(call: Call, catalog: Catalog, grant: Grant) -> Bound:
+def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unproven) -> Bound:
     """Take a call through every gate before the world is touched; `dry_run` stops here."""
     chain = catalog.resolve(call.tool_id)
     driver = driver_of(chain)
     inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
-    grant = reaching(grant, chain.executor, catalog) if chain.driver == "mcp" else grant
-    plan = confine(permit(driver.bind(chain, inputs, call.space), grant), chain)
-    match authorize(plan, grant):
+    rights = reaching(rights, chain.executor, catalog) if chain.driver == "mcp" else rights
+    plan = confine(permit(driver.bind(chain, inputs, call.space), rights), chain, call.space, judge, rights)
+    match authorize(plan, rights):
         case Deny(reason=reason, rule=rule):
             raise PolicyDenied(
                 f"{chain.tool.id!r} may not run: {reason}.",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from kiwi_mcp.domain.approval import ApprovalStatus
 from kiwi_mcp.domain.run import RunStatus
 
 Action = Literal[
@@ -108,6 +109,10 @@ class RegistryRequest(Request):
     token: Annotated[Name | None, Field(description="add: the variable that holds its token, as ${NAME}")] = None
     only: Annotated[Name | None, Field(description="push, pull: only this namespace")] = None
     with_private: Annotated[bool, Field(description="push, pull: private items too")] = False
+    accept_unsigned: Annotated[bool, Field(description="pull: also what is not signed; the owner's word")] = False
+    trust_key: Annotated[
+        Name | None, Field(description="pull: the fingerprint of a publisher's key to trust; the owner's word")
+    ] = None
     dry_run: Annotated[bool, Field(description="Show what would be copied")] = False
     project_path: Text | None = None
 
@@ -115,9 +120,9 @@ class RegistryRequest(Request):
 class McpRequest(Request):
     """Add MCP servers, look at what they offer, and say what of it may be used."""
 
-    action: Literal["list", "add", "import", "refresh", "accept", "diff", "remove", "connect", "login", "logout"] = (
-        "list"
-    )
+    action: Literal[
+        "list", "add", "import", "refresh", "accept", "allow", "diff", "remove", "connect", "login", "logout"
+    ] = "list"
     server: Annotated[Name | None, Field(description="Which server; add: what to call it")] = None
     tool: Annotated[Name | None, Field(description="accept, diff: only this item of the server")] = None
     command: Annotated[Text | None, Field(description="add: the program that is the server")] = None
@@ -128,6 +133,9 @@ class McpRequest(Request):
     transport: Annotated[
         Literal["http", "sse", "websocket"] | None, Field(description="add: how the address is spoken to")
     ] = None
+    read: Annotated[list[Text], Field(max_length=100, description="add, allow: paths that it may read")] = []
+    write: Annotated[list[Text], Field(max_length=100, description="add, allow: paths that it may change")] = []
+    hosts: Annotated[list[Name], Field(max_length=100, description="add, allow: hosts that it may reach")] = []
     manifest: Annotated[dict[str, object] | None, Field(description="add: the whole manifest instead")] = None
     paths: Annotated[list[Text], Field(max_length=100, description="import: configurations to read")] = []
     all: Annotated[bool, Field(description="import: from every client that is found")] = False
@@ -162,7 +170,7 @@ class PreferRequest(Request):
 class SecretsRequest(Request):
     """Look at the names of the store of secrets, or change what is in it."""
 
-    action: Literal["list", "set", "grant", "revoke", "rotate", "remove"] = "list"
+    action: Literal["list", "set", "grant", "revoke", "rotate", "remove", "seal"] = "list"
     name: Annotated[Name | None, Field(description="Which secret, by the name of its variable")] = None
     value: Annotated[SecretStr | None, Field(description="set, rotate: its value; set without one keeps it")] = None
     hosts: Annotated[
@@ -174,7 +182,24 @@ class SecretsRequest(Request):
     ] = None
     weak: Annotated[bool, Field(description="set, rotate: keep a value that cannot be hidden")] = False
     tool: Annotated[Name | None, Field(description="grant, revoke: an item, or a pattern of full names")] = None
+    key: Annotated[
+        Literal["file", "passphrase", "keyring"] | None, Field(description="seal: where the key of the store is kept")
+    ] = None
     project_path: Text | None = None
+
+
+class KeyRequest(Request):
+    """Look at the keys that vouch for items, or change whose keys count."""
+
+    action: Literal["list", "show", "new", "trust", "revoke", "rotate"] = "list"
+    key: Annotated[Name | None, Field(description="show, trust, revoke: a public key, or its fingerprint")] = None
+    publisher: Annotated[
+        Name | None, Field(description="trust, revoke: a namespace, or public/NAME for one item that anybody publishes")
+    ] = None
+    name: Annotated[Name | None, Field(description="new, rotate: what to call the key")] = None
+    rotation: Annotated[Text | None, Field(description="trust: the statement by which a known key hands over")] = None
+    expires: Annotated[Name | None, Field(description="new, rotate, trust: until when, ISO 8601, or 90d")] = None
+    reason: Annotated[Name | None, Field(description="revoke: why")] = None
 
 
 class MigrateRequest(Request):
@@ -200,6 +225,28 @@ class TasksRequest(Request):
     limit: Annotated[int, Field(ge=1, le=1_000)] = 20
 
 
+class ApprovalsRequest(Request):
+    """Look at what waits for the owner, answer it, and keep the rules by which nobody has to be asked."""
+
+    action: Literal["list", "show", "approve", "deny", "rules", "add_rule", "remove_rule"] = "list"
+    approval_id: Annotated[
+        Name | None, Field(description="show, approve, deny: which question, or the beginning of its id")
+    ] = None
+    status: Annotated[ApprovalStatus | Literal["all"], Field(description="list: how they stand")] = "pending"
+    always: Annotated[
+        Literal["none", "this tool", "this tool and path"], Field(description="approve: and from now on")
+    ] = "none"
+    reason: Annotated[Text | None, Field(description="deny: what the model is told")] = None
+    rule_id: Annotated[Name | None, Field(description="remove_rule: which rule, or the beginning of its id")] = None
+    item: Annotated[Name | None, Field(description="add_rule: a full identity, or a pattern of them")] = None
+    actor: Annotated[Text | None, Field(description="add_rule: only calls of this actor")] = None
+    paths: Annotated[list[Text], Field(max_length=50, description="add_rule: real paths, as patterns")] = []
+    hosts: Annotated[list[Name], Field(max_length=50, description="add_rule: hosts")] = []
+    argv: Annotated[list[Text], Field(max_length=50, description="add_rule: the command's first words, exactly")] = []
+    days: Annotated[int | None, Field(ge=1, le=3_650, description="add_rule: for how long")] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 20
+
+
 class UndoRequest(Request):
     """Look at the runs that can be undone, or undo one."""
 
@@ -208,6 +255,18 @@ class UndoRequest(Request):
     dry_run: Annotated[bool, Field(description="apply: show what would be put back")] = False
     force: Annotated[bool, Field(description="apply: also what somebody else changed since")] = False
     limit: Annotated[int, Field(ge=1, le=200)] = 20
+    project_path: Text | None = None
+
+
+class RelaxRequest(Request):
+    """Look at what runs less strictly than its origin says, or change that."""
+
+    action: Literal["list", "apply", "undo"] = "list"
+    item_id: Annotated[Name | None, Field(description="apply, undo: the item")] = None
+    to: Annotated[Literal["trusted", "standard", "sandboxed"], Field(description="apply: the level it runs under")] = (
+        "standard"
+    )
+    reason: Annotated[Name, Field(description="apply: why, for the record")] = ""
     project_path: Text | None = None
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -20,13 +21,14 @@ from kiwi_mcp.primitives.bounds import ANY_HOST, GrantedTo, Stored
 from kiwi_mcp.primitives.secrets import Bound, Secret, Variables
 from kiwi_mcp.primitives.strength import weakness
 from kiwi_mcp.primitives.vault import Vault
-from kiwi_mcp.primitives.vault_key import sealed_by, vault_key
+from kiwi_mcp.primitives.vault_key import SEALS, move_key, sealed_by, vault_key
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*(:\d{1,5})?", re.ASCII)
 _V6_PORT = re.compile(r"\[([0-9a-f:.]+)\](:\d{1,5})?", re.ASCII)
 _MAY_BE_PROJECT = frozenset("p*?[")
 """How full names and patterns begin that may mean items of a project."""
+_WAYS = ", ".join(f"`{way}`" for way in SEALS)
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -38,9 +40,24 @@ async def act(request: SecretsRequest, catalog: Catalog, *, is_owner: bool) -> J
     if request.action == "list":
         return _listed(list(known.values()), state, is_owner=is_owner)
     if not is_owner:
-        typed = f"kiwi secrets {request.action} {request.name or 'NAME'}"[:200]
+        typed = f"kiwi secrets {request.action} {request.key or request.name or 'NAME'}"[:200]
         raise PolicyDenied("Only the owner changes secrets.", suggestion=f"Ask them to type `{typed}`.")
+    if request.action == "seal":
+        return await _seal(request, vault, state)
     return await Change(vault, catalog, _name(request)).make(request)
+
+
+async def _seal(request: SecretsRequest, vault: Vault, state: Path) -> JsonObject:
+    """Have the key of the store kept in another way."""
+    if request.key is None:
+        raise InvalidRequest("The request does not say where to keep the key.", suggestion=f"Send `key`: {_WAYS}.")
+    before, after = sealed_by(state), request.key
+    await vault.move_key(partial(move_key, state, after))
+    told = f"the store is opened by the {SEALS[after]} {'as before' if before == after else 'from now on'}"
+    # The key is the same: whoever copied it before can open copies of the store with it.
+    is_copied = before == "file" != after
+    warnings: list[Json] = ["copies of the old key file still open the store: remove them"] if is_copied else []
+    return {"action": "seal", "status": "sealed", "message": told, "sealed_by": SEALS[after], "warnings": warnings}
 
 
 class Change:
@@ -85,9 +102,11 @@ class Change:
 
     async def _grant(self, word: str) -> JsonObject:
         space = self._catalog.space
-        item = word if _PATTERN.search(word) else holder_of(self._catalog.resolve(word), space).item
+        holder = None if _PATTERN.search(word) else holder_of(self._catalog.resolve(word), space)
+        item, digest = (holder.item, holder.digest) if holder else (word, "")
         is_of_project = item[0] in _MAY_BE_PROJECT
-        stored = await self._vault.grant(self._name, GrantedTo(item, str(space.project) if is_of_project else ""))
+        granted = GrantedTo(item, str(space.project) if is_of_project else "", digest)
+        stored = await self._vault.grant(self._name, granted)
         where = f" in {space.project}" if is_of_project else ""
         return self._told("grant", "granted", f"{item}{where} is given {self._name} from now on", stored)
 
@@ -195,7 +214,7 @@ def _listed(known: Sequence[Stored], state: Path, *, is_owner: bool) -> JsonObje
     """Return all secrets; to whoever is not the owner their names, so that they can be asked for."""
     if not is_owner:
         return {"action": "list", "secrets": [{"name": one.name} for one in known]}
-    return {"action": "list", "secrets": [_row(one) for one in known], "sealed_by": sealed_by(state)}
+    return {"action": "list", "secrets": [_row(one) for one in known], "sealed_by": SEALS[sealed_by(state)]}
 
 
 def _row(stored: Stored) -> JsonObject:
@@ -206,6 +225,6 @@ def _row(stored: Stored) -> JsonObject:
         "grants": [{"item": one.item, "project": one.project} for one in stored.grants],
         "set_at": stored.set_at,
         "valued_at": stored.valued_at,
-        "age_days": (datetime.now(UTC) - datetime.fromisoformat(stored.valued_at)).days,
+        "age_days": max(0, (datetime.now(UTC) - datetime.fromisoformat(stored.valued_at)).days),
         "weak": stored.is_weak,
     }

@@ -13,6 +13,8 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.receipt import AuditLevel
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
+from kiwi_mcp.store.approvals import Approvals
+from kiwi_mcp.store.authors import Authors
 from kiwi_mcp.store.database import Database, within
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.receipts import Receipts
@@ -39,6 +41,7 @@ class _Opened:
     registry: Registry
     runs: Runs
     receipts: Receipts
+    authors: Authors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,22 @@ class Store:
 
     def registry_if_any(self) -> Registry | None:
         """Return the registry, or None where the file of the store was never made: it is not made to find out."""
-        if (held := self._held()) is not None:
-            return held.registry
-        settings = self.settings
-        is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
-        return self._open().registry if is_there else None
+        opened = self._opened_if_any()
+        return opened.registry if opened else None
+
+    def authors(self) -> Authors:
+        """Return who wrote what."""
+        return (self._held() or self._open()).authors
+
+    def authors_if_any(self) -> Authors | None:
+        """Return who wrote what, or None where the file of the store was never made."""
+        opened = self._opened_if_any()
+        return opened.authors if opened else None
+
+    def approvals(self) -> Approvals:
+        """Return what waits for the owner, and the owner's rules."""
+        opened = self._held() or self._open()
+        return Approvals(opened.database, opened.settings.actor.name)
 
     def runs(self) -> Runs:
         """Return the runs."""
@@ -106,6 +120,13 @@ class Store:
     def look_again(self) -> None:
         """End the moment for which the store counted as looked at."""
         self._held_until = 0.0
+
+    def _opened_if_any(self) -> _Opened | None:
+        if (held := self._held()) is not None:
+            return held
+        settings = self.settings
+        is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
+        return self._open() if is_there else None
 
     def _held(self) -> _Opened | None:
         return self._opened if time.monotonic() < self._held_until else None
@@ -160,4 +181,4 @@ def _connected(settings: RegistrySettings) -> _Opened:
             raise
     retention = RunRetention(settings.run_count, settings.run_days)
     runs = Runs(database, retention=retention, actor=settings.actor.name)
-    return _Opened(settings, database, registry, runs, Receipts(database))
+    return _Opened(settings, database, registry, runs, Receipts(database), Authors(database, settings.actor.name))

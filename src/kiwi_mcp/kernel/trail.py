@@ -19,6 +19,7 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import Run, RunStatus, iso
+from kiwi_mcp.kernel.approvals.gate import Passed
 from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import sha256_hex
@@ -63,6 +64,8 @@ class Trail:
     def __init__(self, call: Call, runs: Recorder, actor: str, witness: Witness | None = None) -> None:
         self.secrets: Mapping[str, str] | None = None
         """The secrets of the plan, once they are known."""
+        self.passed: Passed | None = None
+        """By what of the owner's the call went on, where the owner had to be asked."""
         self._call = call
         self._runs = runs
         self._actor = actor
@@ -107,7 +110,8 @@ class Trail:
         return Left(duration_ms, kept, run.id if is_recorded else None, shown, tuple(warnings))
 
     def _receipt(self, run: Run, outcome: bytes | None) -> Receipt | None:
-        return self._witness.of_run(run, self.secrets, outcome) if self._witness else None
+        passed = self.passed.to_json() if self.passed else {}
+        return self._witness.of_run(run, self.secrets, outcome, passed) if self._witness else None
 
     def _passed(self) -> int:
         return round((time.monotonic() - self._begun) * 1_000)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kiwi_mcp.kernel.requests import (
+    ApprovalsRequest,
     AuditRequest,
     DoctorRequest,
     ExecuteRequest,
     HelpRequest,
     InitRequest,
+    KeyRequest,
     LoadRequest,
     McpRequest,
     MigrateRequest,
     PreferRequest,
     RegistryRequest,
+    RelaxRequest,
     Request,
     RunsRequest,
     SearchRequest,
@@ -80,6 +83,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("tasks", TasksRequest, "Calls that went on as tasks: which there are, and stop one.", is_read_only=False),
     Verb("runs", RunsRequest, "What was run, with what outcome, and what each run gave.", is_read_only=False),
     Verb("audit", AuditRequest, "The receipts of all calls: list, show, verify that none was changed, export."),
+    Verb(
+        "approvals",
+        ApprovalsRequest,
+        "What waits for the owner's word; the owner answers, and keeps rules.",
+        is_read_only=False,
+    ),
     Verb("undo", UndoRequest, "Runs that can be undone; the owner undoes them.", is_read_only=False),
     Verb(
         "registry",
@@ -104,6 +113,18 @@ VERBS: tuple[Verb, ...] = (
         "secrets",
         SecretsRequest,
         "The names of the owner's secrets; the owner sets them, and grants them to tools.",
+        is_read_only=False,
+    ),
+    Verb(
+        "relax",
+        RelaxRequest,
+        "Tools that the owner lets run less strictly than where they come from says.",
+        is_read_only=False,
+    ),
+    Verb(
+        "key",
+        KeyRequest,
+        "Whose keys vouch for items; the owner makes, trusts, revokes and rotates them.",
         is_read_only=False,
     ),
     Verb("migrate", MigrateRequest, "Bring the tools of an older folder along.", is_read_only=False),

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Call
-from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, KiwiError
-from kiwi_mcp.domain.grants import Grant
+from kiwi_mcp.domain.call import Call, Space
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, IsolationUnavailable, KiwiError
+from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
-from kiwi_mcp.drivers.process.jail import check_level
+from kiwi_mcp.drivers.held import check_level
+from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
+from kiwi_mcp.kernel.pipeline import Bound as Planned
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
+from kiwi_mcp.policy.floors import Holding, change_of, unproven, with_remedy
 from kiwi_mcp.primitives.addresses import is_address, refusal
 from kiwi_mcp.primitives.bounds import PORTS, refuse_holder, refuse_target
 from kiwi_mcp.primitives.secrets import Bound, Variables
 
+Preview: TypeAlias = Callable[[Plan, Chain], JsonObject]
+"""Says whether a plan would wait for the owner."""
 
-def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
+
+def explain_call(
+    call: Call, catalog: Catalog, rights: Rights, judge: Judge = unproven, preview: Preview | None = None
+) -> JsonObject:
     """Return the chain, its versions and digests, the origin of every variable, and each reason not to run."""
     told: dict[str, Json] = {"tool_id": call.tool_id, "action": "why"}
     try:
@@ -36,15 +47,17 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
     named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
     templates: Json = [chain.tool.manifest.config, named, *below]
     names, spare = variables(templates), defaulted(templates)
-    holder, stored = holder_of(chain, call.space), held(names, call.space.user)
+    holder, stored = holder_of(chain, call.space, judge), held(names, call.space.user)
     found = dict(Variables().locate(names, project=call.space.project, user=call.space.user))
     found |= {name: f"{STORE}, {'' if one.is_granted(holder) else 'not '}granted" for name, one in stored.items()}
-    changes = lock_changes(chain, call)
+    changes, holding = lock_changes(chain, call), judge(chain)
     gates: list[Callable[[], object]] = [
         lambda: verify(chain, changes, is_frozen=call.is_frozen),
         lambda: driver_of(chain),
-        lambda: check_level(chain.isolation, call.space),
-        lambda: check_target(prepare(call, catalog, grant).plan, {name: one.bound for name, one in stored.items()}),
+        lambda: _check_level(chain, holding, call.space),
+        lambda: check_target(
+            prepare(call, catalog, rights, judge).plan, {name: one.bound for name, one in stored.items()}
+        ),
         *(partial(refuse_holder, one, holder) for one in stored.values()),
     ]
     reasons = [reason for gate in gates for reason in _refusals(gate)]
@@ -65,15 +78,41 @@ def explain_call(call: Call, catalog: Catalog, grant: Grant) -> JsonObject:
         "tool_id": chain.tool.id,
         "identity": chain.tool.identity,
         "driver": chain.driver,
-        **({"isolation": chain.isolation} if chain.driver == HELD else {}),
+        **({"isolation": explain_holding(chain.tool, holding)} if chain.driver == HELD else {}),
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
         "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
         "notes": [*chain.drift, *chain.notes],
+        **(_approval(preview, lambda: prepare(call, catalog, rights, judge)) if preview else {}),
         "would_run": not reasons,
         "reasons": _distinct(reasons),
     }
+
+
+def _approval(preview: Preview, bind: Callable[[], Planned]) -> JsonObject:
+    """Return whether the owner would be asked first; nothing where there is no plan to ask about."""
+    try:
+        bound = bind()
+        return {"approval": preview(bound.plan, bound.chain)}
+    except KiwiError:
+        return {}
+
+
+def explain_holding(tool: Tool, holding: Holding) -> JsonObject:
+    """Return how strictly a tool's process is held, what decided that, and what would change it."""
+    told = holding.to_json()
+    change = change_of(tool, holding)
+    return {**told, "change": change} if change else told
+
+
+def _check_level(chain: Chain, holding: Holding, space: Space) -> None:
+    if chain.driver != HELD:
+        return
+    try:
+        check_level(holding.level, space)
+    except IsolationUnavailable as refused:
+        raise with_remedy(refused, holding.provenance, chain.tool) from None
 
 
 def check_target(plan: Plan, bounds: Mapping[str, Bound]) -> None:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied
+from kiwi_mcp.domain.errors import ApprovalRequired, ApprovalsWaiting, Denied, InvalidRequest, PolicyDenied
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.receipt import AuditLevel, Receipt
 from kiwi_mcp.domain.run import Run, RunStatus
@@ -20,15 +20,18 @@ from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.plain import LONGEST
 from kiwi_mcp.store.runs import new_run
 
-_LOOKS = frozenset({"list", "show", "why", "validate", "versions", "diff", "verify", "export"})
+_LOOKS = frozenset({"list", "show", "rules", "why", "validate", "versions", "diff", "verify", "export"})
 """Actions that change nothing. What is not among them is written down, so that a new one cannot be forgotten."""
-_NAMES = ("item_id", "server", "name", "remote", "task_id", "run_id", "path", "client", "tool_id")
+_NAMES = (
+    "item_id", "approval_id", "rule_id", "server", "name", "remote", "task_id", "run_id", "path", "client", "tool_id",
+)  # fmt: skip
 """The words by which requests name what they are about, the most telling first."""
 _LONGEST_NAME = 200
 _SECRET_NAME = re.compile(
     rb"""(?i)(?:passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie)[^"]{0,60}":"""
 )
-_DENIED = PolicyDenied.code
+_DENIED = frozenset({PolicyDenied.code, Denied.code, ApprovalRequired.code, ApprovalsWaiting.code})
+_UNASKED: JsonObject = {}
 _NOT_KEPT = "not kept: they may hold a secret"
 _TOO_LONG = "not kept: they are too long"
 
@@ -45,16 +48,19 @@ class Witness:
         self._level = level
         self._began = time.time_ns() // 1_000_000
 
-    def of_run(self, run: Run, secrets: Mapping[str, str] | None, outcome: bytes | None) -> Receipt:
+    def of_run(
+        self, run: Run, secrets: Mapping[str, str] | None, outcome: bytes | None, passed: JsonObject = _UNASKED
+    ) -> Receipt:
         """Return the receipt of a call that left a run.
 
         `secrets` are those of the plan, None where the call was refused before they were known: then its arguments
-        may hold one of them. `outcome` is what came of it, without secrets already.
+        may hold one of them. `outcome` is what came of it, without secrets already; `passed` names the rule or the
+        approval of the owner's that it went on by.
         """
         self.is_heard = True
         level = self._level()
         arguments = None if level == "minimal" or secrets is None else self._arguments(secrets)
-        told: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {})}
+        told: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {}), **passed}
         return Receipt(
             id=run.id,
             at=run.started_at,
@@ -68,12 +74,12 @@ class Witness:
             identity=run.identity,
             digest=run.digest,
             plan_digest=run.plan_digest,
-            verdict="deny" if run.code == _DENIED else "allow" if run.plan_digest else "",
+            verdict="deny" if run.code in _DENIED else "allow" if run.plan_digest else "",
             arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
             outcome_sha256=sha256_hex(outcome) if outcome is not None and level != "minimal" else "",
             duration_ms=run.duration_ms,
             cost_micros=run.cost_micros,
-            detail=_detail(told, arguments, secrets or {}) if level == "verbose" else "",
+            detail=_detail(told, arguments, secrets or {}) if level == "verbose" else compact(passed) if passed else "",
         )
 
     def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
@@ -93,7 +99,7 @@ class Witness:
             code=code,
             identity=as_text(answer.get("identity")),
             digest=as_text(answer.get("digest")) or as_text(answer.get("hash")),
-            verdict="deny" if code == _DENIED else "allow" if status == "success" else "",
+            verdict="deny" if code in _DENIED else "allow" if status == "success" else "",
             arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
             duration_ms=max(0, time.time_ns() // 1_000_000 - self._began),
         )

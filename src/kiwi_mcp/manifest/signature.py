@@ -1,7 +1,9 @@
 """Signature lines: the one comment at the top of a file that says when it was validated, and as what.
 
 A line counts where it stands first, or second after a shebang (PHP: after `<?php`); a second one is content.
-JSON has no comments, so the line of a JSON file stands alone in `<name>.sig` beside it.
+JSON has no comments, so the line of a JSON file stands alone in `<name>.sig` beside it. A line may say more than a
+hash: who signed it, as `:ed25519:{key}:{proof}`. Readers of old find no hash where such a line ends with a mark that
+closes the comment, so there the line stays short, and the long one stands in `<name>.sig` too.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from typing import Literal
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Signature
+from kiwi_mcp.manifest.keys import Rotation
 
 MAX_LINE = 512
 """The longest line that can be a signature; a longer one is content."""
+MAX_SIDECAR = 4_096
+"""The most that the file beside a file may hold, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,11 @@ _RYE_SIGNED = re.compile(
     r"rye:signed:(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z):([0-9a-f]{64})"
     r":[A-Za-z0-9_-]{1,256}={0,2}:[0-9a-f]{16}(?:\|[\w-]{1,64}@[\w-]{1,64})?"
 )
+_KEYED = re.compile(
+    r"kiwi-mcp:validated:(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z):([0-9a-f]{64})"
+    r":ed25519:([A-Za-z0-9_-]{43}):([A-Za-z0-9_-]{86})",
+    re.ASCII,
+)
 _EMPTY_SLOT = re.compile(r"(?:kiwi-mcp|rye):(?:validated|signed):[ -~]{1,64}:(?:placeholder|\{HASH\}|0+)")
 _FRONT_TIMESTAMP = re.compile(r"^validated_at:[ \t]*['\"]?([^'\"\n]{1,64}?)['\"]?[ \t]*$", re.MULTILINE)
 _FRONT_HASH = re.compile(r"^content_hash:[ \t]*['\"]?([0-9a-f]{64}|[0-9a-f]{12})['\"]?[ \t]*$", re.MULTILINE)
@@ -75,14 +85,19 @@ def comment_style(suffix: str) -> Style:
     return _STYLES.get(suffix.lower().lstrip("."), _HASH)
 
 
-def line(timestamp: str, digest: str) -> str:
-    """Return the text of a signature line, without comment marks."""
+def is_apart(suffix: str) -> bool:
+    """Whether files of that suffix keep who signed them in a file of its own."""
+    return suffix.lower() in DETACHED or bool(comment_style(suffix).suffix)
+
+
+def line(timestamp: str, digest: str, key: str = "", proof: str = "") -> str:
+    """Return the text of a signature line, without comment marks; with a key and its proof, it says who signed."""
     if not (_TIMESTAMP.fullmatch(timestamp) and _DIGEST.fullmatch(digest)):
         raise InvalidRequest(
             f"{timestamp!r} and {digest!r} do not make a signature line.",
             suggestion="Give the time as YYYY-MM-DDTHH:MM:SSZ and the digest as 64 hexadecimal digits.",
         )
-    return f"kiwi-mcp:validated:{timestamp}:{digest}"
+    return f"kiwi-mcp:validated:{timestamp}:{digest}{f':ed25519:{key}:{proof}' if key else ''}"
 
 
 def split(text: str, suffix: str) -> tuple[Signature | None, str]:
@@ -100,7 +115,7 @@ def split(text: str, suffix: str) -> tuple[Signature | None, str]:
     return signature, text[:start] + text[end:]
 
 
-def sign(text: str, suffix: str, *, timestamp: str, digest: str) -> str:
+def sign(text: str, suffix: str, *, timestamp: str, digest: str, key: str = "", proof: str = "") -> str:
     """Return the file with exactly one signature line, and all else as it was."""
     if suffix.lower() in DETACHED:
         raise InvalidRequest(
@@ -117,7 +132,8 @@ def sign(text: str, suffix: str, *, timestamp: str, digest: str) -> str:
     start = _place(body, style)
     first, newline, _ = body.partition("\n")
     ending = "\r\n" if newline and first.endswith("\r") else "\n"
-    return f"{body[:start]}{style.comment(line(timestamp, digest))}{ending}{body[start:]}"
+    written = line(timestamp, digest) if style.suffix else line(timestamp, digest, key, proof)
+    return f"{body[:start]}{style.comment(written)}{ending}{body[start:]}"
 
 
 def sidecar(name: str) -> str:
@@ -126,8 +142,21 @@ def sidecar(name: str) -> str:
 
 
 def read_detached(text: str) -> Signature | None:
-    """Return the signature in a file that holds nothing but its line."""
-    return _parse(text.removesuffix("\n").removesuffix("\r")) if len(text) <= MAX_LINE else None
+    """Return the signature in a file that holds its line, and perhaps how its key came to be, and nothing else."""
+    first, _, rest = text.replace("\r\n", "\n").removesuffix("\n").partition("\n")
+    is_whole = not rest or all(map(Rotation.parse, rest.split("\n")))
+    return _parse(first) if is_whole and len(first) <= MAX_LINE and len(text) <= MAX_SIDECAR else None
+
+
+def read_rotations(text: str) -> tuple[Rotation, ...]:
+    """Return how the key of a signature came to be, as the file beside a signed file tells it, the oldest first."""
+    return tuple(filter(None, map(Rotation.parse, text[:MAX_SIDECAR].splitlines())))
+
+
+def completed(short: Signature | None, beside: Signature | None) -> Signature | None:
+    """Return the signature of a file whose line is short, with who signed it as the file beside it tells."""
+    is_same = short and beside and (short.timestamp, short.hash) == (beside.timestamp, beside.hash)
+    return beside if is_same else short
 
 
 def _without_line(text: str, style: Style) -> str:
@@ -158,10 +187,13 @@ def _read(text: str, start: int, style: Style) -> tuple[Signature | None, int] |
     if _EMPTY_SLOT.fullmatch(inner):
         return None, newline + 1
     signature = _parse(inner)
-    return None if signature is None else (signature, newline + 1)
+    # What closes a comment stands behind a short line only, so that there is one way to write each signature.
+    return None if signature is None or (signature.key and style.suffix) else (signature, newline + 1)
 
 
 def _parse(inner: str) -> Signature | None:
+    if found := _KEYED.fullmatch(inner):
+        return Signature(found[1], found[2], key=found[3], proof=found[4])
     if found := _RYE_SIGNED.fullmatch(inner):
         return Signature(found[1], found[2], "rye")
     if _EMPTY_SLOT.fullmatch(inner) or not (found := _VALIDATED.fullmatch(inner)):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rules, Verdict
-from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch, SignatureRefused
+from kiwi_mcp.domain.grants import Allow, Deny, Kind, Rights, Verdict
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.primitives.bounds import PORTS
 
 
 def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[str, ...]:
@@ -23,54 +25,62 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
         if link.integrity == "modified":
             expected = link.signature.hash if link.signature else ""
             raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
+        if link.trust == "tampered":
+            raise SignatureRefused(
+                f"The signature of {link.id!r} is not by the key that it names ({link.origin.path}).",
+                suggestion="Take it from its publisher again; if it is yours, sign it again.",
+                tool_id=link.id,
+                signer=link.signer,
+            )
     if chain.faults:
         raise InvalidManifest(chain.tool.id, chain.faults)
     if is_frozen and (changes or chain.drift):
         raise LockMismatch(chain.tool.id, [*changes, *chain.drift])
-    return (*(f"lockfile: {change}" for change in changes), *chain.drift, *chain.notes, *chain.shadowed)
+    revoked = (
+        f"{link.identity} is signed with {link.signer}, a key that is revoked or has expired"
+        for link in chain.links
+        if link.trust == "revoked"
+    )
+    return (*revoked, *(f"lockfile: {change}" for change in changes), *chain.drift, *chain.notes, *chain.shadowed)
 
 
-def permit(plan: Plan, grant: Grant) -> Plan:
+def permit(plan: Plan, rights: Rights) -> Plan:
     """Return the plan with the hosts that the owner grants and denies written into it."""
     if isinstance(plan.spec, HttpSpec):
-        return replace(plan, spec=replace(plan.spec, granted=grant.hosts.allow, denied=grant.hosts.deny))
+        hosts = rights.hosts
+        return replace(plan, spec=replace(plan.spec, granted=hosts.allow, denied=hosts.deny))
     return plan
 
 
-def authorize(plan: Plan, grant: Grant) -> Verdict:
-    """Return whether the grant covers the plan, and by which rule not."""
-    denied = _refusing_rule(grant.items, plan.identity, plan.chain)
-    if denied is not None:
-        return Deny(_why("item", *denied), denied[1])
-    if isinstance(plan.spec, HttpSpec):
-        host = urlsplit(plan.spec.url).hostname or ""
-        # Public hosts need no rule, so only a rule that denies counts here; the rest is the primitive's address check.
-        if refused := grant.hosts.match(host):
-            return Deny(_why("host", host, refused), refused)
+def authorize(plan: Plan, rights: Rights) -> Verdict:
+    """Return whether the rights cover the plan, and by which rule not."""
+    verdict = rights.item_verdict([plan.identity, *(link for link, _ in plan.chain)])
+    if isinstance(verdict, Deny):
+        return verdict
+    for kind, resource in uses(plan):
+        verdict = rights.verdict(kind, resource)
+        if isinstance(verdict, Deny):
+            return verdict
     return Allow()
 
 
-def refusing_rule(grant: Grant, identities: Sequence[str]) -> tuple[str, str] | None:
-    """Return the item of a chain that a rule refuses, and the rule; empty where no rule allows the first.
-
-    A rule that denies an item denies all that stands on it; what was asked for is all that needs to be allowed.
-    """
-    return _refused(grant.items, identities)
-
-
-@lru_cache(maxsize=1_024)
-def _refusing_rule(rules: Rules, identity: str, chain: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
-    # The same rules refuse the same items, so that each chain is held against them once.
-    return _refused(rules, [identity, *(link for link, _ in chain)])
+def uses(plan: Plan) -> Iterator[tuple[Kind, str]]:
+    """Give what a plan uses besides its items: the host that it calls, the program that it starts, its variables."""
+    match plan.spec:
+        case HttpSpec(url=url):
+            yield "host", _target(url)
+        case ProcessSpec(argv=(program, *_)):
+            yield "command", PurePosixPath(program).name
+    for name in plan.variables:
+        yield "variable", name
 
 
-def _refused(rules: Rules, identities: Sequence[str]) -> tuple[str, str] | None:
-    for place, identity in enumerate(identities):
-        rule = rules.match(identity)
-        if rule or (rule is not None and place == 0):
-            return identity, rule
-    return None
-
-
-def _why(kind: str, name: str, rule: str) -> str:
-    return f"the {kind} {name!r} is denied by the rule {rule!r}" if rule else f"no rule allows the {kind} {name!r}"
+@lru_cache(maxsize=256)
+def _target(url: str) -> str:
+    target = urlsplit(url)
+    host = target.hostname or ""
+    try:
+        port = target.port or PORTS.get(target.scheme, 0)
+    except ValueError:  # no port is refused by the primitive, in its own words
+        port = 0
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

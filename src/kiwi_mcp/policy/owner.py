@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import OWNER_POLICY, Grant, Rules
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.policy.rules import WORDS, read_grant, texts, unknown_words
 
-FILE_NAME = "policy.yaml"
-_RULE_WORDS = {"allow", "deny"}
-_WORDS = {"items": _RULE_WORDS, "hosts": _RULE_WORDS, "roots": None, "checkpoint": None}
+FILE_NAME = OWNER_POLICY
+_WORDS = (*WORDS, "roots", "checkpoint", "actors")
 _CHECKPOINTS = ("auto", "explicit", "disabled")
 
 _Stat = tuple[int, int, int] | None
@@ -24,12 +24,14 @@ _read: dict[str, tuple[_Stat, Policy]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the owner allows everybody, and the folders of other users that may be projects."""
+    """What the owner allows everybody and each, and the folders of other users that may be projects."""
 
     grant: Grant = field(default_factory=Grant)
     roots: tuple[Path, ...] = ()
     checkpoint: str = ""
     """When runs that change files get a checkpoint, whatever their items say: `auto`, `explicit` or `disabled`."""
+    actors: Mapping[str, Grant] = field(default_factory=dict)
+    """What else has a say where somebody of that name calls."""
 
 
 def owner_policy(user: Path) -> Policy:
@@ -58,57 +60,47 @@ def _parse(path: Path) -> Policy:
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(error) from error
     written = as_object(value)
-    issues = [*_unknown(written)]
-    if value is not None and not isinstance(value, Mapping):
-        issues.append(Issue("", "is not a mapping", f"Write words at its top: {', '.join(_WORDS)}."))
-    items, hosts, roots = written.get("items"), written.get("hosts"), written.get("roots")
-    grant = Grant(
-        items=_rules("items", items, issues) if items is not None else Grant().items,
-        hosts=_rules("hosts", hosts, issues),
-    )
-    folders = tuple(Path(text).expanduser() for text in _texts("roots", roots, issues))
+    issues = [*unknown_words(value, _WORDS, "")]
+    grant = read_grant(written, FILE_NAME, "", issues, Grant())
+    folders = tuple(Path(text).expanduser() for text in texts("roots", written.get("roots"), issues))
+    actors = _actors(written.get("actors"), issues)
     checkpoint = written.get("checkpoint", "")
     if checkpoint and checkpoint not in _CHECKPOINTS:
         issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(_CHECKPOINTS)}."))
     # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
     if issues:
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
-    return Policy(grant, folders, as_text(checkpoint))
+    return Policy(grant, folders, as_text(checkpoint), actors)
+
+
+def _actors(written: Json, issues: list[Issue]) -> Mapping[str, Grant]:
+    if written is not None and not isinstance(written, Mapping):
+        issues.append(Issue("actors", "is not a mapping", "Write the name of a token, and its rules below it."))
+    return {name: _actor(name, rules, issues) for name, rules in as_object(written).items()}
+
+
+def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:
+    place = f"actors.{name}"
+    issues += unknown_words(written, WORDS, place)
+    rules = as_object(written)
+    grant = read_grant(rules, f"{FILE_NAME} for {name}", f"{place}.", issues, Grant())
+    # What everybody may use is narrowed here: hosts that are listed are all that are left, and what an allow list of
+    # items does not name is not for this actor to know of.
+    return replace(
+        grant,
+        is_public="allow" not in as_object(rules.get("hosts")),
+        is_secretive="allow" in as_object(rules.get("items")),
+        read=_as_above(grant.read, rules, "read"),
+        write=_as_above(grant.write, rules, "write"),
+    )
+
+
+def _as_above(found: Rules, written: JsonObject, word: str) -> Rules:
+    """Return rules for files that leave to the owner's what they do not speak of, also outside the project."""
+    is_said = "allow" in as_object(as_object(written.get("files")).get(word))
+    return found if is_said else replace(found, allow=(*found.allow, "/**"))
 
 
 def _unreadable(error: Exception) -> InvalidManifest:
     issue = Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")
     return InvalidManifest(f"The owner's {FILE_NAME}", [issue])
-
-
-def _unknown(written: JsonObject) -> list[Issue]:
-    issues = []
-    for word, value in written.items():
-        if word not in _WORDS:
-            issues.append(Issue(word, "is not a word of the policy", f"Use one of: {', '.join(_WORDS)}."))
-            continue
-        known = _WORDS[word]
-        if known is not None and isinstance(value, Mapping):
-            issues += [
-                Issue(f"{word}.{inner}", "is not a kind of rule", "Use `allow` or `deny`.")
-                for inner in value
-                if inner not in known
-            ]
-    return issues
-
-
-def _rules(word: str, written: Json, issues: list[Issue]) -> Rules:
-    if written is not None and not isinstance(written, Mapping):
-        issues.append(Issue(word, "is not a mapping", "Write `allow:` and `deny:` lists below it."))
-    rules = as_object(written)
-    return Rules(
-        allow=_texts(f"{word}.allow", rules.get("allow"), issues),
-        deny=_texts(f"{word}.deny", rules.get("deny"), issues),
-    )
-
-
-def _texts(place: str, written: Json, issues: list[Issue]) -> tuple[str, ...]:
-    values = as_list(written)
-    if (written is not None and not isinstance(written, list)) or not all(isinstance(v, str) for v in values):
-        issues.append(Issue(place, "is not a list of words", 'Write it as `["first", "second"]`.'))
-    return tuple(value for value in values if isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Which addresses a request may be sent to: public ones, and those the owner granted by name.
+"""Which hosts may be reached, and at which addresses: public ones, and those the owner granted by name.
 
 The ranges are written out here because `ipaddress.is_global` calls several of them global: addresses that carry
 a private IPv4 address inside (6to4, NAT64, IPv4-compatible), site-local ones and multicast.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from kiwi_mcp.domain.globs import fits_host
 
 _V4 = {
     IPv4Network(range_): name
@@ -52,7 +55,32 @@ _UNICAST = IPv6Network("2000::/3")
 """The only IPv6 space from which public addresses are given out."""
 _MAPPED, _NAT64, _SIX_TO_FOUR = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"), IPv6Network("2002::/16")
 _NUMBER = re.compile(r"(?:[0-9]+|0[xX][0-9a-fA-F]*)\Z")
-_UNFIT = re.compile(r"[\x00-\x20\x7f/\\@?#<>^|]")
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
+"""A host name in lower case and in ASCII, which is how names in other scripts are written on the wire."""
+WEB = (80, 443)
+"""The ports that a host is reached at where the rule that names it says none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRules:
+    """The hosts that somebody reaches; a rule that denies wins over all others."""
+
+    hosts: tuple[str, ...] | None = None
+    """Those that may be reached, at the ports of the web unless a port is said; None for every public one."""
+    denied: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    """Those that may have addresses which are not public."""
+
+    def refusal(self, host: str, port: int) -> str | None:
+        """Return why a host is refused before it is looked up, or None where it is not."""
+        if (reason := refusal_of_host(host, port=port, granted=self.granted)) is not None:
+            return reason
+        if is_denied(host, port, self.denied):
+            return "the owner's policy denies it"
+        if self.hosts is not None and not is_listed(host, port, self.hosts):
+            known = is_granted(host, None, self.hosts)
+            return f"it may be reached, but not at port {port}" if known else "it is not among the hosts to be reached"
+        return None
 
 
 def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> str | None:
@@ -74,7 +102,7 @@ def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> st
 def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | None:
     """Return why a host is refused before it is looked up, or None: it is no name, or an address in an odd spelling."""
     name = _plain(host)
-    if not name or (_UNFIT.search(name) and _parse(name) is None):
+    if not _NAME.match(name) and _parse(name) is None:
         return f"{host!r} is not a host name"
     if _parse(name) is None and _NUMBER.match(name.rpartition(".")[2]) and not is_granted(host, port, granted):
         return f"{host!r} is an address in an unusual spelling"
@@ -86,15 +114,35 @@ def is_address(host: str) -> bool:
     return _parse(_plain(host)) is not None
 
 
-def is_granted(host: str, port: int, granted: Sequence[str]) -> bool:
-    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, an address, `[v6]:port`."""
+def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:
+    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, an address, `[v6]:port`.
+
+    A pattern without a port is about every port; without `port`, so is every pattern.
+    """
     name = _plain(host)
     return any(_matches(pattern, name, port) for pattern in granted)
 
 
-def _matches(pattern: str, name: str, port: int) -> bool:
+def is_listed(host: str, port: int, hosts: Sequence[str]) -> bool:
+    """Whether one of the patterns names this host for this port; one that says no port is about those of the web."""
+    return is_granted(host, port, [one for one in hosts if port in WEB or _split(one)[1] is not None])
+
+
+def is_denied(host: str, port: int, denied: Sequence[str]) -> bool:
+    """Whether one of the patterns names this host, in one of the ways in which the owner's rules do."""
+    name = _plain(host)
+    target = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return is_granted(host, port, denied) or any(fits_host(rule, target) for rule in denied)
+
+
+def plain_host(host: str) -> str:
+    """Return a host as it is compared and recorded: in lower case, without brackets and without the root's dot."""
+    return _plain(host)
+
+
+def _matches(pattern: str, name: str, port: int | None) -> bool:
     wanted, wanted_port = _split(pattern)
-    if wanted_port is not None and wanted_port != str(port):
+    if wanted_port is not None and port is not None and wanted_port != str(port):
         return False
     if wanted.startswith("*."):
         return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and _parse(name) is None

@@ -28,6 +28,10 @@ class Holder:
     project: str
     is_process: bool = False
     """Whether it is given secrets as variables of a process, not in requests."""
+    digest: str = ""
+    """What it is now, byte by byte."""
+    is_vouched_for: bool = False
+    """Whether its content is known to be its owner's own, or that of a publisher they trust."""
 
     @property
     def name(self) -> str:
@@ -44,11 +48,17 @@ class GrantedTo:
 
     item: str
     project: str
+    digest: str = ""
+    """What the item was when it was granted; empty for a pattern, which is whatever it covers."""
 
     def covers(self, holder: Holder) -> bool:
         """Whether an item is among them."""
         is_here = not holder.item.startswith(_PROJECT) or holder.project == self.project
         return is_here and fnmatchcase(holder.item, self.item)
+
+    def still_means(self, holder: Holder) -> bool:
+        """Whether an item that it covers is what was granted: unchanged, or changed by somebody who may."""
+        return not self.digest or self.digest == holder.digest or holder.is_vouched_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +78,16 @@ class Stored:
 
     def is_granted(self, holder: Holder) -> bool:
         """Whether an item may be given it."""
-        return any(grant.covers(holder) for grant in self.grants)
+        return any(grant.covers(holder) and grant.still_means(holder) for grant in self.grants)
 
 
 def refuse_holder(stored: Stored, holder: Holder) -> None:
     """Refuse an item that was not granted a secret, and a process that would have one that is for requests."""
     if not stored.is_granted(holder):
+        is_changed = any(grant.covers(holder) for grant in stored.grants)
+        reason = "it has changed since the owner granted it" if is_changed else "the owner has not granted it"
         raise SecretNotGranted(
-            f"`{holder.name}` asks for ${{{stored.name}}}, and the owner has not granted it that secret.",
+            f"`{holder.name}` asks for ${{{stored.name}}}, and {reason} that secret.",
             suggestion=f"If it is to have it, the owner types `kiwi secrets grant {stored.name} {holder.item}`.",
             secret=stored.name,
             tool_id=holder.name,

@@ -1,4 +1,4 @@
-"""Connections: names looked up once, answers checked, and only a checked address connected to.
+"""Connections of requests: only to addresses that were looked up once and checked, and shared between requests.
 
 There is one TLS context in the process, with the trust store of the system and nothing from the environment, and
 for each event loop its own pools: for public addresses and, apart from them, for hosts that the owner granted. A
@@ -8,32 +8,20 @@ connection that was made because of a grant is thus never used by a request with
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
-from ipaddress import ip_address
 from time import monotonic
-from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import httpcore2
 import httpx2
 
-from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
-from kiwi_mcp.primitives.addresses import is_granted, refusal, refusal_of_host
+from kiwi_mcp.primitives.addresses import is_granted, refusal_of_host
 from kiwi_mcp.primitives.http_stream import connected
-
-Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A name and a port to addresses, the preferred one first."""
+from kiwi_mcp.primitives.lookup import Lookup, Resolver, denied, look_up
 
 _CONNECTIONS, _IDLE, _KEPT = 100, 20, 30.0
-
-
-async def look_up(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a name, as the system knows them."""
-    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
 @cache
@@ -42,11 +30,11 @@ def tls_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context(trust_env=False)
 
 
-class Network:
-    """The way out: pools of connections, and plain sockets for protocols of their own."""
+class Network(Lookup):
+    """The way out: pools of connections, besides plain sockets."""
 
     def __init__(self, resolver: Resolver = look_up, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
-        self._resolver = resolver
+        super().__init__(resolver)
         self.tls = tls
         self._pools: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[tuple[bool, bool], httpcore2.AsyncConnectionPool]
@@ -71,44 +59,6 @@ class Network:
             keepalive_expiry=_KEPT,
             network_backend=_Checked(self, has_grant=has_grant),
         )
-
-    async def addresses(self, host: str, port: int, granted: Sequence[str]) -> Sequence[str]:
-        """Return the addresses of a host; one that is refused among them refuses the host."""
-        if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
-            raise denied(host, port, reason)
-        found = [host] if _is_address(host) else await self._looked_up(host, port)
-        for address in found:
-            if (reason := refusal(address, host=host, port=port, granted=granted)) is not None:
-                raise denied(host, port, reason)
-        return found
-
-    async def _looked_up(self, host: str, port: int) -> Sequence[str]:
-        try:
-            found = await self._resolver(host, port)
-        except (OSError, UnicodeError) as fault:
-            raise unknown_host(host) from fault
-        if not found:
-            raise unknown_host(host)
-        return found
-
-    async def connect(self, host: str, port: int, granted: Sequence[str]) -> socket.socket:
-        """Return a connected socket for a host."""
-        fault: OSError | None = None
-        for address in await self.addresses(host, port, granted):
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            opened = socket.socket(family, socket.SOCK_STREAM)
-            opened.setblocking(False)
-            try:
-                await asyncio.get_running_loop().sock_connect(opened, (address, port))
-            except OSError as refused:
-                opened.close()
-                fault = refused
-            except BaseException:
-                opened.close()
-                raise
-            else:
-                return opened
-        raise fault or OSError("no address")
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -149,32 +99,3 @@ class _Checked(httpcore2.AsyncNetworkBackend):
 def _judged(host: str, port: int, granted: tuple[str, ...]) -> tuple[str | None, bool]:
     """Return why a host is refused, if it is, and whether the owner granted it."""
     return refusal_of_host(host, port=port, granted=granted), is_granted(host, port, granted)
-
-
-def denied(host: str, port: int, reason: str) -> AddressDenied:
-    """Return the refusal of a host, with the words that would grant it."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return AddressDenied(
-        f"A request to {shown} is not permitted: {reason}.",
-        suggestion=f"If the owner means it, add `{shown}` to `hosts.allow` in ~/.ai/policy.yaml.",
-        host=host,
-        port=port,
-    )
-
-
-def unknown_host(host: str) -> RequestFailed:
-    """Return the failure to find a host's address."""
-    return RequestFailed(
-        f"The host {host!r} has no address.",
-        suggestion="Check the spelling of the host, and that this machine can look up names.",
-        cause="dns",
-        host=host,
-    )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -6,7 +6,6 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from urllib.parse import urlencode
 
 import httpx2
@@ -14,7 +13,7 @@ import httpx2
 from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, RequestFailed
 from kiwi_mcp.domain.json import Json, JsonObject, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.addresses import is_granted
+from kiwi_mcp.primitives.addresses import is_denied
 from kiwi_mcp.primitives.bounds import PORTS, refuse_request
 from kiwi_mcp.primitives.secrets import Revealed, names_in, reveal, reveal_json, reveal_url
 
@@ -196,9 +195,8 @@ def refuse_unbound(spec: HttpSpec, request: Request, secrets: Mapping[str, str])
 
 def refuse_denied(request: Request, denied: Sequence[str]) -> None:
     """Refuse a target that the owner denies, whatever address it has."""
-    host = request.host.lower()
-    # As a pattern of hosts and as a glob, which is how the plan is judged: a redirect or a variable is no way around.
-    if is_granted(host, request.port, denied) or any(fnmatchcase(host, rule.lower()) for rule in denied):
+    # Judged here and not by the plan alone: a redirect or a variable is no way around.
+    if is_denied(request.host, request.port, denied):
         raise AddressDenied(
             f"The owner's policy denies {request.authority}.",
             suggestion="Ask the owner: the rule stands under `hosts.deny` in the policy.",

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 from subprocess import Popen
 
@@ -34,6 +34,16 @@ PATIENCE, GRACE = 0.5, 1.0
 """How long a process may take to end after its input ended, and after it was told to, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process that was talked to ended, and what it complained of last."""
+
+    exit_code: int | None
+    """Its exit code; None where a signal ended it, or nothing yet."""
+    stdout: bytes
+    stderr: bytes
 
 
 @asynccontextmanager
@@ -68,16 +78,18 @@ class Peer:
             stdin, stdout, stderr = pipe(theirs, ours), pipe(ours, theirs), pipe(ours, theirs)
             give_away(handover, stdin[0], stdout[1], stderr[1])
             with mark.pressed():
-                self._process = Popen(
-                    spec.argv,
-                    executable=program,
-                    cwd=spec.cwd,
-                    env={**env, MARK: mark.name},
-                    stdin=stdin[0],
-                    stdout=stdout[1],
-                    stderr=stderr[1],
-                    pass_fds=handover.descriptors,
-                    start_new_session=True,
+                self._process = handover.start(
+                    lambda: Popen(
+                        spec.argv,
+                        executable=program,
+                        cwd=spec.cwd,
+                        env={**env, MARK: mark.name},
+                        stdin=stdin[0],
+                        stdout=stdout[1],
+                        stderr=stderr[1],
+                        pass_fds=handover.descriptors,
+                        start_new_session=True,
+                    )
                 )
             ours.callback(abandon, self._process)
             handover.enter(self._process.pid)
@@ -115,6 +127,11 @@ class Peer:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self._ending = _ending(ended) if ended else ""
         return self._ending
+
+    def ended(self) -> Ended:
+        """Return how the process ended; its output went to whoever talked to it."""
+        code = self._process.returncode
+        return Ended(code if code is not None and code >= 0 else None, b"", self.complaints().encode())
 
     async def ends_within(self, seconds: float) -> bool:
         """Wait for the process to end; whether it has."""

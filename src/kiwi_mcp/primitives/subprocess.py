@@ -16,6 +16,7 @@ from signal import SIGCONT, SIGKILL, SIGTERM
 from subprocess import DEVNULL, Popen
 from time import monotonic
 from types import MappingProxyType
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from kiwi_mcp.domain.errors import Unavailable
@@ -35,10 +36,14 @@ QUEUE = 900.0
 """How long a process waits for its turn, in seconds."""
 GRACE = 1.0
 """How long a process that is told to end may take to do so, in seconds."""
+LOOK = 0.05
+"""How often a process that is watched is looked at, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
 RESULT = "KIWI_RESULT"
 """The variable with the path of the result channel."""
+Watch: TypeAlias = Callable[[], str]
+"""Looks at what a process does, and says why it has to be stopped; nothing while it may go on."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
@@ -62,28 +67,36 @@ class ProcessResult:
     is_truncated: bool
     timed_out: bool
     duration: float
+    stopped: str = ""
+    """Why it was stopped, or would have been, by what watched it."""
 
 
 async def run(
-    spec: ProcessSpec, *, secrets: Mapping[str, str] = _NOTHING, report: Report = silent, handover: Handover = NOTHING
+    spec: ProcessSpec,
+    *,
+    secrets: Mapping[str, str] = _NOTHING,
+    report: Report = silent,
+    handover: Handover = NOTHING,
+    watch: Watch | None = None,
 ) -> ProcessResult:
     """Run a process to its end, and end all that it started.
 
     `argv` is taken as it stands; `${NAME}` is revealed in the values of `env` alone. `handover` is what a sandbox
-    gives the process besides.
+    gives the process besides, and `watch` says why it has to be stopped.
     """
     env = {name: reveal(value, secrets) for name, value in spec.env.items()}
     program = locate(spec, env)
     async with _turn():
         with adopting():
             child = _Child(spec, program, env, Redactor(secrets), report, handover)
-            timed_out = False
+            stopped = ""
             try:
-                timed_out = not await child.ends_within(spec.timeout)
+                stopped = await child.stays_within(spec.timeout, watch)
             finally:
+                timed_out = not stopped and not child.has_exited
                 if not child.is_over():
                     await completed(child.end())
-            return child.result(timed_out=timed_out)
+            return child.result(timed_out=timed_out, stopped=stopped)
 
 
 @asynccontextmanager
@@ -127,16 +140,18 @@ class _Child:
             stdin = pipe(theirs, ours) if spec.stdin else None
             give_away(handover, stdout[1], stderr[1], result[1], *([stdin[0]] if stdin else []))
             with mark.pressed():
-                self._process = Popen(
-                    spec.argv,
-                    executable=program,
-                    cwd=spec.cwd,
-                    env={**env, RESULT: f"/dev/fd/{result[1]}", MARK: mark.name},
-                    stdin=stdin[0] if stdin else DEVNULL,
-                    stdout=stdout[1],
-                    stderr=stderr[1],
-                    pass_fds=(result[1], *handover.descriptors),
-                    start_new_session=True,
+                self._process = handover.start(
+                    lambda: Popen(
+                        spec.argv,
+                        executable=program,
+                        cwd=spec.cwd,
+                        env={**env, RESULT: f"/dev/fd/{result[1]}", MARK: mark.name},
+                        stdin=stdin[0] if stdin else DEVNULL,
+                        stdout=stdout[1],
+                        stderr=stderr[1],
+                        pass_fds=(result[1], *handover.descriptors),
+                        start_new_session=True,
+                    )
                 )
             ours.callback(abandon, self._process)
             handover.enter(self._process.pid)
@@ -152,10 +167,25 @@ class _Child:
         )
         self._exited = exit_of(handle)
 
+    @property
+    def has_exited(self) -> bool:
+        """Whether the leader has ended."""
+        return self._exited.done()
+
     async def ends_within(self, seconds: float) -> bool:
         """Wait for the leader; whether it has ended in time."""
         await asyncio.wait((self._exited,), timeout=seconds)
         return self._exited.done()
+
+    async def stays_within(self, seconds: float, watch: Watch | None) -> str:
+        """Wait for the leader, for so long at most, and return why it has to be stopped before."""
+        end = monotonic() + seconds
+        while watch is not None:
+            has_ended = await self.ends_within(max(0.0, min(LOOK, end - monotonic())))
+            if (reason := await asyncio.to_thread(watch)) or has_ended or monotonic() >= end:
+                return reason
+        await self.ends_within(seconds)
+        return ""
 
     def is_over(self) -> bool:
         """Whether the leader has ended, left nothing behind and everything is read, which is the rule."""
@@ -213,7 +243,7 @@ class _Child:
 
         return take
 
-    def result(self, *, timed_out: bool) -> ProcessResult:
+    def result(self, *, timed_out: bool, stopped: str) -> ProcessResult:
         """Return how it went; the process must have been ended."""
         code = self._process.returncode
         written = self._redactor.clean(self._result.first())
@@ -229,4 +259,5 @@ class _Child:
             is_truncated=self._stdout.is_cut or self._stderr.is_cut,
             timed_out=timed_out,
             duration=monotonic() - self._started,
+            stopped=stopped,
         )

@@ -7,6 +7,7 @@ store may hold is never looked for elsewhere instead.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -80,7 +81,8 @@ class Vault:
         """Let items be given a secret."""
 
         def granted(stored: Stored) -> Stored:
-            grants = tuple(dict.fromkeys((*stored.grants, grant)))
+            others = [one for one in stored.grants if (one.item, one.project) != (grant.item, grant.project)]
+            grants = (*others, grant)
             if len(grants) > MOST_GRANTS:
                 raise TooLarge(f"What {name} is granted to", size=len(grants), limit=MOST_GRANTS, unit="grants")
             return replace(stored, grants=grants)
@@ -99,6 +101,11 @@ class Vault:
             gone = _known(known, name)
             self._write(last, {other: stored for other, stored in known.items() if other != name})
             self._sealed.remove(_record(gone))
+
+    async def move_key(self, move: Callable[[], None]) -> None:
+        """Have the key kept in another way, while nobody else changes the store."""
+        async with self._sealed.held(_LIST):
+            await asyncio.to_thread(move)
 
     async def _change(self, name: str, change: Callable[[Stored], Stored]) -> Stored:
         async with self._changing() as (last, known):
@@ -142,7 +149,7 @@ def _row(stored: Stored) -> JsonObject:
         "version": stored.version,
         "hosts": list(stored.bound.hosts),
         "form": stored.bound.form,
-        "grants": [{"item": grant.item, "project": grant.project} for grant in stored.grants],
+        "grants": [{"item": one.item, "project": one.project, "digest": one.digest} for one in stored.grants],
         "set_at": stored.set_at,
         "valued_at": stored.valued_at,
         "is_weak": stored.is_weak,
@@ -156,7 +163,7 @@ def _stored(name: str, row: JsonObject) -> Stored:
         name,
         version if isinstance(version, int) else 0,
         Bound(tuple(map(as_text, as_list(row.get("hosts")))), next((word for word in FORMS if word == form), "env")),
-        tuple(GrantedTo(as_text(one.get("item")), as_text(one.get("project"))) for one in grants),
+        tuple(GrantedTo(*(as_text(one.get(word)) for word in ("item", "project", "digest"))) for one in grants),
         as_text(row.get("set_at")),
         as_text(row.get("valued_at")),
         row.get("is_weak") is True,

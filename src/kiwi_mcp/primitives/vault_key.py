@@ -1,52 +1,141 @@
-"""The key of the store of secrets: in a file of its own, or made from a passphrase that the owner gives at the start.
+"""The key of the store of secrets: in a file of its own, in the keyring of the system, or behind a passphrase.
 
-Which of the two it is was decided when the store was made, and a passphrase that is missing is an error. A keyring of
-the system would be a third way to the same 32 bytes.
+Which of them it is was decided when the store was made, or moved since: the key itself stays the same then, so that a
+move that is broken off leaves two ways to one key and never none. A passphrase or keyring that is missing is an error.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from secrets import token_bytes, token_hex
 from select import select
 from time import monotonic
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from kiwi_mcp.domain.errors import StoreUnavailable
-from kiwi_mcp.primitives.key_file import KEY_BYTES, file_key
+from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
+from kiwi_mcp.primitives import keyring
+from kiwi_mcp.primitives.key_file import KEY_BYTES, file_key, unusable, write_private
 
+Seal: TypeAlias = Literal["file", "passphrase", "keyring"]
+SEALS: dict[Seal, str] = {"file": "key file", "passphrase": "passphrase", "keyring": "keyring"}
+"""What can seal a store, and how that is told."""
 FILE, DESCRIPTOR = "KIWI_PASSPHRASE_FILE", "KIWI_PASSPHRASE_FD"
 _COST, _BLOCK, _LANES = 2**17, 8, 1
 _LONGEST = 4_096
 _PATIENCE = 10.0
 _KEY_NAME, _SALT_NAME = "secrets.key", "secrets.salt"
+_WRAPPED_NAME, _ACCOUNT_NAME = "secrets.wrapped", "secrets.keyring"
+_NONCE = 12
 _descriptors: dict[str, bytes] = {}
 """What was read from descriptors, which give it once."""
 
 
-def sealed_by(state: Path) -> Literal["passphrase", "key file"]:
+def sealed_by(state: Path) -> Seal:
     """Return what seals the store in a folder of state, or would seal a new one."""
-    if (state / _SALT_NAME).exists():
+    if (state / _WRAPPED_NAME).exists() or (state / _SALT_NAME).exists():
         return "passphrase"
+    if (state / _ACCOUNT_NAME).exists():
+        return "keyring"
     is_new = not (state / _KEY_NAME).exists()
-    return "passphrase" if is_new and (os.environ.get(FILE) or os.environ.get(DESCRIPTOR)) else "key file"
+    return "passphrase" if is_new and (os.environ.get(FILE) or os.environ.get(DESCRIPTOR)) else "file"
 
 
 def vault_key(state: Path) -> Callable[[], bytes]:
     """Return the way to the key of the store in a folder of state; it is made when it is first needed."""
 
     def key() -> bytes:
-        if sealed_by(state) == "key file":
-            return file_key(state / _KEY_NAME)()
+        match sealed_by(state):
+            case "file":
+                return file_key(state / _KEY_NAME)()
+            case "keyring":
+                return _from_keyring(_account(state))
         # The passphrase is asked for first, so that none of a wrong start leaves a salt behind.
         given = _passphrase()
+        if (state / _WRAPPED_NAME).exists():
+            return _unwrapped(state / _WRAPPED_NAME, given)
         return _derived(given, file_key(state / _SALT_NAME)())
 
     return key
+
+
+def move_key(state: Path, seal: Seal) -> None:
+    """Have the key of a store kept in another way; the store stays as it is, and is opened by that key alone."""
+    before, key = sealed_by(state), vault_key(state)()
+    known = _account(state) if before == "keyring" != seal else ""
+    try:
+        if seal != before:
+            _add_way(state, seal, key)
+        # The new way is there, and the others go, also those that a move left behind when it was broken off.
+        for name in (name for way, names in _HOLDERS.items() if way != seal for name in names):
+            (state / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise unusable(state, error) from error
+    if known:
+        keyring.forget(known)
+
+
+def _add_way(state: Path, seal: Seal, key: bytes) -> None:
+    match seal:
+        case "file":
+            _put(state / _KEY_NAME, key)
+        case "passphrase":
+            _put(state / _WRAPPED_NAME, _wrapped(key, _passphrase()))
+        case "keyring":
+            name = f"secrets {token_hex(8)}"
+            keyring.keep(name, key)
+            _put(state / _ACCOUNT_NAME, name.encode())
+
+
+def _account(state: Path) -> str:
+    return (state / _ACCOUNT_NAME).read_text(encoding="ascii").strip()
+
+
+@lru_cache(maxsize=4)
+def _from_keyring(account: str) -> bytes:
+    """Return the key that a keyring keeps; it may have to be unlocked, so it is asked once."""
+    return keyring.fetch(account)
+
+
+_HOLDERS: dict[Seal, tuple[str, ...]] = {
+    "passphrase": (_WRAPPED_NAME, _SALT_NAME),
+    "keyring": (_ACCOUNT_NAME,),
+    "file": (_KEY_NAME,),
+}
+"""The files of each way."""
+
+
+def _put(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{token_hex(4)}")
+    try:
+        write_private(draft, data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _wrapped(key: bytes, passphrase: bytes) -> bytes:
+    salt, nonce = token_bytes(KEY_BYTES), token_bytes(_NONCE)
+    return salt + nonce + AESGCM(_derived(passphrase, salt)).encrypt(nonce, key, _WRAPPED_NAME.encode())
+
+
+def _unwrapped(path: Path, passphrase: bytes) -> bytes:
+    data = path.read_bytes()
+    salt, nonce, sealed = data[:KEY_BYTES], data[KEY_BYTES : KEY_BYTES + _NONCE], data[KEY_BYTES + _NONCE :]
+    with suppress(InvalidTag, ValueError):
+        return AESGCM(_derived(passphrase, salt)).decrypt(nonce, sealed, _WRAPPED_NAME.encode())
+    raise StoreDamaged(
+        "The passphrase is not the one that the secrets are sealed with.",
+        suggestion=f"Give the right one in the file that {FILE} names; nothing else opens them.",
+        path=str(path),
+    )
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,20 +18,21 @@ from pathlib import Path
 from platform import machine
 
 from kiwi_mcp.domain.errors import CommandMissing
-from kiwi_mcp.domain.isolation import Handover, Jail, Limits
+from kiwi_mcp.domain.isolation import Handover, Jail, Limits, Start, T, start_here
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.sandbox import staging
 from kiwi_mcp.sandbox.cgroup import Group, Groups
 from kiwi_mcp.sandbox.grants import Opened, open_grants
 from kiwi_mcp.sandbox.instructions import Instructions, has_begun
-from kiwi_mcp.sandbox.limits import limiting
+from kiwi_mcp.sandbox.limits import counting, limit_process, limiting
 from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest
 from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
 from kiwi_mcp.sandbox.programs import program_at
 from kiwi_mcp.sandbox.protected import shielded
+from kiwi_mcp.sandbox.proxied import proxy_variables, refuse_hosts
 from kiwi_mcp.sandbox.refusals import failed, ungrantable
 from kiwi_mcp.sandbox.seccomp import is_supported
 from kiwi_mcp.sandbox.self_test import self_test
+from kiwi_mcp.sandbox.staging import ROOT, Stage, staged_path
 from kiwi_mcp.sandbox.variables import divided
 
 NOBODY = 65_534
@@ -39,7 +40,7 @@ NOBODY = 65_534
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 _ROOMS = (
     *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
-    *("--hostname", "kiwi", "--uid", USER, "--gid", USER, "--proc", "/proc", "--dev", "/dev"),
+    *("--hostname", "kiwi", "--uid", USER, "--gid", USER),
 )
 
 
@@ -88,23 +89,27 @@ class Bubblewrap:
             yield self._wrapped(spec, jail, keep)
 
     def _wrapped(self, spec: ProcessSpec, jail: Jail, keep: ExitStack) -> Confined:
-        profile, (passed, inside) = base_profile(), divided(spec.env)
+        refuse_hosts(jail)
+        profile, (passed, inside) = base_profile(), divided({**spec.env, **proxy_variables(jail)})
         program = program_at(_found(spec), profile.covers)
         granted = open_grants(jail, program.roots, keep)
         grants = (*granted, *shielded(granted, profile, keep))
         told, owner = Instructions(keep), self._user(granted)
-        told.add(*_ROOMS, *_base(profile, told), *_scratch(jail.limits))
-        entrance = self._give(grants, told, owner, keep)
+        told.add(*_ROOMS, *(_made(profile, told) if owner is None else _staged()))
+        told.add(*_masks(profile), *_scratch(jail.limits))
+        way = self._give(grants, profile, jail, told, owner, keep)
         told.add("--remount-ro", "/", "--chdir", _folder(spec, granted))
         for name, value in inside.items():
             told.add("--setenv", name, value)
         report, group = told.ask_for_report(), self._group(jail, keep)
+        gate = told.ask_to_wait() if jail.hosts else None
         told.filter_by(jail)
-        limits = limiting(str(self.prlimit), jail.limits, counts_processes=True)
-        argv = (*entrance, str(self.bwrap), "--args", str(told.pipe), "--", *limits, program.path, *spec.argv[1:])
+        # Where a group counts the processes of all of them together, nothing inside has to.
+        counted = counting(str(self.prlimit), jail.limits) if group is None else ()
+        launcher = (*way.words, str(self.bwrap), "--args", str(told.pipe), "--", *way.limits, *counted)
         return Confined(
-            replace(spec, argv=argv, cwd="/", env=passed),
-            Handover(told.descriptors(), owner, partial(told.release, group)),
+            replace(spec, argv=(*launcher, program.path, *spec.argv[1:]), cwd="/", env=passed),
+            Handover(told.descriptors(), owner, partial(told.release, group), gate, way.start),
             partial(_check, report),
         )
 
@@ -121,24 +126,34 @@ class Bubblewrap:
             )
         return next(iter(owners)) if len(owners) == 1 and 0 not in owners else NOBODY
 
-    def _give(
-        self, grants: Sequence[Opened], told: Instructions, owner: int | None, keep: ExitStack
-    ) -> tuple[str, ...]:
-        """Lay the grants into the sandbox, and return the words by which root enters where they lie."""
+    def _give(  # noqa: PLR0913 - all that a sandbox is made of meets here
+        self,
+        grants: Sequence[Opened],
+        profile: Profile,
+        jail: Jail,
+        told: Instructions,
+        owner: int | None,
+        keep: ExitStack,
+    ) -> _Way:
+        """Lay the grants into the sandbox, and return how it is started so that it has them."""
         if owner is None:
             for grant in grants:
                 told.add("--bind-fd" if grant.is_writable else "--ro-bind-fd", told.lend(grant.descriptor), grant.path)
-            return ()
+            return _Way(start=partial(_start_limited, jail.limits))
         try:
-            table = staging.stage(grants, self.owner_map if owner == NOBODY else None)
+            stage = Stage(grants, profile, self.owner_map if owner == NOBODY else None, keep)
         except OSError as fault:
             raise failed(self.name, f"what was granted cannot be laid out: {fault}".encode()) from fault
-        keep.callback(os.close, table)
         for index, grant in enumerate(grants):
-            told.add("--bind" if grant.is_writable else "--ro-bind", staging.staged_path(index), grant.path)
+            told.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
+        if owner == NOBODY:
+            return _Way(start=partial(stage.start, NOBODY, jail.limits))
+        # The owner is somebody, who may send signals to what has the owner's number: Kiwi's own thread never has it.
         # By Kiwi's own descriptor and not an inherited one: nothing of it may be left open for the process.
-        place = f"/proc/{os.getpid()}/fd/{table}"
-        return (str(self.nsenter), f"--mount={place}", f"--setuid={owner}", f"--setgid={NOBODY}", "--")
+        table = stage.table()
+        keep.callback(os.close, table)
+        entrance = (str(self.nsenter), f"--mount=/proc/{os.getpid()}/fd/{table}", f"--setuid={owner}")
+        return _Way((*entrance, f"--setgid={NOBODY}", "--"), limiting(str(self.prlimit), jail.limits))
 
     def _group(self, jail: Jail, keep: ExitStack) -> Group | None:
         if self.groups is None:
@@ -149,13 +164,38 @@ class Bubblewrap:
             raise failed(self.name, f"its processes cannot be bounded: {fault}".encode()) from fault
 
 
-def _base(profile: Profile, told: Instructions) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a launcher is started: words before it, words before what it starts, and what starts it."""
+
+    words: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    start: Start = start_here
+
+
+def _start_limited(limits: Limits, spawn: Callable[[], T], /) -> T:
+    process = spawn()
+    limit_process(process.pid, limits)
+    return process
+
+
+def _made(profile: Profile, told: Instructions) -> Iterator[str]:
+    """Let the launcher make the file system that every sandbox begins with."""
+    yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
     for path in profile.readable:
         yield from ("--ro-bind", path, path)
     for path, target in profile.links.items():
         yield from ("--symlink", target, path)
     for path, content in profile.files.items():
         yield from ("--perms", "0644", "--file", told.file_of(content), path)
+
+
+def _staged() -> tuple[str, ...]:
+    """Let the launcher take the one that has been laid out."""
+    return ("--dev-bind", ROOT, "/", "--proc", "/proc")
+
+
+def _masks(profile: Profile) -> Iterator[str]:
     for path in profile.masked:
         yield from ("--ro-bind", "/dev/null", path)
 
@@ -163,7 +203,7 @@ def _base(profile: Profile, told: Instructions) -> Iterator[str]:
 def _scratch(limits: Limits) -> Iterator[str]:
     size = str(limits.tmp_bytes)
     yield from ("--size", size, "--perms", "1777", "--tmpfs", TMP, "--perms", "0700", "--dir", HOME)
-    yield from ("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev")  # noqa: S108 - inside
+    yield from ("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
 
 
 def _found(spec: ProcessSpec) -> str:

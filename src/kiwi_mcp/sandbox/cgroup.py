@@ -16,6 +16,8 @@ CONTROLLERS = ("memory", "cpu", "pids")
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "kiwi-"
 _PERIOD = 100_000
+_LEFT_BEHIND = 4_194_304
+"""How much a group may still hold of what an ended run has read, in bytes."""
 _PATIENCE = 1.0
 """How long the kernel may take to let go of an ended process, in seconds."""
 
@@ -30,39 +32,58 @@ class Groups:
     @contextmanager
     def limited(self, limits: Limits) -> Iterator[Group]:
         """Make a group with limits, and remove it with the block."""
-        name = f"{_PREFIX}{os.getpid()}-{token_hex(8)}"
-        group = Group(tuple(dict.fromkeys(folder / name for folder in self.folders.values())))
+        group = self.make()
         try:
-            for folder in group.folders:
-                folder.mkdir()
-            for controller, word, value in self._settings(limits):
-                (self.folders[controller] / name / word).write_text(value)
+            group.limit(limits)
             yield group
         finally:
             group.remove()
 
-    def _settings(self, limits: Limits) -> Iterator[tuple[str, str, str]]:
-        quota = str(max(int(limits.cpus * _PERIOD), 1_000))
-        memory, pids = str(limits.memory_bytes), str(limits.pids)
-        if self.is_unified:
-            yield from (("memory", "memory.max", memory), ("memory", "memory.swap.max", "0"))
-            yield from (("cpu", "cpu.max", f"{quota} {_PERIOD}"), ("pids", "pids.max", pids))
-        else:
-            yield "memory", "memory.limit_in_bytes", memory
-            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", "cpu.cfs_quota_us", quota))
-            yield "pids", "pids.max", pids
+    def make(self) -> Group:
+        """Return a new group without limits, for the caller to remove."""
+        name = f"{_PREFIX}{os.getpid()}-{token_hex(8)}"
+        group = Group({controller: folder / name for controller, folder in self.folders.items()}, self.is_unified)
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+        except OSError:
+            group.remove()
+            raise
+        return group
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of one run."""
+    """The group of a run, one folder for each controller; with the newer interface they are one and the same."""
 
-    folders: tuple[Path, ...]
+    places: Mapping[str, Path]
+    is_unified: bool
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Its folders."""
+        return tuple(dict.fromkeys(self.places.values()))
+
+    def limit(self, limits: Limits, *, besides: int = 0) -> None:
+        """Set its limits; `besides` is how many of its processes and threads are not the run's own."""
+        for controller, word, value in self._settings(limits, besides):
+            (self.places[controller] / word).write_text(value)
+
+    def lift(self) -> None:
+        """Let it have all processors again, and give back the memory of what it has read."""
+        (self.places["cpu"] / "cpu.cfs_quota_us").write_text("-1")
+        if int((self.places["memory"] / "memory.usage_in_bytes").read_text()) > _LEFT_BEHIND:
+            (self.places["memory"] / "memory.force_empty").write_text("0")
 
     def add(self, pid: int) -> None:
         """Put a process, and all it will start, under the limits."""
         for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
+
+    def join(self) -> None:
+        """Put the calling thread alone, and all it will start, under the limits; the newer interface cannot."""
+        for folder in self.folders:
+            (folder / "tasks").write_text("0")
 
     def remove(self) -> None:
         """Remove the group; its processes have ended, and the kernel may take a moment to know."""
@@ -75,6 +96,17 @@ class Group:
                     if monotonic() > end:
                         break
                     sleep(0.001)
+
+    def _settings(self, limits: Limits, besides: int) -> Iterator[tuple[str, str, str]]:
+        quota = str(max(int(limits.cpus * _PERIOD), 1_000))
+        memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
+        if self.is_unified:
+            yield from (("memory", "memory.max", memory), ("memory", "memory.swap.max", "0"))
+            yield from (("cpu", "cpu.max", f"{quota} {_PERIOD}"), ("pids", "pids.max", pids))
+        else:
+            yield "memory", "memory.limit_in_bytes", memory
+            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", "cpu.cfs_quota_us", quota))
+            yield "pids", "pids.max", pids
 
 
 def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from platform import machine
 
 from kiwi_mcp.domain.errors import TooLarge
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.isolation import Gate, Jail
 from kiwi_mcp.sandbox.cgroup import Group
 from kiwi_mcp.sandbox.levels import demands
 from kiwi_mcp.sandbox.seccomp import filter_program
@@ -16,6 +16,8 @@ _PIPE = 65_536
 """What a pipe holds before anybody reads it, in bytes."""
 _STARTED = b'"exit-code"'
 """What the launcher reports at the end, if it got as far as starting the command."""
+_INTERNET = (2, 10)
+"""The families of sockets that a process with a proxy makes: IPv4 and IPv6. Their numbers are the kernel's own."""
 
 
 class Instructions:
@@ -53,10 +55,22 @@ class Instructions:
         self.add("--json-status-fd", number)
         return int(number)
 
+    def ask_to_wait(self) -> Gate:
+        """Let the launcher tell whom it started and wait before the command, and return where."""
+        told, telling = os.pipe()
+        reading, writing = os.pipe()
+        # Both ends in one: the launcher would take the end of the pipe for the word to go on, should Kiwi be killed.
+        waiting = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in (told, telling, reading, writing, waiting):
+            self._keep.callback(os.close, descriptor)
+        self.add("--info-fd", self.lend(telling), "--block-fd", self.lend(waiting))
+        return Gate(told, lambda: _say(writing))
+
     def filter_by(self, jail: Jail) -> None:
         """Let the launcher filter system calls, from its own first process inside on."""
         denied = ("memfd_create",) if "memfd" in demands(jail.level).denies else ()
-        self.add("--seccomp", self.file_of(filter_program(machine(), denied=denied)))
+        families = _INTERNET if jail.hosts else ()
+        self.add("--seccomp", self.file_of(filter_program(machine(), families=families, denied=denied)))
 
     def descriptors(self) -> tuple[int, ...]:
         """Return all that the launcher must inherit."""
@@ -76,6 +90,10 @@ class Instructions:
         if self._is_open:
             self._is_open = False
             os.close(self._writing)
+
+
+def _say(writing: int) -> None:
+    os.write(writing, b"\n")
 
 
 def has_begun(report: int) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from platform import machine
 from struct import pack
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
@@ -12,7 +15,10 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
-_ATTR_IDMAP = 0x00100000
+_MS_NOEXEC = 0x8
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x00100000
+_PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
+_SETGROUPS, _SETRESUID, _SETRESGID = (159, 147, 149) if machine() == "aarch64" else (116, 117, 119)
 _libc = ctypes.CDLL(None, use_errno=True)
 _text = ctypes.c_char_p
 _EMPTY = _text(b"")
@@ -30,6 +36,12 @@ def copy_mount(descriptor: int) -> int:
     return _done(_libc.syscall(_OPEN_TREE, descriptor, _EMPTY, ctypes.c_uint(flags)), "")
 
 
+def copy_mount_at(path: str) -> int:
+    """Return a copy of the mounts at and below a path, attached nowhere."""
+    flags = _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _done(_libc.syscall(_OPEN_TREE, _AT_FDCWD, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
+
+
 def attach_mount(mount: int, path: str) -> None:
     """Attach a copied mount at a path."""
     place = _text(os.fsencode(path))
@@ -38,9 +50,18 @@ def attach_mount(mount: int, path: str) -> None:
 
 def map_owners(mount: int, user_namespace: int) -> None:
     """Let a copied mount show the owners of its files, and keep those of new ones, as a user namespace maps them."""
-    attributes = ctypes.create_string_buffer(pack("=QQQQ", _ATTR_IDMAP, 0, 0, user_namespace))
+    _set_attributes(mount, _ATTR_IDMAP, user_namespace)
+
+
+def restrict_mount(mount: int, *, is_device: bool) -> None:
+    """Let nobody gain rights through a copied mount nor, unless it is a device, write to it or use devices on it."""
+    _set_attributes(mount, _ATTR_NOSUID if is_device else _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0)
+
+
+def _set_attributes(mount: int, attributes: int, user_namespace: int) -> None:
+    told = ctypes.create_string_buffer(pack("=QQQQ", attributes, 0, 0, user_namespace))
     flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
-    _done(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, attributes, ctypes.c_size_t(32)), "")
+    _done(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, told, ctypes.c_size_t(32)), "")
 
 
 def leave_mounts() -> None:
@@ -54,6 +75,31 @@ def mount_memory(path: str, *, size: int) -> None:
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
     options = _text(f"mode=755,size={size}".encode())
     _done(_libc.mount(_text(b"kiwi"), _text(os.fsencode(path)), _text(b"tmpfs"), flags, options), path)
+
+
+def mount_terminals(path: str) -> None:
+    """Mount terminals that are nobody else's."""
+    options = _text(b"newinstance,ptmxmode=0666,mode=620")
+    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NOEXEC)
+    _done(_libc.mount(_text(b"devpts"), _text(os.fsencode(path)), _text(b"devpts"), flags, options), path)
+
+
+@contextmanager
+def as_user(user: int) -> Iterator[None]:
+    """Let the calling thread, and nobody else, be a user and the group of its number, until the block ends.
+
+    The C library's own functions would change all threads. What is started within the block is that user for good:
+    the way back is kept in the saved number, which a new program does not inherit.
+    """
+    _done(_libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0), "")
+    _done(_libc.syscall(_SETGROUPS, 0, None), "")
+    _done(_libc.syscall(_SETRESGID, user, user, 0), "")
+    _done(_libc.syscall(_SETRESUID, user, user, 0), "")
+    try:
+        yield
+    finally:
+        _done(_libc.syscall(_SETRESUID, 0, 0, 0), "")
+        _done(_libc.syscall(_SETRESGID, 0, 0, 0), "")
 
 
 def _done(answer: int, path: str) -> int:

@@ -1,6 +1,10 @@
-"""Limits that every process carries by itself, set by a small program in front of the one that is confined."""
+"""Limits that every process carries by itself: set from outside while its launcher waits, or by a small program."""
 
 from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
 
 from kiwi_mcp.domain.isolation import Limits
 
@@ -8,19 +12,32 @@ _ADDRESSES = 64
 """How many times its memory a process may reserve of addresses: interpreters reserve far more than they use."""
 
 
-def limiting(prlimit: str, limits: Limits, *, counts_processes: bool) -> tuple[str, ...]:
-    """Return the words that go before a command, so that it is started with limits.
+def limit_process(pid: int, limits: Limits) -> None:
+    """Put a process that waits for its launcher, and all that it will start, under its limits."""
+    with suppress(ProcessLookupError):  # it has been ended, and nothing of it will run
+        for name, most in _limits(limits).items():
+            resource.prlimit(pid, getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
 
-    Processes can be counted only where the count is the sandbox's own: elsewhere all of the user's are in it.
+
+def limiting(prlimit: str, limits: Limits) -> tuple[str, ...]:
+    """Return the words that go before a command, so that it is started with limits."""
+    return (prlimit, *(f"--{name}={most}:{most}" for name, most in _limits(limits).items()), "--")
+
+
+def counting(prlimit: str, limits: Limits) -> tuple[str, ...]:
+    """Return the words that go before a command inside a sandbox, so that its processes are counted.
+
+    Elsewhere all processes of the user would be, so that it cannot be done from outside.
     """
-    return (
-        prlimit,
-        "--core=0:0",
-        f"--data={limits.memory_bytes}:{limits.memory_bytes}",
-        f"--as={limits.memory_bytes * _ADDRESSES}:{limits.memory_bytes * _ADDRESSES}",
-        f"--fsize={limits.file_bytes}:{limits.file_bytes}",
-        f"--nofile={limits.open_files}:{limits.open_files}",
-        f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds}",
-        *([f"--nproc={limits.pids}:{limits.pids}"] if counts_processes else []),
-        "--",
-    )
+    return (prlimit, f"--nproc={limits.pids}:{limits.pids}", "--")
+
+
+def _limits(limits: Limits) -> Mapping[str, int]:
+    return {
+        "core": 0,
+        "data": limits.memory_bytes,
+        "as": limits.memory_bytes * _ADDRESSES,
+        "fsize": limits.file_bytes,
+        "nofile": limits.open_files,
+        "cpu": limits.cpu_seconds,
+    }

@@ -45,5 +45,5 @@ class Rlimits:
         """Give the process with limits before it."""
         assert self.setpriv is not None  # noqa: S101 - a backend with obstacles is never chosen
         assert self.prlimit is not None  # noqa: S101 - likewise
-        limits = limiting(self.prlimit, jail.limits, counts_processes=False)
+        limits = limiting(self.prlimit, jail.limits)
         yield Confined(replace(spec, argv=(self.setpriv, "--no-new-privs", "--", *limits, *spec.argv)))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -61,6 +62,7 @@ def choose(level: Level, standings: Sequence[Standing]) -> Standing:
     raise unavailable(level, missing, lacks, [reason for standing in could for reason in standing.reasons])
 
 
+@lru_cache(maxsize=256)
 def policy_digest(jail: Jail) -> str:
     """Return a hash of how a process was held: its jail, and the data that say what its level means."""
     shown: JsonObject = {"jail": jail.to_json(), "data": [read_data(name) for name in ("levels", "backends", "base")]}

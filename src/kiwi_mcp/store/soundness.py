@@ -19,6 +19,8 @@ MAX_BYTES = 64_000_000
 MAX_STATEMENT = 4_000_000
 MAX_TEXT = 64_000
 """The longest changelog or reason, in characters."""
+MAX_SIDECAR = 4_096
+"""The most that the file may hold that tells who signed a version, in bytes."""
 MAX_WORD = 400
 """The longest name of a person or reference, and how much of a wrong one is quoted."""
 
@@ -148,6 +150,9 @@ def _names(release: Release) -> Iterator[Issue]:
         yield Issue("place", f"{release.place[:MAX_WORD]!r} is not where an item can stand", fix)
     if release.manifest_path not in {file.path for file in release.files}:
         yield Issue("place", f"the file with the manifest, {release.manifest_path[:MAX_WORD]!r}, is missing", _AGAIN)
+    beside = next((file for file in release.files if file.path == release.sidecar_path), None)
+    if beside and (len(beside.data) > MAX_SIDECAR or beside.is_executable):
+        yield Issue("files", f"{beside.path[:MAX_WORD]!r} is more than a signature", _AGAIN)
     if release.is_builtin and release.name.namespace != BUILTIN_NAMESPACE:
         yield Issue("is_builtin", f"nothing in {release.name.namespace[:MAX_WORD]!r} ships with Kiwi", _AGAIN)
 
@@ -207,7 +212,7 @@ def _expected_words(release: Release) -> JsonObject:
 
 
 def _expected_files(release: Release) -> Sequence[JsonObject]:
-    others = (file for file in release.files if file.path != release.manifest_path)
+    others = (file for file in release.files if file.path not in {release.manifest_path, release.sidecar_path})
     return [
         {"path": file.path, "sha256": file.sha256, "executable": file.is_executable}
         for file in sorted(others, key=lambda file: file.path)

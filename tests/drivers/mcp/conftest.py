@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Ask, Caller, Note, nobody, unheard
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import Grant, Rights, Rules
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Manifest, Origin, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
@@ -54,6 +55,8 @@ class Bench:
 
     space: Space
     driver: Mcp = field(default_factory=Mcp)
+    jail: Jail = Jail("trusted")  # noqa: RUF009 - frozen all through
+    """How the processes of servers are held: as most tests are about what is said, not at all."""
 
     @property
     def notes(self) -> list[str]:
@@ -103,13 +106,15 @@ class Bench:
         note: Note = unheard,
     ) -> Outcome:
         """One call, as the kernel makes it, with every loopback host granted."""
-        plan = permit(self.driver.bind(chain, inputs or {}, self.space), Grant(hosts=Rules(allow=("127.0.0.1",))))
+        plan = permit(self.driver.bind(chain, inputs or {}, self.space), Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),)))
         caller = Caller(report, ask, note, {} if ask is nobody else ANSWERABLE)
+        plan = replace(plan, jail=self.jail)
         return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""
-        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=Rules(allow=("127.0.0.1",)))
+        hosts = Rules(allow=("127.0.0.1",))
+        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=hosts, jail=self.jail)
 
     def run(self, work: Coroutine[object, object, Result]) -> Result:
         """Do the work in a loop of its own, and close the driver afterwards."""

@@ -89,7 +89,7 @@ def test_a_server_proposes_what_an_argument_may_be(bench: Bench) -> None:
         prompt = bench.chain(server, "greet", mcp_prompt_name="greet")
         template = bench.chain(server, "memo", mcp_resource_uri="memo://{name}")
         return [
-            await bench.driver.complete(chain, bench.space, {}, "who", "An", context)
+            await bench.driver.complete(chain, bench.space, {}, "who", "An", context, jail=bench.jail)
             for chain, context in [(prompt, {}), (template, {"other": "tea"}), (bench.chain(server, "echo"), {})]
         ]
 
@@ -99,4 +99,4 @@ def test_a_server_proposes_what_an_argument_may_be(bench: Bench) -> None:
 def test_a_server_that_proposes_nothing_is_not_asked_to(bench: Bench) -> None:
     chain = bench.chain(bench.server("modern"), "greet", mcp_prompt_name="greet")
 
-    assert bench.run(bench.driver.complete(chain, bench.space, {}, "who", "An", {})) == []
+    assert bench.run(bench.driver.complete(chain, bench.space, {}, "who", "An", {}, jail=bench.jail)) == []

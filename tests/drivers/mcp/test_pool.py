@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -39,7 +40,7 @@ def starts(bench: Bench) -> list[int]:
 
 
 def reached(bench: Bench, tool: Tool) -> Server:
-    return server_of(tool, bench.space)
+    return replace(server_of(tool, bench.space), jail=bench.jail)
 
 
 @pytest.mark.req("K-MC-02")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from kiwi_mcp import data
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Manifest, Origin, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
@@ -108,7 +109,9 @@ class Bench:
         return Chain((tool, below, SUBPROCESS), "process")
 
     def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan:
-        return driver.bind(chain, inputs or {}, self.space)
+        """The plan of a chain, in the jail that its manifests ask for: what its origin asks for, the kernel adds."""
+        plan = driver.bind(chain, inputs or {}, self.space)
+        return replace(plan, jail=Jail(chain.isolation, provenance="owner_pinned"))
 
     async def drive(
         self, chain: Chain, inputs: JsonObject | None = None, *, secrets: Mapping[str, str] | None = None

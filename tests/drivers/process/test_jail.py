@@ -12,14 +12,18 @@ from typing import Protocol
 import pytest
 
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import NOBODY
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IsolationUnavailable
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, as_object
+from kiwi_mcp.domain.json import Json, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.drivers.process import jail
-from kiwi_mcp.drivers.process.jail import check_level, hold, known_standings
+from kiwi_mcp.drivers import held as jail
+from kiwi_mcp.drivers.held import check_level, known_standings
+from kiwi_mcp.drivers.process import driver
+from kiwi_mcp.drivers.process.jail import hold
 from kiwi_mcp.kernel.isolation import tell_isolation
 from kiwi_mcp.kernel.pipeline import plan_digest
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
@@ -66,8 +70,8 @@ def offer(monkeypatch: pytest.MonkeyPatch, change: Callable[[Bubblewrap], Backen
         (["trusted"], None, "restricted"),
     ],
 )
-def test_a_plan_says_the_strictest_level_of_its_chain(bench: Bench, tool: Json, runtime: Json, level: str) -> None:
-    assert bench.bind(python(bench, tool, runtime=runtime)).facts["isolation"] == level
+def test_a_chain_asks_for_the_strictest_level_of_its_links(bench: Bench, tool: Json, runtime: Json, level: str) -> None:
+    assert python(bench, tool, runtime=runtime).isolation == level
 
 
 def test_plans_of_different_levels_have_different_digests(bench: Bench) -> None:
@@ -75,18 +79,24 @@ def test_plans_of_different_levels_have_different_digests(bench: Bench) -> None:
     assert len({plan_digest(plan) for plan in plans}) == len(plans)
 
 
-def test_a_tool_that_does_not_ask_is_run_as_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.case("DEG-07")
+def test_a_trusted_process_is_run_as_it_is_and_its_result_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(jail, "backends")
     outcome = bench.run(python(bench, None))
     assert outcome.is_success
-    assert "isolation" not in outcome.details
+    told = as_object(outcome.details["isolation"])
+    assert (told["asked"], told["used"], told["backend"]) == ("trusted", "trusted", "none")
+    assert {"env_clean", "kill_group", "timeout"} <= {*map(str, as_list(told["properties"]))}
+    assert (told["provenance"], len(str(told["policy"]))) == ("owner_pinned", 64)
 
 
 def test_a_plan_that_does_not_say_its_level_is_held_as_strictly_as_can_be(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, lambda one: replace(one, bwrap=None))
-    plan = replace(bench.bind(python(bench, None)), facts={})
+    plan = replace(bench.bind(python(bench, None)), jail=None)
     with pytest.raises(IsolationUnavailable, match="'restricted'"):
         asyncio.run(hold(plan, (), bench.space))
 
@@ -102,7 +112,33 @@ def test_without_a_sandbox_nothing_is_prepared_and_nothing_runs(
         bench.run(python(bench, level, code=code))
     assert "install bubblewrap" in refused.value.suggestion
     assert not (tmp_path / "ran").exists()
-    assert not bench.space.cache.exists()
+    assert not (bench.space.cache / "tools").exists()
+
+
+def test_a_refusal_says_what_to_do_about_files_that_nobody_is_known_to_have_written(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(monkeypatch, lambda one: replace(one, groups=None))
+    chain = python(bench, None)
+    plan = replace(bench.bind(chain), jail=Jail("restricted"))
+    with pytest.raises(IsolationUnavailable) as refused:
+        asyncio.run(driver.drive(plan, chain, bench.space, secrets={}, caller=NOBODY))
+    assert refused.value.suggestion.startswith(
+        "Nobody is known to have written probe: if it is yours, `kiwi sign probe`."
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def main(): open('/nowhere/data.csv')\n",
+        "import socket\ndef main(): socket.create_connection(('127.0.0.1', 9))\n",
+    ],
+)
+def test_a_tool_that_may_have_failed_for_its_sandbox_is_told_of_needs(bench: Bench, code: str) -> None:
+    told = bench.run(python(bench, "sandboxed", code=code))
+    assert (told.status, "`needs`" in told.suggestion) == ("error", True)
+    assert "`needs`" not in bench.run(python(bench, None, code=code)).suggestion
 
 
 def test_a_sandbox_that_is_installed_later_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +165,12 @@ def test_restricted_is_refused_with_the_reason_where_control_groups_cannot_be_ma
     assert "restricted is refused (Kiwi can make no control groups" in told
 
 
+@pytest.mark.case("DEG-07")
 def test_the_result_says_how_its_process_was_held(bench: Bench) -> None:
     outcome = bench.run(python(bench, "sandboxed"))
     assert outcome.result == ["/tmp/home", "/tmp/home", True]
     told = as_object(outcome.details["isolation"])
-    assert (told["level"], told["backend"]) == ("sandboxed", "bubblewrap")
+    assert (told["asked"], told["used"], told["backend"]) == ("sandboxed", "sandboxed", "bubblewrap")
     assert {"fs_private", "net_none_or_proxy", "syscall_filter"} <= {*json.loads(json.dumps(told["properties"]))}
     assert len(str(told["policy"])) == 64
 

@@ -15,6 +15,7 @@ from kiwi_mcp.domain.caller import Ask, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.domain.grants import Rules
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome
@@ -73,7 +74,7 @@ class Mcp:
     ) -> Outcome:
         """Ask the server, and give its answer as a result."""
         assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - bind above makes no other
-        server = replace(server_of(chain.executor, space), spec=plan.spec)
+        server = _held(replace(server_of(chain.executor, space), spec=plan.spec), plan.jail)
         request = Request(
             planned(plan),
             plan.inputs,
@@ -89,13 +90,19 @@ class Mcp:
             return unavailable(fault)
 
     async def list_items(
-        self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
+        self,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        *,
+        hosts: Rules | None = None,
+        jail: Jail | None = None,
     ) -> ServerListing:
         """Return everything that a server offers; `chain` is the server's own.
 
-        `hosts` are those that the owner grants and denies.
+        `hosts` are those that the owner grants and denies, and `jail` is how a process of the server is held.
         """
-        server = _granted(server_of(chain.tool, space), hosts)
+        server = _held(_granted(server_of(chain.tool, space), hosts), jail)
         async with self._pool().using(server, secrets) as lease:
             try:
                 async with asyncio.timeout(server.spec.timeout):
@@ -145,13 +152,14 @@ class Mcp:
         context: Mapping[str, str],
         *,
         hosts: Rules | None = None,
+        jail: Jail | None = None,
     ) -> list[str]:
         """Return what a server proposes for an argument of a prompt or a template, of which `value` is typed so far.
 
         `context` are the arguments that are known already. A server that proposes nothing, or not in time, gives an
         empty list.
         """
-        server = _granted(server_of(chain.executor, space), hosts)
+        server = _held(_granted(server_of(chain.executor, space), hosts), jail)
         async with self._pool().using(server, secrets) as lease:
             try:
                 async with asyncio.timeout(min(server.spec.timeout, _COMPLETING)):
@@ -213,6 +221,11 @@ def _granted(server: Server, hosts: Rules | None) -> Server:
     if hosts is None or not isinstance(server.spec, HttpSpec):
         return server
     return replace(server, spec=replace(server.spec, granted=hosts.allow, denied=hosts.deny))
+
+
+def _held(server: Server, jail: Jail | None) -> Server:
+    """Return a server whose process is held in a jail; as strictly as can be where nobody says how."""
+    return server if jail is None else replace(server, jail=jail)
 
 
 def _slow(server: Server) -> Unavailable:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.isolation import Jail, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
@@ -20,6 +22,7 @@ from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
 from kiwi_mcp.manifest.render import defaulted, escape, render_text, variables
+from kiwi_mcp.primitives.secrets import Revealed
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
 
@@ -50,6 +53,12 @@ class Server:
     digest: str
     transport: Transport
     spec: ProcessSpec | HttpSpec
+    space: Space
+    """Where it is started from, and where what Kiwi keeps for it lies."""
+    jail: Jail = Jail(strictest(()))  # noqa: RUF009 - frozen all through
+    """How its process is held; whoever does not say gets the strictest."""
+    has_folder: bool = False
+    """Whether its manifest names the folder that it starts in."""
     startup_timeout: float = STARTUP_TIMEOUT
     reconnect: bool = True
     reconnect_delay: float = RECONNECT_DELAY
@@ -70,15 +79,24 @@ class Server:
         return self.identity.rpartition("/")[2].partition("@")[0]
 
     def key(self, secrets: Mapping[str, str]) -> str:
-        """Return what a connection is shared by: the server, where it runs, whose credentials, which hosts."""
+        """Return what a connection is shared by: the server, where and how it runs, whose credentials, which hosts."""
         where: Json
         match self.spec:
             case ProcessSpec(cwd=cwd):
-                where = cwd
+                where = [cwd, _jail_text(self.jail)]
             case HttpSpec(granted=granted, denied=denied):
                 where = [list(granted), list(denied)]
-        parts: Json = [self.identity, self.digest, self.transport, where, sorted([*pair] for pair in secrets.items())]
+        # What a stored secret is for may be narrowed while a connection is open, which must not go on with it then.
+        bounds = secrets.bounds if isinstance(secrets, Revealed) else {}
+        held: Json = [[name, list(bound.hosts), bound.form] for name, bound in sorted(bounds.items())]
+        given: Json = sorted([*pair] for pair in secrets.items())
+        parts: Json = [self.identity, self.digest, self.transport, where, given, held]
         return sha256(compact(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _jail_text(jail: Jail) -> str:
+    return compact(jail.to_json())
 
 
 _servers: OrderedDict[tuple[int, Space, str], tuple[Tool, Server]] = OrderedDict()
@@ -112,6 +130,8 @@ def _read(link: Tool, space: Space) -> Server:
         digest=link.digest,
         transport=transport,
         spec=replace(spec, timeout=seconds(config.get("timeout"), CALL_TIMEOUT)),
+        space=space,
+        has_folder=bool(config.get("cwd")),
         startup_timeout=seconds(config.get("startup_timeout"), STARTUP_TIMEOUT),
         reconnect=config.get("reconnect") is not False,
         reconnect_delay=seconds(config.get("reconnect_delay"), RECONNECT_DELAY),

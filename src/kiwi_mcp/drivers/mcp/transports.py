@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urljoin
@@ -15,10 +15,12 @@ from mcp.shared.message import SessionMessage
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
+from kiwi_mcp.drivers.held import held_by
 from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
 from kiwi_mcp.drivers.mcp.oauth.account import account_of
 from kiwi_mcp.drivers.mcp.oauth.bearer import AccountBearer
 from kiwi_mcp.drivers.mcp.server import Server
+from kiwi_mcp.drivers.seen import seen_by
 from kiwi_mcp.primitives import http_channel, http_client, peer, websocket
 
 _POST = 30.0
@@ -81,13 +83,26 @@ async def opened(server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Wi
 
 @asynccontextmanager
 async def _piped(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
-    async with peer.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
+    async with _started(server, spec, secrets) as process:
 
         async def send(message: bytes) -> None:
             process.send(message + b"\n")
 
         inbound = Inbound(process.line)
         yield Wire(inbound, Outbound(send), process.complaints, process.ending, lambda: inbound.noise)
+
+
+@asynccontextmanager
+async def _started(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) -> AsyncIterator[peer.Peer]:
+    """Start the process of a server, held as its jail says."""
+    jail = server.jail
+    if jail.level != "trusted":
+        seen = seen_by(spec, has_folder=server.has_folder)
+        jail = replace(jail, readable=(*jail.readable, *seen.readable), hidden=(*jail.hidden, *seen.hidden))
+        spec = seen.spec
+    held = await held_by(jail, server.space)
+    async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
+        yield process
 
 
 @asynccontextmanager

@@ -15,7 +15,8 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact, text_of
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.process.build import bind_build
-from kiwi_mcp.drivers.process.environments import Environment, EnvironmentKind
+from kiwi_mcp.drivers.process.environments import Environment
+from kiwi_mcp.drivers.process.environments.kind import EnvironmentKind
 from kiwi_mcp.drivers.process.environments.node import Node
 from kiwi_mcp.drivers.process.environments.python import Python
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of

@@ -8,7 +8,8 @@ from pathlib import Path
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.isolation import strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report
@@ -16,11 +17,12 @@ from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.process.bind import KINDS, bind_process, frame_of
 from kiwi_mcp.drivers.process.build import Build, make_build
 from kiwi_mcp.drivers.process.environments import Environment
+from kiwi_mcp.drivers.process.environments.install import Installer, install_level
 from kiwi_mcp.drivers.process.jail import hold
-from kiwi_mcp.drivers.process.result import Hearing
+from kiwi_mcp.drivers.process.result import Hearing, with_needs
 from kiwi_mcp.drivers.process.snapshot import have_snapshot
 from kiwi_mcp.drivers.process.syntax import check_syntax
-from kiwi_mcp.primitives import subprocess
+from kiwi_mcp.policy.floors import with_remedy
 
 
 class Process:
@@ -46,22 +48,25 @@ class Process:
         """Have what holds the process, the files, the dependencies and the build the plan names; then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
         facts = frame_of(chain, space).facts
-        held = await hold(plan, (facts["tool.files"], facts["runtime.files"]), space)
+        try:
+            held = await hold(plan, (facts["tool.files"], facts["runtime.files"]), space)
+        except IsolationUnavailable as refused:
+            raise with_remedy(refused, plan.jail.provenance if plan.jail else "unknown", chain.tool) from None
         try:
             homes = await _prepare(plan, chain, space, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        run = held.run if held else subprocess.run
-        result = await run(plan.spec, secrets=secrets, report=caller.report)
+        result = await held.run(plan.spec, secrets=secrets, report=caller.report)
         outcome = Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
-        return held.tell(outcome) if held else outcome
+        return held.tell(with_needs(outcome, held.jail.level), chain.isolation)
 
 
 async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Mapping[str, str]:
     """Make what the plan needs, and return where each folder the process sees has its author's files."""
     environment = Environment.from_json(as_object(plan.facts.get("environment")))
     if environment.kind:
-        await KINDS[environment.kind].make(environment, report)
+        level = install_level(plan.jail.level if plan.jail else strictest(()))
+        await KINDS[environment.kind].make(environment, Installer(space, level, report))
     facts = frame_of(chain, space).facts
     tool_files, runtime_files = Path(facts["tool.files"]), Path(facts["runtime.files"])
     have_snapshot(chain.tool, tool_files, linked=environment.linked)

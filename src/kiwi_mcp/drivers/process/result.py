@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Literal
 
+from kiwi_mcp.domain.isolation import Level
 from kiwi_mcp.domain.outcome import Logs, Outcome
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.heard import Heard, NotJson, json_or_text, parse
@@ -16,6 +18,26 @@ _SUGGESTIONS = {
     "error": "The logs hold all that it said; mend the tool or the parameters, then run it again.",
     "timeout": "Give it less to do, or a longer `config.timeout`.",
 }
+
+
+_OUT_OF_REACH = re.compile(
+    r"no such file|file ?not ?found|enoent|read-only file system|erofs|permission denied|eacces|not permitted"
+    r"|network is unreachable|enetunreach|connection refused|econnrefused|name resolution|not resolve|eai_again"
+    r"|name or service not known|enotfound|address family not supported|eafnosupport",
+    re.IGNORECASE,
+)
+_NEEDS = (
+    "It runs in a sandbox, where it sees no file and reaches no host that it did not ask for: name them under `needs` "
+    "of its manifest (`read`, `write`, `hosts`); `kiwi help isolation` shows how."
+)
+
+
+def with_needs(outcome: Outcome, level: Level) -> Outcome:
+    """Return an outcome that says, where a sandbox may be why the tool failed, how it is given what it needs."""
+    is_held = level in {"sandboxed", "restricted"} and outcome.status == "error"
+    if is_held and _OUT_OF_REACH.search(f"{outcome.message}\n{outcome.logs.stderr}"):
+        return replace(outcome, suggestion=f"{_NEEDS} {outcome.suggestion}".strip())
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +51,8 @@ class Hearing:
 
     def outcome(self, process: ProcessResult) -> Outcome:
         """Return what happened."""
+        if process.stopped:
+            return self._failed(process, "error", f"{process.stopped}, and was stopped")
         if process.timed_out:
             return self._failed(process, "timeout", f"did not end within {self.spec.timeout:g} seconds and was stopped")
         if process.exit_code != 0:

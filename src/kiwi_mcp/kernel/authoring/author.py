@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from kiwi_mcp.kernel.authoring.compose import changed_item, new_item
 from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write, write_all
 from kiwi_mcp.kernel.authoring.signing import sign_item
 from kiwi_mcp.kernel.authoring.trial import judge_draft, read_path
+from kiwi_mcp.kernel.keys.signer import Signer
 from kiwi_mcp.kernel.places import refuse_nowhere
+from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.requests import ExecuteRequest
 from kiwi_mcp.manifest.openapi import tools_from_openapi
 from kiwi_mcp.manifest.signature import line
@@ -37,10 +40,21 @@ class Author:
     """Changes the items of a project or of the user, each change whole or not at all.
 
     Only the owner says which MCP servers there are, and what starts them: others neither write nor remove one.
+    `authorship` takes down who wrote what, before it is written; `signer` vouches for what is signed.
     """
 
-    def __init__(self, catalog: Catalog, report: Report, *, is_owner: bool = True) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        report: Report,
+        *,
+        is_owner: bool = True,
+        authorship: Authorship | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        self._signer = signer
         self._is_owner = is_owner
+        self._authorship = authorship
         self._catalog = catalog
         self._space = catalog.space
         self._report = report
@@ -68,6 +82,7 @@ class Author:
         self._refuse_taken(tool_id, source)
         verdict = await self._try(draft, source, tool_id)
         if not request.dry_run:
+            self._take_down([verdict.digest], source)
             write(draft, base)
         return self._told(request, tool_id, "created", draft, base, verdict)
 
@@ -88,11 +103,15 @@ class Author:
             new_item(None, {"manifest": one, "category": words.get("category") or one.get("category")}, "tool")
             for one in made.manifests
         )
+        digests = []
         for number, (tool_id, draft) in enumerate(drafts.items()):
             self._report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
             self._refuse_taken(tool_id, source)
-            (await judge_draft(draft, source, tool_id, self._catalog)).demand(tool_id)
+            verdict = await judge_draft(draft, source, tool_id, self._catalog)
+            verdict.demand(tool_id)
+            digests.append(verdict.digest)
         if not request.dry_run:
+            self._take_down(digests, source)
             write_all(drafts.values(), base)
         done = "would be created" if request.dry_run else "created"
         return {
@@ -115,6 +134,7 @@ class Author:
         draft = changed_item(tool, words, root.relative_to(base).as_posix())
         verdict = await self._try(draft, tool.origin.source, tool.id)
         if not request.dry_run:
+            self._take_down([verdict.digest], tool.origin.source, over=tool)
             old = discard(root, base)
             try:
                 write(draft, base)
@@ -141,7 +161,9 @@ class Author:
         chain = self._catalog.resolve(tool.identity)
         timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if not request.dry_run:
-            sign_item(tool, timestamp)
+            if self._authorship:
+                self._authorship.vouches([tool])
+            sign_item(tool, timestamp, self._signer)
             record(base / LOCK_NAME, chain)
         return {
             "tool_id": tool.id,
@@ -150,6 +172,7 @@ class Author:
             "message": f"Tool {'would be signed' if request.dry_run else 'signed successfully'}",
             "signature": line(timestamp, tool.digest),
             "hash": tool.digest,
+            **({"signer": self._signer.key.fingerprint} if self._signer else {}),
             "path": str(tool.origin.path),
         }
 
@@ -184,6 +207,10 @@ class Author:
         self._refuse_servers(verdict.tool_type)
         verdict.demand(tool_id or "The item")
         return verdict
+
+    def _take_down(self, digests: Sequence[str], into: Source, over: Tool | None = None) -> None:
+        if self._authorship:
+            self._authorship.writes(digests, into, over)
 
     def _location(self, words: JsonObject) -> tuple[Source, Path]:
         match words.get("location", "project"):

@@ -9,14 +9,13 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
-from kiwi_mcp.domain.grants import Grant
+from kiwi_mcp.domain.grants import Deny, Rights
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.kernel.pipeline import load_driver
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.placement import read_written
-from kiwi_mcp.policy.authorize import refusing_rule
-from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.policy.authority import rights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,8 @@ class Verdict:
 
     issues: tuple[Issue, ...]
     tool_type: str = ""
+    digest: str = ""
+    """The digest of the item, as it was checked."""
 
     @property
     def errors(self) -> tuple[Issue, ...]:
@@ -68,9 +69,9 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
     driver = load_driver(sheet.driver) if sheet else None
     if driver and sheet and not any(issue.is_error for issue in issues):
         chain = Chain((tool, *below.links) if below else (tool,), sheet.driver)
-        refused = _refusal(chain, owner_policy(catalog.space.user).grant)
+        refused = _refusal(chain, rights_of(catalog.space.user))
         issues += [refused] if refused else await driver.check(chain, catalog.space)
-    return Verdict(tuple(issues), tool.manifest.tool_type)
+    return Verdict(tuple(issues), tool.manifest.tool_type, tool.digest)
 
 
 def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
@@ -81,13 +82,13 @@ def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
     return replace(issue, fix=f"Did you mean `{near[0]}`? {issue.fix}")
 
 
-def _refusal(chain: Chain, grant: Grant) -> Issue | None:
+def _refusal(chain: Chain, rights: Rights) -> Issue | None:
     """Return why the driver is not asked: its check may start a program, so what keeps a call back keeps it back."""
     for link in chain.links[1:]:
         if link.integrity == "modified":
             fix = f"Look at what changed, then sign {link.id!r} again."
             return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
-    if refusing_rule(grant, [link.identity for link in chain.links]) is not None:
+    if isinstance(rights.item_verdict([link.identity for link in chain.links]), Deny):
         reason = "the syntax was not checked, since the owner's policy does not let the item run"
         return Issue("", reason, "Ask the owner.", severity="warning")
     return None

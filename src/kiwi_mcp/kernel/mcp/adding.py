@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import AlreadyExists, KiwiError
+from kiwi_mcp.domain.errors import AlreadyExists, InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.init import ignore_derived
+from kiwi_mcp.kernel.mcp.acceptance import named
 from kiwi_mcp.kernel.mcp.asking import asked, asked_all, known_servers
 from kiwi_mcp.kernel.mcp.drafts import id_for
 from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, wished_server
 from kiwi_mcp.kernel.mcp.keeping import Kept, keep
-from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of
+from kiwi_mcp.kernel.mcp.needs import needs_said, needs_told, with_needs
+from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import counted, items_told, warned
 from kiwi_mcp.kernel.mcp.words import words_of
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
@@ -54,11 +57,36 @@ class Adding:
         return {
             **told,
             "status": "added",
-            "message": f"{tool_id} was added{said}{_reached([server])}",
+            "message": f"{tool_id} was added{said}{_reached([server])}{needs_told(server.manifest.needs)}",
             "items": items_told(offered.definitions) if offered else [],
             **warned([*warnings, *(map(Issue.to_json, offered.issues) if offered else ())]),
             "next": _next(tool_id, offered, request),
         }
+
+    async def allow(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
+        """Give a server more of what it needs, in its manifest, which the owner accepts by saying so."""
+        server = server_named(named(request), catalog)
+        said = needs_said(request.read, request.write, request.hosts, catalog.space)
+        told: dict[str, Json] = {"action": "allow", "server": server.id}
+        if not said.to_json():
+            raise InvalidRequest(
+                f"The request does not say what {server.id!r} may have.",
+                suggestion=f"`kiwi mcp allow {server.id} --read PATH`, `--write PATH` or `--host HOST`.",
+            )
+        was_meant = catalog.is_meant(server)
+        needs = with_needs({"needs": server.manifest.needs.to_json()}, said)["needs"]
+        words: dict[str, object] = {"needs": needs, "location": server.origin.source}
+        change = ExecuteRequest(action="update", item_id=server.id, parameters=words, dry_run=request.dry_run)
+        await Author(catalog, report).act(change)
+        if request.dry_run:
+            return {**told, "status": "planned", "message": f"{server.id} would be given more", "needs": needs}
+        now = catalog.find(server.id, source=server.origin.source)
+        key = key_of(now, catalog.space)
+        if was_meant:
+            self._remembered().change(key, lambda record, known: (_meant(record, now, key), tuple(known)))
+        unaccepted_too = "" if was_meant else f"; nothing of it runs before `kiwi mcp accept {server.id}`"
+        message = f"{server.id} was given more{needs_told(now.manifest.needs)}{unaccepted_too}"
+        return {**told, "status": "allowed", "message": message, "needs": needs}
 
     async def import_(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         """Add the servers of other clients' configurations."""
@@ -124,6 +152,11 @@ class Adding:
         self._remembered().remove(key)
         self._remembered().change(key, lambda *_: (said, ()))
         return server
+
+
+def _meant(record: ServerRecord | None, server: Tool, key: ServerKey) -> ServerRecord:
+    """Return what is known of a server whose manifest its owner changed just now."""
+    return replace(record or fresh_record(server, key), digest=server.digest, words=words_of(server))
 
 
 def _instead(tool_id: str, catalog: Catalog) -> str:

@@ -12,6 +12,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.paths import is_tool_id
 from kiwi_mcp.kernel.mcp.launch import Launch, anchor, unpinned, unwrap
+from kiwi_mcp.kernel.mcp.needs import needs_named, with_needs
 from kiwi_mcp.kernel.mcp.references import (
     Gathered,
     protect,
@@ -109,7 +110,8 @@ def draft_server(
         listed = ", ".join(f"`{word[:40]}`" for word in unknown[:10])
         gathered.warn(name, f"not carried over: {listed}", "Look at what they did there, and set it up again here.")
     described = " ".join(as_text(words.get("description")).split())[:_MAX_DESCRIPTION]
-    return manifest_of(tool_id, described or f"MCP server {name[:80]!r}, as {setting.title} has it", config)
+    manifest = manifest_of(tool_id, described or f"MCP server {name[:80]!r}, as {setting.title} has it", config)
+    return with_needs(manifest, needs_named(config, gathered.issues))
 
 
 def manifest_of(tool_id: str, description: str, config: JsonObject, *, version: str = FIRST_VERSION) -> JsonObject:

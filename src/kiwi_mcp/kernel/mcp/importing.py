@@ -15,6 +15,7 @@ from kiwi_mcp.kernel.mcp.clients import Configuration, Scope, client_of, find_co
 from kiwi_mcp.kernel.mcp.configurations import read_configuration
 from kiwi_mcp.kernel.mcp.drafts import Imported, ServerDraft, Setting, draft_server, id_for
 from kiwi_mcp.kernel.mcp.jsonc import read_object
+from kiwi_mcp.kernel.mcp.needs import needs_said, with_needs
 from kiwi_mcp.kernel.mcp.references import Gathered
 from kiwi_mcp.kernel.mcp.server_json import read_server_json
 from kiwi_mcp.kernel.mcp.words import launch_of
@@ -60,9 +61,11 @@ class Wishes:
 def wished_server(request: McpRequest, space: Space) -> Wish:
     """Return the server that the owner's words describe."""
     location: Scope = request.location or "project"
+    said = needs_said(request.read, request.write, request.hosts, space)
     if request.manifest is not None:
         given: JsonObject = request.manifest  # type: ignore[assignment]  # JSON came in, so JSON it is
-        return Wish({"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given}, location)
+        manifest = {"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given}
+        return Wish(with_needs(manifest, said), location)
     if not request.server:
         raise InvalidRequest("The request names no server.", suggestion="Send `server`, what to call it.")
     if request.command and request.url:
@@ -78,12 +81,12 @@ def wished_server(request: McpRequest, space: Space) -> Wish:
     )
     setting = Setting("its owner", Path.home(), space.project)
     tool_id = id_for(name, ())
-    manifest = draft_server(
+    drafted = draft_server(
         name, {**words, "description": f"MCP server {name}"}, gathered, setting=setting, tool_id=tool_id
     )
-    if manifest is None:
+    if drafted is None:
         raise InvalidManifest(name, [issue for issue in gathered.issues if issue.is_error] or gathered.issues)
-    return Wish(manifest, location, tuple(gathered.issues), dict(gathered.secrets))
+    return Wish(with_needs(drafted, said), location, tuple(gathered.issues), dict(gathered.secrets))
 
 
 def imported_servers(request: McpRequest, space: Space, present: Mapping[str, Tool]) -> Wishes:

@@ -54,10 +54,10 @@ class Logins:
     async def log_in(self, request: McpRequest, catalog: Catalog, ask: Ask) -> JsonObject:
         """Have the owner log in to a server, and ask it then what it offers."""
         server = server_named(named(request), catalog)
-        chain, grant = permitted(server, catalog, self._user)
-        secrets, offered, fault = revealed(chain, catalog.space), None, None
+        chain, rights = permitted(server, catalog, self._user)
+        secrets, offered, fault = revealed(chain, catalog.space, self._servers.judge), None, None
         for _ in range(_ROUNDS):
-            scope = await _door().log_in(chain, catalog.space, secrets, ask, hosts=grant.hosts, scopes=request.scopes)
+            scope = await _door().log_in(chain, catalog.space, secrets, ask, hosts=rights.hosts, scopes=request.scopes)
             offered, fault = await self._asked(server, catalog)
             if not isinstance(fault, LoginRequired):
                 break

@@ -26,12 +26,14 @@ from kiwi_mcp.domain.errors import (
     ToolNotFound,
     Unavailable,
 )
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import Deny, Rights, Rules
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, State, plain, version_of
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.times import moment
+from kiwi_mcp.kernel.confining import Judge, jail_of
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.mcp.clean import without_secrets
 from kiwi_mcp.kernel.mcp.following import Following
@@ -41,8 +43,8 @@ from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import redacted
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.render import defaulted, variables
-from kiwi_mcp.policy.authorize import refusing_rule, verify
-from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.policy.authority import rights_of
+from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.primitives.secrets import Revealed
 from kiwi_mcp.store.definitions import Definitions, Known
 
@@ -69,7 +71,13 @@ class Lister(Protocol):
     eras: Eras
 
     async def list_items(
-        self, chain: Chain, space: Space, secrets: Mapping[str, str], *, hosts: Rules | None = None
+        self,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        *,
+        hosts: Rules | None = None,
+        jail: Jail | None = None,
     ) -> Listing:
         """Return everything that a server offers."""
 
@@ -92,9 +100,14 @@ class Servers:
     """The MCP servers of one user."""
 
     def __init__(
-        self, user: Path, remembered: Callable[[], Definitions], catalogs: Callable[[], Iterable[Catalog]]
+        self,
+        user: Path,
+        remembered: Callable[[], Definitions],
+        catalogs: Callable[[], Iterable[Catalog]],
+        judge: Judge,
     ) -> None:
         self._user = user
+        self.judge = judge
         self._catalogs = catalogs
         self._following = Following()
         self._asked_at: dict[str, float] = {}
@@ -140,10 +153,10 @@ class Servers:
     async def refresh(self, server: Tool, catalog: Catalog) -> Refreshed:
         """Ask a server for everything it offers, and remember that; why it cannot be asked is remembered too."""
         self.hear()
-        chain, grant = permitted(server, catalog, self._user)
+        chain, rights = permitted(server, catalog, self._user)
         key = key_of(server, catalog.space)
         try:
-            listing = await self._listed(chain, catalog.space, grant)
+            listing = await self._listed(chain, catalog.space, rights)
         except KiwiError as fault:
             work = partial(_failed, server, key, fault.message)
             await _beside(partial(self.remembered().change, key, work))
@@ -156,10 +169,11 @@ class Servers:
         """Ask no more."""
         await self._following.aclose()
 
-    async def _listed(self, chain: Chain, space: Space, grant: Grant) -> Listing:
-        secrets = revealed(chain, space)
+    async def _listed(self, chain: Chain, space: Space, rights: Rights) -> Listing:
+        secrets = revealed(chain, space, self.judge)
         try:
-            listing = await _lister().list_items(chain, space, secrets, hosts=grant.hosts)
+            jail = jail_of(Chain(chain.links, "mcp"), space, self.judge, rights)
+            listing = await _lister().list_items(chain, space, secrets, hosts=rights.hosts, jail=jail)
             return await asyncio.to_thread(without_secrets, listing, secrets)
         except KiwiError as fault:
             fault.message = redacted(Outcome("error", message=fault.message), secrets).message
@@ -221,27 +235,28 @@ def _lister() -> Lister:
     return cast("Lister", driver)
 
 
-def revealed(chain: Chain, space: Space) -> Revealed:
+def revealed(chain: Chain, space: Space, judge: Judge) -> Revealed:
     """Return the values of all variables by which a server is reached."""
     config = chain.tool.manifest.config
     spare = defaulted(config)
     needed = [name for name in variables(config) if name not in spare]
-    return delivered(needed, holder_of(chain, space), space, optional=spare, needed_by=chain.tool.id)
+    return delivered(needed, holder_of(chain, space, judge), space, optional=spare, needed_by=chain.tool.id)
 
 
-def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Grant]:
+def permitted(server: Tool, catalog: Catalog, user: Path) -> tuple[Chain, Rights]:
     """Return what a server stands on and what its owner grants, or refuse one that may not be used."""
     chain = catalog.resolve(server.identity)
-    grant = reaching(owner_policy(user).grant, server, catalog)
+    rights = reaching(rights_of(user), server, catalog)
     verify(chain, (), is_frozen=False)
-    if denied := refusing_rule(grant, [link.identity for link in chain.links]):
+    verdict = rights.item_verdict([link.identity for link in chain.links])
+    if isinstance(verdict, Deny):
         raise PolicyDenied(
-            f"{chain.tool.id!r} may not be started: {denied[0]} is not allowed.",
+            f"{chain.tool.id!r} may not be started: {verdict.reason}.",
             suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
             tool_id=chain.tool.id,
-            rule=denied[1],
+            rule=verdict.rule,
         )
-    return chain, grant
+    return chain, rights
 
 
 def _is_kept(server: Tool) -> bool:

@@ -22,6 +22,7 @@ def server_told(server: Tool, record: ServerRecord | None, counts: Mapping[State
         "identity": server.identity,
         "transport": as_text(server.manifest.config.get("transport")),
         "path": str(server.origin.path),
+        **({"needs": needs} if (needs := server.manifest.needs.to_json()) else {}),
         "states": {state: counts[state] for state in states if counts.get(state)},
     }
     if record is not None and record.digest != server.digest:

@@ -21,6 +21,7 @@ from kiwi_mcp.kernel.mcp.servers import revealed
 from kiwi_mcp.kernel.mcp.words import launch_of
 from kiwi_mcp.kernel.places import no_project_space
 from kiwi_mcp.manifest.render import variables
+from kiwi_mcp.policy.floors import unproven
 from kiwi_mcp.primitives.secret_lines import are_same
 from kiwi_mcp.primitives.secrets import Secret, Variables
 from kiwi_mcp.store.definitions import Definitions
@@ -81,7 +82,7 @@ def _unlike(draft: ServerDraft, secrets: Mapping[str, Secret], server: Tool, cat
     if missing := [name for name in mine if lasting[name] is None and name not in stored]:
         return f"{', '.join(missing)} is not kept here: import it with `--with-secrets`"
     try:
-        values = revealed(catalog.resolve(server.identity), space)
+        values = revealed(catalog.resolve(server.identity), space, unproven)
     except KiwiError as fault:
         return fault.message
     other = [name for name in mine if not are_same(Secret(values[name]), secrets[name])]

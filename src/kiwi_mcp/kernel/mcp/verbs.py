@@ -17,6 +17,7 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
+from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.mcp.acceptance import Acceptance, named
 from kiwi_mcp.kernel.mcp.adding import Adding
 from kiwi_mcp.kernel.mcp.asking import asked_all, known_servers
@@ -31,6 +32,7 @@ _OWNERS = {
     "add": "add NAME -- COMMAND",
     "import": "import",
     "accept": "accept SERVER",
+    "allow": "allow SERVER --read PATH",
     "remove": "remove SERVER",
     "login": "login SERVER",
     "logout": "logout SERVER",
@@ -44,9 +46,13 @@ class McpVerb:
     """Everything that is done about MCP servers for one user."""
 
     def __init__(
-        self, user: Path, remembered: Callable[[], Definitions], catalogs: Callable[[], Iterable[Catalog]]
+        self,
+        user: Path,
+        remembered: Callable[[], Definitions],
+        catalogs: Callable[[], Iterable[Catalog]],
+        judge: Judge,
     ) -> None:
-        self._servers = Servers(user, remembered, catalogs)
+        self._servers = Servers(user, remembered, catalogs, judge)
         self._logins = Logins(user, self._servers)
         self._adding = Adding(user, self._servers, remembered)
         self._remembered = remembered
@@ -86,6 +92,8 @@ class McpVerb:
                 return await self._adding.add(request, catalog, report)
             case "import":
                 return await self._adding.import_(request, catalog, report)
+            case "allow":
+                return await self._adding.allow(request, catalog, report)
             case "refresh":
                 return await self._refresh(request, catalog, report, is_owner=is_owner)
             case "remove":

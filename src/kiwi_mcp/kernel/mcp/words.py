@@ -25,9 +25,11 @@ def launch_of(config: JsonObject) -> JsonObject:
 
 def words_of(server: Tool) -> JsonObject:
     """Return what is kept of a manifest that the owner accepts: how the server is reached, with secrets masked."""
-    return {
+    words = {
         word: _masked(word, value) for word, value in server.manifest.config.items() if word in _LAUNCH
     }  # in the order of the manifest, as its owner reads it
+    needs = server.manifest.needs.to_json()
+    return {**words, "needs": needs} if needs else words
 
 
 def difference(server: Tool, record: ServerRecord) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.authoring.drafts import discard, write
 from kiwi_mcp.kernel.migrating.old_folder import OldFolder, candidates, open_folder
 from kiwi_mcp.kernel.migrating.steps import Planner, Step, Target, What, write_shared
+from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.requests import ExecuteRequest, MigrateRequest
 
 MAX_TOLD = 1_000
@@ -36,10 +39,17 @@ _FEW = 20
 _CHANGES = {"convert", "copy", "sign"}
 
 
-async def migrate(request: MigrateRequest, catalog: Catalog, report: Report) -> JsonObject:
+async def migrate(
+    request: MigrateRequest, catalog: Catalog, report: Report, authorship: Authorship | None = None
+) -> JsonObject:
     """Return what would happen to each item of an old folder; with `apply`, after it happened."""
     old = open_folder(request.path, catalog.space)
     target = _target(request, old, catalog)
+    if request.apply and authorship and not authorship.is_owner and target.source == "user":
+        raise PolicyDenied(
+            "Only the owner brings tools to the user's space, where every project uses them.",
+            suggestion="Use `location: project`, or ask the owner to type `kiwi migrate --location user --apply`.",
+        )
     planner = Planner(old, target, rewrite=request.rewrite, sign=request.sign)
     report(Progress("looking at the folder"))
     found = planner.survey(candidates(old))
@@ -52,7 +62,9 @@ async def migrate(request: MigrateRequest, catalog: Catalog, report: Report) -> 
         await asyncio.sleep(0)  # where a caller who has had enough is heard
     if request.apply:
         steps = [_retired(step, target.base, old) for step in steps]
-        steps = [await _signed(step, request, target, report) for step in steps]
+        if authorship:
+            authorship.vouches(_written_tools(steps, target))
+        steps = [await _signed(step, request, target, report, authorship) for step in steps]
     # Where nothing is an item, a long list of what is none helps nobody.
     is_fruitless = len(steps) > _FEW and not any(step.tool_id for step in steps)
     return _told(request, [] if is_fruitless else steps, old, target)
@@ -108,13 +120,23 @@ def _retired(step: Step, base: Path, old: OldFolder) -> Step:
     return step
 
 
-async def _signed(step: Step, request: MigrateRequest, target: Target, report: Report) -> Step:
+def _written_tools(steps: Sequence[Step], target: Target) -> Iterator[Tool]:
+    """Yield the items that were just written."""
+    for step in steps:
+        if step.draft is not None:
+            with suppress(KiwiError):  # it is told among the faults of the step
+                yield target.catalog.find(step.tool_id, source=target.source)
+
+
+async def _signed(
+    step: Step, request: MigrateRequest, target: Target, report: Report, authorship: Authorship | None
+) -> Step:
     if not request.sign or step.what not in _CHANGES or not step.is_sound:
         return step
     words: dict[str, object] = {"location": target.source}
     asked = ExecuteRequest(action="sign", item_id=step.identity, parameters=words)
     try:
-        await Author(target.catalog, report).act(asked)
+        await Author(target.catalog, report, authorship=authorship).act(asked)
     except KiwiError as error:
         issue = Issue("", f"it was not signed: {error.message}", error.suggestion, "warning")
         return replace(step, what="keep" if step.what == "sign" else step.what, issues=(*step.issues, issue))

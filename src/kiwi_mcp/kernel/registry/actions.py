@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, ToolNotFound, VersionConflict
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject, as_list
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import VersionName
 from kiwi_mcp.kernel.answers import Answer
+from kiwi_mcp.kernel.keys.signer import Signer
+from kiwi_mcp.kernel.keys.store import TrustFile
+from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.reading import read
+from kiwi_mcp.kernel.registry.admission import Admission, Leave
 from kiwi_mcp.kernel.registry.compare import compare
 from kiwi_mcp.kernel.registry.history import (
     mark,
@@ -52,13 +58,20 @@ from kiwi_mcp.store.registry import Registry
 _EXIT_DAMAGED = 5
 
 
-async def act(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> Answer:
-    """Do what the request's action says to the registry."""
+async def act(
+    request: ExecuteRequest, catalog: Catalog, store: Store, caller: Caller, authorship: Authorship | None = None
+) -> Answer:
+    """Do what the request's action says to the registry; only the owner signs, and takes what nobody vouches for."""
+    report, is_owner = caller.report, authorship is not None and authorship.is_owner
     match request.action:
         case "publish":
-            return Answer(await _publish(request, catalog, store, report))
+            signer = Signer.of(catalog.space.user) if is_owner else None
+            answer = await _publish(request, catalog, store, report, signer)
+            if authorship and not request.dry_run:
+                authorship.vouches(catalog.resolve(_item(request)).links)
+            return Answer(answer)
         case "pull":
-            return Answer(await _pull(request, catalog, store, report))
+            return Answer(await _pull(request, catalog, store, caller, is_owner=is_owner))
         case "verify":
             read(NoWords, request.action, request.parameters)
             report(Progress("reading every version again"))
@@ -100,11 +113,15 @@ def _told_of(item: str, request: ExecuteRequest, catalog: Catalog, registry: Reg
             raise TypeError(action)
 
 
-async def _publish(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
+async def _publish(
+    request: ExecuteRequest, catalog: Catalog, store: Store, report: Report, signer: Signer | None
+) -> JsonObject:
     words = read(PublishWords, "publish", request.parameters)
     registry, item = store.registry(), _item(request)
     report(Progress(f"checking {item}"))
-    publication = await prepare_publication(item, words, catalog, registry)
+    publication = await prepare_publication(item, words, catalog, registry, signer)
+    if signer and not request.dry_run:
+        TrustFile(catalog.space.user).published(signer.key, publication.name.namespace)
     if words.to is None:
         return await _sealed(publication, registry, is_planned=request.dry_run)
     # A remote that is not there, or has other content, is found out before anything is sealed here.
@@ -135,10 +152,16 @@ async def _sealed(publication: Publication, registry: Registry, *, is_planned: b
     return told(publication, published, is_planned=is_planned)
 
 
-async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
+async def _pull(
+    request: ExecuteRequest, catalog: Catalog, store: Store, caller: Caller, *, is_owner: bool
+) -> JsonObject:
     words = read(PullWords, "pull", request.parameters)
+    leave = Leave(words.accept_unsigned, words.trust_key or "", words.allow_rollback)
+    leave.demand_owner(is_owner=is_owner)
     registry, wanted = store.registry(), Wanted.parse(_item(request).removeprefix("registry/"))
     order = registry.actor.order
+    is_latest = not (wanted.version or wanted.digest)
+    admission = Admission(catalog.space.user, leave, own=registry.actor.namespaces, is_latest=is_latest)
     own = RegistryRemote(registry, registry.database.url, is_own=True)
     if words.remote is None:
         name = await choose(wanted, own, order)
@@ -153,13 +176,21 @@ async def _pull(request: ExecuteRequest, catalog: Catalog, store: Store, report:
             about = _about(name, held.versions[name])
             about = {**about, "closure": held.closures[name], "from": source.key}
             return {**about, "status": "planned", "message": f"{name} would be pulled"}
-        published = await pull(source, own, wanted.exactly(name), namespaces=order, report=report)
+        published = await pull(
+            source,
+            own,
+            wanted.exactly(name),
+            namespaces=order,
+            report=caller.report,
+            admit=partial(admission.admit, caller=caller),
+        )
     except VersionConflict as error:
         raise another_here(error, registry) from error
     finally:
         await source.aclose()
     new: list[Json] = [str(one.name) for one in published if one.is_new]
-    return await _pulled(name, {"from": source.key, "new": new}, catalog, store, request)
+    told = await _pulled(name, {"from": source.key, "new": new, **admission.told}, catalog, store, request)
+    return {**told, "warnings": [*admission.warnings, *as_list(told.get("warnings"))]}
 
 
 async def _pulled(
@@ -179,6 +210,8 @@ async def _pulled(
         **about,
         "status": "planned" if request.dry_run else "pulled",
         "closure": listed.closure,
+        "trust": chain.tool.trust,
+        **({"signer": chain.tool.signer} if chain.tool.signer else {}),
         "chain": [{"identity": link.identity, "digest": f"sha256:{link.digest}"} for link in chain.links],
         "warnings": [*chain.notes, *chain.drift],
         "next": f"Run it with `kiwi run {shown}`, or copy it here with `kiwi load {shown} --destination project`.",

@@ -10,6 +10,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.registry import START, Event, Published, Release, VersionName
+from kiwi_mcp.kernel.registry.admission import Admission, Leave
 from kiwi_mcp.kernel.registry.port import RegistryRemote, Remote
 from kiwi_mcp.kernel.registry.remotes import lasting, open_remote, open_source
 from kiwi_mcp.kernel.registry.sync import copy, cursor_name, everything
@@ -21,15 +22,19 @@ from kiwi_mcp.store.open import masked
 _SHOWN = 100
 
 
-async def exchange(request: RegistryRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
-    """Do what the request says."""
+async def exchange(
+    request: RegistryRequest, catalog: Catalog, store: Store, report: Report, *, is_owner: bool = False
+) -> JsonObject:
+    """Do what the request says; only the owner says what is taken although nobody vouches for it."""
+    leave = Leave(request.accept_unsigned, request.trust_key or "")
+    leave.demand_owner(is_owner=is_owner)
     match request.action:
         case "show":
             return _shown(store)
         case "add":
             return _added(request, catalog)
         case "push" | "pull":
-            return await _copied(request, catalog, store, report)
+            return await _copied(request, catalog, store, report, leave)
 
 
 def _shown(store: Store) -> JsonObject:
@@ -72,7 +77,7 @@ def _added(request: RegistryRequest, catalog: Catalog) -> JsonObject:
     }
 
 
-async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, report: Report) -> JsonObject:
+async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, report: Report, leave: Leave) -> JsonObject:
     if not request.remote:
         raise InvalidRequest(
             "The request names no remote.",
@@ -86,6 +91,7 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
     # A push compares what both sides hold; a pull goes on from where the last one ended.
     is_followed = not is_push and not request.only
     cursor = cursor_name(remote, registry.actor, with_private=request.with_private)
+    admission = Admission(catalog.space.user, leave, own=registry.actor.namespaces, is_planned=request.dry_run)
     try:
         done = await copy(
             source,
@@ -94,9 +100,12 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
             only=_within(request.only) if request.only else everything,
             with_private=request.with_private,
             report=report,
+            sieve=None if is_push else admission.sieve,
         )
     finally:
         await remote.aclose()
+    if admission.kept_out and not done.new:
+        raise admission.refusal()
     # What was left out lies before the cursor, and may be had the next time.
     if is_followed and not request.dry_run and not done.left_out:
         await asyncio.to_thread(registry.set_cursor, cursor, done.cursor)
@@ -109,6 +118,7 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         "counts": {"new": len(done.new), "unchanged": done.unchanged, "marked": done.marked},
         "left_out": list(done.left_out[:_SHOWN]),
         "message": f"{len(done.new)} new, {done.unchanged} unchanged, {done.marked} marked",
+        **admission.told,
     }
 
 

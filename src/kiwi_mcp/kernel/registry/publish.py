@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.read import load_bytes
@@ -30,8 +31,10 @@ from kiwi_mcp.domain.registry import (
 )
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel.authoring.checking import Verdict, examine
+from kiwi_mcp.kernel.keys.signer import Signer, signed_files
 from kiwi_mcp.kernel.registry.words import PublishWords
 from kiwi_mcp.kernel.settings import is_namespace
+from kiwi_mcp.manifest.signature import DETACHED
 from kiwi_mcp.store.registry import Registry
 
 
@@ -44,6 +47,8 @@ class Publication:
     verdict: Verdict
     shown_before: Visibility | None = None
     """Who sees the item until now, if it is published in any version."""
+    signer: Signer | None = None
+    """Who vouches for it."""
 
     @property
     def name(self) -> VersionName:
@@ -61,8 +66,10 @@ class Publication:
         return self.shown_before not in {None, self.visibility}
 
 
-async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, registry: Registry) -> Publication:
-    """Return an item as it will be published, checked as signing would check it; nothing is written yet."""
+async def prepare_publication(
+    item: str, words: PublishWords, catalog: Catalog, registry: Registry, signer: Signer | None = None
+) -> Publication:
+    """Return an item as it will be published, checked as signing would check it, and signed; nothing is written yet."""
     tool = catalog.find(item, source=words.location)
     if tool.origin.source in {"registry", "mcp", "builtin"}:
         raise VersionSealed(tool.identity)
@@ -74,8 +81,8 @@ async def prepare_publication(item: str, words: PublishWords, catalog: Catalog, 
     namespace = words.namespace or registry.actor.namespaces[0]
     if not is_namespace(namespace) or not registry.actor.is_member(namespace):
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
-    releases = tuple(_releases(chain.links, words, namespace, registry))
-    return Publication(tool, releases, verdict, _visibility(tool.id, namespace, registry))
+    releases = tuple(_releases(chain.links, words, namespace, registry, signer))
+    return Publication(tool, releases, verdict, _visibility(tool.id, namespace, registry), signer)
 
 
 def publish(publication: Publication, registry: Registry) -> Sequence[Published]:
@@ -114,7 +121,9 @@ def _with_next(error: VersionConflict, name: VersionName, registry: Registry) ->
     return error
 
 
-def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, registry: Registry) -> Sequence[Release]:
+def _releases(
+    links: Sequence[Tool], words: PublishWords, namespace: str, registry: Registry, signer: Signer | None
+) -> Sequence[Release]:
     """Return a release for each link that is in a folder, each pinned to the one below it."""
     made: list[Release] = []
     below: tuple[VersionName, str] | None = None
@@ -129,7 +138,7 @@ def _releases(links: Sequence[Tool], words: PublishWords, namespace: str, regist
         # What was asked for holds for the item and for links that nobody has seen yet.
         known = _visibility(link.id, namespace, registry)
         visibility = (words.visibility or known if is_top else known or words.visibility) or "public"
-        release = _release(link, namespace, pin, words.changelog if is_top else "", visibility)
+        release = _release(link, namespace, pin, words.changelog if is_top else "", visibility, signer)
         made.append(release)
         below = (release.name, release.digest)
     return made
@@ -153,7 +162,9 @@ def _held(tool: Tool, namespace: str, registry: Registry) -> tuple[VersionName, 
     return None
 
 
-def _release(tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibility: Visibility) -> Release:
+def _release(
+    tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibility: Visibility, signer: Signer | None
+) -> Release:
     if tool.integrity == "modified":
         expected = tool.signature.hash if tool.signature else ""
         raise IntegrityMismatch(tool.id, expected=expected, actual=tool.digest, where=str(tool.origin.path))
@@ -162,15 +173,25 @@ def _release(tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibi
             f"{tool.id!r} has the version {tool.manifest.version!r}, which cannot be put in order.",
             suggestion='Write a semantic version without build metadata, such as `version: "1.0.0"`.',
         )
+    data = {file.path: load_bytes(tool, file) for file in tool.files}
     return release_of(
         tool,
-        {file.path: load_bytes(tool, file) for file in tool.files},
+        {**data, **_signed(tool, data[tool.origin.path.name], namespace, signer)},
         namespace=namespace,
         place=tool.origin.place,
         executor=pin,
         changelog=changelog,
         visibility=visibility,
     )
+
+
+def _signed(tool: Tool, data: bytes, namespace: str, signer: Signer | None) -> Mapping[str, bytes]:
+    """Return the files that tell who vouches for an item in a namespace; what it bears in a folder holds there only."""
+    is_apart = tool.origin.path.suffix.lower() in DETACHED
+    if signer is None and not (tool.signature and (tool.signature.key or is_apart)):
+        return {}
+    timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return signed_files(tool, data, namespace=namespace, timestamp=timestamp, signer=signer)
 
 
 def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility | None:
@@ -215,7 +236,9 @@ def told(publication: Publication, published: Sequence[Published], *, is_planned
     if also := [str(release.name) for release in publication.releases[:-1]]:
         answer["also_published"] = also
     notes = [issue.to_json() for issue in publication.verdict.warnings]
-    if tool.integrity == "unsigned":
+    if publication.signer:
+        answer["signer"] = publication.signer.key.fingerprint
+    elif tool.integrity == "unsigned":
         fix = f"Run `kiwi sign {tool.id}` before publishing, so that others can tell that nothing changed since."
         notes.append({"place": "", "reason": "it is not signed", "fix": fix, "severity": "warning"})
     if notes:

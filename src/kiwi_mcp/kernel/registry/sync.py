@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
@@ -40,6 +40,10 @@ from kiwi_mcp.store.order import MAX_LINKS, order
 _FIRST_BATCH, _LARGEST_BATCH = 32, 500
 Hashes: TypeAlias = tuple[str, str]
 """The digest of a version, and its closure."""
+Admit: TypeAlias = Callable[[Sequence[Release]], Awaitable[None]]
+"""Refuses versions, all of them where it refuses one."""
+Sieve: TypeAlias = Callable[[Sequence[Release]], Mapping[VersionName, str]]
+"""Gives those of some versions that are kept out, each with the reason."""
 
 _BATCH_BYTES = 16_000_000
 """About how many bytes of files one batch holds: after a larger one, the next has fewer versions."""
@@ -127,10 +131,12 @@ async def copy(
     only: Callable[[VersionName], bool] = everything,
     with_private: bool = False,
     report: Report = silent,
+    sieve: Sieve | None = None,
 ) -> SyncReport:
     """Replay what happened in a source since an event: add what the target lacks, and say again what was said.
 
-    Nothing is written if any version is there already with another closure. What ships with Kiwi is not copied.
+    Nothing is written if any version is there already with another closure. What ships with Kiwi is not copied, nor
+    what `sieve` keeps out.
     """
     held = Told.by(await target.events())
     # A target that holds nothing is not the one that was written to before.
@@ -149,6 +155,8 @@ async def copy(
     writing = _Writing(target)
     async for gathered in _batches(source, missing, wanted, here, with_private=with_private):
         writing.barred |= gathered.barred
+        if sieve is not None:
+            writing.barred |= await asyncio.to_thread(sieve, gathered.releases)
         written = await writing.write(gathered.releases)
         here |= {name: hashes for name, hashes in gathered.hashes.items() if name in written}
         report(Progress("Copying versions", done=len(writing.new), total=len(missing)))
@@ -166,9 +174,18 @@ async def copy(
 
 
 async def pull(
-    source: Remote, target: Remote, wanted: Wanted, *, namespaces: Sequence[str], report: Report = silent
+    source: Remote,
+    target: Remote,
+    wanted: Wanted,
+    *,
+    namespaces: Sequence[str],
+    report: Report = silent,
+    admit: Admit | None = None,
 ) -> Sequence[Published]:
-    """Copy one version and all that it stands on, the version last; on any fault nothing is written."""
+    """Copy one version and all that it stands on, the version last; on any fault nothing is written.
+
+    `admit` refuses what may not come in.
+    """
     told, held = await told_of(source, wanted), await told_of(target, wanted)
     name = wanted.choose(told, namespaces)
     if name.namespace == BUILTIN_NAMESPACE:
@@ -185,6 +202,8 @@ async def pull(
             f"{name} cannot be had whole: {'; '.join(f'{one}: {why}' for one, why in gathered.barred.items())}.",
             suggestion="Ask whoever published it to publish what it stands on where you can see it.",
         )
+    if admit is not None:
+        await admit(gathered.releases)
     report(Progress(f"{name} and what it stands on", done=len(gathered.releases)))
     marks = [mark for mark in _news(told, held, asked) if mark.op == "visibility" or mark.name == name]
     return await target.write(gathered.releases, marks)

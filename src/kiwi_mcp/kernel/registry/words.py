@@ -30,9 +30,15 @@ class PublishWords(Words):
 
 
 class PullWords(Words):
-    """From which remote an item is pulled; without one, from the registry that is in use."""
+    """From which remote an item is pulled; without one, from the registry that is in use.
+
+    What nobody vouches for comes in by the owner's word: to take it unsigned, to trust a key, to go back.
+    """
 
     remote: Annotated[Address | None, Field(alias="from")] = None
+    accept_unsigned: bool = False
+    trust_key: Name | None = None
+    allow_rollback: bool = False
 
 
 class DiffWords(Words):

@@ -15,12 +15,15 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.places import nearest_project
 from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli.approvals import approvals
+from kiwi_mcp.surfaces.cli.approving import owners_word
 from kiwi_mcp.surfaces.cli.audit import audit
 from kiwi_mcp.surfaces.cli.gateway import up
 from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.prefer import prefer
 from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
+from kiwi_mcp.surfaces.cli.relax import commands as relax_commands
 from kiwi_mcp.surfaces.cli.screen import Screen
 from kiwi_mcp.surfaces.cli.secrets import secrets
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, Shell, here, shell_for
@@ -45,7 +48,9 @@ app.add_typer(prefer, name="prefer")
 app.add_typer(secrets, name="secrets")
 app.add_typer(task_commands)
 app.add_typer(undo_commands)
+app.add_typer(relax_commands)
 app.add_typer(audit, name="audit")
+app.add_typer(approvals, name="approvals")
 
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # its base, which has no public name
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -112,6 +117,7 @@ def run(
     is_frozen: Annotated[bool, typer.Option("--frozen", help="Refuse what differs from the lockfile.")] = False,
     is_saved: Annotated[bool, typer.Option("--checkpoint", help="Save the files first, to undo it.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Write the result to a terminal as it is.")] = False,
+    is_yes: Annotated[bool, typer.Option("--yes", "-y", help="Yes, whatever you would be asked first.")] = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
@@ -124,7 +130,7 @@ def run(
     request = payload(
         action="run", item_id=item, parameters=parameters, dry_run=is_dry, frozen=is_frozen, checkpoint=is_saved
     )
-    shell.tell("execute", request, view="run", is_raw=is_raw)
+    shell.tell("execute", request, view="run", is_raw=is_raw, questions=owners_word(is_yes=is_yes))
 
 
 @app.command()

@@ -34,6 +34,7 @@ class _Listening(Protocol):
     is_read_only: bool
     project: Path | None
     always_sent: int
+    socket: Path | None
 
 
 @up.callback()
@@ -41,6 +42,9 @@ def start(
     context: typer.Context,
     host: Annotated[str, typer.Option(help="The address to listen on; this machine alone otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 for one that is free.", min=0, max=65_535)] = 8765,
+    socket: Annotated[
+        Path | None, typer.Option(help="A socket to listen at instead of a port, which only you can reach.")
+    ] = None,
     name: Annotated[list[str] | None, typer.Option(help="A further host name under which it is reached.")] = None,
     is_read_only: Annotated[bool, typer.Option("--read-only", help="Give, and take nothing; no tools.")] = False,
     project: Annotated[
@@ -58,19 +62,23 @@ def start(
         return
     user = user_space()
     folder = None if has_none else _folder(project)
+    at = socket.expanduser().absolute() if socket else None
     oauth = oauth_settings(user, issuer=issuer, audience=audience, scope=scope)
     # The server's libraries are loaded by this command alone.
     gateway = import_module("kiwi_mcp.surfaces.gateway.serve")
-    listening = gateway.Listening(host, port, tuple(name or ()), is_read_only, folder, oauth, is_wide)
+    listening = gateway.Listening(host, port, tuple(name or ()), is_read_only, folder, oauth, is_wide, socket=at)
     gateway.serve(user, registry_settings(user), listening, partial(_announce, is_json))
 
 
 def _announce(is_json: bool, listening: _Listening) -> None:
     if is_json:
         told: JsonObject = {"url": listening.url, "port": listening.port, "read_only": listening.is_read_only}
+        if listening.socket is not None:
+            told = {"url": listening.url, "socket": str(listening.socket), "read_only": listening.is_read_only}
         project = str(listening.project) if listening.project else None
         Screen().json({**told, "mcp": listening.mcp_url, "project": project, "always_sent": listening.always_sent})
-    talk(f"The registry is served at {listening.url}{' (read-only)' if listening.is_read_only else ''}")
+    through = f" through the socket {listening.socket}" if listening.socket else ""
+    talk(f"The registry is served at {listening.url}{through}{' (read-only)' if listening.is_read_only else ''}")
     if listening.mcp_url is not None:
         talk(f"MCP clients use tools at {listening.mcp_url} with `Authorization: Bearer TOKEN`")
         where = f"of {listening.project}" if listening.project else "without a project"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.surfaces.cli.browse import opened_address, shown_address
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Location, Project, here, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
@@ -27,6 +27,9 @@ WithSecrets = Annotated[
     bool, typer.Option("--with-secrets", help="Write secrets among the words into your .env (mode 0600).")
 ]
 NoAccept = Annotated[bool, typer.Option("--no-accept", help="Leave what it offers to be accepted one by one.")]
+MayRead = Annotated[list[str] | None, typer.Option("--read", help="A file or folder that it may read.")]
+MayWrite = Annotated[list[str] | None, typer.Option("--write", help="A file or folder that it may change.")]
+MayReach = Annotated[list[str] | None, typer.Option("--host", help="A host that it may reach: NAME or NAME:PORT.")]
 NoStart = Annotated[bool, typer.Option("--no-start", help="Do not ask the server what it offers yet.")]
 
 
@@ -38,6 +41,9 @@ def add(
     headers: Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE; secrets as ${NAME}.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE; secrets as ${NAME}.")] = None,
     transport: Annotated[str | None, typer.Option(help="http (default), sse or websocket.")] = None,
+    read: MayRead = None,
+    write: MayWrite = None,
+    hosts: MayReach = None,
     has_secrets: WithSecrets = False,
     is_unaccepted: NoAccept = False,
     is_unstarted: NoStart = False,
@@ -50,6 +56,7 @@ def add(
     request = payload(
         action="add", server=name, command=command[0] if command else None, args=[*command[1:]] if command else None,
         url=url, headers=_pairs(headers, "--header"), env=_pairs(env, "--env"), transport=transport,
+        read=_places(read), write=_places(write), hosts=hosts,
         with_secrets=has_secrets, accept=not is_unaccepted, start=not is_unstarted, location=location, dry_run=is_dry,
     )  # fmt: skip
     shell_for(project, is_json=is_json).tell("mcp", request, view="mcp offered")
@@ -98,6 +105,23 @@ def accept(
     """Let what a server offers be used as it describes it now."""
     request = payload(action="accept", server=server, tool=tool, dry_run=is_dry)
     shell_for(project, is_json=is_json).tell("mcp", request, view="mcp accept")
+
+
+@mcp.command()
+def allow(
+    server: Server,
+    read: MayRead = None,
+    write: MayWrite = None,
+    hosts: MayReach = None,
+    is_dry: DryRun = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Let the process of a server read, change or reach more."""
+    request = payload(
+        action="allow", server=server, read=_places(read), write=_places(write), hosts=hosts, dry_run=is_dry
+    )
+    shell_for(project, is_json=is_json).tell("mcp", request, view="message")
 
 
 @mcp.command()
@@ -153,6 +177,11 @@ def connect(
         action="connect", client=client, undo=is_undone, replace=is_replacing, location=location, dry_run=is_dry
     )
     shell_for(project, is_json=is_json).tell("mcp", request, view="mcp connect")
+
+
+def _places(paths: Sequence[str] | None) -> list[Json] | None:
+    """Return paths as they are meant where the command is typed."""
+    return [str(here() / Path(path).expanduser()) for path in paths] if paths else None
 
 
 def _pairs(words: Sequence[str] | None, option: str) -> JsonObject:

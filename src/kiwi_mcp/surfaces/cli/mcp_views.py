@@ -22,6 +22,8 @@ def _offered(content: JsonObject, screen: Screen) -> None:
     talk(as_text(content.get("message")) or _line(content))
     if path := as_text(content.get("path")):
         talk(f"  path: {path}")
+    for word, asked in as_object(content.get("needs")).items():
+        talk(f"  {word}: {', '.join(map(text_of, as_list(asked)))}")
     if notice := as_text(content.get("notice")):
         talk(f"  {notice}")
     _next(content)

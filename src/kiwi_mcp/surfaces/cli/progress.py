@@ -6,10 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
+from kiwi_mcp.domain.caller import Answers, Ask, Questions, nobody
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.surfaces.cli.terminal import shown
 
@@ -24,9 +27,34 @@ def reporting(*, is_quiet: bool) -> Iterator[Report]:
         yield silent
     elif sys.stderr.isatty():
         with Console(stderr=True).status("…", spinner="dots") as status:
-            yield lambda step: status.update(escape(_line(step) or "…"))
+            yield _Spinner(status)
     else:
         yield _Lines()
+
+
+def unspun(report: Report, ask: Ask) -> Ask:
+    """Return the same way to ask, with nothing that turns on the screen meanwhile."""
+
+    async def asking(questions: Questions) -> Answers:
+        if not isinstance(report, _Spinner):
+            return await ask(questions)
+        report.status.stop()
+        try:
+            return await ask(questions)
+        finally:
+            report.status.start()
+
+    return nobody if ask is nobody else asking
+
+
+@dataclass(frozen=True, slots=True)
+class _Spinner:
+    """Reports as one line that changes."""
+
+    status: Status
+
+    def __call__(self, step: Progress) -> None:
+        self.status.update(escape(_line(step) or "…"))
 
 
 class _Lines:

@@ -78,6 +78,16 @@ def remove(name: Name, project: Project = None, is_json: IsJson = False) -> None
     shell_for(project, is_json=is_json).tell("secrets", payload(action="remove", name=name), view="secrets change")
 
 
+@secrets.command()
+def seal(
+    key: Annotated[str, typer.Argument(metavar="WHERE", help="keyring, passphrase or file.")],
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
+    """Keep the key of the store in the system's keyring, behind a passphrase, or in a file."""
+    shell_for(project, is_json=is_json).tell("secrets", payload(action="seal", key=key), view="secrets change")
+
+
 def _value(name: str) -> str:
     """Return a value that no list of processes and no history of commands ever shows."""
     if sys.stdin.isatty():

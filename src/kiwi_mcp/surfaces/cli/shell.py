@@ -15,7 +15,7 @@ from kiwi_mcp.domain.errors import NotFound
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.places import nearest_project
-from kiwi_mcp.surfaces.cli.progress import reporting
+from kiwi_mcp.surfaces.cli.progress import reporting, unspun
 from kiwi_mcp.surfaces.cli.show import show
 
 IsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
@@ -46,9 +46,10 @@ class Shell:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         kernel = Kernel(self.project, surface="cli")
         try:
-            # Whoever is asked something reads it in peace.
-            with reporting(is_quiet=self.is_json or questions is not nobody) as report:
-                return await kernel.call(verb, request, Caller(report, questions))
+            # Whoever is asked something on the way reads it in peace; the owner's word is asked for before it begins.
+            is_quiet = self.is_json or (questions is not nobody and verb != "execute")
+            with reporting(is_quiet=is_quiet) as report:
+                return await kernel.call(verb, request, Caller(report, unspun(report, questions), is_owner=True))
         finally:
             await kernel.aclose()
 
@@ -62,8 +63,11 @@ class Shell:
         questions: Ask = nobody,
     ) -> None:
         """Send one request, show its answer, and end with its exit code."""
-        answer = self.ask(verb, request, questions)
-        show(answer, verb=view or verb, is_json=self.is_json, is_raw=is_raw)
+        self.show(self.ask(verb, request, questions), view=view or verb, is_raw=is_raw)
+
+    def show(self, answer: Answer, *, view: str, is_raw: bool = False) -> None:
+        """Show an answer, and end with its exit code."""
+        show(answer, verb=view, is_json=self.is_json, is_raw=is_raw)
         if answer.exit_code:
             raise typer.Exit(answer.exit_code)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.cli.approval_views import VIEWS as APPROVAL_VIEWS
 from kiwi_mcp.surfaces.cli.audit_views import VIEWS as AUDIT_VIEWS
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
+from kiwi_mcp.surfaces.cli.relax_views import VIEWS as RELAX_VIEWS
 from kiwi_mcp.surfaces.cli.screen import Screen, first_sentence, issue_text, show_message, show_warnings, talk
 from kiwi_mcp.surfaces.cli.secret_views import VIEWS as SECRET_VIEWS
 from kiwi_mcp.surfaces.cli.task_views import VIEWS as TASK_VIEWS
@@ -157,17 +159,29 @@ def _why(content: JsonObject, screen: Screen) -> None:
         digest = as_text(link.get("digest"))[:_SHORT]
         state = f"{link['tool_type']}  {link['integrity']}  {digest}"
         screen.data(f"{branch}{link['tool_id']} {link['version']}  {state}  {link['path']}")
-    if level := as_text(content.get("isolation")):
-        screen.data(f"isolation: {level}")
+    if held := as_object(content.get("isolation")):
+        screen.data(_holding(held))
     for name, place in as_object(content.get("variables")).items():
         screen.data(f"${{{name}}}  {place or 'not set'}")
     for change in as_list(content.get("lockfile")):
         screen.data(f"changed since signing: {text_of(change)}")
     for note in (*as_list(content.get("notes")), *as_list(content.get("shadowed"))):
         screen.data(f"note: {text_of(note)}")
+    if (approval := as_object(content.get("approval"))).get("needed"):
+        screen.data(f"asks you first: it {'; '.join(map(text_of, as_list(approval.get('reasons'))))}")
+    elif rule := as_text(approval.get("rule_id")):
+        screen.data(f"asks nobody, by your rule {rule}")
     screen.data("would run: " + ("yes" if content.get("would_run") else "no"))
     for reason in map(as_object, as_list(content.get("reasons"))):
         screen.data(f"  ✗ {as_text(reason.get('message'))}\n      fix: {as_text(reason.get('suggestion'))}")
+
+
+def _holding(held: JsonObject) -> str:
+    """Return how strictly a process is held, why, and what would change it."""
+    provenance, by = as_text(held.get("provenance")), as_text(held.get("decided_by"))
+    reason = {"manifest": "its manifest asks for it", "owner": "the owner said so"}.get(by, f"{by} is {provenance}")
+    change = f"\n  {as_text(held['change'])}" if "change" in held else ""
+    return f"isolation: {as_text(held.get('level'))} ({reason}){change}"
 
 
 def _doctor(content: JsonObject, screen: Screen) -> None:
@@ -198,7 +212,9 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     **SECRET_VIEWS,
     **TASK_VIEWS,
     **UNDO_VIEWS,
+    **RELAX_VIEWS,
     **AUDIT_VIEWS,
+    **APPROVAL_VIEWS,
 }
 
 

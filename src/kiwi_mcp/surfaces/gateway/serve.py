@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,6 +19,8 @@ from kiwi_mcp import __version__
 from kiwi_mcp.catalog.seeds import seed
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, Unavailable
 from kiwi_mcp.kernel.settings import RegistrySettings
+from kiwi_mcp.primitives.local_socket import is_own_peer
+from kiwi_mcp.primitives.local_socket import listening as listening_at
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.surfaces.gateway.access import AccessTokens
@@ -59,6 +62,8 @@ class Listening:
     """Whether calls may name other projects than that one."""
     always_sent: int = 0
     """How many tools clients see without searching, once that is known."""
+    socket: Path | None = None
+    """The socket that it listens at instead of a port: then only processes of its own user reach it."""
 
     @property
     def is_local(self) -> bool:
@@ -67,7 +72,9 @@ class Listening:
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """Its address; behind a socket, the one that requests name."""
+        if self.socket is not None:
+            return "http://localhost"
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
@@ -111,10 +118,15 @@ async def _serve(
         app = gateway(registry, door, mcp=mcp)
         server = GatewayServer(
             _config(app, listening),
-            announce=lambda port: announce(replace(listening, port=port)),
+            announce=lambda port: announce(replace(listening, port=port or listening.port)),
             leave=mcp.end if mcp is not None else None,
         )
-        await server.serve()
+        listener = [listening_at(listening.socket)] if listening.socket is not None else None
+        try:
+            await server.serve(listener)
+        finally:
+            if listening.socket is not None:
+                listening.socket.unlink(missing_ok=True)
 
 
 @asynccontextmanager
@@ -185,7 +197,7 @@ class GatewayServer(uvicorn.Server):
         for library in ("uvicorn", "mcp", "sse_starlette"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
-    async def startup(self, sockets: None = None) -> None:  # type: ignore[override]  # it binds its own socket
+    async def startup(self, sockets: list[Any] | None = None) -> None:
         """Listen, and say where."""
         try:
             await super().startup(sockets)
@@ -194,9 +206,9 @@ class GatewayServer(uvicorn.Server):
                 f"Nothing can listen on {self.config.host}, port {self.config.port}: it is taken, or not ours to use.",
                 suggestion="Choose another port, or `--port 0` for one that is free.",
             ) from None
-        self._announce(self.servers[0].sockets[0].getsockname()[1])
+        self._announce(0 if sockets else self.servers[0].sockets[0].getsockname()[1])
 
-    async def shutdown(self, sockets: None = None) -> None:  # type: ignore[override]  # as in the library
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
         """End calls first: whoever waits for one would keep the server from ending."""
         if self._leave is not None:
             await self._leave()
@@ -219,8 +231,11 @@ class _Impatient(H11Protocol):
     """A connection that has to be used: one that sends no request, or only half of a head, is closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the library
-        """Start the clock."""
+        """Start the clock, unless it is another user of this machine who has come to a socket that is not theirs."""
         super().connection_made(transport)
+        if not is_own_peer(transport):
+            transport.abort()
+            return
         self.loop.call_later(_HEAD_SECONDS, self._look, None)
 
     def _look(self, last: RequestResponseCycle | None) -> None:

@@ -17,6 +17,7 @@ from kiwi_mcp.domain.caller import Answers, Ask, Caller, Note, Question, Questio
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.store.whose import STDIO
 from kiwi_mcp.surfaces.mcp.questions import is_answer, refuse_unaskable
 
 Result: TypeAlias = BaseModel | dict[str, object]
@@ -159,6 +160,8 @@ class Errand:
             self._ask if self._capabilities else nobody,
             unheard if self.log is unheard else self._note,
             self._capabilities,
+            # The client that a person has started shows its questions to that person.
+            is_owner=self.principal == STDIO,
         )
 
     def _report(self, progress: Progress) -> None:

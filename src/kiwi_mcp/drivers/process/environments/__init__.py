@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.drivers.process.words import texts
 
 
@@ -44,19 +42,6 @@ class Environment:
             packages=texts(fact.get("packages")),
             linked=as_text(fact.get("linked")),
         )
-
-
-class EnvironmentKind(Protocol):
-    """One language's way to have dependencies."""
-
-    def plan(self, tool: Tool, default_packages: Sequence[str], cache: Path) -> Environment:
-        """Name the environment that a tool needs; nothing is installed."""
-
-    def bare(self) -> Environment:
-        """Name the environment without any package."""
-
-    async def make(self, environment: Environment, report: Report) -> None:
-        """Install it, unless it is there."""
 
 
 def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:

@@ -13,9 +13,9 @@ from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import as_object, compact, text_of
-from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
-from kiwi_mcp.drivers.process.environments.install import failure, install, is_done
+from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import texts
@@ -46,10 +46,10 @@ class Node:
         """Name no folder at all: node itself is on the PATH."""
         return Environment(kind="node")
 
-    async def make(self, environment: Environment, report: Report) -> None:
+    async def make(self, environment: Environment, installer: Installer) -> None:
         """Install the dependencies, unless they are there."""
         if environment.packages:
-            build = partial(_build, packages=environment.packages, report=report)
+            build = partial(build_node, packages=environment.packages, installer=installer)
             await make_once(Path(environment.folder), build, proof=_MODULES)
 
 
@@ -72,13 +72,14 @@ def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-async def _build(folder: Path, *, packages: Sequence[str], report: Report) -> None:
+async def build_node(folder: Path, *, packages: Sequence[str], installer: Installer) -> None:
+    """Install packages of npm into a folder, with the lock that it writes."""
     program = shutil.which("npm", path=search_path())
     if program is None:
         raise CommandMissing("npm", needed_by="node_runtime", install="Install Node.js with npm: https://nodejs.org.")
-    report(Progress(f"Installing {', '.join(packages)}"))
+    installer.report(Progress(f"Installing {', '.join(packages)}"))
     (folder / _MANIFEST).write_text(compact({"private": True, "dependencies": _by_name(packages)}), encoding="utf-8")
-    result = await install((program, *_ARGUMENTS), folder, report)
+    result = await installer.npm((program, *_ARGUMENTS), folder)
     if not is_done(result):
         raise failure(packages, result)
     (folder / _MODULES).mkdir(exist_ok=True)

@@ -14,17 +14,24 @@ import uv
 
 from kiwi_mcp.domain.errors import CommandMissing
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
-from kiwi_mcp.drivers.process.environments.install import failure, install, is_done
+from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.process.words import texts
 from kiwi_mcp.manifest.requirements import is_python_requirement, package_name
+from kiwi_mcp.primitives.subprocess import ProcessResult
+from kiwi_mcp.sandbox.profile import base_profile
+from kiwi_mcp.sandbox.programs import program_at
 
 _COMMANDS = ("python", "python3")
-_INTERPRETER = "bin/python"
+INTERPRETER = "bin/python"
 _REQUIREMENTS = "requirements.txt"
 _NAME = re.compile(r"^[A-Za-z0-9._-]+")
+_WANTS_BUILD = re.compile(
+    rb"building source distributions is disabled|no usable wheels|from source is disabled", re.IGNORECASE
+)
+"""What uv says where a package is there only as source."""
 
 
 class Python:
@@ -37,17 +44,17 @@ class Python:
             return self.bare()
         name = address(sys.version, get_platform(), base_interpreter(), *packages)
         folder = cache / "envs" / "python" / name
-        return _environment(packages, folder=str(folder), python=str(folder / _INTERPRETER))
+        return _environment(packages, folder=str(folder), python=str(folder / INTERPRETER))
 
     def bare(self) -> Environment:
         """Name the interpreter that Kiwi runs on."""
         return _environment((), folder="", python=base_interpreter())
 
-    async def make(self, environment: Environment, report: Report) -> None:
+    async def make(self, environment: Environment, installer: Installer) -> None:
         """Install the requirements, unless they are there."""
         if environment.packages:
-            build = partial(_build, packages=environment.packages, report=report)
-            await make_once(Path(environment.folder), build, proof=_INTERPRETER)
+            build = partial(_build, packages=environment.packages, installer=installer)
+            await make_once(Path(environment.folder), build, proof=INTERPRETER)
 
 
 def _environment(packages: tuple[str, ...], *, folder: str, python: str) -> Environment:
@@ -82,7 +89,8 @@ def _normal(requirement: str) -> str:
     return f"{package_name(versions)}{rest}{mark}{marker.strip()}"
 
 
-def _installer() -> str:
+def uv_program() -> str:
+    """Return where uv is."""
     try:
         return uv.find_uv_bin()
     except FileNotFoundError:
@@ -90,18 +98,41 @@ def _installer() -> str:
         raise CommandMissing("uv", needed_by="python_runtime", install=install) from None
 
 
-async def _build(folder: Path, *, packages: Sequence[str], report: Report) -> None:
-    report(Progress(f"Installing {', '.join(packages)}"))
-    program = _installer()
-    made = await install((program, "venv", "--python", base_interpreter(), "--no-project", str(folder)), folder, report)
-    if not is_done(made):
-        raise failure(packages, made)
+async def _build(folder: Path, *, packages: Sequence[str], installer: Installer) -> None:
+    installer.report(Progress(f"Installing {', '.join(packages)}"))
+    await make_venv(folder, packages, installer)
     wanted = folder / _REQUIREMENTS
     wanted.write_text("\n".join(packages) + "\n", encoding="utf-8")
-    # Bytecode is compiled now, because tools run without writing any.
-    command = (program, "pip", "install", "--compile-bytecode", "--python", str(folder / _INTERPRETER))
-    result = await install((*command, "--offline", "--requirements", str(wanted)), folder, report)
-    if not is_done(result):
-        result = await install((*command, "--requirements", str(wanted)), folder, report)
+    result = await fetched(folder, ("--requirements", str(wanted)), installer)
     if not is_done(result):
         raise failure(packages, result)
+
+
+async def make_venv(folder: Path, packages: Sequence[str], installer: Installer) -> None:
+    """Make a virtual environment for some packages upon the interpreter that stands below Kiwi."""
+    # What holds the installer may put empty folders into this one meanwhile.
+    argv = (uv_program(), "venv", "--allow-existing", "--no-project", "--python", base_interpreter(), str(folder))
+    made = await installer.uv(argv, folder, reads=_roots(), fetches=False)
+    if not is_done(made):
+        raise failure(packages, made)
+
+
+async def fetched(folder: Path, wanted: Sequence[str], installer: Installer) -> ProcessResult:
+    """Install what is wanted into a virtual environment: from the cache, else from an index, else built from source.
+
+    Only what is built runs code of its own, so that it is fetched anew then, apart from what others use.
+    """
+    # Bytecode is compiled now, because tools run without writing any.
+    argv = (uv_program(), "pip", "install", "--compile-bytecode", "--python", str(folder / INTERPRETER), *wanted)
+    reads = _roots()
+    result = await installer.uv((*argv, "--offline", "--no-build"), folder, reads=reads, fetches=False)
+    if not is_done(result):
+        result = await installer.uv((*argv, "--no-build"), folder, reads=reads)
+    if not is_done(result) and _WANTS_BUILD.search(result.stderr):
+        result = await installer.uv(argv, folder, reads=reads, builds=True)
+    return result
+
+
+def _roots() -> tuple[str, ...]:
+    """Return what the interpreter below Kiwi needs to be seen of."""
+    return program_at(base_interpreter(), base_profile().covers).roots

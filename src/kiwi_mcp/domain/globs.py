@@ -1,0 +1,114 @@
+"""Globs: what the patterns of rules mean, for names, for verbs, for paths and for hosts."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+_SPECIAL = re.compile(r"[*?[]")
+_ANY = "**"
+
+
+def is_plain(pattern: str) -> bool:
+    """Whether a pattern names one thing only."""
+    return _SPECIAL.search(pattern) is None
+
+
+def fits_name(pattern: str, name: str) -> bool:
+    """Whether a name fits a pattern, in which `*` stands for any characters."""
+    return fnmatchcase(name, pattern)
+
+
+def fits_verb(pattern: str, verb: str) -> bool:
+    """Whether a verb fits a pattern: `execute` is all that it does, `execute.create` is one of that."""
+    return fnmatchcase(verb, pattern) or fnmatchcase(verb.partition(".")[0], pattern)
+
+
+def fits_path(pattern: str, path: str) -> bool:
+    """Whether a path fits a pattern, or lies in a folder that does.
+
+    They are compared name by name: `*` is any characters of one name, `**` any number of names.
+    """
+    if path.startswith("/") != pattern.startswith("/"):
+        return False
+    met = begun(pattern)
+    for name in path.split("/"):
+        if is_met(pattern, met):
+            return True
+        met = onward(pattern, met, name) if name else met
+    return is_met(pattern, met)
+
+
+def begun(pattern: str) -> frozenset[int]:
+    """Return how much of a pattern for paths is met before the first name of a path: a walk downwards begins so."""
+    return _passing(_segments(pattern), frozenset({0}))
+
+
+def onward(pattern: str, met: frozenset[int], name: str) -> frozenset[int]:
+    """Return how much of a pattern may be met by one name more; nothing where nothing below can fit."""
+    wanted = _segments(pattern)
+    kept = {place for place in met if place < len(wanted) and wanted[place] is None}
+    kept |= {place + 1 for place in met if place < len(wanted) and (one := wanted[place]) and one.match(name)}
+    return _passing(wanted, frozenset(kept))
+
+
+def is_met(pattern: str, met: frozenset[int]) -> bool:
+    """Whether all of a pattern is met, so that what lies below fits as well."""
+    return len(_segments(pattern)) in met
+
+
+def fits_host(pattern: str, host: str) -> bool:
+    """Whether a host fits a pattern: `host`, `host:port`, `*.host`, an address, `[v6]:port` or `*`.
+
+    The host may be such a pattern as well, which fits where all that it stands for does.
+    """
+    (wanted, wanted_port), (name, port) = _split(pattern), _split(host)
+    if wanted_port is not None and wanted_port != port:
+        return False
+    if wanted in {"*", name}:
+        return True
+    if wanted.startswith("*."):
+        return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and address_of(name) is None
+    address = address_of(wanted)
+    if address is not None:
+        return address == address_of(name)
+    return "*" not in name and fnmatchcase(name, wanted)
+
+
+def address_of(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that a host is, or None where it is a name."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1_024)
+def _segments(pattern: str) -> tuple[re.Pattern[str] | None, ...]:
+    names = [name for name in pattern.split("/") if name]
+    return tuple(None if name == _ANY else re.compile(translate(name)) for name in names)
+
+
+def _passing(wanted: tuple[re.Pattern[str] | None, ...], places: frozenset[int]) -> frozenset[int]:
+    """Return the places, and those behind each `**` at them, which may stand for nothing."""
+    reached = set(places)
+    for place in places:
+        following = place
+        while following < len(wanted) and wanted[following] is None:
+            following += 1
+            reached.add(following)
+    return frozenset(reached)
+
+
+@lru_cache(maxsize=1_024)
+def _split(pattern: str) -> tuple[str, str | None]:
+    text = pattern.lower()
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, rest[1:] if rest.startswith(":") else None
+    if text.count(":") == 1:
+        host, _, port = text.partition(":")
+        return host.removesuffix("."), port
+    return text.removesuffix("."), None

@@ -1,0 +1,128 @@
+"""What a process sees of this machine because of its command: its program, its script, and the packages of both.
+
+A command that names a script means what lies around it too: the modules it imports, the package it is part of. What
+would be a home folder, or hold one, is never meant: then it is the file alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.sandbox.profile import base_profile
+from kiwi_mcp.sandbox.programs import program_at
+
+_MODULES = "node_modules"
+_MOST_STEPS = 16
+_LONGEST_LINE = 256
+_INTERPRETER = re.compile(
+    r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
+)
+_PRIVATE = (".env", ".env.*", ".ai/.env", ".ai/.env.*", ".npmrc", ".netrc", ".pypirc")
+"""What may lie beside a script and is not for its server: variables and credentials of the project."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process as it is started confined, with the paths that it needs and what below them it is not to see."""
+
+    spec: ProcessSpec
+    readable: tuple[str, ...]
+    hidden: tuple[str, ...]
+
+
+def seen_by(spec: ProcessSpec, *, has_folder: bool) -> Seen:
+    """Return what a server sees by its command; `has_folder` says whether its manifest names where it starts."""
+    found = dict.fromkeys(needed_by(spec.argv[0], spec.env.get("PATH", "")))
+    argv = list(spec.argv)
+    if (place := script_in(spec)) is not None:
+        script = Path(spec.cwd, argv[place]).resolve()
+        # By its whole name, since the folder it was relative to may not be there.
+        argv[place] = str(script)
+        found |= dict.fromkeys(_around(script) or (str(script),))
+    folder = str(Path(spec.cwd).resolve())
+    if has_folder and not is_too_wide(Path(folder)) and Path(folder).is_dir():
+        found[folder] = None
+    covered = base_profile().covers
+    readable = tuple(path for path in found if not covered(path))
+    return Seen(replace(spec, argv=tuple(argv), cwd=folder), readable, tuple(_hidden(readable)))
+
+
+def needed_by(program: str, path: str) -> tuple[str, ...]:
+    """Return what a program needs besides itself: the modules it lies among, and the interpreter it asks `env` for."""
+    return (*_around(Path(program)), *_interpreters(program, path))
+
+
+def script_in(spec: ProcessSpec) -> int | None:
+    """Return which word of an interpreter's command is the file that it runs: the first that names one."""
+    if not _INTERPRETER.fullmatch(Path(spec.argv[0]).name):
+        return None
+    for place, word in enumerate(spec.argv[1:], 1):
+        if not word.startswith("-") and "${" not in word and _is_file(Path(spec.cwd, word)):
+            return place
+    return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a word too long for a name, or with a character that none has
+        return False
+
+
+def _around(path: Path) -> tuple[str, ...]:
+    """Return the folder that a file is part of; none where it is a program of its own, or lies in a home."""
+    real = path.resolve()
+    if _MODULES in real.parts:
+        # A package finds what it depends on beside itself, in the outermost folder of modules.
+        return (str(Path(*real.parts[: real.parts.index(_MODULES) + 1])),)
+    if not real.suffix and os.access(real, os.X_OK):
+        return ()
+    folder = _package(real.parent)
+    return () if is_too_wide(folder) else (str(folder),)
+
+
+def _package(folder: Path) -> Path:
+    """Return the folder of the package that a folder is in, or the folder itself where it is in none."""
+    top = folder
+    while (top / "__init__.py").is_file() and not is_too_wide(top.parent):
+        top = top.parent
+    for outer in (folder, *folder.parents)[:_MOST_STEPS]:
+        if is_too_wide(outer):
+            break
+        if (outer / "package.json").is_file():
+            return outer
+    return top
+
+
+def is_too_wide(folder: Path) -> bool:
+    """Whether a folder is a home, holds homes, or is the root of everything."""
+    home = Path.home().resolve()
+    return folder == home or folder in home.parents or folder.parent == folder or str(folder.parent) in {"/", "/home"}
+
+
+def _interpreters(program: str, path: str) -> Iterator[str]:
+    """Yield what the interpreter needs that a script asks `env` for."""
+    try:
+        with Path(program).open("rb") as file:
+            words = file.readline(_LONGEST_LINE).split()
+    except OSError:
+        return
+    if not words or not words[0].startswith(b"#!") or not words[0].endswith(b"/env"):
+        return
+    name = next((os.fsdecode(word) for word in words[1:] if not word.startswith(b"-")), "")
+    if name and (found := shutil.which(name, path=path)):
+        yield from program_at(found, base_profile().covers).roots
+
+
+def _hidden(folders: tuple[str, ...]) -> Iterator[str]:
+    for folder in folders:
+        for pattern in _PRIVATE:
+            for path in Path(folder).glob(pattern):
+                if path.is_file() and not path.is_symlink():
+                    yield str(path)

@@ -1,0 +1,255 @@
+"""The gate: a plan that changes the owner's files or sends data out goes on by the owner's word alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from glob import escape
+from typing import Literal, TypeAlias
+
+from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
+from kiwi_mcp.domain.call import Call
+from kiwi_mcp.domain.caller import Caller, nobody
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, KiwiError, Unanswered
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.domain.plan import Plan, ReadSpec
+from kiwi_mcp.domain.run import iso
+from kiwi_mcp.kernel.approvals.question import ALWAYS, in_words, is_keepable, question_of, shown_plan
+from kiwi_mcp.kernel.confining import Judge
+from kiwi_mcp.policy.asking import covering, reasons, touched
+from kiwi_mcp.store.approvals import UNANSWERED, Approvals
+from kiwi_mcp.store.runs import new_run
+
+_REPEATED_MS = 600_000
+"""For how long a no holds for the same plan, without asking again."""
+_UNTOUCHED = Touched()
+_PATIENCE = 900.0
+"""How long the owner may take for an answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Why a plan waits for the owner; nothing where it does not."""
+
+    touches: Touched = _UNTOUCHED
+    first_runs: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self, rule: ApprovalRule | None = None) -> JsonObject:
+        """Return it as plans and `why` show it."""
+        told: JsonObject = {"needed": bool(self.reasons) and rule is None, "reasons": list(self.reasons)}
+        return {**told, "rule_id": rule.id} if rule else told
+
+
+NO_NEED = Need()
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """By what a plan went on that had to be asked about: a rule, or an approval that is used up now."""
+
+    rule_id: str = ""
+    approval_id: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Return it as answers and receipts show it."""
+        return {"rule_id": self.rule_id} if self.rule_id else {"approval_id": self.approval_id}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A plan at the gate, and whoever waits for it."""
+
+    chain: Chain
+    plan: Plan
+    digest: str
+    run_id: str
+    secrets: Mapping[str, str]
+    caller: Caller
+    again: Callable[[], str]
+    """Takes the call through every other gate once more, and gives the digest of its plan then."""
+
+
+Admit: TypeAlias = Callable[[Arrival], Awaitable[Passed | None]]
+"""Lets a plan go on, or refuses it; None where nobody had to be asked."""
+
+
+async def unasked(_: Arrival) -> None:
+    """Let every plan go on."""
+
+
+class Gate:
+    """The gate for one call of an actor, the owner where none is named; `how` is the way that it came."""
+
+    def __init__(self, approvals: Callable[[], Approvals], judge: Judge, call: Call, *, actor: str, how: str) -> None:
+        self._approvals = approvals
+        self._judge = judge
+        self._call = call
+        self._actor = actor
+        self._how = how
+
+    def need(self, plan: Plan, chain: Chain) -> Need:
+        """Return why a plan waits for the owner."""
+        if isinstance(plan.spec, ReadSpec):
+            return NO_NEED
+        floors = self._judge(chain).floors
+        written = [
+            link.digest for link, floor in zip(chain.links, floors, strict=True) if floor.provenance == "model_written"
+        ]
+        touches, first = touched(plan, chain), self._approvals().unknown(written) if written else ()
+        return Need(touches, first, told) if (told := reasons(touches, first)) else NO_NEED
+
+    def preview(self, plan: Plan, chain: Chain) -> JsonObject:
+        """Return whether a plan would wait for the owner, and why."""
+        need = self.need(plan, chain)
+        return need.to_json(self._rule(plan, need) if need.reasons else None)
+
+    async def admit(self, arrival: Arrival) -> Passed | None:
+        """Let a plan go on by a rule, by an approval, or by the owner's answer; else keep the question, and refuse."""
+        need = self.need(arrival.plan, arrival.chain)
+        if not need.reasons:
+            return None
+        asked = self._question(arrival, need)
+        found = await asyncio.to_thread(self._look, arrival, need, asked)
+        if isinstance(found, Passed):
+            return found
+        if not is_askable(arrival.caller):
+            raise _required(arrival, found)
+        await self._ask(arrival, found)
+        # The owner took their time: every other gate is passed again, and only the plan that was shown goes on.
+        if arrival.again() != arrival.digest:
+            raise Conflict(
+                f"{arrival.chain.tool.id!r} changed while the owner was asked about it. Nothing was done.",
+                suggestion="Call it again: the owner is asked about what it is now.",
+            )
+        used = await asyncio.to_thread(self._take, asked, arrival.run_id)
+        if used is None:
+            raise _required(arrival, found)
+        return used
+
+    def _rule(self, plan: Plan, need: Need) -> ApprovalRule | None:
+        # What a model wrote is looked at once by the owner, whatever the rules say.
+        if need.first_runs:
+            return None
+        approvals = self._approvals()
+        return covering(approvals.rules(), plan, need.touches, actor=self._actor or approvals.owner, now=_now())
+
+    def _look(self, arrival: Arrival, need: Need, asked: Approval) -> Passed | Approval:
+        """Return by what a plan goes on, or the question that waits; a no that was said lately still holds."""
+        if rule := self._rule(arrival.plan, need):
+            return Passed(rule_id=rule.id)
+        if used := self._take(asked, arrival.run_id):
+            return used
+        approvals = self._approvals()
+        if refused := approvals.denied(asked, asked.created_at - _REPEATED_MS):
+            raise _denied(arrival.chain.tool.id, refused)
+        doubt = ""
+        if begun := approvals.unfinished(asked):
+            doubt = f"you said yes to exactly this before; the run {begun} began, and whether it was done is unknown"
+        return approvals.ask(replace(asked, preview=in_words(arrival.plan, arrival.chain, asked, doubt)))
+
+    def _take(self, asked: Approval, run_id: str) -> Passed | None:
+        used = self._approvals().take(replace(asked, created_at=_now()), run_id)
+        return Passed(approval_id=used.id) if used else None
+
+    def _question(self, arrival: Arrival, need: Need) -> Approval:
+        now, call = _now(), self._call
+        return Approval(
+            id=new_run(now)[0],
+            plan_digest=arrival.digest,
+            actor=self._actor or self._approvals().owner,
+            project=str(call.space.project),
+            identity=arrival.plan.identity,
+            reasons=need.reasons,
+            plan=shown_plan(arrival.plan, arrival.secrets),
+            preview="",
+            created_at=now,
+            expires_at=now + LIFETIME_MS,
+            touched=need.touches,
+            first_runs=need.first_runs,
+            request={"item_id": call.tool_id, "parameters": call.parameters, "frozen": call.is_frozen}
+            if is_keepable(call.parameters, arrival.secrets)
+            else None,
+        )
+
+    async def _ask(self, arrival: Arrival, asked: Approval) -> None:
+        """Ask the owner, and keep the answer; whatever is not a yes is a no."""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                answers = await arrival.caller.ask({"approve": question_of(asked)})
+        except (Unanswered, TimeoutError) as silence:
+            await self._decide(asked, "denied", UNANSWERED)
+            raise _denied(arrival.chain.tool.id, asked, is_silent=True) from silence
+        except asyncio.CancelledError:
+            # The thread writes it down also where this task is cancelled again.
+            with suppress(KiwiError, asyncio.CancelledError):
+                await asyncio.shield(self._decide(asked, "denied", UNANSWERED))
+            raise
+        answer = as_object(answers.get("approve"))
+        said = as_object(answer.get("content"))
+        if answer.get("action") != "accept" or said.get("approve") is not True:
+            raise _denied(arrival.chain.tool.id, await self._decide(asked, "denied", self._how))
+        await self._decide(asked, "approved", self._how)
+        await asyncio.to_thread(self._remember, asked, as_text(said.get("always")))
+
+    async def _decide(self, asked: Approval, status: Literal["approved", "denied"], how: str) -> Approval:
+        def decide() -> Approval:
+            approvals = self._approvals()
+            return approvals.decide(asked.id, status, by=approvals.owner, how=how, now=_now())
+
+        return await asyncio.to_thread(decide)
+
+    def _remember(self, asked: Approval, always: str) -> None:
+        """Keep a rule where the owner said that it need not be asked again."""
+        if always not in ALWAYS[1:]:
+            return
+        self._approvals().add_rule(rule_from(asked, self._approvals().owner, has_path=always == ALWAYS[2]))
+
+
+def rule_from(asked: Approval, owner: str, *, has_path: bool) -> ApprovalRule:
+    """Return the rule by which a question is not asked again: for its tool, or for what it touches as well."""
+    now = _now()
+    return ApprovalRule(
+        id=new_run(now)[0],
+        item=escape(asked.identity),
+        created_at=now,
+        created_by=owner,
+        actor=asked.actor,
+        paths=tuple(map(escape, asked.touched.writes)) if has_path else (),
+        hosts=asked.touched.sends if has_path else (),
+    )
+
+
+def is_askable(caller: Caller) -> bool:
+    """Whether a caller can put a question to the owner."""
+    if not caller.is_owner or caller.ask is nobody:
+        return False
+    # A client of MCP says what it can be asked, and an empty word means forms; whoever is no client says nothing.
+    modes = as_object(caller.capabilities.get("elicitation"))
+    return not caller.capabilities or ("elicitation" in caller.capabilities and (not modes or "form" in modes))
+
+
+def _required(arrival: Arrival, asked: Approval) -> ApprovalRequired:
+    return ApprovalRequired(
+        arrival.chain.tool.id, approval_id=asked.id, reasons=asked.reasons, expires_at=iso(asked.expires_at)
+    )
+
+
+def _denied(tool_id: str, asked: Approval, *, is_silent: bool = False) -> Denied:
+    said = "did not answer" if is_silent else "said no"
+    because = f": {asked.reason}" if asked.reason else ""
+    return Denied(
+        f"The owner {said} to {tool_id!r}{because}. Nothing was done.",
+        suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it.",
+        tool_id=tool_id,
+        approval_id=asked.id,
+        reasons=list(asked.reasons),
+    )
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

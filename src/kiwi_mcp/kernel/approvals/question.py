@@ -1,0 +1,148 @@
+"""The question that is put to the owner: all that is true of a plan, in words that nothing in it can bend."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from kiwi_mcp.domain.approval import Approval
+from kiwi_mcp.domain.caller import Question
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.primitives.secrets import redact
+
+ALWAYS = ("none", "this tool", "this tool and path")
+"""What a yes may be from now on."""
+_MASK = "[hidden: it looks like a secret]"
+_SECRET_NAME = re.compile(
+    r"(?i)passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
+)
+_SHORTEST_SECRET = 6
+"""A value of fewer characters is hidden where it stands and looked for nowhere else: it would be found everywhere."""
+_LONGEST_TEXT = 2_000
+_MOST_PARTS = 200
+_LONGEST_PLAN = 60_000
+_LONGEST_PARAMETERS = 2_000
+_LONGEST_WORD = 400
+
+
+def escaped(value: Json) -> str:
+    """Return a value as canonical JSON in ASCII: nothing in it acts on a screen, or looks like another letter."""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(", ", ": "))
+
+
+def cut(text: str, limit: int) -> str:
+    """Return the beginning of a text that is too long, with its length and the hash of all of it."""
+    if len(text) <= limit:
+        return text
+    return (
+        f"{text[:limit]}… ({len(text):,} characters in all, sha256 {sha256(text.encode(errors='replace')).hexdigest()})"
+    )
+
+
+def is_keepable(parameters: JsonObject, secrets: Mapping[str, str]) -> bool:
+    """Whether parameters may be kept for another call: none of them looks like a secret, and they are not long."""
+    text = escaped(parameters)
+    return len(text) <= _LONGEST_PLAN and not _secret_values(parameters) and redact(text, secrets) == text
+
+
+def shown_plan(plan: Plan, secrets: Mapping[str, str]) -> JsonObject:
+    """Return a plan as it is kept and shown: bounded, and without what looks secret."""
+    hidden = {**secrets, **{f"parameter-{place}": one for place, one in enumerate(_secret_values(plan.inputs))}}
+    shown = as_object(_told(plan.to_json(), hidden))
+    if len(text := escaped(shown)) <= _LONGEST_PLAN:
+        return shown
+    kept = {word: shown[word] for word in ("identity", "digest", "driver", "jail", "effect") if word in shown}
+    return {**kept, "left_out": cut(text, 0)}
+
+
+def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "") -> str:
+    """Return the question: what would be run, from where, what it touches, and with which parameters."""
+    tool = chain.tool
+    vouchers = (tool.integrity, tool.trust, f"key {tool.signer}" if tool.signer else "")
+    vouched = ", ".join(dict.fromkeys(filter(None, vouchers)))
+    jail = plan.jail
+    lines = [
+        f"{_word(tool.id)} waits for your word. It:",
+        *(f"  - {_word(reason)}" for reason in asked.reasons),
+        f"item: {_word(tool.identity)} ({_word(vouched)})",
+        f"content: {tool.digest}",
+        *([f"held: {jail.level}, as {jail.provenance}"] if jail else []),
+        *([f"changes: {escaped(list(asked.touched.writes))}"] if asked.touched.writes else []),
+        *([f"sends to: {escaped(list(asked.touched.sends))}"] if asked.touched.sends else []),
+        *([f"secrets: {', '.join(map(_word, plan.variables))}"] if plan.variables else []),
+        f"parameters: {cut(escaped(asked.plan.get('inputs', {})), _LONGEST_PARAMETERS)}",
+        f"project: {_word(asked.project)}",
+        f"asked by: {_word(asked.actor)}",
+        *([f"careful: {doubt}"] if doubt else []),
+    ]
+    return "\n".join(lines)
+
+
+def question_of(asked: Approval) -> Question:
+    """Return the question as MCP has it, which nobody can have answered before it was asked."""
+    always = ALWAYS if asked.touched.writes else ALWAYS[:2]
+    return Question(
+        "elicitation/create",
+        {
+            "message": asked.preview,
+            "requestedSchema": {
+                "type": "object",
+                "properties": {
+                    "approve": {"type": "boolean", "title": "Run exactly this, once", "default": False},
+                    "always": {
+                        "type": "string",
+                        "title": "From now on without asking",
+                        "enum": list(always),
+                        "default": ALWAYS[0],
+                    },
+                },
+                "required": ["approve"],
+            },
+        },
+        is_own=True,
+    )
+
+
+def _word(text: str) -> str:
+    return cut(escaped(text)[1:-1], _LONGEST_WORD)
+
+
+def _secret_values(value: Json, *, is_named: bool = False) -> Sequence[str]:
+    """Return the texts that stand under names of secrets."""
+    match value:
+        case str():
+            return [value] if is_named and len(value) >= _SHORTEST_SECRET else []
+        case Mapping():
+            return [
+                text
+                for name, inner in value.items()
+                for text in _secret_values(inner, is_named=is_named or bool(_SECRET_NAME.search(name)))
+            ]
+        case list() | tuple():
+            return [text for inner in value for text in _secret_values(inner, is_named=is_named)]
+        case _:
+            return []
+
+
+def _told(value: Json, hidden: Mapping[str, str], name: str = "") -> Json:
+    match value:
+        case str():
+            return _MASK if _is_masked(name, value) else cut(redact(value, hidden), _LONGEST_TEXT)
+        case Mapping():
+            parts = list(value.items())[:_MOST_PARTS]
+            told = {as_text(_told(word, hidden)): _told(inner, hidden, word) for word, inner in parts}
+            return told if len(value) <= _MOST_PARTS else {**told, "…": f"{len(value):,} in all"}
+        case list() | tuple():
+            more = [] if len(value) <= _MOST_PARTS else [f"… ({len(value):,} in all)"]
+            return [*(_told(inner, hidden, name) for inner in value[:_MOST_PARTS]), *more]
+        case _:
+            return value
+
+
+def _is_masked(name: str, value: str) -> bool:
+    # A template names the secret, and does not hold it.
+    return bool(_SECRET_NAME.search(name)) and not value.startswith("${") and value != ""

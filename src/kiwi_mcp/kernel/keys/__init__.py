@@ -1,0 +1,1 @@
+"""The owner's keys, and those of publishers: who vouches for an item."""

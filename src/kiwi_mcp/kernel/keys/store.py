@@ -1,0 +1,102 @@
+"""Changes of trust: what the owner's commands write into the file that says whose keys count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import SignatureRefused
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.version import Version
+from kiwi_mcp.kernel.private_yaml import rewrite
+from kiwi_mcp.manifest.keys import Rotation
+from kiwi_mcp.manifest.trust import FILE_NAME, Key, Trusted, owner_trust, parse_trust
+
+_Section = dict[str, Json]
+
+
+class TrustFile:
+    """The owner's file of trust, changed one entry at a time and by one process at a time."""
+
+    def __init__(self, user: Path) -> None:
+        self._path = user / FILE_NAME
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._path
+
+    def now(self) -> Trusted:
+        """Return what it says."""
+        return owner_trust(self._path)
+
+    def keep_own(self, key: Key) -> None:
+        """Keep one of the owner's keys as it is now."""
+        self._change("own", lambda entries: entries.update({key.public: _own(key)}))
+
+    def published(self, key: Key, namespace: str) -> None:
+        """Note that one of the owner's keys published in a namespace."""
+        if namespace not in self.now().own[key.public].namespaces:
+            self.keep_own(replace(key, namespaces=(*key.namespaces, namespace)))
+
+    def pin(self, scope: str, keys: Iterable[Key], *, is_first: bool = False) -> None:
+        """Let keys vouch for a scope; one that is pinned as the first must find none there."""
+
+        def add(entries: _Section) -> None:
+            known = entries.get(scope)
+            held: _Section = dict(known) if isinstance(known, Mapping) else {}
+            if is_first and held:
+                raise SignatureRefused(
+                    f"Another key for {scope} became known meanwhile.", suggestion="Look at it: `kiwi key list`."
+                )
+            entries[scope] = held | {key.public: _publisher(key) for key in keys}
+
+        self._change("publishers", add)
+
+    def note_versions(self, versions: Mapping[str, str]) -> None:
+        """Remember the highest version that was seen of signed items."""
+        known = self.now().versions
+        higher = {name: one for name, one in versions.items() if _is_above(one, known.get(name, ""))}
+        if higher:
+            self._change("versions", lambda entries: entries.update(higher))
+
+    def accept(self, digests: Mapping[str, str]) -> None:
+        """Remember what the owner took although nobody vouches for it: digests, each with the name it had."""
+        if digests.keys() - self.now().accepted.keys():
+            self._change("accepted", lambda entries: entries.update(digests))
+
+    def _change(self, section: str, change: Callable[[_Section], object]) -> None:
+        rewrite(self._path, section, change, check=lambda: parse_trust(self._path) if self._path.exists() else None)
+
+
+def rotated(keys: Mapping[str, Key], new: str, statements: Iterable[Rotation]) -> tuple[Rotation, ...]:
+    """Return the statements that lead from a key that counts to a new one; none where they do not."""
+    found = {one.new: one for one in statements}
+    way: list[Rotation] = []
+    at = new
+    while (step := found.pop(at, None)) is not None and step.is_sound:
+        way.insert(0, step)
+        if (old := keys.get(step.old)) is not None:
+            return () if old.is_void else tuple(way)
+        at = step.old
+    return ()
+
+
+def _is_above(version: str, known: str) -> bool:
+    one, other = Version.parse(version), Version.parse(known)
+    return one is not None and (other is None or one > other)
+
+
+def _own(key: Key) -> dict[str, Json]:
+    facts: dict[str, Json] = {"name": key.name, "since": key.since, "namespaces": list(key.namespaces)}
+    return {word: value for word, value in (facts | {"rotation": key.rotation} | _end(key)).items() if value}
+
+
+def _publisher(key: Key) -> dict[str, Json]:
+    facts: dict[str, Json] = {"fingerprint": key.fingerprint, "since": key.since, "how": key.how}
+    return {word: value for word, value in (facts | _end(key)).items() if value}
+
+
+def _end(key: Key) -> dict[str, Json]:
+    return {"expires": key.expires, "revoked": key.revoked, "reason": key.reason}

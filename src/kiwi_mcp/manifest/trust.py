@@ -1,0 +1,226 @@
+"""Trust: the keys that the owner signs with, those of publishers that they trust, and whom an item is vouched for by.
+
+It is one readable file in the user's space, which nothing but the owner's own commands writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest, Signature
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE
+from kiwi_mcp.manifest.keys import fingerprint, is_key, is_signed, statement_for
+from kiwi_mcp.manifest.yaml import read_yaml
+
+Trust = Literal["verified", "owner", "integrity", "unsigned", "tampered", "revoked", "unknown_key"]
+
+FILE_NAME = "trust.yaml"
+LOCAL = "local"
+"""The namespace of what is in a folder, and published nowhere."""
+_WORDS = {
+    "own": {"name", "since", "namespaces", "rotation", "expires", "revoked", "reason"},
+    "publishers": {"since", "how", "fingerprint", "expires", "revoked", "reason"},
+    "versions": None,
+    "accepted": None,
+}
+_LARGEST = 4_000_000
+
+_Stat = tuple[int, int, int] | None
+_read: dict[str, tuple[_Stat, Trusted]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that is known here, and what the owner said of it."""
+
+    public: str
+    since: str = ""
+    name: str = ""
+    how: str = ""
+    """How a publisher's key became known: at its first use, by the owner's word, or by a rotation."""
+    namespaces: tuple[str, ...] = ()
+    """Where an own key published."""
+    rotation: str = ""
+    """The statement by which the key before it handed over to it."""
+    expires: str = ""
+    revoked: str = ""
+    reason: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Its short name, which people compare."""
+        return fingerprint(self.public)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it vouches for nothing any more."""
+        return bool(self.revoked) or (bool(self.expires) and self.expires <= _now())
+
+    @property
+    def state(self) -> str:
+        """What holds of it now."""
+        return "revoked" if self.revoked else "expired" if self.is_void else "trusted"
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """Every key that is known here, the highest version seen of each signed item, and what was accepted unsigned."""
+
+    own: Mapping[str, Key] = field(default_factory=dict)
+    publishers: Mapping[str, Mapping[str, Key]] = field(default_factory=dict)
+    """The keys of each scope: a namespace, or one item of the namespace that everybody shares."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    accepted: Mapping[str, str] = field(default_factory=dict)
+
+    def pinned(self, namespace: str, tool_id: str) -> Mapping[str, Key]:
+        """Return the keys that may sign an item; none where its publisher is not known yet."""
+        return self.publishers.get(scope_of(namespace, tool_id), {})
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether a key is any publisher's."""
+        return any(key in keys for keys in self.publishers.values())
+
+    def namespaces_of(self, key: str) -> Sequence[str]:
+        """Return the namespaces in which a key may have signed."""
+        scopes = [scope for scope, keys in self.publishers.items() if key in keys]
+        own = self.own[key].namespaces if key in self.own else ()
+        return tuple(dict.fromkeys([*own, *(scope.partition("/")[0] for scope in scopes)]))
+
+    def voided(self, key: str) -> Key | None:
+        """Return a key that vouches for nothing any more, wherever that was said."""
+        known = [self.own.get(key), *(keys.get(key) for keys in self.publishers.values())]
+        return next((one for one in known if one is not None and one.is_void), None)
+
+
+NOBODY = Trusted()
+
+
+def scope_of(namespace: str, tool_id: str) -> str:
+    """Return what a key is pinned for: a namespace, or an item where many publishers share one namespace."""
+    return f"{namespace}/{tool_id}" if namespace == DEFAULT_NAMESPACE else namespace
+
+
+def owner_trust(path: Path) -> Trusted:
+    """Return what a file of trust says; read again only when it changed."""
+    stat = _stat(path)
+    known = _read.get(str(path))
+    if known is None or known[0] != stat:
+        known = _read[str(path)] = (stat, parse_trust(path) if stat else NOBODY)
+    return known[1]
+
+
+def parse_trust(path: Path) -> Trusted:
+    """Return what a file of trust says; one that is not understood is refused, as a word in it may take trust away."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST).decode()
+        value = read_yaml(text, what=FILE_NAME).value
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused([Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")]) from error
+    written = as_object(value)
+    issues = [*_faults(value, written)]
+    if issues:
+        raise _refused(issues)
+    publishers = as_object(written.get("publishers"))
+    return Trusted(
+        _keys(as_object(written.get("own"))),
+        MappingProxyType({scope: _keys(as_object(keys)) for scope, keys in publishers.items()}),
+        _texts(as_object(written.get("versions"))),
+        _texts(as_object(written.get("accepted"))),
+    )
+
+
+def vouch(
+    manifest: Manifest, digest: str, signature: Signature | None, integrity: str, *, namespace: str, trusted: Trusted
+) -> Trust:
+    """Return who vouches for an item that is in a namespace; what is in a folder may be a copy from elsewhere."""
+    if integrity == "modified":
+        return "tampered"
+    if signature is None or integrity in {"unsigned", "legacy-unverifiable"}:
+        return "unsigned"
+    key = signature.key
+    if not key:
+        return "integrity"
+    homes = (LOCAL, *trusted.namespaces_of(key)) if namespace == LOCAL else (namespace,)
+    home = next((home for home in homes if _is_by(manifest, digest, signature, home)), None)
+    is_own, is_known = key in trusted.own, key in trusted.own or trusted.is_pinned(key)
+    if home is None:
+        return "tampered" if is_known or namespace != LOCAL else "unknown_key"
+    if trusted.voided(key):
+        return "revoked"
+    if is_own:
+        return "owner"
+    return "verified" if key in trusted.pinned(home, manifest.tool_id) else "unknown_key"
+
+
+def _is_by(manifest: Manifest, digest: str, signature: Signature, namespace: str) -> bool:
+    key, timestamp = signature.key, signature.timestamp
+    try:
+        data = statement_for(manifest, namespace=namespace, digest=digest, timestamp=timestamp, key=key)
+    except KiwiError:  # a word of the manifest has no canonical form, so nobody signed it
+        return False
+    return signature.hash == digest and is_signed(key, signature.proof, data)
+
+
+def _stat(path: Path) -> _Stat:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - text and paths alike, as in the owner's policy
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _refused([Issue("", f"cannot be read: {error}", "Make it a file that you can read.")]) from error
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _keys(written: JsonObject) -> Mapping[str, Key]:
+    return MappingProxyType({public: _key(public, as_object(facts)) for public, facts in written.items()})
+
+
+def _key(public: str, facts: JsonObject) -> Key:
+    words = {word: text_of(value) for word, value in facts.items() if word not in {"namespaces", "fingerprint"}}
+    return Key(public, namespaces=tuple(map(text_of, as_list(facts.get("namespaces")))), **words)
+
+
+def _texts(written: JsonObject) -> Mapping[str, str]:
+    return MappingProxyType({word: as_text(value) for word, value in written.items()})
+
+
+def _faults(value: Json, written: JsonObject) -> Iterable[Issue]:
+    known = f"Use one of: {', '.join(_WORDS)}."
+    if value is not None and not isinstance(value, Mapping):
+        yield Issue("", "is not a mapping", known)
+    for word, section in written.items():
+        if word not in _WORDS:
+            yield Issue(word, "is not a word of this file", known)
+        elif section is not None and not isinstance(section, Mapping):
+            yield Issue(word, "is not a mapping", "Write one entry below it for each name.")
+    yield from _key_faults("own", as_object(written.get("own")))
+    for scope, keys in as_object(written.get("publishers")).items():
+        yield from _key_faults("publishers", as_object(keys), f".{scope}")
+
+
+def _key_faults(section: Literal["own", "publishers"], keys: JsonObject, scope: str = "") -> Iterable[Issue]:
+    known = _WORDS[section] or set()
+    for public, facts in keys.items():
+        place = f"{section}{scope}.{public[:50]}"
+        if not is_key(public):
+            yield Issue(place, "is not a public key", "Let `kiwi key trust` write it.")
+        for word in as_object(facts).keys() - known:
+            yield Issue(f"{place}.{word}", "is not said of a key", f"Use one of: {', '.join(sorted(known))}.")
+
+
+def _refused(issues: Sequence[Issue]) -> InvalidManifest:
+    return InvalidManifest(f"The owner's {FILE_NAME}", issues)

@@ -1,0 +1,91 @@
+"""Asking: which plans wait for the owner's word, and which of the owner's rules is a word already given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit
+
+from kiwi_mcp.domain.approval import ApprovalRule, Touched
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path
+from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LAX = frozenset({"trusted", "standard"})
+"""The levels that keep a process from nothing that the owner could change."""
+_NOTHING = Touched()
+ANYWHERE = "/"
+
+
+def touched(plan: Plan, chain: Chain) -> Touched:
+    """Return what a plan may change of the owner's, and where it may send data."""
+    if isinstance(plan.spec, HttpSpec):
+        return Touched(sends=(_host(plan.spec),)) if _sends(plan, plan.spec, chain) else _NOTHING
+    jail = plan.jail
+    if jail is None or _only_reads(plan, chain):
+        return _NOTHING
+    is_loose = jail.level in _LAX and chain.tool.manifest.mutates_state
+    return Touched((*jail.writable, *((ANYWHERE,) if is_loose else ())), jail.hosts)
+
+
+def reasons(touches: Touched, first_runs: Sequence[str]) -> tuple[str, ...]:
+    """Return why the owner is asked, a phrase each; nothing where nobody has to be."""
+    told: list[str] = []
+    if first_runs:
+        told.append("runs for the first time what a model wrote")
+    if ANYWHERE in touches.writes:
+        told.append("changes things, and is not held in a sandbox")
+    if paths := [path for path in touches.writes if path != ANYWHERE]:
+        told.append(f"may change {', '.join(paths)}")
+    if touches.sends:
+        told.append(f"may send data to {', '.join(touches.sends)}")
+    return tuple(told)
+
+
+def covering(
+    rules: Iterable[ApprovalRule], plan: Plan, touches: Touched, *, actor: str, now: int
+) -> ApprovalRule | None:
+    """Return a rule that says yes to a plan already, at a time in milliseconds."""
+    return next((rule for rule in rules if _covers(rule, plan, touches, actor, now)), None)
+
+
+def _covers(rule: ApprovalRule, plan: Plan, touches: Touched, actor: str, now: int) -> bool:
+    return (
+        (rule.expires_at is None or now < rule.expires_at)
+        and rule.actor in {"", actor}
+        and fits_name(rule.item, plan.identity)
+        and _begins(rule.argv, plan)
+        and (not (rule.paths or rule.hosts) or _is_within(rule, touches))
+    )
+
+
+def _begins(argv: tuple[str, ...], plan: Plan) -> bool:
+    return not argv or (isinstance(plan.spec, ProcessSpec) and plan.spec.argv[: len(argv)] == argv)
+
+
+def _is_within(rule: ApprovalRule, touches: Touched) -> bool:
+    """Whether a rule that names paths or hosts names all that is touched."""
+    return all(any(fits_path(glob, path) for glob in rule.paths) for path in touches.writes) and all(
+        any(fits_host(glob, host) for glob in rule.hosts) for host in touches.sends
+    )
+
+
+def _sends(plan: Plan, spec: HttpSpec, chain: Chain) -> bool:
+    if plan.driver == "mcp":
+        return not _only_reads(plan, chain)
+    return spec.method.upper() not in _SAFE_METHODS or spec.stream == "websocket"
+
+
+def _only_reads(plan: Plan, chain: Chain) -> bool:
+    """Whether a plan asks an MCP server for nothing but a text, or for a tool that was accepted as one that reads."""
+    if plan.driver != "mcp":
+        return False
+    if as_object(plan.facts.get("mcp")).get("method") != "tools/call":
+        return True
+    # What an item in a folder says of a server's tool was accepted by nobody.
+    return chain.tool.origin.source == "mcp" and not chain.tool.manifest.mutates_state
+
+
+def _host(spec: HttpSpec) -> str:
+    return urlsplit(spec.url).netloc.rpartition("@")[2] or spec.url

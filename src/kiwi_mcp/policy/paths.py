@@ -1,0 +1,93 @@
+"""Paths in rules: where relative ones begin, which links they lead through, and what in a folder fits one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from kiwi_mcp.domain.globs import begun, is_met, is_plain, onward
+
+HOME = "~/"
+_SPECIAL = re.compile(r"([*?[])")
+_Met = Mapping[str, frozenset[int]]
+
+
+class TooMany(Exception):
+    """There is more below a folder than is looked through for one call."""
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text can stand for files: below the project, below `~/`, or from the root; never upwards."""
+    return bool(text) and ".." not in text.split("/") and "\0" not in text and not re.match(r"~(?!/)", text)
+
+
+def plain_path(pattern: str) -> str:
+    """Return a pattern without what means nothing in it: `./docs/` is `docs`, and `.` all of the project."""
+    text = str(PurePosixPath(pattern))
+    return "**" if text == "." else text
+
+
+def placed(text: str, project: str) -> str:
+    """Return a path from the root: relative ones begin in the project, and those with `~/` in the home."""
+    if text.startswith(HOME):
+        return f"{os.path.realpath(Path.home())}/{text.removeprefix(HOME)}"
+    return text if text.startswith("/") else f"{project}/{text}"
+
+
+def anchored(pattern: str, project: str) -> tuple[str, ...]:
+    """Return a pattern from the root, and once more where what it names plainly leads through links.
+
+    A rule that denies what a link leads to must not be missed because somebody names that without the link.
+    """
+    base = _SPECIAL.sub(r"[\1]", project)
+    home = _SPECIAL.sub(r"[\1]", os.path.realpath(Path.home()))
+    below = pattern.removeprefix(HOME)
+    text = pattern if pattern.startswith("/") else f"{home if below != pattern else base}/{below}"
+    first, rest = _plain_part(pattern if pattern.startswith("/") else placed(pattern, project))
+    real = os.path.realpath(first)
+    return (text,) if real == first else (text, "/".join([_SPECIAL.sub(r"[\1]", real), *rest]))
+
+
+def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str, str]]:
+    """Yield what lies below a folder and fits a pattern, with the pattern; only where one can fit is looked.
+
+    What fits is not looked into, and no link is followed.
+    """
+    met = {pattern: _through(pattern, folder) for pattern in patterns}
+    waiting: list[tuple[str, _Met]] = [(folder, {pattern: places for pattern, places in met.items() if places})]
+    seen = 0
+    while waiting:
+        where, here = waiting.pop()
+        for entry in _entries(where) if here else ():
+            seen += 1
+            if seen > most:
+                raise TooMany
+            there = {pattern: onward(pattern, places, entry.name) for pattern, places in here.items()}
+            fitting = next((pattern for pattern, places in there.items() if is_met(pattern, places)), None)
+            if fitting is not None:
+                yield entry.path, fitting
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append((entry.path, {pattern: places for pattern, places in there.items() if places}))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # no folder, or one that this user cannot look into, and so nobody that they start
+        return []
+
+
+def _through(pattern: str, folder: str) -> frozenset[int]:
+    met = begun(pattern)
+    for name in folder.split("/"):
+        met = onward(pattern, met, name) if name else met
+    return met
+
+
+def _plain_part(pattern: str) -> tuple[str, list[str]]:
+    names = pattern.split("/")
+    plain = next((place for place, name in enumerate(names) if not is_plain(name)), len(names))
+    return "/".join(names[:plain]) or "/", names[plain:]

@@ -1,0 +1,282 @@
+"""Approvals in the store: questions to the owner that outlive every process, answers that are good once, and rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Literal, cast
+
+from kiwi_mcp.domain.approval import Approval, ApprovalRule, ApprovalStatus, Touched
+from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict
+from kiwi_mcp.domain.json import Json, as_list, as_object, text_of
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.plain import clean
+
+MOST_PENDING = 20
+"""How many questions of one actor may wait."""
+MOST_A_MINUTE = 10
+"""How many new questions one actor may ask in a minute; those that the owner said yes to are not counted."""
+MOST_RULES = 1_000
+UNANSWERED = "unanswered"
+"""How a question was decided that nobody answered."""
+_MINUTE_MS = 60_000
+_KEPT_MS = 90 * 86_400_000
+"""How long a question is kept that is over."""
+_STEP = 500
+_PATIENCE = 10.0
+"""For how many seconds a server may be silent: a call waits for it."""
+
+_COLUMNS = tuple(field.name for field in fields(Approval))
+_JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request"})
+_READ = f"select {', '.join(_COLUMNS)} from approvals where owner = ?"  # noqa: S608 - our own names
+_ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
+_OPEN = "status in ('pending', 'approved')"
+_NOW = f"(case when {_OPEN} and expires_at <= ? then 'expired' else status end)"
+"""The status as it is at a time, whether or not that was written down."""
+_EXPIRE = f"update approvals set status = 'expired' where owner = ? and {_OPEN} and expires_at <= ?"  # noqa: S608 - as above
+_PRUNE = """delete from approvals where id in (select id from approvals where owner = ? and created_at < ?
+  and status not in ('pending', 'approved') order by created_at limit ?)"""
+_WAITING = "select count(*) from approvals where owner = ? and actor = ? and status = 'pending'"
+_RECENT = """select count(*) from approvals where owner = ? and actor = ? and created_at > ?
+  and status not in ('approved', 'used')"""
+_PLAN = "and actor = ? and project = ? and plan_digest = ?"
+_USE = """update approvals set status = 'used', run_id = ?
+  where owner = ? and id = ? and status = 'approved' and expires_at > ?"""
+_DECIDE = """update approvals set status = ?, decided_at = ?, decided_by = ?, decided_how = ?, reason = ?
+  where owner = ? and id = ?"""
+_KNOW = "insert into first_runs (owner, digest, approval, at) values (?, ?, ?, ?) on conflict do nothing"
+_RULE_COLUMNS = tuple(field.name for field in fields(ApprovalRule))
+_LISTS = ("paths", "hosts", "argv")
+_READ_RULES = f"select {', '.join(_RULE_COLUMNS)} from approval_rules where owner = ?"  # noqa: S608 - as above
+_ADD_RULE = (
+    f"insert into approval_rules (owner, {', '.join(_RULE_COLUMNS)})"  # noqa: S608 - as above
+    f" values (?, {', '.join('?' * len(_RULE_COLUMNS))})"
+)
+_LAST_LETTER = "["
+"""The letter after the last that an id can hold, which ends all ids that begin so."""
+
+
+class Approvals:
+    """The questions to one owner, and that owner's rules. What one process writes, every other reads."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self._database = database
+        self._owner = clean(owner)
+
+    @property
+    def owner(self) -> str:
+        """Whose word is waited for."""
+        return self._owner
+
+    def ask(self, question: Approval) -> Approval:
+        """Keep a question and return it, or the one that waits for the same already; too many are refused."""
+        try:
+            with within(_PATIENCE), self._database.transaction() as transaction:
+                self._tidy(transaction, question.created_at)
+                if known := self._of_plan(transaction, question, "pending"):
+                    return known
+                self._refuse_flood(transaction, question)
+                transaction.write(_ADD, (self._owner, *_row(question)))
+                return question
+        except IntegrityFault:  # another process has asked the same in this very moment
+            with within(_PATIENCE):
+                if known := self._of_plan(self._database, question, "pending"):
+                    return known
+            raise
+
+    def take(self, plan: Approval, run_id: str) -> Approval | None:
+        """Use up the approval of a plan for one run, if there is one: of all who try, one succeeds, and only once."""
+        with within(_PATIENCE):
+            if self._of_plan(self._database, plan, "approved") is None:
+                return None
+            with self._database.transaction() as transaction:
+                found = self._of_plan(transaction, plan, "approved")
+                now = plan.created_at
+                if found is None or not transaction.write(_USE, (run_id, self._owner, found.id, now)):
+                    return None
+                for digest in plan.first_runs:
+                    transaction.write(_KNOW, (self._owner, digest, found.id, now))
+                return replace(found, status="used", run_id=run_id)
+
+    def denied(self, plan: Approval, since: int) -> Approval | None:
+        """Return the owner's no to the same plan, if it was said after a time."""
+        found = self._latest(plan, "denied", f"and decided_how <> '{UNANSWERED}' and decided_at > ?", (since,))
+        later = self._latest(plan, "approved")
+        return found if found and not (later and later.decided_at > found.decided_at) else None
+
+    def unfinished(self, plan: Approval) -> str:
+        """Return the run that used up the last approval of a plan and left no record; empty where there is none."""
+        known = self._latest(plan, "used")
+        if known is None or not known.run_id:
+            return ""
+        with within(_PATIENCE):
+            is_recorded = self._database.read("select 1 from runs where id = ?", (known.run_id,))
+        return "" if is_recorded else known.run_id
+
+    def decide(
+        self, wanted: str, status: Literal["approved", "denied"], *, by: str, how: str, now: int, reason: str = ""
+    ) -> Approval:
+        """Answer a question; the same answer again changes nothing, and what is over stays as it is."""
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            self._tidy(transaction, now)
+            found = self._found(transaction, wanted)
+            if found.status == status:
+                return found
+            # A yes may be taken back as long as it was not used; after a no the question has to be asked anew.
+            if found.status != "pending" and (found.status, status) != ("approved", "denied"):
+                raise Conflict(
+                    f"The question {found.id} is {found.status} already.",
+                    suggestion="Let the call be made again: then it is asked anew.",
+                    approval_id=found.id,
+                    status=found.status,
+                )
+            values = (status, now, clean(by), how, clean(reason))
+            transaction.write(_DECIDE, (*values, self._owner, found.id))
+            return replace(
+                found, status=status, decided_at=now, decided_by=clean(by), decided_how=how, reason=clean(reason)
+            )
+
+    def get(self, wanted: str, now: int) -> Approval:
+        """Return the question of an id, or the only one whose id begins so."""
+        with within(_PATIENCE):
+            return _current(self._found(self._database, wanted), now)
+
+    def list(self, now: int, *, status: ApprovalStatus | None = None, limit: int = 20) -> Sequence[Approval]:
+        """Return questions, the newest first: those of one status, or all."""
+        values: Sequence[Value]
+        where, values = ("", ()) if status is None else (f"and {_NOW} = ?", (now, status))
+        with within(_PATIENCE):
+            rows = self._database.read(f"{_READ} {where} order by id desc limit ?", (self._owner, *values, limit))
+        return tuple(_current(_approval(row), now) for row in rows)
+
+    def unknown(self, digests: Collection[str]) -> tuple[str, ...]:
+        """Return those of some digests that the owner never let run."""
+        statement = "select 1 from first_runs where owner = ? and digest = ?"
+        with within(_PATIENCE):
+            return tuple(one for one in digests if not self._database.read(statement, (self._owner, one)))
+
+    def rules(self) -> Sequence[ApprovalRule]:
+        """Return the owner's rules, the oldest first."""
+        with within(_PATIENCE):
+            return tuple(map(_rule, self._database.read(f"{_READ_RULES} order by id", (self._owner,))))
+
+    def add_rule(self, rule: ApprovalRule) -> ApprovalRule:
+        """Keep a rule, or return the one that says the same already."""
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            known = [_rule(row) for row in transaction.read(_READ_RULES, (self._owner,))]
+            for one in known:
+                if replace(one, id=rule.id, created_at=rule.created_at, created_by=rule.created_by) == rule:
+                    return one
+            if len(known) >= MOST_RULES:
+                raise Conflict(f"There are {MOST_RULES:,} rules.", suggestion="Remove those that are not in use.")
+            transaction.write(_ADD_RULE, (self._owner, *_rule_row(rule)))
+            return rule
+
+    def remove_rule(self, wanted: str) -> ApprovalRule:
+        """Take a rule back, and return it."""
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            rows = transaction.read(f"{_READ_RULES} and id >= ? and id < ?", (self._owner, *_beginning(wanted)))
+            if len(rows) != 1:
+                raise ApprovalNotFound(wanted, what="rule", is_several=bool(rows))
+            rule = _rule(rows[0])
+            transaction.write("delete from approval_rules where owner = ? and id = ?", (self._owner, rule.id))
+            return rule
+
+    def _tidy(self, transaction: Transaction, now: int) -> None:
+        transaction.write(_EXPIRE, (self._owner, now))
+        transaction.write(_PRUNE, (self._owner, now - _KEPT_MS, _STEP))
+
+    def _refuse_flood(self, transaction: Transaction, question: Approval) -> None:
+        whose = (self._owner, clean(question.actor))
+        waiting = int(transaction.read(_WAITING, whose)[0][0] or 0)
+        recent = int(transaction.read(_RECENT, (*whose, question.created_at - _MINUTE_MS))[0][0] or 0)
+        if waiting >= MOST_PENDING or recent >= MOST_A_MINUTE:
+            raise ApprovalsWaiting(waiting)
+
+    def _latest(self, plan: Approval, status: str, more: str = "", values: Sequence[Value] = ()) -> Approval | None:
+        with within(_PATIENCE):
+            return self._of_plan(self._database, plan, status, more, values)
+
+    def _of_plan(
+        self,
+        source: Database | Transaction,
+        plan: Approval,
+        status: str,
+        more: str = "",
+        values: Sequence[Value] = (),
+    ) -> Approval | None:
+        """Return the latest question about a plan that has a status, and is not expired where it could be."""
+        alive = "and expires_at > ?" if status in {"pending", "approved"} else ""
+        given = (self._owner, clean(plan.actor), clean(plan.project), plan.plan_digest, status, *values)
+        rows = source.read(
+            f"{_READ} {_PLAN} and status = ? {more} {alive} order by id desc limit 1",
+            (*given, plan.created_at) if alive else given,
+        )
+        return _approval(rows[0]) if rows else None
+
+    def _found(self, source: Database | Transaction, wanted: str) -> Approval:
+        rows = source.read(f"{_READ} and id >= ? and id < ? limit 2", (self._owner, *_beginning(wanted)))
+        if len(rows) != 1:
+            raise ApprovalNotFound(wanted, is_several=bool(rows))
+        return _approval(rows[0])
+
+
+def _beginning(wanted: str) -> tuple[str, str]:
+    start = clean(wanted.upper())
+    return start, f"{start}{_LAST_LETTER}"
+
+
+def _current(approval: Approval, now: int) -> Approval:
+    """Return a question as it stands now: one that was not answered or used in time is expired."""
+    is_over = approval.status in {"pending", "approved"} and approval.expires_at <= now
+    return replace(approval, status="expired") if is_over else approval
+
+
+def _row(approval: Approval) -> tuple[Value, ...]:
+    said: dict[str, Json] = {
+        **{name: getattr(approval, name) for name in _COLUMNS},
+        "touched": asdict(approval.touched),
+    }
+    return tuple(_text(said[name]) if name in _JSON else _value(said[name], name) for name in _COLUMNS)
+
+
+def _value(value: Json, name: str) -> Value:
+    # What is shown to the owner is bounded where it is made, and is plain text there already.
+    return clean(value) if isinstance(value, str) and name != "preview" else cast("Value", value)
+
+
+def _approval(row: Row) -> Approval:
+    said = dict(zip(_COLUMNS, row, strict=True))
+    read = {name: json.loads(str(said[name])) for name in _JSON}
+    return Approval(
+        **{name: value for name, value in said.items() if name not in _JSON},  # type: ignore[arg-type]  # columns are fields
+        reasons=_texts(read["reasons"]),
+        plan=as_object(read["plan"]),
+        touched=Touched(*(_texts(as_object(read["touched"]).get(word)) for word in ("writes", "sends"))),
+        first_runs=_texts(read["first_runs"]),
+        request=None if read["request"] is None else as_object(read["request"]),
+    )
+
+
+def _rule_row(rule: ApprovalRule) -> tuple[Value, ...]:
+    lists = {"paths", "hosts", "argv"}
+    return tuple(
+        _text(list(getattr(rule, name))) if name in lists else _value(getattr(rule, name), name)
+        for name in _RULE_COLUMNS
+    )
+
+
+def _rule(row: Row) -> ApprovalRule:
+    said = dict(zip(_RULE_COLUMNS, row, strict=True))
+    lists = {name: _texts(json.loads(str(said.pop(name)))) for name in _LISTS}
+    return ApprovalRule(**said, **lists)  # type: ignore[arg-type]  # columns are fields
+
+
+def _texts(value: Json) -> tuple[str, ...]:
+    return tuple(map(text_of, as_list(value)))
+
+
+def _text(value: Json) -> str:
+    # ASCII holds any text, also what no database takes, and nothing is cut off.
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"))

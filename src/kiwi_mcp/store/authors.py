@@ -1,0 +1,96 @@
+"""Authors: who wrote which content, by its digest, and which chains their owner lets run under a laxer level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from kiwi_mcp.domain.isolation import Level, Provenance
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.times import moment
+from kiwi_mcp.store.database import Database, Row, within
+from kiwi_mcp.store.plain import clean, plain
+
+_PATIENCE = 10.0
+"""For how many seconds a server may be silent: a call waits for it."""
+_OF = "select digest, provenance from authors where holder = ? and digest in"
+_LEVEL = "select '', level from relaxations where holder = ? and chain = ?"
+_ADD = "insert into authors (holder, digest, provenance, actor, at) values (?, ?, ?, ?, ?) on conflict do nothing"
+_FORGET = "delete from authors where holder = ? and digest = ?"
+_COLUMNS = "chain, identity, digest, level, reason, actor, at"
+_RELAXED = f"select {_COLUMNS} from relaxations where holder = ?"  # noqa: S608 - our own names
+_RELAX = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own names
+_TIGHTEN = "delete from relaxations where holder = ? and chain = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """What an owner said once of one exact chain: that it may run under this level, whatever its origin."""
+
+    chain: str
+    """A hash of the identities and digests of all its links."""
+    identity: str
+    digest: str
+    level: Level
+    reason: str
+    actor: str
+    at: str
+
+    def to_json(self) -> JsonObject:
+        """Return it as surfaces show it."""
+        return {name: getattr(self, name) for name in ("identity", "digest", "level", "reason", "actor", "at")}
+
+
+class Authors:
+    """What one user of a store knows of who wrote what, and what they relaxed."""
+
+    def __init__(self, database: Database, holder: str) -> None:
+        self._database = database
+        self._holder = clean(holder)
+
+    def stamp(self) -> int:
+        """Return a number that differs from the last one whenever anything here may have changed."""
+        return self._database.stamp()
+
+    def look_up(self, digests: Sequence[str], chain: str) -> tuple[Mapping[str, Provenance], Level | None]:
+        """Return where contents come from, those that are recorded, and the level that the owner gave a chain."""
+        marks = ", ".join("?" * len(digests))
+        statement = f"{_OF} ({marks}) union all {_LEVEL}"
+        with within(_PATIENCE):
+            rows = self._database.read(statement, (self._holder, *digests, self._holder, chain))
+        known = {str(digest): str(word) for digest, word in rows}
+        level = known.pop("", None)
+        return cast("Mapping[str, Provenance]", known), cast("Level | None", level)
+
+    def relaxations(self) -> Sequence[Relaxation]:
+        """Return all that the owner relaxed, the latest first."""
+        with within(_PATIENCE):
+            rows = self._database.read(f"{_RELAXED} order by at desc, chain", (self._holder,))
+        return tuple(map(_relaxation, rows))
+
+    def record(self, digests: Iterable[str], provenance: Provenance, actor: str, *, replaces: bool) -> None:
+        """Write down where contents come from; what was recorded before stays, unless this replaces it."""
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            for digest in digests:
+                if replaces:
+                    transaction.write(_FORGET, (self._holder, digest))
+                transaction.write(_ADD, plain((self._holder, digest, provenance, actor, moment())))
+
+    def relax(self, relaxation: Relaxation) -> None:
+        """Write down what the owner says of a chain, in place of what they said before."""
+        said = [getattr(relaxation, name) for name in Relaxation.__slots__]
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            transaction.write(_TIGHTEN, (self._holder, relaxation.chain))
+            transaction.write(_RELAX, plain((self._holder, *said)))
+
+    def tighten(self, chains: Iterable[str]) -> None:
+        """Take back what the owner said of chains."""
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            for chain in chains:
+                transaction.write(_TIGHTEN, (self._holder, chain))
+
+
+def _relaxation(row: Row) -> Relaxation:
+    chain, identity, digest, level, reason, actor, at = map(str, row)
+    return Relaxation(chain, identity, digest, cast("Level", level), reason, actor, at)

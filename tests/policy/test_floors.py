@@ -1,0 +1,99 @@
+"""The least that code is held by for where it comes from, along a whole chain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.isolation import LEVELS, Level, Provenance, strictest
+from kiwi_mcp.domain.items import Manifest, Origin, Source, Tool
+from kiwi_mcp.policy.floors import change_of, held, remedy, unproven
+from kiwi_mcp.sandbox.levels import floor
+
+PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
+
+
+def link(source: Source = "project", asked: str | None = None, name: str = "say") -> Tool:
+    extra = {} if asked is None else {"isolation": asked}
+    return Tool(
+        Manifest(name, "script", "1.0.0", extra=extra), Origin(source, Path("say.yaml"), Path()), digest="d" * 64
+    )
+
+
+def chain(*links: Tool) -> Chain:
+    return Chain((*links, link("builtin", name="subprocess")), "process")
+
+
+@pytest.mark.parametrize(
+    ("provenance", "level"),
+    [
+        ("builtin", "trusted"),
+        ("owner_pinned", "trusted"),
+        ("owner_relaxed", "standard"),
+        ("owner_written", "sandboxed"),
+        ("model_written", "sandboxed"),
+        ("known_publisher", "sandboxed"),
+        ("mcp_server", "sandboxed"),
+        ("unknown", "restricted"),
+    ],
+)
+def test_each_origin_has_its_floor(provenance: Provenance, level: Level) -> None:
+    assert held(chain(link()), [provenance, "builtin"]).level == level
+
+
+@pytest.mark.req("K-IS-01")
+def test_the_strictest_link_decides_wherever_it_stands() -> None:
+    links = chain(link(name="tool"), link(name="runtime"))
+    for origins in (["owner_written", "unknown", "builtin"], ["unknown", "owner_written", "builtin"]):
+        found = held(links, origins)  # type: ignore[arg-type]  # words of the literal, in a list
+        assert (found.level, found.provenance) == ("restricted", "unknown")
+        assert found.decisive.provenance == "unknown"
+
+
+levels = st.sampled_from(LEVELS)
+words = st.one_of(st.none(), levels, st.just("anything"))
+
+
+@given(asked=words, below=words, origin=st.sampled_from(PROVENANCES), relaxed=st.one_of(st.none(), levels))
+def test_nothing_runs_weaker_than_a_manifest_asks_nor_than_its_floor_unless_the_owner_said_so(
+    asked: str | None, below: str | None, origin: Provenance, relaxed: Level | None
+) -> None:
+    found = held(chain(link(asked=asked), link(asked=below, name="runtime")), [origin, "builtin", "builtin"], relaxed)
+    for word in filter(None, (asked, below)):
+        assert strictest([found.level, word]) == found.level
+    least = relaxed or floor(origin)
+    assert strictest([found.level, least]) == found.level
+    if asked is None and below is None:
+        assert found.level == least
+
+
+def test_what_is_not_known_to_be_anybodys_is_nobodys() -> None:
+    found = unproven(chain(link("user")))
+    assert (found.level, found.provenance) == ("restricted", "unknown")
+    assert unproven(chain(link("builtin"))).level == "trusted"
+
+
+def test_who_decided_is_told() -> None:
+    own = held(chain(link()), ["owner_written", "builtin"])
+    assert own.to_json()["decided_by"] == "project/local/say@1.0.0"
+    asking = held(chain(link(asked="restricted")), ["owner_written", "builtin"])
+    assert (asking.to_json()["decided_by"], asking.asked) == ("manifest", "restricted")
+    relaxed = held(chain(link()), ["owner_written", "builtin"], "trusted")
+    assert (relaxed.to_json()["decided_by"], relaxed.provenance) == ("owner", "owner_pinned")
+
+
+def test_what_would_change_it_is_told() -> None:
+    tool = link()
+    assert "kiwi sign say" in change_of(tool, held(chain(tool), ["unknown", "builtin"]))
+    assert "kiwi relax say" in change_of(tool, held(chain(tool), ["owner_written", "builtin"]))
+    assert "--undo" in change_of(tool, held(chain(tool), ["owner_written", "builtin"], "standard"))
+    asking = link(asked="restricted")
+    assert "asks for restricted" in change_of(asking, held(chain(asking), ["owner_written", "builtin"]))
+    assert change_of(tool, held(chain(link("builtin")), ["builtin", "builtin"])) == ""
+    assert "key" in remedy("unknown", replace(tool, origin=replace(tool.origin, source="registry")))
