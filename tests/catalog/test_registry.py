@@ -211,7 +211,7 @@ def test_copies_made_at_the_same_time_are_one_whole_copy(space: Space, tmp_path:
     base = a_release("acme/base@1.0.0", "tool_type: primitive\n")
     Registry(database, ANN).publish([base])
     digest = base.digest.removeprefix("sha256:")
-    folder = space.cache / "registry" / digest
+    folder = space.cache / "registry" / f"{digest}.acme"
     found: list[str] = []
 
     def open_it(begin: threading.Barrier) -> None:
@@ -232,7 +232,7 @@ def test_copies_made_at_the_same_time_are_one_whole_copy(space: Space, tmp_path:
     database.close()
 
     assert found == [digest] * 15
-    assert [path.name for path in folder.parent.iterdir()] == [digest]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.req("K-ME-04")

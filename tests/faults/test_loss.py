@@ -188,7 +188,7 @@ def test_what_is_exported_and_imported_and_exported_again_is_the_same_byte_for_b
     first, second = tmp_path / "first", tmp_path / "second"
 
     here.ask("registry", action="push", remote=str(first), with_private=True)
-    there.ask("registry", action="pull", remote=str(first), with_private=True)
+    there.ask("registry", action="pull", remote=str(first), with_private=True, accept_unsigned=True)
     there.ask("registry", action="push", remote=str(second), with_private=True)
 
     assert tree(first)

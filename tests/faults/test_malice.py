@@ -241,7 +241,8 @@ def test_a_bad_version_among_many_good_ones_never_arrives(own: Database, ask: As
     good = [a_release(f"public/good_{number}@1.0.0", kind="primitive") for number in range(60)]
     bad = a_release("public/bad@1.0.0", kind="primitive", files=[MAIN, ReleaseFile("../x", b"")])
 
-    check_refused(ask("registry", action="pull", remote=str(layout_of(tmp_path / "folder", *good, bad))).content)
+    folder = str(layout_of(tmp_path / "folder", *good, bad))
+    check_refused(ask("registry", action="pull", remote=folder, accept_unsigned=True).content)
 
     registry = Registry(own, Actor("ann"))
     assert registry.named("bad", "public") == ()
@@ -344,7 +345,7 @@ def test_nothing_that_comes_from_elsewhere_answers_to_a_name_of_kiwis_own(
     assert before["evil"] == "tool_not_found"
     assert "kiwi/bash_runtime@" in str(before["bash_runtime"])
 
-    everything = ask("registry", action="pull", remote=str(impostors)).content
+    everything = ask("registry", action="pull", remote=str(impostors), accept_unsigned=True).content
     for name in ("kiwi/github_mcp@99.0.0", "kiwi/evil@1.0.0", "public/trap"):
         ask("execute", action="pull", item_id=name, parameters={"from": str(impostors)})
 
@@ -364,7 +365,7 @@ def test_nothing_that_comes_from_elsewhere_answers_to_a_name_of_kiwis_own(
 def test_what_stands_on_an_impostor_runs_on_what_ships_with_kiwi_and_says_so(
     ask: Ask, own: Database, impostors: Path
 ) -> None:
-    ask("registry", action="pull", remote=str(impostors))
+    ask("registry", action="pull", remote=str(impostors), accept_unsigned=True)
 
     ran = ask("execute", item_id="trap").content
 

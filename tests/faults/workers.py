@@ -20,6 +20,7 @@ from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import KiwiError, VersionConflict
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
@@ -117,11 +118,12 @@ def pull(words: JsonObject, tell: Tell) -> None:
     chance, source = random.Random(str(words["seed"])), as_text(words["source"])
     offered = as_object(words["offered"])
     if chance.random() < 0.6:
-        _ask(words, "registry", {"action": "pull", "remote": source})
+        _ask(words, "registry", {"action": "pull", "remote": source, "accept_unsigned": True})
         for name, digest in offered.items():
             tell(f"kept {name} {digest}")
     for name in chance.sample([*offered], len(offered)):
-        got = _ask(words, "execute", {"action": "pull", "item_id": name, "parameters": {"from": source}})
+        said: JsonObject = {"from": source, "accept_unsigned": True}
+        got = _ask(words, "execute", {"action": "pull", "item_id": name, "parameters": said})
         tell(f"kept {as_text(got['identity']).removeprefix('registry/')} {got['digest']}")
 
 
@@ -148,6 +150,42 @@ def migrate(words: JsonObject, tell: Tell) -> None:
     tell(f"migrated {words['project']} {len(as_list(done['items']))}")
 
 
+def use(words: JsonObject, tell: Tell) -> None:
+    """Call a tool that waits for the owner, answer as the owner, and call again what others left behind.
+
+    Each word is written by the tool once at the most: what somebody died over is called again, and not approved again.
+    """
+    chance, life = random.Random(str(words["seed"])), as_text(words["life"])
+    os.environ["KIWI_REGISTRY"] = as_text(words["url"])
+    project = Path(as_text(words["project"]))
+    model, owner = Kernel(project, is_owner=False), Kernel(project)
+
+    def call(word: str) -> JsonObject:
+        # Whoever began a word is the one who goes on with it.
+        caller = Caller(name=f"model-{word.partition('.')[0]}")
+        request: JsonObject = {"item_id": "note", "parameters": {"word": word}}
+        return _loop().run_until_complete(model.call("execute", request, caller)).content
+
+    for word in map(as_text, as_list(words["left"])):
+        answer = call(word)
+        assert answer.get("code") in {None, "approval_required"}, answer
+        tell(f"asked {answer['approval_id']} {word}" if "code" in answer else f"ran {answer['run_id']} {word}")
+    for step in count():
+        word = f"{life}.{step}"
+        asked = call(word)
+        assert asked.get("code") == "approval_required", asked
+        tell(f"asked {asked['approval_id']} {word}")
+        if step and chance.random() < 0.15:
+            continue  # a question that waits
+        request: JsonObject = {"action": "approve", "approval_id": asked["approval_id"]}
+        approved = _loop().run_until_complete(owner.call("approvals", request)).content
+        assert approved.get("status") == "approved", approved
+        tell(f"approved {asked['approval_id']} {word}")
+        ran = call(word)
+        assert ran.get("status") == "success", ran
+        tell(f"ran {ran['run_id']} {word}")
+
+
 def _ask(words: JsonObject, verb: str, request: JsonObject) -> JsonObject:
     """Ask a kernel that lives as long as this process."""
     os.environ["KIWI_REGISTRY"] = as_text(words["url"])
@@ -169,7 +207,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _loops[0]
 
 
-WORKS = {"publish": publish, "pull": pull, "open": open_store, "author": author, "migrate": migrate}
+WORKS = {"publish": publish, "pull": pull, "open": open_store, "author": author, "migrate": migrate, "use": use}
 
 
 def _begin(words: JsonObject) -> int:

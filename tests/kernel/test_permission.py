@@ -82,7 +82,7 @@ def test_what_no_rule_allows_is_flagged(ask: Ask, policy: Path) -> None:
     policy.write_text("items: {allow: ['project/local/read_mail@*']}\n")
     cards = found(ask)
     assert (cards["send_mail"]["permitted"], "permitted" in cards["read_mail"]) == (False, False)
-    assert "no rule of the owner's allows" in as_text(ask("load", item_id="send_mail").content["not_permitted"])
+    assert "no rule of policy.yaml allows" in as_text(ask("load", item_id="send_mail").content["not_permitted"])
 
 
 def test_a_policy_that_cannot_be_read_permits_nothing_and_search_still_answers(ask: Ask, policy: Path) -> None:

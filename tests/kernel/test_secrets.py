@@ -236,3 +236,24 @@ def test_a_change_of_the_owners_own_keeps_what_was_granted(ask: Ask, project: Pa
     (project / ".ai" / "tools" / "crm" / "main.sh").write_text('printf "%s" "${#CRM_KEY}"; echo\n')
     assert ask("execute", action="sign", item_id="crm").content["status"] == "signed"
     assert ask("execute", item_id="crm").content.get("code") != "secret_not_granted"
+
+
+def test_the_owner_moves_the_key_and_hears_what_still_opens_the_store(
+    ask: Ask, home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask("secrets", action="set", name="CRM_KEY", value=VALUE)
+    assert ask("secrets", action="seal").content["code"] == "invalid_request"
+    assert stranger(project, action="seal", key="file").content["code"] == "not_permitted"
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("correct horse battery\n")
+    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(passphrase))
+    told = ask("secrets", action="seal", key="passphrase").content
+    assert told["message"] == "the store is opened by the passphrase from now on"
+    assert told["warnings"] == ["copies of the old key file still open the store: remove them"]
+    assert ask("secrets").content["sealed_by"] == "passphrase"
+    assert not (home / ".ai" / "state" / "secrets.key").exists()
+    checks = {str(row["check"]): row for row in map(as_object, as_list(ask("doctor").content["checks"]))}
+    assert str(checks["secrets"]["detail"]).endswith("opened by the passphrase")
+    told = ask("secrets", action="seal", key="file").content
+    assert (told["sealed_by"], told["warnings"]) == ("key file", [])
+    assert list(listed(ask)) == ["CRM_KEY"]

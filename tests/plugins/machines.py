@@ -72,9 +72,10 @@ class Machine:
         return asyncio.run(call())
 
     def try_to(self, action: str, item: str | None = None, words: JsonObject | None = None, **request: Json) -> Answer:
-        """Execute an action, and return its answer."""
+        """Execute an action, and return its answer; what is pulled from elsewhere the owner takes unsigned too."""
         about: JsonObject = {"item_id": item} if item else {}
-        return self.ask("execute", action=action, parameters=words or {}, **about, **request)
+        said = {"accept_unsigned": True} if action == "pull" and "from" in (words or {}) else {}
+        return self.ask("execute", action=action, parameters={**said, **(words or {})}, **about, **request)
 
     def do(self, action: str, item: str | None = None, words: JsonObject | None = None, **request: Json) -> JsonObject:
         """Execute an action that goes well, and return what it gave."""
@@ -99,8 +100,9 @@ class Machine:
         return told
 
     def exchange(self, action: str, remote: str | Path, **words: Json) -> JsonObject:
-        """Push to a remote, or pull from one."""
-        answer = self.ask("registry", action=action, remote=str(remote), **words)
+        """Push to a remote, or pull from one, also what is not signed."""
+        said: JsonObject = {"accept_unsigned": True} if action == "pull" else {}
+        answer = self.ask("registry", action=action, remote=str(remote), **{**said, **words})
         assert not answer.is_error, answer.content
         return answer.content
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.primitives.bounds import GrantedTo, Stored
+from kiwi_mcp.primitives.sealing import sealed_by
 from kiwi_mcp.primitives.secrets import Bound, Secret
 from kiwi_mcp.primitives.vault import MOST_GRANTS, Vault
-from kiwi_mcp.primitives.vault_key import sealed_by, vault_key
+from kiwi_mcp.primitives.vault_key import vault_key
 
 VALUE, OTHER = "s3cret-value-of-mail", "an0ther-value-of-bank"
 

@@ -9,6 +9,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.manifest.formats import formats_for
+from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.schema import faults
 from kiwi_mcp.manifest.sheets import Sheet, Sheets
 
@@ -62,6 +63,8 @@ def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
         if sheet is not None:
             schema = {**sheet.config, "additionalProperties": True}
             yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
+            if "permissions" in sheet.words:  # one that is misspelt is refused when it is used, and never ignored
+                yield from permission_faults(link.manifest.config.get("permissions"))
     top = sheets.get(links[0].manifest.tool_type)
     for link in links if top is not None and top.driver != HELD else ():
         if link.manifest.isolation not in {None, "trusted"}:

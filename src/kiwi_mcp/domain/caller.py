@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.identity import OWNER, Identity
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Report, silent
 
@@ -56,6 +57,8 @@ class Caller:
     """Whether what it answers are the owner's own words, so that it may approve what waits for the owner."""
     name: str = ""
     """Who it is, where it is somebody else than the owner of the store: whose runs these are then."""
+    identity: Identity = OWNER
+    """Who it is for the rules."""
 
 
 NOBODY = Caller()

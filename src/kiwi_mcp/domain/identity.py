@@ -20,3 +20,5 @@ class Identity:
 
 OWNER = Identity("owner", "")
 """Whoever has started Kiwi themselves: no rules but those for everybody hold for them."""
+STRANGER = Identity("agent", "")
+"""Somebody of whom nothing is known."""

@@ -44,6 +44,8 @@ class Outcome:
     logs: Logs = Logs()
     exit_code: int | None = None
     details: JsonObject = field(default_factory=dict)
+    sent: JsonObject = field(default_factory=dict)
+    """What went to which hosts and came from them, where the record alone is to tell of it."""
     passed: JsonObject | None = None
     """What an MCP server answered, word for word, for a client that speaks the same protocol."""
 

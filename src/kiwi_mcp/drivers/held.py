@@ -29,7 +29,7 @@ from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.levels import in_order, offers
 from kiwi_mcp.sandbox.none import Unconfined
 from kiwi_mcp.sandbox.port import Confined
-from kiwi_mcp.sandbox.proxied import refuse_hosts
+from kiwi_mcp.sandbox.proxied import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quota import quota
 from kiwi_mcp.sandbox.standing import Standing, choose, examine, forget, policy_digest, recall
 
@@ -93,6 +93,7 @@ class Hold:
     async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Confined]:
         """Give a process as it is started, confined: what lasts as long as the process does is opened here."""
         with self.standing.backend.wrap(spec, self.jail) as confined:
+            refuse_without_gate(self.jail, confined.handover, self.standing.backend.name)
             if (gate := confined.handover.gate) is None:
                 yield confined
                 return

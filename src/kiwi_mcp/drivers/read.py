@@ -16,6 +16,7 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.manifest.directive import program
 from kiwi_mcp.manifest.knowledge import body, links
+from kiwi_mcp.manifest.permissions import grant_of
 
 _CONTENT_NAMES = ("directive.md", "content.md", "README.md")
 """What the text of an item is called where a manifest stands beside it."""
@@ -53,6 +54,7 @@ class Read:
         if chain.tool.manifest.executor:  # a program stands on something that could run it; knowledge on nothing
             ready = {**program(text), "provided_inputs": plan.inputs, "integrity": chain.tool.integrity}
             ready["input_schema"] = chain.tool.manifest.parameters
+            ready["permissions"] = grant_of(chain.tool.manifest.config.get("permissions"), chain.tool.id).to_json()
             return Outcome(status="ready", result=ready)
         return Outcome(status="success", result={"content": body(text), "links": list(links(text))})
 

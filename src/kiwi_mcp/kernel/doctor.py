@@ -22,16 +22,19 @@ from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.process.words import read_words
 from kiwi_mcp.kernel.delivery import held, vault_folder
 from kiwi_mcp.kernel.isolation import missing_sandbox, tell_isolation
+from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.relaxing import holds
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
+from kiwi_mcp.policy.deployment import deployments, minimum
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.primitives.keyring import has_keyring
+from kiwi_mcp.primitives.sealing import SEALS, sealed_by
 from kiwi_mcp.primitives.secrets import Variables
-from kiwi_mcp.primitives.vault_key import SEALS, sealed_by
 
 _COUNTED = 200_000
+_LISTED = 20
 _MOST_FIXES = 10
 _ABSENT = "No tool named"
 _WAITING = frozenset({"changed", "new"})
@@ -47,6 +50,7 @@ def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[Js
         *_folders(space),
         *_cache(space.cache),
         *_policy(space.user),
+        *_deployment(catalog),
         *_preferences(space.user, offers),
         *_secrets(space.user),
         *_store(store),
@@ -124,7 +128,6 @@ def _policy(user: Path) -> Iterator[JsonObject]:
 
 def _secrets(user: Path) -> Iterator[JsonObject]:
     folder = vault_folder(user)
-    # What opens the store is loaded where there is one.
     if not folder.is_dir():
         yield _check("secrets", "none are kept; `kiwi secrets set NAME` keeps the first one")
         return
@@ -136,6 +139,24 @@ def _secrets(user: Path) -> Iterator[JsonObject]:
         return
     is_better = way == "file" and has_keyring()
     yield _check("secrets", f"{told}{'; `kiwi secrets seal keyring` would keep its key safer' if is_better else ''}")
+
+
+def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
+    """Tell of a managed machine: how it holds processes, and which items that are here are not on its list."""
+    try:
+        found = deployments()
+    except KiwiError as error:
+        yield _check("deployment", error.message, status="problem", fix=_fix(error))
+        return
+    if not found:
+        return
+    least = minimum()
+    yield _check("deployment", f"managed: every process is held by {least} at least" if least else "managed")
+    permission = Permission(catalog)
+    here = (entry.identity for entry in catalog.all(("project", "user")))
+    for identity in islice((one for one in here if permission.is_hidden(one)), _LISTED):
+        fix = "Ask whoever runs this machine to add it to its list, or remove it."
+        yield _check("deployment", f"{identity} is not loaded: it is not on the list", status="warning", fix=fix)
 
 
 def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:

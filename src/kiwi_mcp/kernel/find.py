@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
 from typing import get_args
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.entry import Entry
+from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.permission import Permission
@@ -65,14 +66,15 @@ def asks_registry(request: SearchRequest) -> bool:
     return "registry" in _SOURCES[request.source]
 
 
-def find(request: SearchRequest, catalog: Catalog) -> JsonObject:
-    """Return the items that match a need, best first."""
+def find(request: SearchRequest, catalog: Catalog, *, rights: Callable[[], Rights] | None = None) -> JsonObject:
+    """Return the items that match a need, best first; what whoever asks is not to know of is left out."""
     room = _rooms.setdefault(catalog, _Room())
     with room.lock:
-        return _found(request, catalog, room.desks.setdefault(request.source, Desk()))
+        permission = Permission(catalog, rights)
+        return _found(request, catalog, room.desks.setdefault(request.source, Desk()), permission)
 
 
-def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
+def _found(request: SearchRequest, catalog: Catalog, desk: Desk, permission: Permission) -> JsonObject:
     asked = _SOURCES[request.source]
     desk.follow(catalog.all(asked))
     if request.source == "registry":
@@ -80,8 +82,7 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
             raise fault.with_traceback(None)
     wanted = _filter(request)
     ranked = desk.search.rank(request.query, desk.cards, limit=len(desk.cards))
-    hits = [hit for hit in ranked if wanted.keeps(hit.card)]
-    permission = Permission(catalog)
+    hits = [hit for hit in ranked if wanted.keeps(hit.card) and not permission.is_hidden(hit.card.identity)]
     told: dict[str, Json] = {
         "results": [_result(hit, permission, desk.shared) for hit in arrange(hits, request.sort_by)[: request.limit]],
         "total": len(hits),
@@ -94,7 +95,8 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk) -> JsonObject:
     if broken := catalog.broken():
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
     if not hits:
-        told["suggestion"] = _hint(request, [card for card in desk.cards if wanted.keeps(card)])
+        seen = [card for card in desk.cards if wanted.keeps(card) and not permission.is_hidden(card.identity)]
+        told["suggestion"] = _hint(request, seen)
     return told
 
 

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -19,6 +20,7 @@ from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import (
     Internal,
+    InvalidManifest,
     InvalidRequest,
     KiwiError,
     PolicyDenied,
@@ -26,6 +28,8 @@ from kiwi_mcp.domain.errors import (
     Unavailable,
     VerbNotFound,
 )
+from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.domain.identity import OWNER
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
@@ -49,6 +53,7 @@ from kiwi_mcp.kernel.load import load
 from kiwi_mcp.kernel.migrating import migrate
 from kiwi_mcp.kernel.offered import kind_of, offer_of
 from kiwi_mcp.kernel.offers import Offering
+from kiwi_mcp.kernel.permitting import named_item, permit_verb, refuse_bringing, refuse_hidden
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, no_project_space, project_space, user_space
 from kiwi_mcp.kernel.preferences import prefer
@@ -87,7 +92,7 @@ from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.kernel.witness import Witness
-from kiwi_mcp.policy.authority import rights_of
+from kiwi_mcp.policy.authority import Authority, OwnerAuthority, ask
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.definitions import Definitions
@@ -127,7 +132,8 @@ class Kernel:
 
     `project` is the project of requests that name none; without it they see what is there in every one. `is_owner`
     says whether requests come from the owner's own hand; a model's do not, and cannot choose where anything is sent.
-    `surface` is the way they come, for the receipts.
+    `surface` is the way they come, for the receipts. `authority` decides what anybody may do: by the owner's files,
+    if no other is given.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Kernel:
         cache: Path | None = None,
         is_owner: bool = True,
         surface: str = "python",
+        authority: Authority | None = None,
     ) -> None:
         self._project = project
         self._user = user or user_space()
@@ -145,6 +152,7 @@ class Kernel:
         self._store = Store(self._user)
         self._origins = Origins(self._store)
         self._ledger = Ledger(self._user, self._store, surface)
+        self._authority = authority or OwnerAuthority(self._user)
         self._is_owner = is_owner
         self._surface = surface
         self._catalogs: dict[Space, Catalog] = {}
@@ -174,6 +182,7 @@ class Kernel:
         try:
             request = read_request(verb, payload)
             self.check(request)
+            self._permit(verb, request, caller)
             return await self._answer(request, caller, witness)
         except KiwiError as error:
             return refusal(self._pointed(error, payload), item_type=item_type, about=about)
@@ -187,6 +196,18 @@ class Kernel:
         if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
             refuse_strangers(request, self._store.settings)
 
+    def _permit(self, verb: str, request: Request, caller: Caller) -> None:
+        """Refuse what is not for a caller to ask, or to know of."""
+        permit_verb(self._authority, caller.identity, verb, request)
+        refuse_bringing(request)
+        if (name := named_item(request)) and isinstance(request, LoadRequest | ExecuteRequest):
+            with suppress(InvalidManifest):  # a policy that cannot be read is told of by whatever needs it
+                refuse_hidden(self.rights(caller)(), request, name, self._catalog_for(request))
+
+    def rights(self, caller: Caller) -> Callable[[], Rights]:
+        """Return what gives the rules that hold for a caller, as they stand when it is asked."""
+        return partial(ask, self._authority, caller.identity)
+
     async def offers(self, project_path: str | None = None) -> Offers:
         """Return what a client sees without searching; where no project is known, what it sees in every one."""
         return await asyncio.to_thread(self._offering(project_path).now)
@@ -195,10 +216,14 @@ class Kernel:
         """Return another text whenever the offers may have changed since they were last asked for, at little cost."""
         return self._offering(project_path).mark()
 
+    def catalog(self) -> Catalog:
+        """Return the items that are seen where a request names no project."""
+        return kept_for(self._catalogs, self._space_if_any(None), self._made)
+
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
         try:
-            chain = kept_for(self._catalogs, self._space_if_any(None), self._made).resolve(name)
+            chain = self.catalog().resolve(name)
         except KiwiError:
             return None
         return offer_of(chain, name) if kind_of(chain) == kind else None
@@ -206,7 +231,7 @@ class Kernel:
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
         catalog = self._catalog_for(ExecuteRequest(item_id=item_id))
-        return await complete(item_id, catalog, rights_of(self._user), self._origins.held, argument, value, known)
+        return await complete(item_id, catalog, ask(self._authority, OWNER), self._origins.held, argument, value, known)
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""
@@ -234,13 +259,14 @@ class Kernel:
         match request:
             case SearchRequest():
                 aside = self._far if asks_registry(request) else self._near
-                return Answer(await aside.do(self._space_for(request), partial(find, request)))
+                search = partial(find, request, rights=self.rights(caller))
+                return Answer(await aside.do(self._space_for(request), search))
             case LoadRequest():
                 # The owner's files are the owner's to read; whoever else calls sees what they made themselves.
                 check = self._runs(caller).get if caller.name and request.item_type == "output" else None
                 catalog, authorship = self._catalog_for(request), self._authorship(caller)
                 result_of = lambda run_id: self._runs(caller).result(run_id)  # noqa: E731 - looked for when it is asked for
-                return Answer(load(request, catalog, result_of, check, authorship))
+                return Answer(load(request, catalog, result_of, check, authorship, self.rights(caller)))
             case ExecuteRequest():
                 return await self._execute(request, caller, witness)
             case HelpRequest():
@@ -313,7 +339,7 @@ class Kernel:
         if request.action in {"run", "why"}:
             call = self._call(request, catalog)
             policy = owner_policy(self._user)
-            rights = rights_of(self._user)
+            rights = self.rights(caller)()
             if request.action == "why":
                 return Answer(explain_call(call, catalog, rights, self._origins.held, self._gate(call, caller).preview))
             if request.dry_run:

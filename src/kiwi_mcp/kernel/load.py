@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.files import read_file
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
@@ -16,6 +18,7 @@ from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.requests import LoadRequest, Where
+from kiwi_mcp.manifest.signature import MAX_SIDECAR, is_apart, sidecar
 from kiwi_mcp.store.outputs import read_page
 
 _TEXT_LIMIT = 200_000
@@ -27,17 +30,18 @@ def load(
     stored: Callable[[str], bytes],
     check: Callable[[str], object] | None = None,
     authorship: Authorship | None = None,
+    rights: Callable[[], Rights] | None = None,
 ) -> JsonObject:
     """Return one item, or a page of a result; copy it first where a destination is given.
 
     `stored` gives the result that is in the store, by the id of its run; `check` refuses runs that are not the
-    reader's to see; `authorship` takes down what is copied.
+    reader's to see; `authorship` takes down what is copied; `rights` are the reader's.
     """
     if request.item_type == "output":
         return _page(request, catalog, stored, check)
     tool = catalog.find(request.item_id, source=request.source)
     if request.destination is None or request.destination == tool.origin.source:
-        return definition(tool, catalog, request.file)
+        return definition(tool, catalog, request.file, rights)
     return _copied(tool, catalog, request.destination, authorship)
 
 
@@ -62,7 +66,9 @@ def _page(
         return read(user)
 
 
-def definition(tool: Tool, catalog: Catalog, file: str | None = None) -> JsonObject:
+def definition(
+    tool: Tool, catalog: Catalog, file: str | None = None, rights: Callable[[], Rights] | None = None
+) -> JsonObject:
     """Return all that a model or a person needs to know of an item before using it."""
     manifest = tool.manifest
     return {
@@ -83,9 +89,11 @@ def definition(tool: Tool, catalog: Catalog, file: str | None = None) -> JsonObj
         "identity": tool.identity,
         "digest": tool.digest,
         "integrity": tool.integrity,
+        **({"trust": tool.trust} if tool.trust else {}),
+        **({"signer": tool.signer} if tool.signer else {}),
         "files": [{"path": one.path, "size": one.size} for one in tool.files],
         **_chain(tool, catalog),
-        **_denial(tool, catalog),
+        **_denial(tool, catalog, rights),
     }
 
 
@@ -96,9 +104,9 @@ def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
         return {"chain": None, "problem": error.message}
 
 
-def _denial(tool: Tool, catalog: Catalog) -> JsonObject:
+def _denial(tool: Tool, catalog: Catalog, rights: Callable[[], Rights] | None) -> JsonObject:
     """Return that the owner does not let an item run, where that is so: it can be read, and spoken of."""
-    reason = Permission(catalog).refusal(tool.identity)
+    reason = Permission(catalog, rights).refusal(tool.identity)
     return {"permitted": False, "not_permitted": reason} if reason else {}
 
 
@@ -163,10 +171,24 @@ def _copy(tool: Tool, base: Path) -> Path:
     files = {file.path: load_bytes(tool, file) for file in tool.files}
     executables = frozenset(file.path for file in tool.files if file.is_executable)
     own = {path: data for path, data in files.items() if path not in shared}
+    beside = _beside(tool)
+    if tool.origin.is_folder:
+        own |= beside
     path = write(Draft(root.relative_to(tool.origin.base).as_posix(), tool.origin.path.name, own, executables), base)
+    if not tool.origin.is_folder:
+        for name, data in beside.items():
+            path.with_name(name).write_bytes(data)
     for name in shared & files.keys():
         target = base / "tools" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(files[name])
     return path
+
+
+def _beside(tool: Tool) -> Mapping[str, bytes]:
+    """Return the file that tells who signed an item, where there is one."""
+    path = tool.origin.path.with_name(sidecar(tool.origin.path.name))
+    if not (tool.signature and is_apart(tool.origin.path.suffix) and path.is_file()):
+        return {}
+    return {path.name: read_file(path, limit=MAX_SIDECAR).data}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import KiwiError, ToolNotFound
+from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Deny, Grant, Rights
 from kiwi_mcp.policy.authority import rights_of
 
@@ -13,16 +13,15 @@ from kiwi_mcp.policy.authority import rights_of
 class Permission:
     """What the rules say of the items of one catalog, as they stand now: those of the owner, if no others are given."""
 
-    def __init__(self, catalog: Catalog, rights: Rights | None = None) -> None:
+    def __init__(self, catalog: Catalog, rights: Callable[[], Rights] | None = None) -> None:
         self._catalog = catalog
-        self._rights = rights or Rights()
+        self._rights = Rights()
         self.fault: KiwiError | None = None
-        """Why the policy cannot be read; then nothing runs, and nothing is permitted."""
-        if rights is None:
-            try:
-                self._rights = rights_of(catalog.space.user)
-            except KiwiError as fault:
-                self.fault = fault
+        """Why the rules cannot be read; then nothing runs, and nothing is permitted."""
+        try:
+            self._rights = rights() if rights is not None else rights_of(catalog.space.user)
+        except KiwiError as fault:
+            self.fault = fault
         rules = [grant.items for grant in self._rights.grants]
         self._is_open = not self.fault and all(one == Grant().items for one in rules)
         # A rule on something below an item counts too, and what that is takes opening the item.
@@ -35,13 +34,6 @@ class Permission:
             for grant in self._rights.grants
             if grant.is_secretive or grant.is_whole
         )
-
-    def refuse_hidden(self, identity: str, asked: str) -> None:
-        """Refuse what is kept from whoever asks just as if it were not there."""
-        for grant in self._rights.grants:
-            verdict = grant.verdict("item", identity) if grant.is_secretive else None
-            if isinstance(verdict, Deny) and not verdict.rule:
-                raise ToolNotFound(asked)
 
     def refusal(self, identity: str) -> str:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""

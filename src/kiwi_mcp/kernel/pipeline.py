@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
@@ -18,7 +19,7 @@ from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
-from kiwi_mcp.domain.grants import Deny, Rights
+from kiwi_mcp.domain.grants import Allow, Deny, Rights
 from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
@@ -35,6 +36,7 @@ from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
+from kiwi_mcp.policy.conditions import unmet
 from kiwi_mcp.policy.floors import unproven
 from kiwi_mcp.primitives.bounds import refuse_target
 from kiwi_mcp.primitives.secrets import Revealed
@@ -170,16 +172,27 @@ def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unprove
     inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
     rights = reaching(rights, chain.executor, catalog) if chain.driver == "mcp" else rights
-    plan = confine(permit(driver.bind(chain, inputs, call.space), rights), chain, call.space, judge, rights)
-    match authorize(plan, rights):
-        case Deny(reason=reason, rule=rule):
+    plan = permit(driver.bind(chain, inputs, call.space), rights)
+    refuse_denied(plan, chain, rights, call.space)
+    plan = confine(plan, chain, call.space, judge, rights)
+    return Bound(chain, plan, (*warnings, *plan.warnings))
+
+
+def refuse_denied(plan: Plan, chain: Chain, rights: Rights, space: Space) -> None:
+    """Refuse a plan that no right covers, or that does not meet a condition."""
+    verdict = authorize(plan, rights)
+    if isinstance(verdict, Allow):
+        now = datetime.now().astimezone()  # the hours of a condition are those of the owner's own clock
+        verdict = unmet(rights, plan.identity, plan.inputs, space.project, now) or verdict
+    match verdict:
+        case Deny(reason=reason, rule=rule, grant=grant):
             raise PolicyDenied(
                 f"{chain.tool.id!r} may not run: {reason}.",
                 suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
                 tool_id=chain.tool.id,
                 rule=rule,
+                grant=grant,
             )
-    return Bound(chain, plan, (*warnings, *plan.warnings))
 
 
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
-from kiwi_mcp.policy.floors import Holding, held, unproven
+from kiwi_mcp.policy.deployment import minimum
+from kiwi_mcp.policy.floors import Holding, held, raised, unproven
 from kiwi_mcp.store.authors import Authors
 
 _MOST = 10_000
@@ -39,6 +40,10 @@ class Origins:
         self._known: tuple[int, dict[_Key, Holding]] = (0, {})
 
     def held(self, chain: Chain) -> Holding:
+        """Return how strictly a chain is held, and at least as strictly as this machine holds everything."""
+        return raised(self._held(chain), minimum())
+
+    def _held(self, chain: Chain) -> Holding:
         """Return how strictly a chain is held; where the store cannot be read, as what nobody knows is."""
         if all(link.origin.source == "builtin" for link in chain.links):
             return unproven(chain)

@@ -20,6 +20,7 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.why import explain_holding
 from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.policy.authorize import verify
+from kiwi_mcp.policy.deployment import minimum
 from kiwi_mcp.policy.floors import Holding, held, remedy
 from kiwi_mcp.store.authors import Relaxation
 
@@ -93,6 +94,13 @@ def _refuse(chain: Chain, before: Holding, level: Level) -> None:
         raise InvalidRequest(
             f"{tool.id!r} starts no process of its own, so nothing holds it.",
             suggestion="What it may reach is said in policy.yaml of the user space.",
+            tool_id=tool.id,
+        )
+    least = minimum()
+    if least is not None and LEVELS.index(least) > LEVELS.index(level):
+        raise PolicyDenied(
+            f"This machine holds every process by {least!r} at least, so nothing is relaxed to {level!r}.",
+            suggestion="Ask whoever runs this machine: the floor stands in its deployment.",
             tool_id=tool.id,
         )
     if LEVELS.index(before.asked) > LEVELS.index(level):

@@ -18,10 +18,11 @@ from kiwi_mcp.kernel.delivery import holder_of, vault_folder
 from kiwi_mcp.kernel.requests import SecretsRequest
 from kiwi_mcp.primitives.addresses import is_address
 from kiwi_mcp.primitives.bounds import ANY_HOST, GrantedTo, Stored
+from kiwi_mcp.primitives.sealing import SEALS, sealed_by
 from kiwi_mcp.primitives.secrets import Bound, Secret, Variables
 from kiwi_mcp.primitives.strength import weakness
 from kiwi_mcp.primitives.vault import Vault
-from kiwi_mcp.primitives.vault_key import SEALS, move_key, sealed_by, vault_key
+from kiwi_mcp.primitives.vault_key import move_key, vault_key
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*(:\d{1,5})?", re.ASCII)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.errors import InvalidArguments, KiwiError
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, compact
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.receipt import Receipt
@@ -66,6 +66,7 @@ class Trail:
         """The secrets of the plan, once they are known."""
         self.passed: Passed | None = None
         """By what of the owner's the call went on, where the owner had to be asked."""
+        self._sent: JsonObject = {}
         self._call = call
         self._runs = runs
         self._actor = actor
@@ -101,6 +102,7 @@ class Trail:
         data = result_bytes(text) if len(text) > INLINE_LIMIT else None
         record = self._record(outcome, duration_ms)
         kept = self._keep(record, warnings)
+        self._sent = _sent(outcome)
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
         run = self._run(outcome.status, code, outcome.message, duration_ms, outcome.exit_code, kept, data)
         is_recorded = await self._store(run, data, text, warnings)
@@ -110,7 +112,7 @@ class Trail:
         return Left(duration_ms, kept, run.id if is_recorded else None, shown, tuple(warnings))
 
     def _receipt(self, run: Run, outcome: bytes | None) -> Receipt | None:
-        passed = self.passed.to_json() if self.passed else {}
+        passed = {**(self.passed.to_json() if self.passed else {}), **self._sent}
         return self._witness.of_run(run, self.secrets, outcome, passed) if self._witness else None
 
     def _passed(self) -> int:
@@ -156,7 +158,7 @@ class Trail:
             "result": outcome.result,
             "message": outcome.message,
             "exit_code": outcome.exit_code,
-            "details": outcome.details,
+            "details": {**outcome.details, "network": outcome.sent} if outcome.sent else outcome.details,
             "logs": outcome.logs.to_json(),
             "finished_at": f"{iso(time.time_ns() // 1_000_000)[:-1]}+00:00",
             "execution_time_ms": duration_ms,
@@ -209,8 +211,20 @@ def _home(space: Space) -> Path:
     return space.project_ai
 
 
+_ROOM = 1_000
+"""How much of a receipt the hosts that a process reached may take, in characters."""
 _CODES = {"error": "execution_failed"}
 """The codes of failures that are not the words of their statuses."""
+
+
+def _sent(outcome: Outcome) -> JsonObject:
+    """Return what was sent and received, for a receipt: the sums, and as many hosts as have room."""
+    network = as_object(outcome.details.get("network")) or outcome.sent
+    hosts = rows = as_list(network.get("hosts"))
+    while len(compact(hosts)) > _ROOM:
+        hosts = hosts[: len(hosts) // 2]
+    left_out = {"left_out": len(rows) - len(hosts)} if len(hosts) < len(rows) else {}
+    return {"network": {**network, "hosts": hosts, **left_out}} if network else {}
 
 
 def _ending(error: BaseException) -> tuple[RunStatus, str, str]:

@@ -20,6 +20,7 @@ from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import Bound as Planned
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
+from kiwi_mcp.kernel.verdicts import explain_rights
 from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
@@ -81,6 +82,8 @@ def explain_call(
         **({"isolation": explain_holding(chain.tool, holding)} if chain.driver == HELD else {}),
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
+        "needs": chain.needs.to_json(),
+        "rights": explain_rights(chain, rights, call.space, lambda: prepare(call, catalog, rights, judge).plan),
         "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
         "notes": [*chain.drift, *chain.notes],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from kiwi_mcp.domain.errors import ApprovalRequired, ApprovalsWaiting, Denied, InvalidRequest, PolicyDenied
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.receipt import AuditLevel, Receipt
 from kiwi_mcp.domain.run import Run, RunStatus
 from kiwi_mcp.kernel.requests import ACTIONS
@@ -102,6 +102,7 @@ class Witness:
             verdict="deny" if code in _DENIED else "allow" if status == "success" else "",
             arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
             duration_ms=max(0, time.time_ns() // 1_000_000 - self._began),
+            detail=_word_of(answer),
         )
 
     def _item(self) -> str:
@@ -123,6 +124,13 @@ class Witness:
             return None
         text = data.decode() if secrets else ""
         return None if _SECRET_NAME.search(data) or redact(text, secrets) != text else data
+
+
+def _word_of(answer: JsonObject) -> str:
+    """Return what the owner took although nobody vouches for it, as JSON; that is kept at every level."""
+    taken = as_list(answer.get("acknowledged"))
+    text = compact({"acknowledged": taken}) if taken else ""
+    return text if len(text) <= LONGEST else compact({"acknowledged": len(taken)})
 
 
 def _detail(told: JsonObject, arguments: bytes | None, secrets: Mapping[str, str]) -> str:

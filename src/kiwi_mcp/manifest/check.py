@@ -17,6 +17,8 @@ from kiwi_mcp.domain.version import Range, Version
 from kiwi_mcp.manifest.children import child_faults
 from kiwi_mcp.manifest.formats import formats_for
 from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
+from kiwi_mcp.manifest.needs import needs_faults
+from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.render import placeholders
 from kiwi_mcp.manifest.schema import faults, schema_faults
 from kiwi_mcp.manifest.sheets import Sheet, Sheets
@@ -87,6 +89,8 @@ def _universal(subject: _Subject) -> Iterator[Issue]:
         fix = "Choose auto (once it takes long), always, required (refused to clients without tasks) or never."
         yield Issue("task", "does not say when a call becomes a task", fix)
     yield from _isolation_faults(subject)
+    if "needs" in manifest.extra:
+        yield from needs_faults(manifest.extra["needs"], manifest.tool_type, subject.sheets)
     yield from _parameter_faults(manifest.parameters)
     yield from _type_faults(subject)
 
@@ -144,6 +148,8 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
         yield Issue("tool_type", f"only {' and '.join(sheet.ids)} are of the type {sheet.type}, and they are code", fix)
     yield from _executor_faults(subject, sheet)
     yield from _config_faults(subject, sheet)
+    if "permissions" in sheet.words:
+        yield from permission_faults(subject.manifest.config.get("permissions"))
     yield from _template_faults(subject.manifest, sheet)
     if subject.with_files:
         yield from _file_faults(subject, sheet)

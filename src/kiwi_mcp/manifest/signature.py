@@ -143,9 +143,10 @@ def sidecar(name: str) -> str:
 
 def read_detached(text: str) -> Signature | None:
     """Return the signature in a file that holds its line, and perhaps how its key came to be, and nothing else."""
-    first, _, rest = text.replace("\r\n", "\n").removesuffix("\n").partition("\n")
-    is_whole = not rest or all(map(Rotation.parse, rest.split("\n")))
-    return _parse(first) if is_whole and len(first) <= MAX_LINE and len(text) <= MAX_SIDECAR else None
+    if len(text) > MAX_SIDECAR:
+        return None
+    first, *rest = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return _parse(first) if len(first) <= MAX_LINE and all(map(Rotation.parse, rest)) else None
 
 
 def read_rotations(text: str) -> tuple[Rotation, ...]:

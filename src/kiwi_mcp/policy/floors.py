@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IsolationUnavailable
@@ -36,6 +36,8 @@ class Holding:
     floors: tuple[Floor, ...]
     relaxed: Level | None = None
     """What the owner lets it run under, in place of its floors."""
+    deployed: Level | None = None
+    """The least that whoever runs this machine has every process held by, where that decides."""
 
     @property
     def decisive(self) -> Floor:
@@ -55,13 +57,19 @@ class Holding:
         least = self.relaxed or self.decisive.level
         return strictest([least, self.asked]) != least
 
+    @property
+    def _decided_by(self) -> str:
+        if self.deployed:
+            return "deployment"
+        return "manifest" if self.is_asked else "owner" if self.relaxed else self.decisive.identity
+
     def to_json(self) -> JsonObject:
         """Return it as `why` shows it."""
         return {
             "level": self.level,
             "asked": self.asked,
             "provenance": self.provenance,
-            "decided_by": "manifest" if self.is_asked else "owner" if self.relaxed else self.decisive.identity,
+            "decided_by": self._decided_by,
             "floors": [one.to_json() for one in self.floors],
             **({"relaxed_to": self.relaxed} if self.relaxed else {}),
         }
@@ -77,6 +85,13 @@ def held(chain: Chain, origins: Sequence[Provenance], relaxed: Level | None = No
     )
     least = [relaxed] if relaxed is not None else [one.level for one in floors]
     return Holding(strictest([*least, chain.isolation]), chain.isolation, floors, relaxed)
+
+
+def raised(holding: Holding, least: Level | None) -> Holding:
+    """Return how a chain is held where whoever runs this machine has every process held by some level at least."""
+    if least is None or strictest([holding.level, least]) == holding.level:
+        return holding
+    return replace(holding, level=least, deployed=least)
 
 
 def unproven(chain: Chain) -> Holding:
@@ -103,6 +118,8 @@ def with_remedy(refused: IsolationUnavailable, provenance: Provenance, tool: Too
 
 def change_of(tool: Tool, holding: Holding) -> str:
     """Return what would change how strictly a tool is held; empty where nothing has to."""
+    if holding.deployed:
+        return f"This machine holds every process by {holding.deployed} at least; no owner changes that."
     if holding.is_asked:
         return f"A manifest of its chain asks for {holding.asked}; it counts until its author takes the word out."
     if holding.relaxed:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import PolicyDenied, Unavailable
 from kiwi_mcp.domain.globs import address_of, fits_path
-from kiwi_mcp.domain.grants import Deny, Kind, Rights, Rules
+from kiwi_mcp.domain.grants import Allow, Deny, Kind, Rights, Rules, Verdict, ruling
 from kiwi_mcp.domain.needs import Needs
 from kiwi_mcp.policy.paths import TooMany, anchored, below, is_pattern, placed
 from kiwi_mcp.primitives.addresses import refusal
@@ -65,6 +65,11 @@ def _files(needs: Needs, rights: Rights, space: Space) -> Reach:
     return Reach(*(tuple(dict.fromkeys(paths)) for paths in ([*readable, *kept], writable, hidden)))
 
 
+def path_verdicts(kind: Kind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
+    """Return what each grant says of a path that is needed."""
+    return _FileRules(rights, space).verdicts(kind, text)
+
+
 class _FileRules:
     """The rules about files of all grants, with every path from the root."""
 
@@ -82,6 +87,17 @@ class _FileRules:
         self._refuse_own(path, text)
         self._refuse_denied(kind, path)
         return path
+
+    def verdicts(self, kind: Kind, text: str) -> tuple[Verdict, ...]:
+        """Return what each grant says of a path."""
+        path = self._path(text)
+        self._refuse_own(path, text)
+        return tuple(
+            Allow(name, ruling(rules, kind, path)[1])
+            if (refused := rules.match(path, kind)) is None
+            else Deny(_denied(kind, path, refused, name).message, refused, name)
+            for name, rules in self._rules[kind]
+        )
 
     def inside(self, kind: Kind, folder: str) -> Iterator[str]:
         """Yield what lies below a folder that is given and must not be: by a rule, or because it holds secrets."""

@@ -115,7 +115,7 @@ def is_address(host: str) -> bool:
 
 
 def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:
-    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, an address, `[v6]:port`.
+    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, `*:port`, an address.
 
     A pattern without a port is about every port; without `port`, so is every pattern.
     """
@@ -124,7 +124,12 @@ def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:
 
 
 def is_listed(host: str, port: int, hosts: Sequence[str]) -> bool:
-    """Whether one of the patterns names this host for this port; one that says no port is about those of the web."""
+    """Whether one of the patterns names this host for this port; one that says no port is about those of the web.
+
+    `*` stands for every host, which still is reached at public addresses only.
+    """
+    if port in WEB and "*" in hosts:
+        return True
     return is_granted(host, port, [one for one in hosts if port in WEB or _split(one)[1] is not None])
 
 
@@ -144,6 +149,8 @@ def _matches(pattern: str, name: str, port: int | None) -> bool:
     wanted, wanted_port = _split(pattern)
     if wanted_port is not None and port is not None and wanted_port != str(port):
         return False
+    if wanted == "*" and wanted_port is not None:  # without a port nobody is taken to mean that much
+        return True
     if wanted.startswith("*."):
         return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and _parse(name) is None
     address = _parse(wanted)

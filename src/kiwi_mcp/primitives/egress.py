@@ -12,6 +12,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from kiwi_mcp.domain.errors import AddressDenied, KiwiError, RequestFailed
@@ -102,8 +103,8 @@ class Proxy:
         fault = "it was ended"
         try:
             fault = await self._accept(listener)
-        except OSError as broken:
-            fault = str(broken)
+        except Exception as broken:  # noqa: BLE001 - whatever it is, the process goes on, without a network
+            fault = repr(broken)
         finally:
             listener.close()
             if not self._ledger.is_closed:
@@ -115,23 +116,28 @@ class Proxy:
     async def _accept(self, listener: socket.socket) -> str:
         for _ in range(self._caps.connections):
             await self._places.acquire()
-            task = asyncio.create_task(self._serve(await _next(listener)))
+            client = await _next(listener)
+            try:
+                reader, writer = await asyncio.open_connection(sock=client, limit=self._caps.head_bytes)
+            except BaseException:
+                client.close()
+                raise
+            task = asyncio.create_task(self._serve(reader, writer))
             self._serving.add(task)
-            task.add_done_callback(self._over)
+            task.add_done_callback(partial(self._over, writer))
         return f"there were {self._caps.connections:,} connections"
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _over(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        writer.close()  # also where the task was cancelled before it began
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._ledger.fault = f"A connection was ended by a fault of the proxy's own: {fault!r}."
         self._serving.discard(task)
         self._places.release()
 
-    async def _serve(self, client: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=client, limit=self._caps.head_bytes)
-        try:
-            # A client that is gone, or says half of what it announced, is nobody to answer.
-            with suppress(OSError, EOFError, ValueError, TimeoutError):
-                await self._answered(reader, writer)
-        finally:
-            writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client that is gone, or says half of what it announced, is nobody to answer.
+        with suppress(OSError, EOFError, ValueError):
+            await self._answered(reader, writer)
 
     async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect a client with what it asks for, or tell it why not."""
@@ -147,7 +153,7 @@ class Proxy:
             self._note_refusal(fault, asked)
             await _tell(reader, writer, (asked.refused if asked else egress_http.refusal)(fault))
         else:
-            row = self._ledger.note(asked.host, asked.port, "allowed")
+            row = self._ledger.note(asked.name, asked.port, "allowed")
             await _Relay(asked, reader, writer, server, row, self._ledger, self._caps).run()
 
     async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Asked:
@@ -159,8 +165,8 @@ class Proxy:
 
     async def _connected(self, asked: Asked) -> socket.socket:
         """Return a connection to what is asked for, at an address that was judged."""
-        host, port = asked.host, asked.port
-        if (reason := self._rules.refusal(host, port)) is not None:
+        host, port = asked.name, asked.port
+        if (reason := self._rules.refusal(asked.host, port)) is not None:
             raise refused(host, port, reason)
         if self._ledger.bytes >= self._caps.total_bytes:
             raise refused(host, port, f"{self._caps.total_bytes:,} bytes were sent and received, which is the limit")
@@ -182,7 +188,7 @@ class Proxy:
 
     def _note_refusal(self, fault: KiwiError, asked: Asked | None) -> None:
         told = fault.details
-        host, port = (asked.host, asked.port) if asked else (str(told["host"]), int(str(told["port"])))
+        host, port = (asked.name, asked.port) if asked else (str(told["host"]), int(str(told["port"])))
         if isinstance(fault, AddressDenied):
             self._ledger.note(host, port, "denied", str(told["reason"]))
         else:
@@ -220,7 +226,7 @@ class _Relay:
             async with self._limit:
                 await self._both(reader, writer)
         except AddressDenied as fault:
-            self._ledger.note(self._asked.host, self._asked.port, "denied", str(fault.details["reason"]))
+            self._ledger.note(self._asked.name, self._asked.port, "denied", str(fault.details["reason"]))
             self._writer.write(ALERT)
         finally:
             writer.close()

@@ -31,6 +31,7 @@ class Asked:
     """A host and a port, what is told to the client, and what of its words goes on to the server."""
 
     host: str
+    """As the client wrote it, for it is judged so."""
     port: int
     granted: bytes
     """What the client is told when the connection stands."""
@@ -38,6 +39,11 @@ class Asked:
     """What it is told when there is none."""
     sent: Pieces
     """What goes on to the server."""
+
+    @property
+    def name(self) -> str:
+        """The host in the one spelling that names are compared and looked up in."""
+        return plain_host(self.host)
 
 
 def refused(host: str, port: int, reason: str) -> AddressDenied:
@@ -75,7 +81,7 @@ async def _greeting(reader: StreamReader, first: bytes, host: str, port: int) ->
     except Malformed as fault:
         raise refused(host, port, str(fault)) from fault
     # An address has no name to be said; where one is said all the same, it must not be another's.
-    if plain_host(name) != host and (name or not is_address(host)):
+    if plain_host(name) != plain_host(host) and (name or not is_address(host)):
         reason = "the TLS client names another server" if name else "the TLS client does not name the server it means"
         raise refused(host, port, reason)
     return raw

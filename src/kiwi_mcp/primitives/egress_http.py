@@ -81,13 +81,14 @@ def _authority(written: str, default: int | None) -> tuple[str, int]:
     port = int(found[2]) if found and found[2] else default
     if found is None or port is None or not 0 < port <= _LAST_PORT:
         raise _unfit(HTTPStatus.BAD_REQUEST, "the request names no host and port")
-    return plain_host(found[1]), port
+    return found[1], port
 
 
 def _request(method: str, path: str, host: str, port: int, headers: Headers) -> Pieces:
     """Return the request as the server gets it: its head, written anew, and the body that it announces."""
     body = _body(headers)
-    named = f"[{host}]" if ":" in host else host
+    plain = plain_host(host)
+    named = f"[{plain}]" if ":" in plain else plain
     listed = {
         word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
     }

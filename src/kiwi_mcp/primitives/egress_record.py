@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.primitives.addresses import plain_host
 
 LISTED = 200
 """How many rows are kept; of what is beyond, only the sums are."""
@@ -49,7 +48,7 @@ class Ledger:
 
     def note(self, host: str, port: int, verdict: Verdict, reason: str = "") -> Row:
         """Count a connection, and return the row that its bytes belong to."""
-        shown = plain_host(host)[:_LONGEST].encode("ascii", errors="backslashreplace").decode()
+        shown = host[:_LONGEST].encode("ascii", errors="backslashreplace").decode()
         key = (shown, port, verdict, reason)
         if key not in self._rows and len(self._rows) >= LISTED:
             row = self._others
@@ -57,6 +56,11 @@ class Ledger:
             row = self._rows.setdefault(key, Row(*key))
         row.count += 1
         return row
+
+    def refused(self) -> tuple[str, ...]:
+        """Return the hosts that were asked for in vain, each with its port."""
+        denied = [(row.host, row.port) for row in self._rows.values() if row.verdict == "denied"]
+        return tuple(dict.fromkeys(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in denied))
 
     def to_json(self) -> JsonObject:
         """Return all that is recorded, as outcomes show it."""

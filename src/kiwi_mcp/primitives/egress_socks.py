@@ -6,7 +6,6 @@ from asyncio import StreamReader, StreamWriter
 from ipaddress import ip_address
 
 from kiwi_mcp.domain.errors import Denied, KiwiError
-from kiwi_mcp.primitives.addresses import plain_host
 from kiwi_mcp.primitives.egress_asked import Asked, Unfit, tunnel
 
 VERSION = b"\x05"
@@ -38,7 +37,7 @@ async def _host(reader: StreamReader, kind: int) -> str:
     if kind != _NAME:
         raise Unfit(_reply(_NO_KIND))
     name = await reader.readexactly((await reader.readexactly(1))[0])
-    return plain_host(name.decode("latin-1"))  # what is not ASCII is no name, and refused as such
+    return name.decode("latin-1")  # what is not ASCII is no name, and refused as such
 
 
 def _refusal(fault: KiwiError) -> bytes:

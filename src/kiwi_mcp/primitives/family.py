@@ -22,10 +22,13 @@ from random import SystemRandom
 from threading import Lock
 from time import monotonic
 
+from kiwi_mcp.primitives.children import exit_of
+
 MARK = "KIWI_RUN"
 """The variable that names the run in the environment of everything it starts."""
 _SWEEP = 5.0
 """How long the killed may take to be gone, in seconds."""
+_MOMENT = 0.05
 _SET_CHILD_SUBREAPER = 36
 # Only realtime processes are bound by this limit, and the numbers are days, so it is free to carry a stamp.
 _STAMPED = resource.RLIMIT_RTTIME
@@ -111,20 +114,19 @@ class Family:
     async def sweep(self) -> None:
         """End what the leader left behind; it must have ended, and must not have been waited for."""
         self.signal_group(signal.SIGKILL)
-        end, pause = monotonic() + _SWEEP, 0.0005
-        while self.kill() and monotonic() < end:
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 0.05)
+        end = monotonic() + _SWEEP
+        while (members := self.kill()) and monotonic() < end:
+            await _end_of(members)
 
-    def kill(self) -> bool:
-        """Kill and wait for the members that are Kiwi's children now; whether there were any."""
+    def kill(self) -> list[int]:
+        """Kill and wait for the members that are Kiwi's children now; return which there were."""
         members = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        return bool(members)
+        return members
 
     def _is_member(self, pid: int) -> bool:
         with suppress(ProcessLookupError):
@@ -137,6 +139,19 @@ class Family:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             return any(one.startswith(f"{MARK}={self.mark.name}".encode()) for one in variables)
         return False
+
+
+async def _end_of(members: list[int]) -> None:
+    """Wait for some killed children to end, and a moment at most: others may have come by then."""
+    handles: list[int] = []
+    for pid in members:
+        with suppress(ProcessLookupError):  # it has been waited for
+            handles.append(os.pidfd_open(pid))
+    exits = [exit_of(handle) for handle in handles]
+    if exits:
+        await asyncio.wait(exits, timeout=_MOMENT)
+    for exited in exits:
+        exited.cancel()
 
 
 def _stamps(pid: int) -> tuple[int, ...]:

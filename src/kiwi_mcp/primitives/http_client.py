@@ -15,6 +15,7 @@ from types import MappingProxyType
 from kiwi_mcp.domain.errors import RequestFailed, TooLarge
 from kiwi_mcp.domain.outcome import Report, silent
 from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.egress_record import Ledger
 from kiwi_mcp.primitives.http_exchange import Answer, open_answer
 from kiwi_mcp.primitives.http_faults import limited
 from kiwi_mcp.primitives.http_pool import Network
@@ -42,13 +43,16 @@ async def send(
     secrets: Mapping[str, str] = _NOTHING,
     report: Report = silent,
     through: Network = network,
+    ledger: Ledger | None = None,
 ) -> HttpReply:
-    """Send a request and return the whole answer; any status is an answer."""
+    """Send a request and return the whole answer; any status is an answer. What left is written into the ledger."""
     started, redactor = monotonic(), Redactor(secrets)
     request = prepare(spec, secrets)
     with limited(spec, request, redactor):
-        async with asyncio.timeout(spec.timeout), aclosing(await open_answer(spec, request, through, report)) as answer:
-            body, is_cut = await answer.whole(spec.max_bytes)
+        async with asyncio.timeout(spec.timeout):
+            begun = await open_answer(spec, request, through, report, ledger or Ledger())
+            async with aclosing(begun) as answer:
+                body, is_cut = await answer.whole(spec.max_bytes)
     return HttpReply(
         status=answer.status,
         headers={name: redactor.text(value) for name, value in answer.headers.items()},
@@ -66,12 +70,14 @@ async def events(
     secrets: Mapping[str, str] = _NOTHING,
     report: Report = silent,
     through: Network = network,
+    ledger: Ledger | None = None,
 ) -> AsyncGenerator[ServerEvent, None]:
     """Yield the server-sent events of an answer, up to `max_events`."""
     redactor, parser, left = Redactor(secrets), Events(), spec.max_events
     request = prepare(spec, secrets, accept="text/event-stream")
     with limited(spec, request, redactor):
-        async with aclosing(_pieces(spec, request, through, report, content="text/event-stream")) as pieces:
+        answered = _pieces(spec, request, through, report, ledger or Ledger(), content="text/event-stream")
+        async with aclosing(answered) as pieces:
             async for piece in pieces:
                 for event in parser.feed(piece):
                     yield ServerEvent(event.event, redactor.text(event.data), redactor.text(event.id), event.retry)
@@ -85,12 +91,13 @@ async def lines(
     secrets: Mapping[str, str] = _NOTHING,
     report: Report = silent,
     through: Network = network,
+    ledger: Ledger | None = None,
 ) -> AsyncGenerator[str, None]:
     """Yield the lines of an answer that are not empty, up to `max_events`."""
     redactor, parser, left = Redactor(secrets), Lines(), spec.max_events
     request = prepare(spec, secrets)
     with limited(spec, request, redactor):
-        async with aclosing(_pieces(spec, request, through, report)) as pieces:
+        async with aclosing(_pieces(spec, request, through, report, ledger or Ledger())) as pieces:
             async for piece in pieces:
                 for line in filter(None, parser.feed(piece)):
                     yield redactor.text(line)
@@ -105,13 +112,17 @@ async def websocket(
     *,
     secrets: Mapping[str, str] = _NOTHING,
     through: Network = network,
+    ledger: Ledger | None = None,
 ) -> AsyncGenerator[str | bytes, None]:
     """Yield the messages of a WebSocket, up to `max_events`; the body, if there is one, is sent first."""
     redactor = Redactor(secrets)
     request = prepare(spec, secrets, schemes=("ws", "wss"))
     with limited(spec, request, redactor):
         async with aclosing(messages(spec, request, through)) as found:
+            row = (ledger or Ledger()).note(request.host, request.port, "allowed")
+            row.bytes_out += len(request.body)
             async for message in found:
+                row.bytes_in += len(message)
                 yield redactor.text(message) if isinstance(message, str) else redactor.clean(message)
 
 
@@ -121,14 +132,15 @@ async def aclose() -> None:
 
 
 async def _pieces(
-    spec: HttpSpec, request: Request, through: Network, report: Report, content: str = ""
+    spec: HttpSpec, request: Request, through: Network, report: Report, ledger: Ledger, content: str = ""
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body of a stream as it comes, within the limits of time and size."""
     end, size = monotonic() + spec.timeout, 0
     async with AsyncExitStack() as stack:
         # The limit stands around each wait and not around the whole, because the reader's own time runs between them.
         async with asyncio.timeout(spec.timeout):
-            answer = await stack.enter_async_context(aclosing(await open_answer(spec, request, through, report)))
+            begun = await open_answer(spec, request, through, report, ledger)
+            answer = await stack.enter_async_context(aclosing(begun))
             await _check_stream(answer, content)
         chunks = await stack.enter_async_context(aclosing(answer.chunks()))
         while True:

@@ -14,6 +14,7 @@ import httpcore2
 from kiwi_mcp.domain.errors import RequestFailed, TooLarge
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.egress_record import Ledger, Row
 from kiwi_mcp.primitives.http_faults import explaining
 from kiwi_mcp.primitives.http_pool import Network
 from kiwi_mcp.primitives.http_reply import headers_of, retry_after, unpacked
@@ -31,6 +32,8 @@ class Answer:
     response: httpcore2.Response
     headers: Mapping[str, str]
     attempts: int
+    row: Row
+    """Where what comes is counted."""
 
     @property
     def status(self) -> int:
@@ -45,8 +48,13 @@ class Answer:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body, unpacked."""
         with explaining(self.request):
-            async for chunk in unpacked(self.response.aiter_stream(), self.headers):
+            async for chunk in unpacked(self._received(), self.headers):
                 yield chunk
+
+    async def _received(self) -> AsyncGenerator[bytes, None]:
+        async for chunk in self.response.aiter_stream():
+            self.row.bytes_in += len(chunk)
+            yield chunk
 
     async def whole(self, limit: int) -> tuple[bytes, bool]:
         """Return the body, and whether it was cut: one over the limit is refused, but that of an error is cut."""
@@ -65,20 +73,20 @@ class Answer:
         await self.response.aclose()
 
 
-async def open_answer(spec: HttpSpec, request: Request, through: Network, report: Report) -> Answer:
+async def open_answer(spec: HttpSpec, request: Request, through: Network, report: Report, ledger: Ledger) -> Answer:
     """Return the first answer that is not to be asked for again."""
     end = monotonic() + spec.timeout
     for attempt in count(1):
         wait = min(spec.retry.delay * 2.0 ** min(attempt - 1, 30), spec.retry.max_delay)
         is_last = attempt >= spec.retry.attempts
         try:
-            last, response = await _follow(spec, request, through)
+            last, response, row = await _follow(spec, request, through, ledger)
         except RequestFailed as fault:
             if is_last or not _may_repeat(request, fault) or monotonic() + wait >= end:
                 raise
             reason = fault.message
         else:
-            answer = Answer(last, response, headers_of(response.headers), attempt)
+            answer = Answer(last, response, headers_of(response.headers), attempt, row)
             if is_last or answer.status not in spec.retry.statuses:
                 return answer
             if (asked := retry_after(answer.headers)) is not None:
@@ -103,12 +111,16 @@ def _may_repeat(request: Request, fault: RequestFailed) -> bool:
             return False
 
 
-async def _follow(spec: HttpSpec, request: Request, through: Network) -> tuple[Request, httpcore2.Response]:
+async def _follow(
+    spec: HttpSpec, request: Request, through: Network, ledger: Ledger
+) -> tuple[Request, httpcore2.Response, Row]:
     for _ in range(spec.max_redirects + 1):
         response = await _exchange(spec, request, through)
+        row = ledger.note(request.host, request.port, "allowed")
+        row.bytes_out += len(request.body)
         location = headers_of(response.headers).get("location")
         if response.status not in _REDIRECTS or not location or not spec.max_redirects:
-            return request, response
+            return request, response, row
         await response.aclose()
         request = redirect(request, response.status, location)
     raise RequestFailed(

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.primitives.egress_record import Ledger
 from kiwi_mcp.primitives.http_client import network
 from kiwi_mcp.primitives.http_exchange import open_answer
 from kiwi_mcp.primitives.http_faults import limited
@@ -50,8 +51,10 @@ async def take(
     request = prepare(_quoted(spec, values), values)
     refuse_unbound(spec, request, secrets)  # as it was written, with the names of the caller's secrets still in it
     with limited(spec, request, redactor):
-        async with asyncio.timeout(spec.timeout), aclosing(await open_answer(spec, request, through, silent)) as answer:
-            body, _ = await answer.whole(spec.max_bytes)
+        async with asyncio.timeout(spec.timeout):
+            begun = await open_answer(spec, request, through, silent, Ledger())
+            async with aclosing(begun) as answer:
+                body, _ = await answer.whole(spec.max_bytes)
     found = _object(body)
     taken = {word: Secret(value) for word in words if isinstance(value := found.get(word), str) and value}
     rest = {word: value for word, value in found.items() if word not in words}

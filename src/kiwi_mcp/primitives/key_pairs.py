@@ -25,8 +25,10 @@ class KeyPairs:
 
     def make(self) -> str:
         """Make a pair, keep its private key, and return the public one."""
-        private = Ed25519PrivateKey.generate()
-        public = _text(private.public_key().public_bytes_raw())
+        public = "-"
+        while public.startswith("-"):  # a command would take such a key for an option
+            private = Ed25519PrivateKey.generate()
+            public = _text(private.public_key().public_bytes_raw())
         self._sealed.write(public, Record({}, {_PRIVATE: Secret(_text(private.private_bytes_raw()))}))
         return public
 

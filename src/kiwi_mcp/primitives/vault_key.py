@@ -14,7 +14,6 @@ from pathlib import Path
 from secrets import token_bytes, token_hex
 from select import select
 from time import monotonic
-from typing import Literal, TypeAlias
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -23,29 +22,24 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.primitives import keyring
 from kiwi_mcp.primitives.key_file import KEY_BYTES, file_key, unusable, write_private
+from kiwi_mcp.primitives.sealing import (
+    ACCOUNT_NAME,
+    DESCRIPTOR,
+    FILE,
+    HOLDERS,
+    KEY_NAME,
+    SALT_NAME,
+    WRAPPED_NAME,
+    Seal,
+    sealed_by,
+)
 
-Seal: TypeAlias = Literal["file", "passphrase", "keyring"]
-SEALS: dict[Seal, str] = {"file": "key file", "passphrase": "passphrase", "keyring": "keyring"}
-"""What can seal a store, and how that is told."""
-FILE, DESCRIPTOR = "KIWI_PASSPHRASE_FILE", "KIWI_PASSPHRASE_FD"
 _COST, _BLOCK, _LANES = 2**17, 8, 1
 _LONGEST = 4_096
 _PATIENCE = 10.0
-_KEY_NAME, _SALT_NAME = "secrets.key", "secrets.salt"
-_WRAPPED_NAME, _ACCOUNT_NAME = "secrets.wrapped", "secrets.keyring"
 _NONCE = 12
 _descriptors: dict[str, bytes] = {}
 """What was read from descriptors, which give it once."""
-
-
-def sealed_by(state: Path) -> Seal:
-    """Return what seals the store in a folder of state, or would seal a new one."""
-    if (state / _WRAPPED_NAME).exists() or (state / _SALT_NAME).exists():
-        return "passphrase"
-    if (state / _ACCOUNT_NAME).exists():
-        return "keyring"
-    is_new = not (state / _KEY_NAME).exists()
-    return "passphrase" if is_new and (os.environ.get(FILE) or os.environ.get(DESCRIPTOR)) else "file"
 
 
 def vault_key(state: Path) -> Callable[[], bytes]:
@@ -54,14 +48,14 @@ def vault_key(state: Path) -> Callable[[], bytes]:
     def key() -> bytes:
         match sealed_by(state):
             case "file":
-                return file_key(state / _KEY_NAME)()
+                return file_key(state / KEY_NAME)()
             case "keyring":
                 return _from_keyring(_account(state))
         # The passphrase is asked for first, so that none of a wrong start leaves a salt behind.
         given = _passphrase()
-        if (state / _WRAPPED_NAME).exists():
-            return _unwrapped(state / _WRAPPED_NAME, given)
-        return _derived(given, file_key(state / _SALT_NAME)())
+        if (state / WRAPPED_NAME).exists():
+            return _unwrapped(state / WRAPPED_NAME, given)
+        return _derived(given, file_key(state / SALT_NAME)())
 
     return key
 
@@ -74,7 +68,7 @@ def move_key(state: Path, seal: Seal) -> None:
         if seal != before:
             _add_way(state, seal, key)
         # The new way is there, and the others go, also those that a move left behind when it was broken off.
-        for name in (name for way, names in _HOLDERS.items() if way != seal for name in names):
+        for name in (name for way, names in HOLDERS.items() if way != seal for name in names):
             (state / name).unlink(missing_ok=True)
     except OSError as error:
         raise unusable(state, error) from error
@@ -85,31 +79,23 @@ def move_key(state: Path, seal: Seal) -> None:
 def _add_way(state: Path, seal: Seal, key: bytes) -> None:
     match seal:
         case "file":
-            _put(state / _KEY_NAME, key)
+            _put(state / KEY_NAME, key)
         case "passphrase":
-            _put(state / _WRAPPED_NAME, _wrapped(key, _passphrase()))
+            _put(state / WRAPPED_NAME, _wrapped(key, _passphrase()))
         case "keyring":
             name = f"secrets {token_hex(8)}"
             keyring.keep(name, key)
-            _put(state / _ACCOUNT_NAME, name.encode())
+            _put(state / ACCOUNT_NAME, name.encode())
 
 
 def _account(state: Path) -> str:
-    return (state / _ACCOUNT_NAME).read_text(encoding="ascii").strip()
+    return (state / ACCOUNT_NAME).read_text(encoding="ascii").strip()
 
 
 @lru_cache(maxsize=4)
 def _from_keyring(account: str) -> bytes:
     """Return the key that a keyring keeps; it may have to be unlocked, so it is asked once."""
     return keyring.fetch(account)
-
-
-_HOLDERS: dict[Seal, tuple[str, ...]] = {
-    "passphrase": (_WRAPPED_NAME, _SALT_NAME),
-    "keyring": (_ACCOUNT_NAME,),
-    "file": (_KEY_NAME,),
-}
-"""The files of each way."""
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -123,14 +109,14 @@ def _put(path: Path, data: bytes) -> None:
 
 def _wrapped(key: bytes, passphrase: bytes) -> bytes:
     salt, nonce = token_bytes(KEY_BYTES), token_bytes(_NONCE)
-    return salt + nonce + AESGCM(_derived(passphrase, salt)).encrypt(nonce, key, _WRAPPED_NAME.encode())
+    return salt + nonce + AESGCM(_derived(passphrase, salt)).encrypt(nonce, key, WRAPPED_NAME.encode())
 
 
 def _unwrapped(path: Path, passphrase: bytes) -> bytes:
     data = path.read_bytes()
     salt, nonce, sealed = data[:KEY_BYTES], data[KEY_BYTES : KEY_BYTES + _NONCE], data[KEY_BYTES + _NONCE :]
     with suppress(InvalidTag, ValueError):
-        return AESGCM(_derived(passphrase, salt)).decrypt(nonce, sealed, _WRAPPED_NAME.encode())
+        return AESGCM(_derived(passphrase, salt)).decrypt(nonce, sealed, WRAPPED_NAME.encode())
     raise StoreDamaged(
         "The passphrase is not the one that the secrets are sealed with.",
         suggestion=f"Give the right one in the file that {FILE} names; nothing else opens them.",

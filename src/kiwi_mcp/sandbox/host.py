@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from kiwi_mcp.sandbox import landlock
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.cgroup import find_groups, sweep
 from kiwi_mcp.sandbox.none import Unconfined
@@ -21,14 +22,14 @@ def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) 
     groups = find_groups()
     if groups is not None:
         sweep(groups)
-    prlimit = find_launcher("prlimit", folders)
+    prlimit, setpriv = find_launcher("prlimit", folders), find_launcher("setpriv", folders)
     return (
         Unconfined(),
-        Rlimits(find_launcher("setpriv", folders), prlimit),
+        Rlimits(prlimit, landlock.is_there()),
         Bubblewrap(
             find_launcher("bwrap", folders),
             prlimit,
-            find_launcher("nsenter", folders),
+            setpriv,
             is_root=os.geteuid() == 0,
             groups=groups,
             owner_map=owner_map,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from platform import machine
 
 from kiwi_mcp.domain.errors import TooLarge
 from kiwi_mcp.domain.isolation import Gate, Jail
-from kiwi_mcp.sandbox.cgroup import Group
 from kiwi_mcp.sandbox.levels import demands
 from kiwi_mcp.sandbox.seccomp import filter_program
 
@@ -49,6 +49,12 @@ class Instructions:
         os.lseek(descriptor, 0, os.SEEK_SET)
         return self.lend(descriptor)
 
+    def copy_of(self, path: str) -> str:
+        """Let the launcher read a file of the system's, and return the number of its descriptor."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._keep.callback(os.close, descriptor)
+        return self.lend(descriptor)
+
     def ask_for_report(self) -> int:
         """Let the launcher tell how far it came, and return where."""
         number = self.file_of(b"")
@@ -79,10 +85,9 @@ class Instructions:
             raise TooLarge("The list of paths and variables for the sandbox", size=said, limit=_PIPE)
         return (self.pipe, *self._lent)
 
-    def release(self, group: Group | None, pid: int) -> None:
+    def release(self, bound: Callable[[int], None], pid: int) -> None:
         """Put the launcher under its limits, and only then tell it what to do."""
-        if group is not None:
-            group.add(pid)
+        bound(pid)
         os.write(self._writing, b"".join(os.fsencode(word) + b"\0" for word in self._words))
         self._end()
 

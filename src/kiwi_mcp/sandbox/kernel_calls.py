@@ -15,7 +15,7 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _CLONE_NEWNS = 0x00020000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
-_MS_NOEXEC = 0x8
+_MS_RDONLY, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 0x1, 0x8, 0x20, 0x1000, 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x00100000
 _PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _SETGROUPS, _SETRESUID, _SETRESGID = (159, 147, 149) if machine() == "aarch64" else (116, 117, 119)
@@ -71,10 +71,21 @@ def leave_mounts() -> None:
 
 
 def mount_memory(path: str, *, size: int) -> None:
-    """Mount an empty file system in memory."""
-    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    """Mount an empty file system in memory, on which root can make devices."""
+    flags = ctypes.c_ulong(_MS_NOSUID)
     options = _text(f"mode=755,size={size}".encode())
     _done(_libc.mount(_text(b"kiwi"), _text(os.fsencode(path)), _text(b"tmpfs"), flags, options), path)
+
+
+def seal_mount(path: str) -> None:
+    """Let nothing be changed on the mount at a path any more."""
+    flags = ctypes.c_ulong(_MS_RDONLY | _MS_NOSUID | _MS_REMOUNT | _MS_BIND)
+    _done(_libc.mount(None, _text(os.fsencode(path)), None, flags, None), path)
+
+
+def detach_mount(path: str) -> None:
+    """Take away the mount at a path; what still uses it keeps it."""
+    _done(_libc.umount2(_text(os.fsencode(path)), _MNT_DETACH), path)
 
 
 def mount_terminals(path: str) -> None:

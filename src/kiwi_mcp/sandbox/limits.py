@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic, sleep
 
-from kiwi_mcp.domain.isolation import Limits
+from kiwi_mcp.domain.isolation import Limits, T
 
+_PATIENCE = 1.0
+"""How long a process may take to become the user that it is started as, in seconds."""
 _ADDRESSES = 64
 """How many times its memory a process may reserve of addresses: interpreters reserve far more than they use."""
 
@@ -17,6 +20,22 @@ def limit_process(pid: int, limits: Limits) -> None:
     with suppress(ProcessLookupError):  # it has been ended, and nothing of it will run
         for name, most in _limits(limits).items():
             resource.prlimit(pid, getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
+
+
+def start_limited(limits: Limits, spawn: Callable[[], T], /) -> T:
+    """Start a process under limits; it must wait for its launcher."""
+    process = spawn()
+    end = monotonic() + _PATIENCE
+    while True:
+        try:
+            limit_process(process.pid, limits)
+        except PermissionError:
+            # It counts as started a moment before it has shed the last of the user that started it.
+            if monotonic() > end:
+                raise
+            sleep(0.0001)
+        else:
+            return process
 
 
 def limiting(prlimit: str, limits: Limits) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
 
@@ -44,6 +45,18 @@ class Program:
 
     path: str
     roots: tuple[str, ...]
+
+
+def known_program(found: str, is_there: Callable[[str], bool]) -> Program:
+    """Return the program at a path as it was found before, unless it has changed since."""
+    own, target = Path(found).lstat(), Path(found).stat()
+    state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
+    return _program(found, state, is_there)
+
+
+@lru_cache(maxsize=256)
+def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool]) -> Program:
+    return program_at(found, is_there)
 
 
 def program_at(found: str, is_there: Callable[[str], bool]) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import PROXY, Jail
+from kiwi_mcp.domain.isolation import PROXY, Handover, Jail
 from kiwi_mcp.sandbox.levels import demands
 
 # Always as an HTTP proxy: several clients refuse to start where ALL_PROXY says SOCKS and they lack a package for it.
@@ -19,6 +19,19 @@ def proxy_variables(jail: Jail) -> Mapping[str, str]:
         return {}
     named = dict.fromkeys(_NAMES, f"http://{PROXY[0]}:{PROXY[1]}") | {"NO_PROXY": ""}
     return {**named, **{name.lower(): value for name, value in named.items()}, "NODE_USE_ENV_PROXY": "1"}
+
+
+def refuse_without_gate(jail: Jail, handover: Handover, backend: str) -> None:
+    """Refuse a process that was promised hosts and is held by what gives it no proxy."""
+    if jail.hosts and handover.gate is None and "net_none_or_proxy" in demands(jail.level).requires:
+        raise IsolationUnavailable(
+            f"The tool needs {', '.join(jail.hosts)}, and {backend} gives a process no way to single hosts. "
+            "The tool was not run.",
+            suggestion="Install bubblewrap, which does, or remove `needs.hosts` from the tool.",
+            level=jail.level,
+            backend=backend,
+            hosts=list(jail.hosts),
+        )
 
 
 def refuse_hosts(jail: Jail) -> None:

@@ -19,7 +19,7 @@ def self_test(secret: str, *, is_grouped: bool) -> SelfTest:
 
     A variable that steers the start of programs is among what it is given, because the launcher must not have it.
     """
-    memory = 48 * _MEGABYTE if is_grouped else 1_024 * _MEGABYTE
+    memory = 24 * _MEGABYTE if is_grouped else 1_024 * _MEGABYTE
     limits = Limits(memory, cpus=0.5, pids=40, open_files=64, cpu_seconds=30, tmp_bytes=4 * _MEGABYTE)
     script = (FOLDER / "self_test.sh").read_text(encoding="utf-8")
     outside = [f"{name}={Path('/proc/self/ns', name).readlink()}" for name in _NAMESPACES]

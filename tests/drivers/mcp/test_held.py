@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,11 @@ from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.drivers.mcp.server import server_of
+from kiwi_mcp.drivers.seen import seen_by
 
-PROBE = '''
+PROBE = """
 import json, os, socket, sys
 import beside
 
@@ -49,7 +53,7 @@ for line in sys.stdin:
     if "id" in message:
         result = {"result": answer(message["method"], message.get("params", {}))}
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **result}), flush=True)
-'''
+"""
 
 
 @pytest.fixture
@@ -87,3 +91,103 @@ def test_a_server_sees_what_lies_beside_its_script_and_not_the_rest_of_the_proje
     assert "No such file" in said(do(held, probe, do="read", path=str(held.space.project / "diary.txt")))
     assert "Read-only file system" in said(do(held, probe, do="write", path=str(folder / "new.txt")))
     assert not (folder / "new.txt").exists()
+
+
+@pytest.mark.req("K-IS-01")
+def test_a_server_reaches_no_network_and_no_file_of_the_owners(held: Bench, folder: Path, home: Path) -> None:
+    (home / "keys").write_text("secret")
+    (folder / ".env").write_text("TOKEN=1")
+    probe = server(held, str(folder / "probe.py"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reached = said(do(held, probe, do="connect", port=listener.getsockname()[1]))
+    assert "Error" in reached
+    assert "No such file" in said(do(held, probe, do="read", path=str(home / "keys")))
+    assert "TOKEN" not in said(do(held, probe, do="read", path=str(folder / ".env")))
+
+
+def test_a_server_has_what_its_jail_gives_it(held: Bench, folder: Path) -> None:
+    data = held.space.project / "data"
+    data.mkdir()
+    given = replace(held, jail=Jail("sandboxed", writable=(str(data),)))
+    assert said(do(given, server(held, "servers/probe.py"), do="write", path=str(data / "new.txt"))) == "1"
+    assert (data / "new.txt").read_text() == "x"
+
+
+def test_the_folder_that_a_manifest_names_is_seen(held: Bench, folder: Path) -> None:
+    work = held.space.project / "work"
+    work.mkdir()
+    (work / "note.txt").write_text("tea")
+    assert said(do(held, server(held, str(folder / "probe.py"), cwd="work"), do="read", path="note.txt")) == "tea"
+
+
+def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
+    other = replace(held, jail=Jail("sandboxed", readable=(str(folder),)), driver=held.driver)
+    chain = held.chain(server(held, str(folder / "probe.py")), "probe")
+
+    async def scenario() -> list[int]:
+        for bench in (held, held, other):
+            await bench.call(chain)
+        return [held.driver._pool().open_count]
+
+    assert held.run(scenario()) == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ENOENT: no such file or directory, open '{path}'", "--read {path}"),
+        ("[Errno 30] Read-only file system: '{path}/new.db'", "--write {path}"),
+        ("request to https://api.example.test/v1 failed: getaddrinfo ENOTFOUND", "--host api.example.test"),
+        ("that is not a number", ""),
+    ],
+)
+def test_a_failure_for_want_of_something_says_what_to_type(held: Bench, folder: Path, text: str, wanted: str) -> None:
+    path = held.space.project / "data"
+    path.mkdir()
+    outcome = do(held, server(held, str(folder / "probe.py")), do="fail", text=text.format(path=path))
+    assert outcome.status == "error"
+    command = f"`kiwi mcp allow probe {wanted.format(path=path)}`"
+    assert (command in outcome.suggestion) is bool(wanted)
+
+
+def test_a_server_that_cannot_start_in_its_jail_says_what_it_lacks(held: Bench, folder: Path) -> None:
+    module = held.space.project / "elsewhere.py"
+    module.write_text("")
+    (folder / "probe.py").write_text(f"open({str(module)!r})")
+    outcome = do(held, server(held, str(folder / "probe.py")))
+    assert outcome.status == "unavailable"
+    assert f"`kiwi mcp allow probe --read {module}`" in outcome.suggestion
+
+
+def test_a_launcher_that_fails_is_not_taken_for_the_server(held: Bench, folder: Path) -> None:
+    gone = replace(held, jail=Jail("sandboxed", readable=(str(held.space.project / "gone"),)))
+    outcome = do(gone, server(held, str(folder / "probe.py")))
+    assert outcome.status == "unavailable"
+    assert "gone" in outcome.message
+
+
+def test_a_server_whose_jail_nobody_says_is_held_as_strictly_as_can_be(held: Bench, folder: Path) -> None:
+    assert server_of(server(held, str(folder / "probe.py")), held.space).jail.level == "restricted"
+
+
+def test_a_home_folder_is_never_meant_by_a_script_in_it(bench: Bench, home: Path) -> None:
+    (home / "server.py").write_text("")
+    seen = seen_by(ProcessSpec((sys.executable, str(home / "server.py")), cwd="/", env={}), has_folder=False)
+    assert str(home) not in seen.readable
+    assert str(home / "server.py") in seen.readable
+
+
+def test_a_package_is_seen_whole(tmp_path: Path) -> None:
+    modules = tmp_path / "app" / "node_modules"
+    script = modules / "server" / "dist" / "index.js"
+    package = tmp_path / "src" / "pkg" / "inner"
+    for folder in (script.parent, package):
+        folder.mkdir(parents=True)
+    for file in (script, package / "__init__.py", package.parent / "__init__.py", package / "main.py"):
+        file.write_text("")
+
+    def readable(program: str, path: Path) -> tuple[str, ...]:
+        return seen_by(ProcessSpec((program, str(path)), cwd="/", env={}), has_folder=False).readable
+
+    assert readable("/usr/bin/node", script) == (str(modules),)
+    assert readable("/usr/bin/python3", package / "main.py") == (str(tmp_path / "src"),)

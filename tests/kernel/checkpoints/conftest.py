@@ -20,8 +20,9 @@ State = Callable[[], object]
 
 
 @pytest.fixture
-def tool(project: Path) -> Callable[..., None]:
-    """Write the tool `change`, which changes state, with further words in its manifest."""
+def tool(project: Path, ask: Ask) -> Callable[..., None]:
+    """Write the tool `change`, which changes state as its owner always lets it, with further words in its manifest."""
+    assert not ask("approvals", action="add_rule", item="project/local/change@*").is_error
     folder = project / ".ai" / "tools" / "change"
     folder.mkdir(parents=True)
     (folder / "main.sh").write_text('cd "$KIWI_PROJECT" && eval "$KIWI_PARAM_do"\n')
@@ -34,6 +35,7 @@ def tool(project: Path) -> Callable[..., None]:
             "version": "1.0.0",
             "description": "Do what it is told",
             "mutates_state": True,
+            "needs": {"write": ["."]},
             "config": {"entrypoint": "main.sh"},
             "parameters": [{"name": "do", "type": "string", "required": True}],
         }

@@ -244,17 +244,18 @@ def test_a_tool_that_fails_is_undone_as_well(project: Path, git: Git, run: Run, 
 
 
 def test_a_cancelled_run_is_undone_as_well(project: Path, git: Git, tool: object, undo: Undo) -> None:
-    os.mkfifo(project / ".ai" / "news")
+    (project / "ignored").mkdir()
+    os.mkfifo(project / "ignored" / "news")
 
     async def story() -> str:
         kernel = Kernel(project)
         words: JsonObject = {
             "item_id": "change",
-            "parameters": {"do": "echo half > kept.txt; echo done > .ai/news; sleep 60"},
+            "parameters": {"do": "echo half > kept.txt; echo done > ignored/news; sleep 60"},
         }
         task = asyncio.create_task(kernel.call("execute", {**words, "checkpoint": True}))
         async with asyncio.timeout(20):
-            await asyncio.to_thread((project / ".ai" / "news").read_text)
+            await asyncio.to_thread((project / "ignored" / "news").read_text)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -23,7 +23,7 @@ Tool = Callable[..., None]
 
 @pytest.fixture
 def policy(home: Path) -> Path:
-    (home / ".ai").mkdir()
+    (home / ".ai").mkdir(exist_ok=True)
     return home / ".ai" / "policy.yaml"
 
 

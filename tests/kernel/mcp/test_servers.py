@@ -22,13 +22,16 @@ from kiwi_mcp.kernel.mcp import verbs
 from kiwi_mcp.kernel.mcp.following import Following
 from kiwi_mcp.kernel.mcp.pins import accepted, merged, offers_of, unlisted
 from kiwi_mcp.kernel.mcp.servers import Servers
+from kiwi_mcp.policy.floors import unproven
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 Ask = Callable[..., Answer]
 
 
 def tool(name: str, description: str = "", **words: Json) -> JsonObject:
-    return {"name": name, "description": description or f"Does {name}", "inputSchema": {"type": "object"}, **words}
+    # As one that only reads, since the owner would be asked about each call of another.
+    about: JsonObject = {"description": description or f"Does {name}", "annotations": {"readOnlyHint": True}}
+    return {"name": name, **about, "inputSchema": {"type": "object"}, **words}
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Scripted:
 
     @property
     def words(self) -> dict[str, Json]:
-        return {"command": sys.executable, "args": [str(SCRIPT), str(self.file)]}
+        # The folder is named for the server to have it: it notes each start there.
+        return {"command": sys.executable, "args": [str(SCRIPT), str(self.file), str(self.file.parent)]}
 
     @property
     def starts(self) -> int:
@@ -69,7 +73,8 @@ class Listed:
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Scripted:
-    server = Scripted(tmp_path / "offers.json")
+    (tmp_path / "scripted").mkdir()
+    server = Scripted(tmp_path / "scripted" / "offers.json")
     server.offer(tool("echo"), tool("announce"))
     return server
 
@@ -213,7 +218,8 @@ def test_a_server_that_never_stops_saying_so_is_asked_ever_less() -> None:
 
 def test_schema_cache_false_keeps_nothing(ask: Ask, scripted: Scripted) -> None:
     config: JsonObject = {"transport": "stdio", **scripted.words, "schema_cache": False}
-    ask("mcp", action="add", server="one", manifest={"executor": "subprocess", "config": config})
+    needs: JsonObject = {"write": [str(scripted.file.parent)]}
+    ask("mcp", action="add", server="one", manifest={"executor": "subprocess", "config": config, "needs": needs})
     assert states(ask("mcp", action="refresh", server="one")) == {"announce": "new", "echo": "new"}
     assert states(ask("mcp", action="list", server="one")) == {}
     assert ask("search", query="echo", source="mcp").content["total"] == 0
@@ -397,6 +403,9 @@ def test_what_an_edited_server_offers_first_is_not_accepted(ask: Ask, scripted: 
     ask("mcp", action="add", server="one", start=False, **scripted.words)
     path = project / ".ai/tools/mcp/one.yaml"
     path.write_text(path.read_text().replace("version: 1.0.0", "version: 1.0.1"))
+    refused = ask("mcp", action="refresh", server="one")
+    assert "kiwi mcp accept one" in as_text(refused.content["suggestion"])  # what it needs was accepted of another
+    ask("mcp", action="accept", server="one")
     assert states(ask("mcp", action="refresh", server="one")) == {"announce": "new", "echo": "new"}
 
 
@@ -441,7 +450,7 @@ def test_the_era_a_server_had_is_known_before_it_is_used_again(kernel: Kernel, s
         await kernel.call("mcp", {"action": "add", "server": "one", **scripted.words})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kiwi_mcp.kernel.mcp.servers._lister", Lister)
-            Servers(Path(), kernel._remembered, tuple).hear()
+            Servers(Path(), kernel._remembered, tuple, unproven).hear()
         await kernel.aclose()
 
     asyncio.run(story())

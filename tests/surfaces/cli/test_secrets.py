@@ -83,6 +83,22 @@ def test_the_answer_as_json_has_no_value_either(kiwi: Kiwi) -> None:
     assert json.loads(kiwi("secrets", "list", "--json").out)["secrets"][0]["name"] == "CRM_KEY"
 
 
+def test_the_key_of_the_store_moves_by_a_command(kiwi: Kiwi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kiwi("secrets", "set", "CRM_KEY", given=VALUE)
+    passphrase = tmp_path / "passphrase"
+    passphrase.write_text("correct horse battery\n")
+    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(passphrase))
+    ended = kiwi("secrets", "seal", "passphrase")
+    assert (ended.code, ended.out) == (0, "the store is opened by the passphrase from now on\n")
+    assert "copies of the old key file" in ended.err
+    assert json.loads(kiwi("secrets", "seal", "file", "--json").out)["sealed_by"] == "key file"
+    assert kiwi("secrets", "seal", "drawer").code == 4
+    ended = kiwi("secrets", "seal", "keyring")
+    assert ended.code != 0
+    assert "there is none" in ended.err
+    assert kiwi("secrets", "list").err == "Sealed with a key file.\n"
+
+
 @pytest.mark.parametrize(("given", "reason"), [("", "empty"), ("\n", "empty"), ("short", "fewer than 8")])
 def test_what_is_no_secret_is_refused(given: str, reason: str, kiwi: Kiwi) -> None:
     ended = kiwi("secrets", "set", "CRM_KEY", given=given)

@@ -32,6 +32,7 @@ from kiwi_mcp.domain.errors import KiwiError, LoginRequired
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.mcp.eras import Era, Eras
 from kiwi_mcp.drivers.mcp.failures import failure_of
+from kiwi_mcp.drivers.mcp.lacking import lacking
 from kiwi_mcp.drivers.mcp.lane import Lane, is_traced
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.mcp.sieve import Sieve
@@ -205,6 +206,10 @@ class Connection:
     @property
     def _was_greeted(self) -> bool:
         return self._greeted.done() and not self._greeted.cancelled() and self._greeted.exception() is None
+
+    def lacking(self, said: str) -> str:
+        """Return what to type where the server fails for want of something that its jail does not give."""
+        return lacking(self.server, said, self._wire.refused() if self._wire is not None else ())
 
     def notices(self) -> list[str]:
         """Return what the owner should know of the server's manners, each once."""

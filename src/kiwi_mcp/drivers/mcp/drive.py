@@ -189,6 +189,8 @@ class Mcp:
                     return _late(lease, request)
                 if lease.worked() and self.on_change is not None:
                     self.on_change(server.identity)  # a server that came back may be another version of itself
+                if outcome.status == "error" and (remedy := lease.connection.lacking(outcome.message)):
+                    outcome = replace(outcome, suggestion=remedy)
                 notices: list[Json] = [*lease.connection.notices()]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")

@@ -9,6 +9,7 @@ from mcp_types import CONNECTION_CLOSED
 from pydantic import ValidationError
 
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, LoginRequired, Unavailable
+from kiwi_mcp.drivers.mcp.lacking import lacking
 from kiwi_mcp.drivers.mcp.oauth.bearer import NoLogin
 from kiwi_mcp.drivers.mcp.oauth.login import no_login
 from kiwi_mcp.drivers.mcp.server import Server
@@ -45,7 +46,7 @@ def failure_of(
     reason = _reason(server, wire, root, is_late=is_late)
     return Unavailable(
         f"The MCP server {server.name!r} {what}: {reason}.{said}",
-        suggestion=_suggestion(server, root, is_late=is_late),
+        suggestion=_suggestion(server, wire, root, is_late=is_late),
         server=server.identity,
         **({"stderr": complaints} if complaints else {}),
         **(root.details if isinstance(root, KiwiError) else {}),
@@ -68,13 +69,16 @@ def _reason(server: Server, wire: Wire | None, root: BaseException | None, *, is
             return (wire.ending() if wire else "") or "it ended the connection"
 
 
-def _suggestion(server: Server, root: BaseException | None, *, is_late: bool) -> str:
+def _suggestion(server: Server, wire: Wire | None, root: BaseException | None, *, is_late: bool) -> str:
+    if wire is not None and (remedy := lacking(server, harmless(wire.complaints()), wire.refused())):
+        return remedy
     if is_late:
         return "Give it a longer `startup_timeout`, or run its command by hand to see what it waits for."
     if isinstance(root, KiwiError) and root.suggestion:
         return root.suggestion
     if server.transport == "stdio":
-        return "Run its command by hand to see what it says; it is started again at the next call."
+        held = f" It runs in a jail ({server.jail.level}): `kiwi help mcp`." if server.jail.level != "trusted" else ""
+        return f"Run its command by hand to see what it says; it is started again at the next call.{held}"
     return "Check that the server is running and that its url is right; it is tried again at the next call."
 
 

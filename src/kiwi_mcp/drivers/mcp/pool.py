@@ -13,10 +13,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
+from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.drivers.mcp.circuit import Circuit
 from kiwi_mcp.drivers.mcp.connection import Connection
 from kiwi_mcp.drivers.mcp.eras import Eras
 from kiwi_mcp.drivers.mcp.server import Server
+from kiwi_mcp.drivers.packages import have_package
+from kiwi_mcp.drivers.process.environments.install import Installer, install_level
 
 IDLE = 300.0
 """How long a connection that nobody uses is kept, in seconds, where its server says nothing else."""
@@ -188,6 +191,9 @@ class Pool:
         if not place.is_open:
             self._noticed(slot, place)
             await asyncio.sleep(slot.circuit.wait(server))
+            if server.package is not None:
+                # Not within the time that a server has to start: what is fetched for the first time may take longer.
+                await have_package(server.package, Installer(server.space, install_level(server.jail.level), silent))
         if place.connection is None or not place.is_open:  # another caller may have been first meanwhile
             self._make_room()
             place.connection = Connection(server, secrets, self._eras, self._on_change)

@@ -18,6 +18,7 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth, oauth_words
+from kiwi_mcp.drivers.packages import Package, packaged
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
 from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
@@ -57,6 +58,8 @@ class Server:
     """Where it is started from, and where what Kiwi keeps for it lies."""
     jail: Jail = Jail(strictest(()))  # noqa: RUF009 - frozen all through
     """How its process is held; whoever does not say gets the strictest."""
+    package: Package | None = None
+    """What it is started from, where its command would fetch a package."""
     has_folder: bool = False
     """Whether its manifest names the folder that it starts in."""
     startup_timeout: float = STARTUP_TIMEOUT
@@ -122,7 +125,7 @@ def _read(link: Tool, space: Space) -> Server:
         raise InvalidManifest(f"{link.id!r}", [Issue("config.transport", "is no transport that is spoken", fix)])
     limit = config.get("max_bytes")
     max_bytes = limit if isinstance(limit, int) and not isinstance(limit, bool) else MAX_BYTES
-    spec = _process(link, space) if transport == "stdio" else _address(config, max_bytes)
+    spec, package = _process(link, space) if transport == "stdio" else (_address(config, max_bytes), None)
     oauth = _oauth(link, space, spec) if isinstance(spec, HttpSpec) and transport in _WITH_TOKENS else None
     words: Json = [_words(spec), oauth.words if oauth else None]
     return Server(
@@ -131,6 +134,7 @@ def _read(link: Tool, space: Space) -> Server:
         transport=transport,
         spec=replace(spec, timeout=seconds(config.get("timeout"), CALL_TIMEOUT)),
         space=space,
+        package=package,
         has_folder=bool(config.get("cwd")),
         startup_timeout=seconds(config.get("startup_timeout"), STARTUP_TIMEOUT),
         reconnect=config.get("reconnect") is not False,
@@ -174,17 +178,24 @@ def _warnings(link: Tool, spec: ProcessSpec | HttpSpec) -> tuple[str, ...]:
 _PROJECT = "{project}"
 
 
-def _process(link: Tool, space: Space) -> ProcessSpec:
+def _process(link: Tool, space: Space) -> tuple[ProcessSpec, Package | None]:
     config = link.manifest.config
     own = {name: escape(value) for name, value in base_env(Chain((link,), ""), space, Environment()).items()}
     here = str(space.project)
-    program = find_program(
-        as_text(config.get("command")).replace(_PROJECT, here), Words(link.id, command=()), Environment()
+    command = as_text(config.get("command")).replace(_PROJECT, here)
+    written = [text_of(word) for word in as_list(config.get("args"))]
+    found = packaged(command, written, space.cache)
+    package, (command, *lead), arguments = (
+        (found[0], found[0].command, found[1]) if found else (None, (command,), tuple(written))
     )
-    arguments = tuple(render_text(text_of(word), {"project": here}) for word in as_list(config.get("args")))
+    # The program of a package is known by its whole name, and is there once the package is.
+    program = (
+        command if package and "/" in command else find_program(command, Words(link.id, command=()), Environment())
+    )
+    rendered = (render_text(word, {"project": here}) for word in arguments)
     declared = {name: render_text(value, {"project": here}) for name, value in declared_env(link).items()}
     folder = space.project / as_text(config.get("cwd")).replace(_PROJECT, here)
-    return ProcessSpec(argv=(program, *arguments), cwd=str(folder), env={**declared, **own})
+    return ProcessSpec(argv=(program, *lead, *rendered), cwd=str(folder), env={**declared, **own}), package
 
 
 def _address(config: JsonObject, max_bytes: int) -> HttpSpec:

@@ -15,7 +15,7 @@ from mcp.shared.message import SessionMessage
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
-from kiwi_mcp.drivers.held import held_by
+from kiwi_mcp.drivers.held import Hold, held_by
 from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
 from kiwi_mcp.drivers.mcp.oauth.account import account_of
 from kiwi_mcp.drivers.mcp.oauth.bearer import AccountBearer
@@ -59,6 +59,8 @@ class Wire:
     """How its process ended, empty while it runs."""
     noise: Callable[[], int] = int
     """How many lines it printed among its messages that were none."""
+    refused: Callable[[], tuple[str, ...]] = tuple
+    """The hosts that its process asked for in vain."""
 
 
 @asynccontextmanager
@@ -83,17 +85,20 @@ async def opened(server: Server, secrets: Mapping[str, str]) -> AsyncIterator[Wi
 
 @asynccontextmanager
 async def _piped(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) -> AsyncIterator[Wire]:
-    async with _started(server, spec, secrets) as process:
+    async with _started(server, spec, secrets) as (process, held):
 
         async def send(message: bytes) -> None:
             process.send(message + b"\n")
 
         inbound = Inbound(process.line)
-        yield Wire(inbound, Outbound(send), process.complaints, process.ending, lambda: inbound.noise)
+        told = process.complaints, process.ending, lambda: inbound.noise
+        yield Wire(inbound, Outbound(send), *told, held.left.refused)
 
 
 @asynccontextmanager
-async def _started(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) -> AsyncIterator[peer.Peer]:
+async def _started(
+    server: Server, spec: ProcessSpec, secrets: Mapping[str, str]
+) -> AsyncIterator[tuple[peer.Peer, Hold]]:
     """Start the process of a server, held as its jail says."""
     jail = server.jail
     if jail.level != "trusted":
@@ -102,7 +107,7 @@ async def _started(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]
         spec = seen.spec
     held = await held_by(jail, server.space)
     async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
-        yield process
+        yield process, held
 
 
 @asynccontextmanager

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import BuildFailed
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.drivers.held import held_by
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, fill
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.process.surroundings import find_program
 from kiwi_mcp.drivers.process.words import Words, texts
 from kiwi_mcp.manifest.render import placeholders
-from kiwi_mcp.primitives import subprocess
 
 _TIMEOUT = 600.0
 _LAST_LINES = 30
@@ -51,15 +53,19 @@ def bind_build(words: Words, facts: Mapping[str, str], environment: Environment,
     return Build(facts["tool.id"], argv, facts["build"], env)
 
 
-async def make_build(build: Build, report: Report) -> None:
-    """Have the program, compiling it where nobody did."""
-    await make_once(Path(build.folder), partial(_compile, build=build, report=report))
+async def make_build(build: Build, jail: Jail, space: Space, report: Report) -> None:
+    """Have the program, compiling it where nobody did: by a compiler that writes its folder and reaches nobody.
+
+    `jail` is how strictly it is held, and what it sees besides.
+    """
+    await make_once(Path(build.folder), partial(_compile, build=build, jail=jail, space=space, report=report))
 
 
-async def _compile(folder: Path, *, build: Build, report: Report) -> None:
+async def _compile(folder: Path, *, build: Build, jail: Jail, space: Space, report: Report) -> None:
     report(Progress(f"Compiling {build.tool_id}"))
     spec = ProcessSpec(argv=build.argv, cwd=str(folder), env=build.env, timeout=_TIMEOUT)
-    result = await subprocess.run(spec, secrets={}, report=report)
+    held = await held_by(replace(jail, writable=(str(folder),)), space)
+    result = await held.run(spec, secrets={}, report=report)
     if result.exit_code == 0 and not result.timed_out:
         return
     said = (result.stderr or result.stdout).decode("utf-8", errors="replace").strip()

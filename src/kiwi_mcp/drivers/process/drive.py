@@ -9,7 +9,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
-from kiwi_mcp.domain.isolation import strictest
+from kiwi_mcp.domain.isolation import Jail, strictest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report
@@ -64,15 +64,16 @@ class Process:
 async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Mapping[str, str]:
     """Make what the plan needs, and return where each folder the process sees has its author's files."""
     environment = Environment.from_json(as_object(plan.facts.get("environment")))
+    level = install_level(plan.jail.level if plan.jail else strictest(()))
     if environment.kind:
-        level = install_level(plan.jail.level if plan.jail else strictest(()))
         await KINDS[environment.kind].make(environment, Installer(space, level, report))
     facts = frame_of(chain, space).facts
     tool_files, runtime_files = Path(facts["tool.files"]), Path(facts["runtime.files"])
     have_snapshot(chain.tool, tool_files, linked=environment.linked)
     have_snapshot(chain.executor, runtime_files)
     if build := as_object(plan.facts.get("build")):
-        await make_build(Build.from_json(build), report)
+        seen = (facts["tool.files"], facts["runtime.files"], *filter(None, [environment.folder]))
+        await make_build(Build.from_json(build), Jail(level, readable=seen), space, report)
     return {str(tool_files): str(chain.tool.origin.root), str(runtime_files): str(chain.executor.origin.root)}
 
 

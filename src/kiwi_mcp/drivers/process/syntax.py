@@ -6,9 +6,12 @@ import re
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
+from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest, IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.drivers.held import held_by
 from kiwi_mcp.drivers.process.bind import KINDS
 from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.facts import check_words, facts_of, fill
@@ -40,14 +43,25 @@ async def check_syntax(chain: Chain, space: Space) -> tuple[Issue, ...]:
     try:
         argv = (find_program(program, words, environment), *arguments)
     except CommandMissing as missing:
-        reason = f"the syntax was not checked: {missing.message}"
-        return (Issue(chain.tool.entrypoint, reason, missing.suggestion, severity="warning"),)
+        return (_unchecked(chain, missing),)
     for link in (chain.tool, chain.executor):
         take_snapshot(link, space.cache)
     env = {**base_env(chain, space, environment), "NO_COLOR": "1"}
     escaped = {name: escape(value) for name, value in env.items()}
-    spec = ProcessSpec(argv=argv, cwd=str(space.project), env=escaped, timeout=_TIMEOUT)
-    return _issues(chain.tool.entrypoint, facts["tool.files"], await subprocess.run(spec))
+    spec = ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_TIMEOUT)
+    # A runtime's words may come from anybody, and so may what it is asked to look at.
+    jail = Jail("sandboxed", readable=(facts["tool.files"], facts["runtime.files"]))
+    try:
+        held = await held_by(jail, space)
+        result = await held.run(spec, secrets={}, report=silent)
+    except IsolationUnavailable as missing:
+        return (_unchecked(chain, missing),)
+    return _issues(chain.tool.entrypoint, facts["tool.files"], result)
+
+
+def _unchecked(chain: Chain, missing: Unavailable) -> Issue:
+    reason = f"the syntax was not checked: {missing.message}"
+    return Issue(chain.tool.entrypoint, reason, missing.suggestion, severity="warning")
 
 
 def _issues(entrypoint: str, folder: str, result: subprocess.ProcessResult) -> tuple[Issue, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
@@ -18,6 +19,7 @@ from kiwi_mcp.drivers.heard import NotJson, parse
 from kiwi_mcp.drivers.request.bind import bind_request
 from kiwi_mcp.drivers.request.transform import compile_path, transform
 from kiwi_mcp.primitives import http_client
+from kiwi_mcp.primitives.egress_record import Ledger
 
 _FIRST_FAILURE = 400
 _HINTS = {
@@ -52,37 +54,42 @@ class Request:
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
+        ledger = Ledger()
         try:
             if plan.spec.stream:
-                return Outcome("success", result=await _collect(plan.spec, secrets, caller.report))
-            reply = await http_client.send(plan.spec, secrets=secrets, report=caller.report)
+                received = await _collect(plan.spec, secrets, caller.report, ledger)
+                return Outcome("success", result=received, sent=ledger.to_json())
+            reply = await http_client.send(plan.spec, secrets=secrets, report=caller.report, ledger=ledger)
         except KiwiError as error:
             if error.details.get("cause") == "timeout":
-                return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=error.details)
+                sent, told = ledger.to_json(), error.details
+                return Outcome("timeout", message=error.message, suggestion=error.suggestion, details=told, sent=sent)
             raise
-        return _outcome(reply, as_text(plan.facts.get("response_transform")))
+        return replace(_outcome(reply, as_text(plan.facts.get("response_transform"))), sent=ledger.to_json())
 
 
-async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report) -> Json:
+async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: Ledger) -> Json:
     """Return everything a stream sends, up to the limits of the plan."""
     received: list[Json] = []
-    async with aclosing(_stream(spec, secrets, report)) as stream:
+    async with aclosing(_stream(spec, secrets, report, ledger)) as stream:
         async for item in stream:
             received.append(item)
             report(Progress(f"{len(received)} received", done=len(received)))
     return received
 
 
-async def _stream(spec: HttpSpec, secrets: Mapping[str, str], report: Report) -> AsyncGenerator[Json, None]:
+async def _stream(
+    spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: Ledger
+) -> AsyncGenerator[Json, None]:
     match spec.stream:
         case "sse":
-            async for event in http_client.events(spec, secrets=secrets, report=report):
+            async for event in http_client.events(spec, secrets=secrets, report=report, ledger=ledger):
                 yield {"event": event.event, "data": _parsed(event.data), "id": event.id}
         case "lines":
-            async for line in http_client.lines(spec, secrets=secrets, report=report):
+            async for line in http_client.lines(spec, secrets=secrets, report=report, ledger=ledger):
                 yield _parsed(line)
         case _:
-            async for message in http_client.websocket(spec, secrets=secrets):
+            async for message in http_client.websocket(spec, secrets=secrets, ledger=ledger):
                 yield _parsed(message) if isinstance(message, str) else {"base64": b64encode(message).decode("ascii")}
 
 

@@ -22,10 +22,10 @@ _SECRET_NAME = re.compile(
 )
 _SHORTEST_SECRET = 6
 """A value of fewer characters is hidden where it stands and looked for nowhere else: it would be found everywhere."""
-_LONGEST_TEXT = 2_000
+_LONGEST_TEXT = 1_000
 _MOST_PARTS = 200
 _LONGEST_PLAN = 60_000
-_LONGEST_PARAMETERS = 2_000
+_LONGEST_PARAMETERS = 4_000
 _LONGEST_WORD = 400
 
 

@@ -61,10 +61,10 @@ class TrustFile:
         if higher:
             self._change("versions", lambda entries: entries.update(higher))
 
-    def accept(self, digests: Mapping[str, str]) -> None:
-        """Remember what the owner took although nobody vouches for it: digests, each with the name it had."""
-        if digests.keys() - self.now().accepted.keys():
-            self._change("accepted", lambda entries: entries.update(digests))
+    def accept(self, versions: Mapping[str, str]) -> None:
+        """Remember what the owner took although nobody vouches for it: names of versions, each with its digest."""
+        if versions.items() - self.now().accepted.items():
+            self._change("accepted", lambda entries: entries.update(versions))
 
     def _change(self, section: str, change: Callable[[_Section], object]) -> None:
         rewrite(self._path, section, change, check=lambda: parse_trust(self._path) if self._path.exists() else None)

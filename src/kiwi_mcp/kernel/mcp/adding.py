@@ -22,7 +22,7 @@ from kiwi_mcp.kernel.mcp.importing import Wish, imported_servers, wished_server
 from kiwi_mcp.kernel.mcp.keeping import Kept, keep
 from kiwi_mcp.kernel.mcp.needs import needs_said, needs_told, with_needs
 from kiwi_mcp.kernel.mcp.servers import Refreshed, Servers, fresh_record, key_of, server_named
-from kiwi_mcp.kernel.mcp.told import counted, items_told, warned
+from kiwi_mcp.kernel.mcp.told import counted, items_told, package_told, warned
 from kiwi_mcp.kernel.mcp.words import words_of
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
 from kiwi_mcp.manifest.nearby import nearby_host
@@ -59,6 +59,7 @@ class Adding:
             "status": "added",
             "message": f"{tool_id} was added{said}{_reached([server])}{needs_told(server.manifest.needs)}",
             "items": items_told(offered.definitions) if offered else [],
+            **package_told(server, catalog.space),
             **warned([*warnings, *(map(Issue.to_json, offered.issues) if offered else ())]),
             "next": _next(tool_id, offered, request),
         }

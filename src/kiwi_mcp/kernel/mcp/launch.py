@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.drivers.packages import packaged
 
 _OPERATOR = re.compile(r"[|&;<>`\n]|\$\(|\$\w")
 _ROOTED = re.compile(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")
@@ -81,7 +82,12 @@ def anchor(command: str, *, folder: Path | None) -> str:
 
 
 def unpinned(launch: Launch) -> Issue | None:
-    """Return a warning where the command fetches a package in whatever version there is that day."""
+    """Return a warning where the command fetches a package in whatever version there is that day.
+
+    What Kiwi installs itself is fetched once, and stays what it was.
+    """
+    if packaged(launch.command, launch.args, Path()) is not None:
+        return None
     lead = _RUNNERS.get(launch.program)
     if lead is None or launch.args[: len(lead)] != lead:
         return None

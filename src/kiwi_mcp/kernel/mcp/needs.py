@@ -37,7 +37,9 @@ def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
             issues.append(Issue("needs", f"{path} is more than a server is given", fix, "warning"))
         elif not base_profile().covers(str(path)):
             (write if path.is_dir() else read).append(str(path))
-    return Needs(read=tuple(dict.fromkeys(read)), write=tuple(dict.fromkeys(write)))
+    # What lies in a folder that may be changed may be changed too.
+    only_read = [path for path in read if not any(Path(path).is_relative_to(folder) for folder in write)]
+    return Needs(read=tuple(dict.fromkeys(only_read)), write=tuple(dict.fromkeys(write)))
 
 
 def needs_said(read: Sequence[str], write: Sequence[str], hosts: Sequence[str], space: Space) -> Needs:
@@ -77,6 +79,8 @@ def _paths(words: Iterable[str]) -> Iterator[Path]:
 
 def _said(text: str, space: Space) -> str:
     path = Path(os.path.realpath(space.project / Path(text).expanduser()))
+    if any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user)):
+        raise InvalidRequest(f"{text!r} is Kiwi's own, and given to nothing.", suggestion="Name a folder of your own.")
     if not path.exists():
         raise InvalidRequest(f"There is no {text!r} to give.", suggestion="Make it first, or name another path.")
     return str(path.relative_to(space.project)) if path.is_relative_to(space.project) else str(path)

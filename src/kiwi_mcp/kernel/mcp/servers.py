@@ -156,7 +156,7 @@ class Servers:
         chain, rights = permitted(server, catalog, self._user)
         key = key_of(server, catalog.space)
         try:
-            listing = await self._listed(chain, catalog.space, rights)
+            listing = await self._listed(chain, catalog, rights)
         except KiwiError as fault:
             work = partial(_failed, server, key, fault.message)
             await _beside(partial(self.remembered().change, key, work))
@@ -169,10 +169,22 @@ class Servers:
         """Ask no more."""
         await self._following.aclose()
 
-    async def _listed(self, chain: Chain, space: Space, rights: Rights) -> Listing:
+    def _jail(self, chain: Chain, catalog: Catalog, rights: Rights) -> Jail:
+        try:
+            return jail_of(Chain(chain.links, "mcp"), catalog.space, self.judge, rights)
+        except PolicyDenied as refused:
+            server = chain.tool
+            if not catalog.is_meant(server):
+                refused.suggestion = (
+                    f"Look at it: `kiwi mcp diff {server.id}`. If it is right, `kiwi mcp accept {server.id}`."
+                )
+            raise
+
+    async def _listed(self, chain: Chain, catalog: Catalog, rights: Rights) -> Listing:
+        space = catalog.space
         secrets = revealed(chain, space, self.judge)
         try:
-            jail = jail_of(Chain(chain.links, "mcp"), space, self.judge, rights)
+            jail = self._jail(chain, catalog, rights)
             listing = await _lister().list_items(chain, space, secrets, hosts=rights.hosts, jail=jail)
             return await asyncio.to_thread(without_secrets, listing, secrets)
         except KiwiError as fault:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text, text_of
 from kiwi_mcp.domain.mcp import Definition, ServerRecord, State, plain
+from kiwi_mcp.drivers.packages import packaged
 
 SHOWN = 1_000
 """How many of the things that a server offers are told at once."""
@@ -36,6 +38,15 @@ def server_told(server: Tool, record: ServerRecord | None, counts: Mapping[State
         "seen_at": record.seen_at,
     }
     return {**told, **about, **({"fault": record.fault, "fault_at": record.fault_at} if record.fault else {})}
+
+
+def package_told(server: Tool, space: Space) -> JsonObject:
+    """Return which version of a package a server is started from; nothing where it is from none, or not yet."""
+    config = server.manifest.config
+    words = [text_of(word) for word in as_list(config.get("args"))]
+    found = packaged(as_text(config.get("command")), words, space.cache)
+    pin = found[0].pin if found else {}
+    return {"package": pin} if pin else {}
 
 
 def unaccepted(server: Tool) -> str:

@@ -24,7 +24,7 @@ from kiwi_mcp.kernel.mcp.asking import asked_all, known_servers
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.login import Logins
 from kiwi_mcp.kernel.mcp.servers import Servers, key_of, server_named
-from kiwi_mcp.kernel.mcp.told import SHOWN, counted, items_told, looking, server_told, waiting, warned
+from kiwi_mcp.kernel.mcp.told import SHOWN, counted, items_told, looking, package_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
 from kiwi_mcp.store.definitions import Definitions
 
@@ -112,7 +112,8 @@ class McpVerb:
             server = server_named(request.server, catalog)
             key = key_of(server, catalog.space)
             shown = self._remembered().first(key, SHOWN)
-            return {"action": "list", **self._told(server, key), "items": items_told(shown)}
+            about = {**self._told(server, key), **package_told(server, catalog.space)}
+            return {"action": "list", **about, "items": items_told(shown)}
         told: list[Json] = [self._told(server, key) for server, key in known_servers(catalog, self._remembered())]
         answer: dict[str, Json] = {"action": "list", "servers": told}
         if not told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +19,15 @@ from kiwi_mcp.kernel.keys.store import TrustFile, rotated
 from kiwi_mcp.manifest.keys import fingerprint, is_meant
 from kiwi_mcp.manifest.sheets import Sheets, load_sheets
 from kiwi_mcp.manifest.trust import Key, Trusted, scope_of
+from kiwi_mcp.policy.deployment import refuse_unlisted
 
-_TOLD = 20
+_TOLD, _MOST = 20, 100
+"""How many versions a sentence tells of, and an answer at most."""
+_ANSWER: JsonObject = {
+    "type": "object",
+    "properties": {"approve": {"type": "boolean", "title": "Install it all the same", "default": False}},
+    "required": ["approve"],
+}
 _TRUSTED = frozenset({"owner", "verified"})
 
 
@@ -92,36 +100,50 @@ class Admission:
 
     async def admit(self, releases: Sequence[Release], caller: Caller) -> None:
         """Let versions in together, all of them or none; what is doubtful the owner is asked about."""
-        self.arrivals = self._judged(releases)
+        self.arrivals = await asyncio.to_thread(self._judged, releases)
         for arrival in self.arrivals:
             if refusal := self._refusal(arrival):
                 raise refusal
+        if refusal := self._rollback(self.arrivals[-1]):  # the version that was asked for; the others it stands on
+            raise refusal
         doubts = [one for one in self.arrivals if self._is_doubtful(one)]
         for arrival in doubts:
             if len({one.key for one in doubts if one.key and one.scope == arrival.scope}) > 1:
                 raise _refused(arrival, f"several keys sign for {arrival.scope}, and none is known", "Do not use it.")
         if open_doubts := [one for one in doubts if not self._is_left(one)]:
             await self._ask(open_doubts, caller)
-        self._keep(doubts)
+        await asyncio.to_thread(self._keep, doubts)
+        await asyncio.to_thread(self.settle)
 
     @property
     def told(self) -> JsonObject:
         """Return what the owner has to know, and what they acknowledged, as answers and receipts tell it."""
-        return {"acknowledged": [*self.acknowledged]} if self.acknowledged else {}
+        return {"acknowledged": [*self.acknowledged[:_MOST]]} if self.acknowledged else {}
 
     def sieve(self, releases: Sequence[Release]) -> Mapping[VersionName, str]:
-        """Return which versions are not let in, each with the reason; what is let in is remembered."""
+        """Return which versions are not let in, each with the reason; whose key is let in is remembered."""
         kept_out: dict[VersionName, str] = {}
         arrivals = self._judged(releases)
         for arrival in arrivals:
             if refusal := self._refusal(arrival):
                 kept_out[arrival.name] = refusal.message
             elif self._is_doubtful(arrival) and not self._is_left(arrival):
-                kept_out[arrival.name] = f"{self._doubt(arrival)} ({self._way(arrival)})"
+                kept_out[arrival.name] = f"it {self._doubt(arrival)} ({self._way(arrival)})"
         self.kept_out |= kept_out
-        self.arrivals = [one for one in arrivals if one.name not in kept_out]
-        self._keep([one for one in self.arrivals if self._is_doubtful(one)])
+        let_in = [one for one in arrivals if one.name not in kept_out]
+        self.arrivals += let_in
+        self._pin([one for one in let_in if self._is_doubtful(one)])
         return kept_out
+
+    def settle(self) -> None:
+        """Remember the highest version of what came in signed."""
+        highest: dict[str, Version] = {}
+        for one in self.arrivals:
+            version = Version.parse(one.name.version)
+            if one.key and version is not None:
+                highest[_item(one.name)] = max(version, highest.get(_item(one.name), version))
+        if highest and not self._is_planned:
+            self._file.note_versions({item: str(version) for item, version in highest.items()})
 
     def refusal(self) -> KiwiError:
         """Return the refusal of all that was kept out."""
@@ -152,8 +174,12 @@ class Admission:
 
     def _refusal(self, arrival: Arrival) -> KiwiError | None:
         """Return why a version is let in by nobody's word."""
+        try:
+            refuse_unlisted(f"registry/{arrival.name}")
+        except PolicyDenied as refusal:
+            return refusal
         trusted, name, trust = self._file.now(), arrival.name, arrival.vouched.trust
-        pinned = trusted.pinned(name.namespace, name.tool_id)
+        pinned, was_signed = trusted.pinned(name.namespace, name.tool_id), _item(name) in trusted.versions
         if trust == "tampered":
             return _refused(arrival, "its signature does not fit it", "Take it from its publisher again.")
         if trust == "revoked":
@@ -161,17 +187,17 @@ class Admission:
             return _refused(
                 arrival, f"it is signed with {fingerprint(arrival.key)}, a key that is revoked or expired", fix
             )
-        known = ", ".join(key.fingerprint for key in pinned.values())
-        if trust == "unknown_key" and pinned:
+        known = ", ".join(key.fingerprint for key in pinned.values()) or "another key"
+        if trust == "unknown_key" and (pinned or was_signed):
             reason = f"it is signed with {fingerprint(arrival.key)}, and {arrival.scope} is known by {known}"
             fix = f"Ask {arrival.scope} by a way that you trust; if the key is theirs: `kiwi key trust {arrival.scope} "
             return _refused(arrival, reason, f"{fix}{arrival.key}`.")
-        if arrival.is_unsigned and pinned:
+        if arrival.is_unsigned and (pinned or was_signed):
             return _refused(arrival, f"it is not signed, and {arrival.scope} signs with {known}", "Do not use it.")
-        return self._rollback(arrival, trusted)
+        return None
 
-    def _rollback(self, arrival: Arrival, trusted: Trusted) -> KiwiError | None:
-        known = Version.parse(trusted.versions.get(_item(arrival.name), ""))
+    def _rollback(self, arrival: Arrival) -> KiwiError | None:
+        known = Version.parse(self._file.now().versions.get(_item(arrival.name), ""))
         version = Version.parse(arrival.name.version)
         is_back = self._is_latest and known is not None and version is not None and version < known
         if not is_back or self._leave.rollback:
@@ -180,7 +206,8 @@ class Admission:
         return _refused(arrival, f"it is given as the newest, and {known} was here before", fix)
 
     def _is_doubtful(self, arrival: Arrival) -> bool:
-        return arrival.vouched.trust not in _TRUSTED and arrival.release.digest not in self._file.now().accepted
+        is_accepted = self._file.now().accepted.get(str(arrival.name)) == arrival.release.digest
+        return arrival.vouched.trust not in _TRUSTED and not (arrival.is_unsigned and is_accepted)
 
     def _is_left(self, arrival: Arrival) -> bool:
         """Whether the owner said beforehand that this one may come in."""
@@ -190,17 +217,16 @@ class Admission:
 
     async def _ask(self, doubts: Sequence[Arrival], caller: Caller) -> None:
         """Ask the owner, where they are there; otherwise say what they would have to say."""
-        told = [self._doubt(one) for one in doubts]
+        told = [f"{one.name} {self._doubt(one)}" for one in doubts]
         if caller.is_owner:
             message = f"{'; '.join(told[:_TOLD])}. Install {'it' if len(doubts) == 1 else 'them'} all the same?"
-            schema: JsonObject = {"type": "object", "properties": {"yes": {"type": "boolean", "title": "Install"}}}
-            params: JsonObject = {"mode": "form", "message": message, "requestedSchema": schema}
+            params: JsonObject = {"mode": "form", "message": message, "requestedSchema": _ANSWER}
             try:
                 answers = await caller.ask({"install": Question("elicitation/create", params, is_own=True)})
             except Unanswered:
                 answers = {}
             answer = answers.get("install", {})
-            if answer.get("action") == "accept" and as_object(answer.get("content")).get("yes") is True:
+            if answer.get("action") == "accept" and as_object(answer.get("content")).get("approve") is True:
                 return
         raise Unacknowledged(
             f"{'; '.join(told[:_TOLD])}. Nothing was installed.",
@@ -213,9 +239,9 @@ class Admission:
         near = alike(arrival.scope, self._file.now(), self._own)
         warning = f", and its publisher looks like {', '.join(near)}, which is another one" if near else ""
         if arrival.is_unsigned:
-            return f"{arrival.name} is not signed{warning}"
+            return f"is not signed{warning}"
         signer = f"a key of {arrival.scope} that is not known here, {fingerprint(arrival.key)}"
-        return f"{arrival.name} is signed with {signer}{warning}"
+        return f"is signed with {signer}{warning}"
 
     def _way(self, arrival: Arrival) -> str:
         return "`--accept-unsigned`" if arrival.is_unsigned else f"`--trust-key {fingerprint(arrival.key)}`"
@@ -224,28 +250,21 @@ class Admission:
         return list(dict.fromkeys(map(self._way, doubts)))
 
     def _keep(self, doubts: Sequence[Arrival]) -> None:
-        """Remember what the owner said, and what was seen of signed items."""
+        """Remember what the owner said of versions, each of which they saw."""
+        self._pin(doubts)
+        unsigned = [one for one in doubts if one.is_unsigned]
+        self._file.accept({str(one.name): one.release.digest for one in unsigned})
+        self.warnings += [f"{one.name} {self._doubt(one)}" for one in unsigned[:_TOLD]]
+
+    def _pin(self, doubts: Sequence[Arrival]) -> None:
+        """Remember whose key the owner trusts."""
         if self._is_planned:
             return
         strangers = {one.scope: one.key for one in doubts if one.key}
         for scope, key in strangers.items():
             self._file.pin(scope, [Key(key, _now(), how="first use")], is_first=True)
-        unsigned = {one.release.digest: str(one.name) for one in doubts if one.is_unsigned}
-        if unsigned:
-            self._file.accept(unsigned)
-        self.warnings += [self._doubt(one) for one in doubts[:_TOLD] if one.is_unsigned]
         self.warnings += [f"{scope} is known by {fingerprint(key)} from now on" for scope, key in strangers.items()]
         self.acknowledged += [one.to_json() for one in doubts]
-        self._note_versions([one for one in self.arrivals if one.key])
-
-    def _note_versions(self, signed: Sequence[Arrival]) -> None:
-        highest: dict[str, str] = {}
-        for one in signed:
-            known, version = Version.parse(highest.get(_item(one.name), "")), Version.parse(one.name.version)
-            if version is not None and (known is None or known < version):
-                highest[_item(one.name)] = one.name.version
-        if highest:
-            self._file.note_versions(highest)
 
 
 def _item(name: VersionName) -> str:

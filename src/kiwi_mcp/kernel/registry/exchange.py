@@ -104,7 +104,8 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         )
     finally:
         await remote.aclose()
-    if admission.kept_out and not done.new:
+    await asyncio.to_thread(admission.settle)
+    if admission.kept_out and not (done.new or done.unchanged or done.marked):
         raise admission.refusal()
     # What was left out lies before the cursor, and may be had the next time.
     if is_followed and not request.dry_run and not done.left_out:

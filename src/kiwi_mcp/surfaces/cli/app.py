@@ -19,6 +19,7 @@ from kiwi_mcp.surfaces.cli.approvals import approvals
 from kiwi_mcp.surfaces.cli.approving import owners_word
 from kiwi_mcp.surfaces.cli.audit import audit
 from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces.cli.keys import keys
 from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.prefer import prefer
@@ -46,6 +47,7 @@ app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
 app.add_typer(prefer, name="prefer")
 app.add_typer(secrets, name="secrets")
+app.add_typer(keys, name="key")
 app.add_typer(task_commands)
 app.add_typer(undo_commands)
 app.add_typer(relax_commands)

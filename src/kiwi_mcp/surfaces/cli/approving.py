@@ -7,11 +7,12 @@ import sys
 
 from kiwi_mcp.domain.caller import Answers, Ask, Question, Questions, nobody
 from kiwi_mcp.domain.errors import Unanswered
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.surfaces.cli.screen import talk
 from kiwi_mcp.surfaces.cli.terminal import shown
 
 _PROMPT = "[y]es, once / [a]lways for this tool / [N]o: "
+_SHORT_PROMPT = "[y]es / [N]o: "
 _YES: JsonObject = {"action": "accept", "content": {"approve": True, "always": "none"}}
 _ALWAYS: JsonObject = {"action": "accept", "content": {"approve": True, "always": "this tool"}}
 _NO: JsonObject = {"action": "decline"}
@@ -43,7 +44,8 @@ def _refuse_others(questions: Questions) -> None:
 
 async def _asked(question: Question) -> JsonObject:
     talk(f"\n{as_text(question.params.get('message'))}\n")
-    sys.stderr.write(shown(_PROMPT))
+    asked = as_object(as_object(question.params.get("requestedSchema")).get("properties"))
+    sys.stderr.write(shown(_PROMPT if "always" in asked else _SHORT_PROMPT))
     sys.stderr.flush()
     return _WORDS.get((await _typed()).strip().lower(), _NO)
 

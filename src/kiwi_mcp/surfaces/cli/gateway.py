@@ -102,16 +102,17 @@ def add(
     can_write: Annotated[bool, typer.Option("--write/--read", help="Whether they may publish, or only read.")] = False,
     can_use_tools: Annotated[bool, typer.Option("--tools", help="Let them use tools here, with your rights.")] = False,
     can_author: Annotated[bool, typer.Option("--author", help="Let them make and change items here as well.")] = False,
+    kind: Annotated[str, typer.Option("--as", help="Who holds it: owner, agent or service.")] = "agent",
     is_json: IsJson = False,
 ) -> None:
     """Make a token; it is shown this once."""
     words = [word.strip() for word in namespaces.split(",") if word.strip()]
     secret = Tokens(user_space()).add(
-        name, words, can_write=can_write, can_use_tools=can_use_tools, can_author=can_author
+        name, words, can_write=can_write, can_use_tools=can_use_tools, can_author=can_author, kind=kind
     )
     screen = Screen()
     if is_json:
-        screen.json({"name": name, "token": secret})
+        screen.json({"name": name, "as": kind, "token": secret})
     else:
         screen.data(secret)
     if can_use_tools:
@@ -134,7 +135,7 @@ def list_(is_json: IsJson = False) -> None:
     for row in rows:
         namespaces = ",".join(as_text(word) for word in as_list(row["namespaces"])) or "-"
         rights = f"{row['right']}{' tools' * bool(row['tools'])}{' author' * bool(row['author'])}"
-        screen.line(f"{row['name']}  {rights}  {namespaces}  {row['created_at']}")
+        screen.line(f"{row['name']}  {row['as']}  {rights}  {namespaces}  {row['created_at']}")
     if not rows:
         talk("There are no tokens. hint: kiwi up token add NAME --tools, or --namespaces public --write")
 

@@ -22,6 +22,9 @@ def _offered(content: JsonObject, screen: Screen) -> None:
     talk(as_text(content.get("message")) or _line(content))
     if path := as_text(content.get("path")):
         talk(f"  path: {path}")
+    if package := as_object(content.get("package")):
+        shown = " ".join(as_text(package.get(word)) for word in ("name", "version", "integrity"))
+        talk(f"  package: {shown}")
     for word, asked in as_object(content.get("needs")).items():
         talk(f"  {word}: {', '.join(map(text_of, as_list(asked)))}")
     if notice := as_text(content.get("notice")):

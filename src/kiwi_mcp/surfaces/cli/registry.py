@@ -10,6 +10,7 @@ import typer
 
 from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.kernel.settings import remove_remote
+from kiwi_mcp.surfaces.cli.approving import owners_word
 from kiwi_mcp.surfaces.cli.screen import Screen
 from kiwi_mcp.surfaces.cli.shell import DryRun, IsJson, Item, Location, Project, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
@@ -23,6 +24,12 @@ Undo = Annotated[bool, typer.Option("--undo", help="Take it back.")]
 Remote = Annotated[str, typer.Argument(help="A remote's name, a folder such as ./shelf, or an address.")]
 Only = Annotated[str | None, typer.Option("--namespace", help="Only this namespace.")]
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+AcceptUnsigned = Annotated[
+    bool | None, typer.Option("--accept-unsigned", help="Take what is not signed, on your own word.")
+]
+TrustKey = Annotated[
+    str | None, typer.Option("--trust-key", metavar="FINGERPRINT", help="Trust the publisher's key that has it.")
+]
 Private = Annotated[bool, typer.Option("--with-private", help="Private items too.")]
 
 
@@ -51,14 +58,19 @@ def pull(
         str | None,
         typer.Option("--from", help="The remote to pull it from: a name, a folder such as ./shelf, an address."),
     ] = None,
+    is_unsigned: AcceptUnsigned = None,
+    key: TrustKey = None,
+    is_back: Annotated[
+        bool | None, typer.Option("--allow-rollback", help="An older version than was here is meant.")
+    ] = None,
     is_dry: DryRun = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
     """Get a published version with all it stands on, verified, ready to run."""
-    words = payload(**{"from": remote})
+    words = payload(**{"from": remote}, accept_unsigned=is_unsigned, trust_key=key, allow_rollback=is_back)
     request = payload(action="pull", item_id=item, parameters=words, dry_run=is_dry)
-    shell_for(project, is_json=is_json).tell("execute", request, view="pull")
+    shell_for(project, is_json=is_json).tell("execute", request, view="pull", questions=owners_word(is_yes=False))
 
 
 @commands.command()
@@ -223,12 +235,17 @@ def pull_all(
     remote: Remote,
     namespace: Only = None,
     is_private: Private = False,
+    is_unsigned: AcceptUnsigned = None,
+    key: TrustKey = None,
     is_dry: DryRun = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
     """Copy from a remote what is lacking here."""
-    request = payload(action="pull", remote=remote, only=namespace, with_private=is_private, dry_run=is_dry)
+    request = payload(
+        action="pull", remote=remote, only=namespace, with_private=is_private, accept_unsigned=is_unsigned,
+        trust_key=key, dry_run=is_dry,
+    )  # fmt: skip
     shell_for(project, is_json=is_json).tell("registry", request, view="exchange")
 
 

@@ -104,6 +104,9 @@ def _list(content: JsonObject, screen: Screen) -> None:
         name = f"{as_text(one.get('namespace'))}/{as_text(one.get('name'))}".ljust(width)
         version, kind = as_text(one.get("version")), as_text(one.get("tool_type"))
         marks = "".join(f" ({word})" for word in ("yanked", "deprecated") if word in one)
+        if signer := as_text(one.get("signer")):
+            marks += f" ({as_text(one.get('trust')).replace('_', ' ')}, {signer})"
+        marks += "".join(f" (looks like {text_of(near)})" for near in as_list(one.get("looks_like")))
         screen.line(f"{name}  {version:<10} {kind:<12} {as_text(one.get('description'))}{marks}")
     talk(f"{len(items)} item{'s' * (len(items) != 1)} in {_place(as_text(content.get('registry')))}")
     if hint := as_text(content.get("suggestion")):

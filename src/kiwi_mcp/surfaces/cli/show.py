@@ -8,6 +8,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.cli.approval_views import VIEWS as APPROVAL_VIEWS
 from kiwi_mcp.surfaces.cli.audit_views import VIEWS as AUDIT_VIEWS
+from kiwi_mcp.surfaces.cli.key_views import VIEWS as KEY_VIEWS
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
@@ -118,12 +119,18 @@ def _load(content: JsonObject, screen: Screen) -> None:
         screen.data(message)
         talk(f"  path: {as_text(content.get('path'))}")
         return
-    talk(f"{as_text(content.get('identity'))} ({as_text(content.get('integrity'))}) {as_text(content.get('path'))}")
+    talk(f"{as_text(content.get('identity'))} ({_vouched(content)}) {as_text(content.get('path'))}")
     if chain := as_list(content.get("chain")):
         talk("chain: " + " → ".join(map(text_of, chain)))
     for name, schema in as_object(as_object(content.get("parameters")).get("properties")).items():
         talk(f"  {name}: {_parameter(name, as_object(schema), content)}")
     screen.data(as_text(content.get("content")))
+
+
+def _vouched(item: JsonObject) -> str:
+    """Return who vouches for an item, where a key does; otherwise whether it is what it was."""
+    signer, trust = as_text(item.get("signer")), as_text(item.get("trust"))
+    return f"{trust.replace('_', ' ')}, {signer}" if signer else as_text(item.get("integrity"))
 
 
 def _parameter(name: str, schema: JsonObject, content: JsonObject) -> str:
@@ -157,12 +164,14 @@ def _why(content: JsonObject, screen: Screen) -> None:
     for depth, link in enumerate(links):
         branch = "   " * (depth - 1) + "└─ " if depth else ""
         digest = as_text(link.get("digest"))[:_SHORT]
-        state = f"{link['tool_type']}  {link['integrity']}  {digest}"
+        state = f"{link['tool_type']}  {_vouched(link)}  {digest}"
         screen.data(f"{branch}{link['tool_id']} {link['version']}  {state}  {link['path']}")
     if held := as_object(content.get("isolation")):
         screen.data(_holding(held))
     for name, place in as_object(content.get("variables")).items():
         screen.data(f"${{{name}}}  {place or 'not set'}")
+    for row in map(as_object, as_list(content.get("rights"))):
+        screen.data(_right(row))
     for change in as_list(content.get("lockfile")):
         screen.data(f"changed since signing: {text_of(change)}")
     for note in (*as_list(content.get("notes")), *as_list(content.get("shadowed"))):
@@ -176,10 +185,21 @@ def _why(content: JsonObject, screen: Screen) -> None:
         screen.data(f"  ✗ {as_text(reason.get('message'))}\n      fix: {as_text(reason.get('suggestion'))}")
 
 
+def _right(row: JsonObject) -> str:
+    """Return what a call uses, whether it may, and the rules that say so, one after the other."""
+    steps = [
+        f"{as_text(step.get('grant'))}: {as_text(step.get('rule')) or 'no rule'}"
+        for step in map(as_object, as_list(row.get("rules")))
+    ]
+    mark = "✓" if row.get("allowed") else "✗"
+    return f"{mark} {as_text(row.get('kind'))} {as_text(row.get('resource'))}  ({' → '.join(steps)})"
+
+
 def _holding(held: JsonObject) -> str:
     """Return how strictly a process is held, why, and what would change it."""
     provenance, by = as_text(held.get("provenance")), as_text(held.get("decided_by"))
-    reason = {"manifest": "its manifest asks for it", "owner": "the owner said so"}.get(by, f"{by} is {provenance}")
+    said = {"manifest": "its manifest asks for it", "owner": "the owner said so", "deployment": "this machine says so"}
+    reason = said.get(by, f"{by} is {provenance}")
     change = f"\n  {as_text(held['change'])}" if "change" in held else ""
     return f"isolation: {as_text(held.get('level'))} ({reason}){change}"
 
@@ -210,6 +230,7 @@ _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     **MCP_VIEWS,
     **PREFER_VIEWS,
     **SECRET_VIEWS,
+    **KEY_VIEWS,
     **TASK_VIEWS,
     **UNDO_VIEWS,
     **RELAX_VIEWS,

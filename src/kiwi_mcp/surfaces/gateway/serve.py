@@ -133,7 +133,7 @@ async def _serve(
 async def tools(door: Door, kernel: VisitedKernel) -> AsyncIterator[McpEndpoint]:
     """Give the MCP server of one kernel for all visitors, as far as the door lets them; it ends with the kernel."""
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)
-    changes = Changes(kernel)
+    changes = Changes(kernel, view=kernel.seen)
     server = build_server(kernel, calls=calls, changes=changes)
     endpoint = McpEndpoint(server, door, calls)
     async with AsyncExitStack() as stack:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,6 +14,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, Unavailable
+from kiwi_mcp.domain.identity import IDENTITY_KINDS, Identity, IdentityKind
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.times import moment
@@ -29,6 +30,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _ID = 8
 """How much of its hash tells a token from others of its name, in digits."""
 _MAX_TOKENS = 1_000
+_KINDS: Mapping[str, IdentityKind] = {kind: kind for kind in IDENTITY_KINDS if kind != "thread"}
+"""What a token may stand for: threads have rights of their own, and no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,13 @@ class Token:
     can_use_tools: bool = False
     can_author: bool = False
     """Whether they may change items here, where they may use tools."""
+    kind: IdentityKind = "agent"
+    """What they are for the rules; the answers of an owner are the owner's own."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who it is for the rules, which call it by its name."""
+        return Identity(self.kind, self.name)
 
     @property
     def principal(self) -> str:
@@ -62,6 +72,7 @@ class Token:
             "right": "write" if self.can_write else "read",
             "tools": self.can_use_tools,
             "author": self.can_author,
+            "as": self.kind,
             "principal": self.principal,
             "created_at": self.created_at,
         }
@@ -100,6 +111,7 @@ class Tokens:
         can_write: bool,
         can_use_tools: bool = False,
         can_author: bool = False,
+        kind: str = "agent",
     ) -> str:
         """Make a token and return it; it is shown this once, and kept nowhere."""
         if not _NAME.fullmatch(name) or not all(map(is_namespace, namespaces)):
@@ -109,6 +121,8 @@ class Tokens:
             )
         if can_write and not namespaces:
             raise InvalidRequest("A token that writes needs a namespace.", suggestion="Add `--namespaces acme`.")
+        if (known := _KINDS.get(kind)) is None:
+            raise InvalidRequest(f"{kind!r:.40} is nobody's kind.", suggestion=f"Use one of: {', '.join(_KINDS)}.")
         if can_author and not can_use_tools:
             raise InvalidRequest("Who makes tools may use them too.", suggestion="Add `--tools`.")
         secret = f"{PREFIX}{secrets.token_urlsafe(32)}"
@@ -119,7 +133,7 @@ class Tokens:
                 raise InvalidRequest(f"There are {_MAX_TOKENS:,} tokens.", suggestion="Remove those not in use.")
             hashed = sha256(secret.encode()).hexdigest()
             rights = can_use_tools, can_author
-            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), *rights))
+            tokens.append(Token(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), *rights, known))
         return secret
 
     def remove(self, name: str) -> None:
@@ -168,9 +182,11 @@ def _token(row: JsonObject, path: Path) -> Token:
         created_at=as_text(row.get("created_at")),
         can_use_tools=row.get("tools") is True,
         can_author=row.get("author") is True,
+        kind=_KINDS.get(as_text(row.get("as", "agent")), "thread"),
     )
     # A line that is not understood is a person who is let in or locked out by mistake: refuse all.
-    if not _NAME.fullmatch(token.name) or not _HASH.fullmatch(token.sha256) or not all(map(is_namespace, namespaces)):
+    is_known = token.kind in _KINDS and _HASH.fullmatch(token.sha256)
+    if not _NAME.fullmatch(token.name) or not is_known or not all(map(is_namespace, namespaces)):
         raise _unreadable(path, "one of its tokens is not complete")
     return token
 

@@ -9,8 +9,12 @@ from pathlib import Path
 
 from kiwi_mcp.domain.caller import NOBODY, Caller
 from kiwi_mcp.domain.errors import PolicyDenied
+from kiwi_mcp.domain.identity import STRANGER
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.mcp import OfferKind
+from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.requests import (
     Action,
     ExecuteRequest,
@@ -44,8 +48,32 @@ class VisitedKernel(Kernel):
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb."""
+        return await super().call(verb, payload, visited_by(visiting.get(), caller))
+
+    def seen(self, offers: Offers) -> Offers:
+        """Return the part of the offers that is for a visitor to know of."""
+        permission = self._permission()
+        if permission is None:
+            return offers
+        tools, prompts, resources, templates = (
+            tuple(
+                one for one in some if not one.identity or not (permission.fault or permission.is_hidden(one.identity))
+            )
+            for some in (offers.tools, offers.prompts, offers.resources, offers.templates)
+        )
+        return replace(offers, tools=tools, prompts=prompts, resources=resources, templates=templates)
+
+    def offered(self, name: str, kind: OfferKind) -> Offer | None:
+        """Return an item as clients see it, if it is for a visitor to know of."""
+        offer, permission = super().offered(name, kind), self._permission()
+        if offer is None or permission is None:
+            return offer
+        return None if permission.fault or permission.is_hidden(offer.identity) else offer
+
+    def _permission(self) -> Permission | None:
+        """Return what the rules let a visitor know of; None outside of a visit."""
         visitor = visiting.get()
-        return await super().call(verb, payload, replace(caller, name=visitor.principal if visitor else ""))
+        return None if visitor is None else Permission(self.catalog(), self.rights(visited_by(visitor, NOBODY)))
 
     def check(self, request: Request) -> None:
         """Refuse what a visitor may not do, and other projects than the one that is served."""
@@ -61,6 +89,13 @@ class VisitedKernel(Kernel):
                 "This token may use items, and not change them.",
                 suggestion="Ask the owner for one that may: `kiwi up token add NAME --tools --author`.",
             )
+
+
+def visited_by(visitor: Visitor | None, caller: Caller) -> Caller:
+    """Return a caller in the name of whoever has sent the request; without one, it is nobody whom rules know."""
+    identity = visitor.identity if visitor else STRANGER
+    name = visitor.principal if visitor else ""
+    return replace(caller, name=name, identity=identity, is_owner=identity.kind == "owner")
 
 
 def _paths(request: Request) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenExpired, TokenRefused, TooManyTries
+from kiwi_mcp.domain.identity import STRANGER, Identity
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.store.whose import account_principal, is_token_principal
@@ -43,6 +44,8 @@ class Visitor:
     """Who they are, by what they showed: whose sessions, runs and tasks these are."""
     expires_at: float | None = None
     """When what they showed ends by itself, in seconds since 1970."""
+    identity: Identity = STRANGER
+    """Who they are for the rules."""
 
 
 class Door:
@@ -165,6 +168,7 @@ class Door:
             can_use_tools=token.can_use_tools,
             can_author=token.can_author,
             principal=token.principal,
+            identity=token.identity,
         )
 
     async def _vouched_for(self, access: AccessTokens, secret: str) -> Visitor:
@@ -181,6 +185,7 @@ class Door:
             can_use_tools=access.settings.scope in identity.scopes,
             principal=account_principal(identity.name),
             expires_at=identity.expires_at,
+            identity=Identity("agent", identity.name),
         )
 
     def _refusal(self, refusal: TokenRefused) -> TokenRefused:

@@ -28,7 +28,7 @@ from kiwi_mcp.domain.caller import NOBODY
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, tail
-from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu
+from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu, View, everything
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
 
 _log = logging.getLogger("kiwi")
@@ -55,8 +55,10 @@ class _Hearer:
 class Changes:
     """Looks at the menu while somebody can hear of it."""
 
-    def __init__(self, kernel: KernelApi, *, interval: float = INTERVAL, soon: float = SOON) -> None:
-        self.menu = Menu(kernel)
+    def __init__(
+        self, kernel: KernelApi, *, interval: float = INTERVAL, soon: float = SOON, view: View = everything
+    ) -> None:
+        self.menu = Menu(kernel, view)
         self._kernel = kernel
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
@@ -129,7 +131,7 @@ class Changes:
         await self._note_watched()
         if self._is_watching:
             return
-        seen = self.menu.last or await self.menu.now()
+        seen = self.menu.last or await self.menu.read()
         if not self._is_watching:
             self._seen = seen  # what changes after a client was last given its lists is news for it
             self._watch = asyncio.create_task(self._keep_watch())
@@ -156,7 +158,7 @@ class Changes:
                 _log.exception("what clients see could not be looked at")
 
     async def _look(self) -> None:
-        before, self._seen = self._seen, await self.menu.now()
+        before, self._seen = self._seen, await self.menu.read()
         for event in differences(before, self._seen):
             await self._announce(event)
         for uri in self._digests.keys() - self._watched:

@@ -13,6 +13,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.offers import Offer
 from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
 from kiwi_mcp.surfaces.mcp.listing import prompts_of
+from kiwi_mcp.surfaces.mcp.marks import marked
 from kiwi_mcp.surfaces.mcp.menu import Menu
 from kiwi_mcp.surfaces.mcp.passed import passed_prompt
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
@@ -65,12 +66,13 @@ class Prompts:
             prompt = passed_prompt(answer.passed, revision=context.protocol_version)
             if prompt is None:
                 raise unreadable(offer.name)
-            return prompt
+            return marked(prompt, answer, "instructions")
         program = as_object((await whole(self._kernel, answer)).get("result"))
-        return types.GetPromptResult(
+        prompt = types.GetPromptResult(
             description=offer.description or None,
             messages=[types.PromptMessage(role="user", content=types.TextContent(text=program_text(program)))],
         )
+        return marked(prompt, answer, "instructions")
 
 
 def typed(arguments: Mapping[str, str], schema: JsonObject) -> JsonObject:

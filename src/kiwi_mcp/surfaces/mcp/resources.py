@@ -9,6 +9,7 @@ from kiwi_mcp.domain.json import JsonObject, as_object, as_text, text_of
 from kiwi_mcp.surfaces.mcp.addresses import HELP, KNOWLEDGE, match, tail
 from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
 from kiwi_mcp.surfaces.mcp.listing import resources_of, templates_of
+from kiwi_mcp.surfaces.mcp.marks import marked
 from kiwi_mcp.surfaces.mcp.menu import Menu
 from kiwi_mcp.surfaces.mcp.passed import passed_resource
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
@@ -51,7 +52,8 @@ class Resources:
     async def _read(self, uri: str, caller: Caller, context: Context) -> types.ReadResourceResult | None:
         if topic := tail(uri, HELP):
             page = await self._kernel.call("help", {"topic": topic}, caller)
-            return None if page.is_error else _text(uri, as_text(page.content.get("help")))
+            told = _text(uri, as_text(page.content.get("help")))
+            return None if page.is_error else marked(told, page, "instructions")
         identity, filled = await self._found(uri)
         return await self._execute(uri, identity, filled, caller, context) if identity else None
 
@@ -82,9 +84,9 @@ class Resources:
             held = passed_resource(answer.passed)
             if held is None:
                 raise unreadable(uri)
-            return held
+            return marked(held, answer)
         result = (await whole(self._kernel, answer)).get("result")
-        return _text(uri, as_text(as_object(result).get("content")) or text_of(result))
+        return marked(_text(uri, as_text(as_object(result).get("content")) or text_of(result)), answer)
 
 
 def _text(uri: str, text: str) -> types.ReadResourceResult:

@@ -12,6 +12,7 @@ from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
 from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.listing import tools_of
+from kiwi_mcp.surfaces.mcp.marks import kind_of, marked
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.refusals import passed_refusal
 from kiwi_mcp.surfaces.mcp.replies import as_result
@@ -55,7 +56,8 @@ class Tools:
         async def work(caller: Caller) -> types.CallToolResult:
             answer = await self._kernel.call(params.name, params.arguments or {}, caller)
             self._changes.expect()
-            return as_result(answer, revision=context.protocol_version)
+            result = as_result(answer, revision=context.protocol_version)
+            return marked(result, answer, kind_of(params.name, params.arguments or {}))
 
         return await self._calls.answer(context, _asked(params), work, task=task)
 
@@ -66,7 +68,8 @@ class Tools:
             self._changes.expect()
             if refusal := passed_refusal(answer, context):
                 raise refusal
-            return await tool_result(self._kernel, answer, offer, revision=context.protocol_version)
+            result = await tool_result(self._kernel, answer, offer, revision=context.protocol_version)
+            return marked(result, answer)
 
         return await self._calls.answer(context, _asked(params), work, task=offer.task)
 

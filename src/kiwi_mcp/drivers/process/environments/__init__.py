@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.errors import InvalidManifest

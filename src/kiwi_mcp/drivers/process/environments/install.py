@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.seen import needed_by
 from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives import subprocess
+from kiwi_mcp.sandbox.profile import base_profile
 
 _TIMEOUT = 600.0
 _LAST_LINES = 12
@@ -57,14 +58,15 @@ class Installer:
         fetches: bool = True,
         builds: bool = False,
     ) -> subprocess.ProcessResult:
-        """Run uv in a folder that it makes; `fetches` says whether it needs an index, `builds` whether packages' own
-        code may be run, which then has no part in the cache.
+        """Run uv in a folder that it makes.
+
+        `fetches` says whether it needs an index, `builds` whether code of packages is run, apart from the cache then.
         """
         indexes = uv_indexes(os.environ, Path.home())
         cache = folder / _OWN_CACHE if builds else self._cache("uv")
         own = {"UV_CACHE_DIR": str(cache), "UV_LINK_MODE": "copy", "UV_PYTHON_DOWNLOADS": "never"}
         try:
-            return await self._run(argv, folder, own, indexes, cache, reads=reads, fetches=fetches)
+            return await self._run(argv, folder, own, indexes, cache, reads=reads, fetches=fetches, builds=builds)
         finally:
             if builds:
                 shutil.rmtree(cache, ignore_errors=True)
@@ -86,16 +88,17 @@ class Installer:
         *,
         reads: Sequence[str] = (),
         fetches: bool = True,
+        builds: bool = False,
     ) -> subprocess.ProcessResult:
         env = {**installer_env(os.environ), **dict(indexes.variables), **own, "HOME": str(cache)}
-        certificates = [path for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS") if (path := env.get(name, ""))]
-        files = [os.path.realpath(path) for path in certificates if Path(path).is_file()]
         jail = Jail(
             self.level,
-            readable=(*reads, *indexes.paths, *files, *needed_by(argv[0], env["PATH"])),
+            readable=(*reads, *indexes.paths, *_certificates(env), *needed_by(argv[0], env["PATH"])),
             writable=(str(folder), *(() if cache.is_relative_to(folder) else (str(cache),))),
             hosts=indexes.hosts if fetches else (),
-            private_hosts=indexes.hosts if fetches and indexes.is_named else (),
+            # Whoever says where their index is may mean one nearby. Where nobody does, an installer asks for its own,
+            # at whatever address this machine finds it, as long as no code of packages has a say in that.
+            private_hosts=indexes.hosts if fetches and (indexes.is_named or not builds) else (),
             limits=_LIMITS,
             provenance="builtin",
         )
@@ -110,7 +113,7 @@ class Installer:
 
 
 def install_level(level: Level) -> Level:
-    """Return how strictly installers are held for code of some level: they need the network that the strictest has not."""
+    """Return how strictly installers are held for code of some level; the strictest has no network, which they need."""
     return "sandboxed" if level == "restricted" else level
 
 
@@ -129,6 +132,14 @@ def installer_env(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 def _is_passed(name: str) -> bool:
     return name in _PASSED or name.startswith(_PASSED_STARTS) or name.lower().endswith(_PASSED_ENDS)
+
+
+def _certificates(env: Mapping[str, str]) -> Iterator[str]:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"):
+        if (path := Path(env.get(name) or "/")).exists() and path != Path("/"):
+            real = str(path.resolve())
+            if not base_profile().covers(real):
+                yield real
 
 
 def is_done(result: subprocess.ProcessResult) -> bool:

@@ -22,7 +22,7 @@ from kiwi_mcp.drivers.process.words import texts
 from kiwi_mcp.manifest.requirements import is_node_requirement
 
 _MANIFEST = "package.json"
-_MODULES = "node_modules"
+MODULES = "node_modules"
 # Scripts of packages are not run: they would act at install time, before anybody allowed anything.
 _ARGUMENTS = ("install", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
 
@@ -39,7 +39,7 @@ class Node:
         if not packages:
             return self.bare()
         folder = cache / "envs" / "node" / address(get_platform(), *packages)
-        modules = folder / _MODULES
+        modules = folder / MODULES
         return Environment("node", str(folder), packages, bin=str(modules / ".bin"), linked=str(modules))
 
     def bare(self) -> Environment:
@@ -50,7 +50,7 @@ class Node:
         """Install the dependencies, unless they are there."""
         if environment.packages:
             build = partial(build_node, packages=environment.packages, installer=installer)
-            await make_once(Path(environment.folder), build, proof=_MODULES)
+            await make_once(Path(environment.folder), build, proof=MODULES)
 
 
 def _dependencies(tool: Tool) -> Mapping[str, str]:
@@ -82,4 +82,4 @@ async def build_node(folder: Path, *, packages: Sequence[str], installer: Instal
     result = await installer.npm((program, *_ARGUMENTS), folder)
     if not is_done(result):
         raise failure(packages, result)
-    (folder / _MODULES).mkdir(exist_ok=True)
+    (folder / MODULES).mkdir(exist_ok=True)

@@ -28,9 +28,7 @@ _COMMANDS = ("python", "python3")
 INTERPRETER = "bin/python"
 _REQUIREMENTS = "requirements.txt"
 _NAME = re.compile(r"^[A-Za-z0-9._-]+")
-_WANTS_BUILD = re.compile(
-    rb"building source distributions is disabled|no usable wheels|from source is disabled", re.IGNORECASE
-)
+_WANTS_BUILD = re.compile(rb"source distributions is disabled|no usable wheels|from source is disabled", re.IGNORECASE)
 """What uv says where a package is there only as source."""
 
 
@@ -130,6 +128,18 @@ async def fetched(folder: Path, wanted: Sequence[str], installer: Installer) -> 
         result = await installer.uv((*argv, "--no-build"), folder, reads=reads)
     if not is_done(result) and _WANTS_BUILD.search(result.stderr):
         result = await installer.uv(argv, folder, reads=reads, builds=True)
+    return result
+
+
+async def locked(folder: Path, packages: Sequence[str], lock: Path, installer: Installer) -> ProcessResult:
+    """Write into a lock which version of each package is meant, and of all they need, with the hashes of each."""
+    wanted = folder / _REQUIREMENTS
+    wanted.write_text("\n".join(packages) + "\n", encoding="utf-8")
+    how = ("--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--python", str(folder / INTERPRETER))
+    argv = (uv_program(), "pip", "compile", *how, "--output-file", str(lock), str(wanted))
+    result = await installer.uv((*argv, "--no-build"), folder, reads=_roots())
+    if not is_done(result) and _WANTS_BUILD.search(result.stderr):
+        result = await installer.uv(argv, folder, reads=_roots(), builds=True)
     return result
 
 

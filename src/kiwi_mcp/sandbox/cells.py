@@ -1,0 +1,133 @@
+"""Cells: threads of Kiwi's from which sandboxes are started when Kiwi runs as root, kept from one run to the next.
+
+A cell has a table of mounts with the file system that every sandbox begins with, and is in a group whose limits are set
+for each run. What it starts has both from its first moment, so that no process ever has to be moved, which the kernel
+takes milliseconds for. One run at a time has a cell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Lock
+
+from kiwi_mcp.domain.isolation import Limits, T
+from kiwi_mcp.sandbox import staging
+from kiwi_mcp.sandbox.cgroup import Group, Groups
+from kiwi_mcp.sandbox.grants import Opened
+from kiwi_mcp.sandbox.kernel_calls import as_user
+from kiwi_mcp.sandbox.limits import start_limited
+from kiwi_mcp.sandbox.profile import Profile, base_profile
+
+_MOST_IDLE = 4
+_Key = tuple[object, ...]
+_lock = Lock()
+_idle: list[Cell] = []
+
+
+class Cell:
+    """A thread that sees what is granted to one run, alone, and starts its processes."""
+
+    def __init__(self, profile: Profile, groups: Groups | None, key: _Key) -> None:
+        self.key = key
+        self._cleared: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        # Only the older interface has groups of threads; elsewhere each run has a group of its own.
+        self.group = groups.make() if groups is not None and not groups.is_unified else None
+        try:
+            self._thread.submit(_settle, profile, self.group).result()
+        except OSError:
+            self.end()
+            raise
+
+    def lay_out(self, grants: Sequence[Opened], owner_map: int | None) -> list[str]:
+        """Lay out what is granted, and return what was made for that."""
+        if self._cleared is not None:
+            self._cleared.result()
+        with ExitStack() as copies:
+            mounts = [staging.copied(grant, owner_map) for grant in grants]
+            for mount in mounts:
+                copies.callback(os.close, mount)
+            return self._thread.submit(staging.lay_out, grants, mounts).result()
+
+    def clear(self, made: Sequence[str], count: int) -> None:
+        """Take it away again, and lift the limits first: a thread of Kiwi's must never wait for its share of time."""
+        if self.group is not None:
+            self.group.lift()
+        self._cleared = self._thread.submit(staging.clear, made, count)
+
+    def limit(self, limits: Limits, _: int) -> None:
+        """Set the limits of all that was started here, and of this thread."""
+        if self.group is not None:
+            self.group.limit(limits, besides=1)
+
+    def start(self, spawn: Callable[[], T], /) -> T:
+        """Start a process here as root."""
+        return self._thread.submit(spawn).result()
+
+    def start_as(self, user: int, limits: Limits, spawn: Callable[[], T], /) -> T:
+        """Start a process here as a user, and under limits of its own."""
+        return self._thread.submit(_started_as, user, limits, spawn).result()
+
+    def end(self) -> None:
+        """End the thread, and remove its group."""
+        self._thread.shutdown()
+        if self.group is not None:
+            self.group.remove()
+
+
+@contextmanager
+def laid_out(grants: Sequence[Opened], owner_map: int | None, groups: Groups | None) -> Iterator[Cell]:
+    """Give a cell in which each grant lies under its number, for one run."""
+    cell = _taken(groups)
+    try:
+        made = cell.lay_out(grants, owner_map)
+        yield cell
+        cell.clear(made, len(grants))
+    except BaseException:
+        cell.end()
+        raise
+    _give_back(cell)
+
+
+def _taken(groups: Groups | None) -> Cell:
+    profile = base_profile()
+    # What was laid out is what was there then: where a system file has been replaced since, a new cell is made. The
+    # number of this process is part of it because threads stay behind where a process is forked.
+    states = [Path(path).stat() for path in profile.readable]
+    key = (os.getpid(), groups is None, *((state.st_dev, state.st_ino) for state in states))
+    with _lock:
+        found = next((cell for cell in _idle if cell.key == key), None)
+        if found is not None:
+            _idle.remove(found)
+    return found or Cell(profile, groups, key)
+
+
+def _give_back(cell: Cell) -> None:
+    with _lock:
+        if is_kept := len(_idle) < _MOST_IDLE:
+            _idle.append(cell)
+    if not is_kept:
+        cell.end()
+
+
+def _settle(profile: Profile, group: Group | None) -> None:
+    if group is not None:
+        group.join()
+    staging.settle(profile)
+
+
+def _started_as(user: int, limits: Limits, spawn: Callable[[], T]) -> T:
+    with as_user(user):
+        return start_limited(limits, spawn)
+
+
+@atexit.register
+def _end_all() -> None:
+    for cell in _idle:
+        if cell.key[0] == os.getpid():
+            cell.end()

@@ -1,0 +1,197 @@
+"""Kernels that are killed at any moment while tools run in their jails and questions wait for the owner.
+
+Whatever the moment: no process goes on, no question is lost, nothing is done twice, and the record of it all verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from secrets import token_hex
+from typing import Protocol
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.store.open import open_database
+
+SEED = 11
+AT_ONCE = 2
+LONGEST = (0.1, 0.4, 1.2)
+"""How long a kernel lives at the most, in seconds: chosen anew for each, so that some die early and some late."""
+SETTLED = 20.0
+
+
+class Worker(Protocol):
+    pid: int
+
+    def lines(self) -> list[list[str]]: ...
+
+
+class Crew(Protocol):
+    def begin(self, work: str, **words: object) -> Worker: ...
+    def kill(self, worker: Worker) -> bool: ...
+
+
+@dataclass(slots=True)
+class Campaign:
+    """A project with a tool that writes one line, the kernels that call it and die, and what they were told."""
+
+    crew: Crew
+    project: Path
+    url: str
+    mark: str
+    chance: random.Random = field(default_factory=lambda: random.Random(SEED))
+    killed: int = 0
+    lives: Iterator[int] = field(default_factory=lambda: count(1))
+    asked: dict[str, str] = field(default_factory=dict)
+    """The word that each question is about, by the question's id."""
+    approved: set[str] = field(default_factory=set)
+    ran: dict[str, str] = field(default_factory=dict)
+    """The run that each word was done by."""
+    left: list[str] = field(default_factory=list)
+    """Words that somebody died over."""
+
+    def go_on(self, kills: int) -> None:
+        """Kill so many kernels, a few of them at work at the same time."""
+        at_work: list[tuple[float, Worker]] = []
+        while self.killed < kills:
+            while len(at_work) < AT_ONCE:
+                at_work.append((time.monotonic() + self.chance.uniform(0, self.chance.choice(LONGEST)), self._begin()))
+            at_work.sort(key=lambda one: one[0])
+            moment, worker = at_work.pop(0)
+            time.sleep(max(0.0, moment - time.monotonic()))
+            self._end(worker)
+        for _, worker in at_work:
+            self._end(worker)
+
+    def _begin(self) -> Worker:
+        life = next(self.lives)
+        # What one died over, the next tries again.
+        again, self.left = self.left[:2], self.left[2:]
+        words = {"seed": f"{SEED}-{life}", "life": str(life), "left": again, "url": self.url}
+        return self.crew.begin("use", project=str(self.project), **words)
+
+    def _end(self, worker: Worker) -> None:
+        self.killed += self.crew.kill(worker)
+        unsure = ""
+        for kind, *rest in worker.lines():
+            assert kind != "failed", rest
+            id_, word = rest
+            if kind == "asked":
+                assert self.asked.setdefault(id_, word) == word
+            elif kind == "approved":
+                self.approved.add(id_)
+                unsure = word
+            else:
+                assert self.ran.setdefault(word, id_) == id_, f"{word} ran twice"
+                unsure = ""
+        if unsure:
+            self.left.append(unsure)
+
+
+def living(mark: str) -> list[str]:
+    """The processes of the machine that have a word among their arguments."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def campaign(crew: Crew, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
+    print(f"seed: {SEED}")  # noqa: T201 - shown when a test fails
+    mark = f"0.{int(token_hex(4), 16) % 10**8 + 10**8}"
+    (project / "ledger").mkdir()
+    folder = project / ".ai" / "tools" / "note"
+    folder.mkdir(parents=True)
+    manifest = {
+        "tool_id": "note", "tool_type": "script", "executor": "bash_runtime", "version": "1.0.0",
+        "description": "Write one line", "mutates_state": True, "needs": {"write": ["ledger"]},
+        "config": {"entrypoint": "main.sh"}, "parameters": [{"name": "word", "type": "string", "required": True}],
+    }  # fmt: skip
+    (folder / "tool.yaml").write_text(json.dumps(manifest))
+    (folder / "main.sh").write_text(f'echo "$KIWI_PARAM_word" >>"$KIWI_PROJECT/ledger/lines"\nsleep {mark}\n')
+    url = f"sqlite://{tmp_path}/store.db"
+    monkeypatch.setenv("KIWI_REGISTRY", url)
+    assert "error" not in ask(project, "execute", {"action": "sign", "item_id": "note"})
+    return Campaign(crew, project, url, mark)
+
+
+def ask(project: Path, verb: str, request: JsonObject) -> JsonObject:
+    """Ask as the owner."""
+
+    async def call() -> JsonObject:
+        kernel = Kernel(project)
+        try:
+            return (await kernel.call(verb, request)).content
+        finally:
+            await kernel.aclose()
+
+    return asyncio.run(call())
+
+
+def check(campaign: Campaign) -> None:
+    """Find everything as it was told, and nothing done that nobody approved, or twice."""
+    end = time.monotonic() + SETTLED
+    while living(campaign.mark) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert living(campaign.mark) == []
+    written = Counter((campaign.project / "ledger" / "lines").read_text().split())
+    assert set(written.values()) == {1}, written.most_common(3)
+    assert campaign.ran.keys() <= written.keys()
+
+    listed = as_list(ask(campaign.project, "approvals", {"status": "all", "limit": 1_000})["approvals"])
+    questions = {str(row["approval_id"]): row for row in map(as_object, listed)}
+    assert campaign.asked.keys() <= questions.keys()
+    assert len(questions) < 1_000
+    for id_, word in campaign.asked.items():
+        status = questions[id_]["status"]
+        assert status in ({"approved", "used"} if id_ in campaign.approved else {"pending", "approved", "used"}), word
+    used = [row for row in questions.values() if row["status"] == "used"]
+    known = {campaign.asked[id_] for id_, row in questions.items() if id_ in campaign.asked and row["status"] == "used"}
+    assert written.keys() <= known, "a line that nobody approved"
+    assert len({str(row["run_id"]) for row in used}) == len(used)
+
+    audit = ask(campaign.project, "audit", {"action": "verify"})
+    assert audit["status"] == "verified", audit
+    database = open_database(campaign.url)
+    assert [tuple(row) for row in database.read("PRAGMA integrity_check")] == [("ok",)]
+    assert database.read("PRAGMA foreign_key_check") == []
+    recorded = {str(row[0]) for row in database.read("select id from runs where status = 'success'")}
+    assert {*campaign.ran.values()} <= recorded
+    database.close()
+
+
+@pytest.mark.case("APPR-09")
+@pytest.mark.timeout(120)
+def test_kernels_that_are_killed_lose_no_question_and_do_nothing_twice(campaign: Campaign) -> None:
+    campaign.go_on(10)
+    check(campaign)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.case("APPR-09")
+def test_two_hundred_kills_lose_no_question_do_nothing_twice_and_leave_no_process(campaign: Campaign) -> None:
+    for _ in range(4):
+        campaign.go_on(campaign.killed + 50)
+        check(campaign)
+    assert campaign.killed >= 200
+    # The moments were such that every part of a call was hit.
+    found = as_list(ask(campaign.project, "approvals", {"status": "all", "limit": 1_000})["approvals"])
+    statuses = Counter(str(as_object(row)["status"]) for row in found)
+    assert min(statuses["pending"], statuses["used"]) >= 10, statuses
+    assert statuses["used"] > len(campaign.ran), "nobody died over a tool at work"

@@ -1,0 +1,416 @@
+"""The gate: what changes files or sends data out waits for the owner's own word, on every way it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Questions
+from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.store.approvals import Approvals
+
+AddTool = Callable[..., Path]
+Found = TypeVar("Found")
+MODEL = Caller(name="token:agent:1")
+
+
+class Owner:
+    """An owner who answers as told, and remembers what was asked."""
+
+    def __init__(self, answer: JsonObject | None = None) -> None:
+        self.asked: list[str] = []
+        self._answer = answer
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(ask=self._ask, is_owner=True)
+
+    async def _ask(self, questions: Questions) -> Answers:
+        self.asked += [as_text(question.params.get("message")) for question in questions.values()]
+        if self._answer is None:
+            raise Unanswered(["elicitation/create"])
+        return dict.fromkeys(questions, self._answer)
+
+
+def accept(**content: Json) -> JsonObject:
+    return {"action": "accept", "content": content}
+
+
+def run(story: Coroutine[object, object, Found]) -> Found:
+    async def limited() -> Found:
+        async with asyncio.timeout(60):
+            return await story
+
+    return asyncio.run(limited())
+
+
+async def note(kernel: Kernel, text: str = "hi", caller: Caller = NOBODY, tool: str = "post_note") -> JsonObject:
+    answer = await kernel.call("execute", {"item_id": tool, "parameters": {"text": text}}, caller)
+    return answer.content
+
+
+async def approvals(kernel: Kernel, caller: Caller = NOBODY, **request: Json) -> Answer:
+    return await kernel.call("approvals", request, caller)
+
+
+def stored(home: Path) -> Approvals:
+    return Store(home / ".ai").approvals()
+
+
+@pytest.mark.req("K1")
+@pytest.mark.case("APPR-01")
+def test_a_call_that_sends_waits_and_runs_once_when_the_owner_said_yes(
+    kernel: Kernel, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel)
+        assert (waiting["code"], sent) == ("approval_required", [])
+        listed = (await approvals(kernel)).content
+        (pending,) = map(as_object, as_list(listed["approvals"]))
+        assert (pending["approval_id"], pending["status"]) == (waiting["approval_id"], "pending")
+        assert (await note(kernel))["approval_id"] == waiting["approval_id"]
+        for _ in range(2):
+            yes = await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+            assert yes.content["status"] == "approved"
+        done = await note(kernel)
+        assert (done["status"], done["approval"]) == ("success", {"approval_id": waiting["approval_id"]})
+        again = await note(kernel)
+        assert again["code"] == "approval_required"
+        assert again["approval_id"] != waiting["approval_id"]
+        assert sent == ['{"text":"hi"}']
+        shown = await approvals(kernel, action="show", approval_id=waiting["approval_id"])
+        assert (shown.content["status"], shown.content["run_id"]) == ("used", done["run_id"])
+        await kernel.aclose()
+
+    run(story())
+
+
+@pytest.mark.case("APPR-02")
+def test_other_parameters_are_another_question(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel, "hi")
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        other = await note(kernel, "ho")
+        assert other["code"] == "approval_required"
+        assert other["approval_id"] != waiting["approval_id"]
+        await kernel.aclose()
+
+    run(story())
+    assert sent == []
+
+
+@pytest.mark.case("APPR-03")
+def test_an_approval_of_one_actor_is_not_anothers(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel, caller=MODEL)
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        assert (await note(kernel))["code"] == "approval_required"
+        assert (await note(kernel, caller=Caller(name="token:other:2")))["code"] == "approval_required"
+        assert sent == []
+        assert (await note(kernel, caller=MODEL))["status"] == "success"
+        await kernel.aclose()
+
+    run(story())
+
+
+@pytest.mark.req("K3")
+def test_a_no_leaves_nothing_and_is_told_again(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel)
+        await approvals(kernel, action="deny", approval_id=waiting["approval_id"], reason="not before noon")
+        for _ in range(2):
+            refused = await note(kernel)
+            assert refused["code"] == "denied"
+            assert "not before noon" in as_text(refused["message"])
+        assert len(as_list((await approvals(kernel, status="all")).content["approvals"])) == 1
+        await kernel.aclose()
+
+    run(story())
+    assert sent == []
+
+
+@pytest.mark.req("K2")
+@pytest.mark.case("APPR-04")
+@pytest.mark.parametrize("action", ["approve", "deny", "rules", "add_rule", "remove_rule"])
+def test_nobody_but_the_owner_answers_or_makes_rules(
+    action: str, project: Path, home: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+    kernel = Kernel(project, is_owner=False, surface="mcp")
+
+    async def story() -> None:
+        waiting = await note(kernel)
+        request = {"approval_id": waiting["approval_id"], "rule_id": "0", "item": "*"}
+        refused = await approvals(kernel, Caller(is_owner=True), action=action, **request)
+        assert refused.content["code"] == "not_permitted"
+        assert (await note(kernel))["code"] == "approval_required"
+        for words in ({"approve": True}, {"approval": {"needed": False}}, {"yes": True}):
+            told = await kernel.call("execute", {"item_id": "post_note", "parameters": {"text": "hi"}, **words})
+            assert told.content["code"] == "invalid_request"
+        seen = await approvals(kernel, action="show", approval_id=waiting["approval_id"])
+        assert "plan" not in seen.content
+        await kernel.aclose()
+
+    run(story())
+    assert sent == []
+    assert not stored(home).rules()
+    receipts = Store(home / ".ai").receipts().after(0, 100)
+    assert [entry.receipt.verdict for entry in receipts if entry.receipt.action == f"approvals {action}"] in (
+        [["deny"]] if action != "rules" else [[]]
+    )
+
+
+@pytest.mark.case("APPR-06")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"action": "decline"},
+        {"action": "cancel"},
+        {"action": "accept"},
+        {"action": "accept", "content": {"approve": "true"}},
+        {"action": "accept", "content": {"approve": False, "always": "this tool"}},
+    ],
+)
+def test_whatever_is_not_a_yes_is_a_no(
+    answer: JsonObject | None, kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+    owner = Owner(answer)
+
+    async def story() -> None:
+        assert (await note(kernel, caller=owner.caller))["code"] == "denied"
+        await kernel.aclose()
+
+    run(story())
+    (kept,) = stored(home).list(0)
+    assert (len(owner.asked), sent, kept.status) == (1, [], "denied")
+    assert not stored(home).rules()
+
+
+@pytest.mark.case("APPR-06")
+def test_a_caller_that_leaves_has_not_agreed(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        is_asked = asyncio.Event()
+
+        async def never(_: Questions) -> Answers:
+            is_asked.set()
+            await asyncio.Event().wait()
+            return {}
+
+        call = asyncio.create_task(note(kernel, caller=Caller(ask=never, is_owner=True)))
+        await is_asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await kernel.aclose()
+
+    run(story())
+    (kept,) = stored(home).list(0)
+    assert (kept.status, kept.decided_how, sent) == ("denied", "unanswered", [])
+
+
+def test_an_owner_who_is_there_is_asked_and_may_say_always(
+    kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+    owner = Owner(accept(approve=True, always="this tool"))
+
+    async def story() -> None:
+        first = await note(kernel, "one", owner.caller)
+        second = await note(kernel, "two", owner.caller)
+        (rule,) = stored(home).rules()
+        assert "approval_id" in as_object(first["approval"])
+        assert second["approval"] == {"rule_id": rule.id}
+        assert rule.item == "project/local/post_note@1.0.0"
+        other = await note(kernel, "three", MODEL)
+        assert other["code"] == "approval_required"
+        await approvals(kernel, action="remove_rule", rule_id=rule.id)
+        assert (await note(kernel, "four"))["code"] == "approval_required"
+        await kernel.aclose()
+
+    run(story())
+    assert (len(owner.asked), len(sent)) == (1, 2)
+    named = [entry.receipt.detail for entry in Store(home / ".ai").receipts().after(0, 100)]
+    assert sum('"rule_id"' in detail for detail in named) == 1
+    assert sum('"approval_id"' in detail for detail in named) == 1
+
+
+@pytest.mark.req("K2")
+def test_what_a_model_wrote_is_looked_at_before_its_first_run_whatever_the_rules_say(
+    project: Path, kernel: Kernel, service: str, sent: list[str]
+) -> None:
+    model = Kernel(project, is_owner=False, surface="mcp")
+    words: JsonObject = {
+        "tool_type": "api",
+        "executor": "http_client",
+        "version": "1.0.0",
+        "description": "Read the notes",
+        "config": {"method": "GET", "url": f"{service}/notes"},
+        "parameters": [{"name": "text", "type": "string"}],
+    }
+
+    async def story() -> None:
+        made = await model.call("execute", {"action": "create", "item_id": "get_notes", "parameters": words})
+        assert made.content["status"] == "created"
+        await approvals(kernel, action="add_rule", item="*")
+        waiting = await note(model, tool="get_notes")
+        assert waiting["reasons"] == ["runs for the first time what a model wrote"]
+        assert sent == []
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        assert (await note(model, tool="get_notes"))["status"] == "success"
+        assert "approval" not in await note(model, "another", tool="get_notes")
+        await kernel.aclose()
+        await model.aclose()
+
+    run(story())
+
+
+def test_what_only_reads_is_never_asked_about(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool("get_note", "GET")
+
+    async def story() -> None:
+        assert (await note(kernel, tool="get_note"))["status"] == "success"
+        await kernel.aclose()
+
+    run(story())
+    assert (sent, stored(home).list(0)) == (["GET /notes"], ())
+
+
+def test_a_tool_that_changes_while_its_owner_is_asked_does_not_run(
+    kernel: Kernel, add_tool: AddTool, sent: list[str]
+) -> None:
+    path = add_tool()
+
+    async def story() -> None:
+        async def sly(questions: Questions) -> Answers:
+            path.write_text(path.read_text().replace("/notes", "/elsewhere"))
+            return dict.fromkeys(questions, accept(approve=True))
+
+        refused = await note(kernel, caller=Caller(ask=sly, is_owner=True))
+        assert refused["code"] == "conflict"
+        assert (await note(kernel))["code"] == "approval_required"
+        await kernel.aclose()
+
+    run(story())
+    assert sent == []
+
+
+def test_of_two_calls_at_once_one_uses_the_approval(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel)
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        told = await asyncio.gather(*(note(kernel) for _ in range(4)))
+        assert sorted(as_text(one.get("code")) for one in told) == ["", *["approval_required"] * 3]
+        await kernel.aclose()
+
+    run(story())
+    assert len(sent) == 1
+
+
+def test_a_run_that_began_and_left_no_record_is_told_when_it_is_asked_again(
+    kernel: Kernel, home: Path, add_tool: AddTool
+) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel)
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        store = stored(home)
+        used = store.take(store.get(as_text(waiting["approval_id"]), 0), "0" * 26)  # and then the process was killed
+        assert used is not None
+        again = await note(kernel)
+        assert again["code"] == "approval_required"
+        shown = await approvals(kernel, action="show", approval_id=again["approval_id"])
+        assert f"the run {'0' * 26} began" in as_text(shown.content["preview"])
+        shown = await approvals(kernel, action="show", approval_id=waiting["approval_id"])
+        assert "whether it was done is unknown" in as_text(shown.content["warning"])
+        await kernel.aclose()
+
+    run(story())
+
+
+@pytest.mark.case("APPR-08")
+def test_a_thousand_calls_are_not_a_thousand_questions(kernel: Kernel, home: Path, add_tool: AddTool) -> None:
+    add_tool()
+
+    async def story() -> None:
+        codes = [(await note(kernel, f"{number}", MODEL))["code"] for number in range(30)]
+        assert codes == ["approval_required"] * 10 + ["approvals_waiting"] * 20
+        listed = (await approvals(kernel)).content
+        assert listed["items"] == [{"identity": "project/local/post_note@1.0.0", "count": 10}]
+        await kernel.aclose()
+
+    run(story())
+    assert len(stored(home).list(0, limit=1_000)) == 10
+
+
+def test_a_plan_and_why_tell_that_the_owner_is_asked(kernel: Kernel, add_tool: AddTool, home: Path) -> None:
+    add_tool()
+
+    async def story() -> None:
+        request: JsonObject = {"item_id": "post_note", "parameters": {"text": "hi"}}
+        planned = await kernel.call("execute", {**request, "dry_run": True})
+        assert as_object(planned.content["approval"])["needed"] is True
+        rule = await approvals(kernel, action="add_rule", item="post_note")
+        why = await kernel.call("execute", {**request, "action": "why"})
+        assert as_object(why.content["approval"]) == {
+            "needed": False,
+            "reasons": as_object(planned.content["approval"])["reasons"],
+            "rule_id": rule.content["rule_id"],
+        }
+        await kernel.aclose()
+
+    run(story())
+    assert not stored(home).list(0)
+
+
+def test_what_is_kept_of_a_question_holds_nothing_secret(
+    kernel: Kernel, home: Path, project: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_KEY", "canary-value-1")
+    folder = project / ".ai" / "tools"
+    folder.mkdir()
+    config = {
+        "method": "POST",
+        "url": f"{service}/x",
+        "headers": {"X-Key": "${SERVICE_KEY}"},
+        "body_template": {"text": "{text}", "p": "{password}"},
+    }
+    (folder / "login.yaml").write_text(
+        f"tool_id: login\ntool_type: api\nexecutor: http_client\nversion: 1.0.0\ndescription: d\n"
+        f"config: {json.dumps(config)}\nparameters: [{{name: text, type: string}}, {{name: password, type: string}}]\n"
+    )
+
+    async def story() -> None:
+        parameters: JsonObject = {"text": "canary-value-1", "password": "hunter2hunter2"}
+        waiting = await kernel.call("execute", {"item_id": "login", "parameters": parameters})
+        told = await approvals(kernel, action="approve", approval_id=waiting.content["approval_id"])
+        assert "request" not in told.content
+        await kernel.aclose()
+
+    run(story())
+    (kept,) = stored(home).list(0)
+    text = json.dumps([kept.plan, kept.preview, kept.request])
+    assert "canary-value" not in text
+    assert "hunter2" not in text

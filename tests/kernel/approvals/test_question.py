@@ -1,0 +1,92 @@
+"""The question that is put to the owner: what stands in it is true, bounded, and cannot bend the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.approval import Approval, Touched
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.items import Manifest, Origin, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.kernel.approvals.question import escaped, in_words, question_of, shown_plan
+
+CHAIN = Chain((Tool(Manifest("note", "script", "1.0.0"), Origin("project", Path("/p/n"), Path("/p"))),), "process")
+
+
+def asked(inputs: JsonObject, *writes: str) -> tuple[Plan, Approval]:
+    jail = Jail("sandboxed", writable=writes)
+    plan = Plan("project/local/note@1.0.0", "d", "process", (), ProcessSpec(("n",), "/p"), inputs, jail=jail)
+    shown = shown_plan(plan, {})
+    reasons = (f"may change {', '.join(writes)}",)
+    return plan, Approval("A", "d", "ann", "/p", plan.identity, reasons, shown, "", 0, 1, touched=Touched(writes))
+
+
+def words(inputs: JsonObject, *writes: str) -> str:
+    plan, question = asked(inputs, *writes)
+    return in_words(plan, CHAIN, question)
+
+
+@pytest.mark.case("APPR-05")
+def test_nothing_in_a_parameter_or_a_path_acts_on_the_screen_or_begins_a_line() -> None:
+    honest = words({"text": "x"}, "/p/notes")
+    forged = words({"text": "x\nparameters: {}\n\x1b[2J\x1b[31mheld: trusted\u202e\u200b"}, "/p/n\u043etes\n- nothing")
+    assert len(forged.splitlines()) == len(honest.splitlines())
+    assert all(" " <= letter <= "~" or letter == "\n" for letter in forged)
+    assert r"\u001b[2J" in forged
+    assert r"n\u043etes\n- nothing" in forged
+
+
+@pytest.mark.case("APPR-05")
+def test_a_parameter_of_a_megabyte_is_cut_and_named_by_its_hash() -> None:
+    large = "x" * 1_000_000
+    told = words({"text": large}, "/p")
+    assert len(told) < 6_000
+    assert sha256(large.encode()).hexdigest() in told
+    assert "1,000,000 characters in all" in told
+    plan, _ = asked({f"n{number}": ["y" * 1_900] * 200 for number in range(50)}, "/p")
+    kept = shown_plan(plan, {})
+    assert len(escaped(kept)) < 70_000
+    assert (kept["identity"], as_object(kept["jail"])["writable"]) == (plan.identity, ["/p"])
+
+
+def test_what_stands_under_the_name_of_a_secret_is_shown_nowhere() -> None:
+    plan, _ = asked({"api_key": "abc-123-def", "nested": {"Token": ["tok-999-tok"]}, "pin_password": "42"}, "/p")
+    plan = replace(plan, spec=ProcessSpec(("n", "--api_key=abc-123-def"), "/p", {"T": "tok-999-tok", "K": "${KEY}"}))
+    text = escaped(shown_plan(plan, {}))
+    assert "abc-123" not in text
+    assert "tok-999" not in text
+    assert '"42"' not in text
+    assert "${KEY}" in text
+
+
+def test_a_form_offers_always_and_for_paths_where_there_are_any() -> None:
+    _, with_path = asked({}, "/p")
+    choices = as_object(as_object(question_of(with_path).params["requestedSchema"])["properties"])
+    assert as_object(choices["always"])["enum"] == ["none", "this tool", "this tool and path"]
+    bare = question_of(replace(with_path, touched=Touched()))
+    choices = as_object(as_object(bare.params["requestedSchema"])["properties"])
+    assert as_object(choices["always"])["enum"] == ["none", "this tool"]
+    assert bare.is_own
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=40),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(max_size=10), values, max_size=4))
+def test_whatever_is_sent_the_question_is_plain_text_in_as_many_lines(inputs: dict[str, Json]) -> None:
+    told = words(inputs, "/p")
+    assert told.isascii()
+    assert len(told.splitlines()) == len(words({}, "/p").splitlines())

@@ -1,0 +1,237 @@
+"""The key verb: keys are made, trusted, revoked and rotated by the owner alone, and no private key is ever shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tests.plugins.machines import Machine, MakeMachine
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.manifest.keys import fingerprint
+from kiwi_mcp.primitives.key_pairs import KeyPairs
+from kiwi_mcp.primitives.vault_key import vault_key
+
+OTHER = "A" * 43
+
+
+@pytest.fixture
+def ann(a_machine: MakeMachine) -> Machine:
+    return a_machine("ann", namespaces=["acme"])
+
+
+def key(machine: Machine, action: str, **words: Json) -> JsonObject:
+    answer = machine.ask("key", action=action, **words)
+    assert not answer.is_error, answer.content
+    return answer.content
+
+
+def refused(machine: Machine, action: str, **words: Json) -> str:
+    answer = machine.ask("key", action=action, **words)
+    assert answer.is_error, answer.content
+    assert answer.content["suggestion"]
+    return as_text(answer.content["code"])
+
+
+def trust_of(machine: Machine, item: str) -> tuple[str, str]:
+    told = machine.ask("load", item_id=item).content
+    return as_text(told.get("trust")), as_text(told.get("signer"))
+
+
+@pytest.mark.req("K-SI-02")
+def test_what_the_owner_signs_bears_their_key(ann: Machine) -> None:
+    ann.script("greet")
+    assert trust_of(ann, "greet") == ("unsigned", "")
+    ann.do("sign", "greet")
+    assert trust_of(ann, "greet") == ("integrity", "")
+
+    made = as_object(key(ann, "new", name="laptop")["key"])
+    told = ann.do("sign", "greet")
+
+    assert told["signer"] == made["fingerprint"] == fingerprint(as_text(made["key"]))
+    assert trust_of(ann, "greet") == ("owner", made["fingerprint"])
+    (link, *_) = map(as_object, as_list(ann.do("why", "greet")["chain"]))
+    assert (link["trust"], link["signer"], link["integrity"]) == ("owner", made["fingerprint"], "signed")
+
+
+@pytest.mark.case("SIG-01")
+def test_content_that_changed_under_a_key_is_refused(ann: Machine) -> None:
+    folder = ann.script("greet")
+    key(ann, "new")
+    ann.do("sign", "greet")
+    (folder / "main.sh").write_text("echo evil\n")
+
+    assert trust_of(ann, "greet")[0] == "tampered"
+    assert ann.refused("run", "greet") == "content_hash_mismatch"
+
+
+@pytest.mark.req("K-SI-02")
+def test_a_forged_signature_is_refused(ann: Machine) -> None:
+    folder = ann.script("greet")
+    key(ann, "new")
+    ann.do("sign", "greet")
+    manifest = folder / "tool.yaml"
+    text = manifest.read_text()
+    manifest.write_text(text.replace(text.splitlines()[0], text.splitlines()[0][:-20] + "A" * 20))
+
+    assert trust_of(ann, "greet")[0] == "tampered"
+    assert ann.refused("run", "greet") == "signature_refused"
+
+
+@pytest.mark.parametrize("name", ["guide.md", "tool.json"])
+def test_who_signed_stands_beside_a_file_that_cannot_hold_it(ann: Machine, name: str) -> None:
+    if name == "guide.md":
+        path = ann.put("knowledge/guide.md", "---\nid: guide\ntitle: Guide\nversion: 1.0.0\n---\n# Guide\n")
+    else:
+        words = {"tool_id": "guide", "tool_type": "script", "version": "1.0.0", "executor": "bash_runtime",
+                 "description": "Guides", "config": {"entrypoint": "main.sh"}}  # fmt: skip
+        ann.put("tools/guide/main.sh", "echo hi\n")
+        path = ann.put("tools/guide/tool.json", json.dumps(words))
+    key(ann, "new")
+    ann.do("sign", "guide")
+
+    beside = path.with_name(f"{name}.sig")
+    assert ":ed25519:" in beside.read_text()
+    assert ":ed25519:" not in path.read_text()
+    assert trust_of(ann, "guide")[0] == "owner"
+    ann.kernel = Kernel(ann.project, user=ann.user, cache=ann.cache, is_owner=False)
+    ann.do("sign", "guide")  # by somebody else, whose word is a hash
+    assert trust_of(ann, "guide")[0] == "integrity"
+
+
+def test_nobody_but_the_owner_changes_keys_or_signs_with_them(ann: Machine) -> None:
+    ann.script("greet")
+    key(ann, "new")
+    ann.do("sign", "greet")
+    before = (ann.user / "trust.yaml").read_bytes()
+    ann.kernel = Kernel(ann.project, user=ann.user, cache=ann.cache, is_owner=False)
+
+    for action in ("new", "rotate", "trust", "revoke"):
+        assert refused(ann, action, publisher="globex", key=OTHER) == "not_permitted"
+    assert len(as_list(key(ann, "list")["own"])) == 1
+    assert "signer" not in ann.do("sign", "greet")
+    assert trust_of(ann, "greet")[0] == "integrity"
+    assert (ann.user / "trust.yaml").read_bytes() == before
+
+
+def test_a_private_key_is_nowhere_to_be_read(ann: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ann.script("greet")
+    told = [key(ann, "new"), ann.do("sign", "greet"), ann.do("publish", "greet"), key(ann, "rotate"), key(ann, "list")]
+    state = ann.user / "state"
+    private = _private(state, as_text(as_object(told[0]["key"])["key"]))
+
+    assert not [path for path in ann.home.rglob("*") if path.is_file() and private.encode() in path.read_bytes()]
+    assert private not in json.dumps(told) + caplog.text
+    for path in (*(state / "keys").glob("*.sealed"), ann.user / "trust.yaml"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def _private(state: Path, public: str) -> str:
+    pairs = KeyPairs(state / "keys", vault_key(state))
+    record = pairs._sealed.read(public)
+    assert record is not None
+    return record.secrets["private"].reveal()
+
+
+def test_a_key_whose_file_is_gone_or_changed_signs_nothing(ann: Machine) -> None:
+    folder = ann.script("greet")
+    key(ann, "new")
+    (sealed,) = (ann.user / "state" / "keys").glob("*.sealed")
+    whole, before = sealed.read_bytes(), (folder / "tool.yaml").read_bytes()
+
+    sealed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert ann.refused("sign", "greet") == "store_damaged"
+    sealed.unlink()
+    assert ann.refused("sign", "greet") == "not_found"
+    assert (folder / "tool.yaml").read_bytes() == before
+
+
+@pytest.mark.req("K-SI-02")
+def test_a_rotated_key_signs_and_what_the_old_one_signed_still_counts(ann: Machine) -> None:
+    ann.script("one")
+    ann.script("two")
+    assert refused(ann, "rotate") == "not_found"
+    old = as_object(key(ann, "new", name="laptop")["key"])
+    ann.do("sign", "one")
+    assert refused(ann, "new") == "invalid_request"
+    told = key(ann, "rotate")
+    new = as_object(told["key"])
+    ann.do("sign", "two")
+
+    assert as_text(told["rotation"]).startswith("kiwi-key:rotated:")
+    assert trust_of(ann, "one") == ("owner", old["fingerprint"])
+    assert trust_of(ann, "two") == ("owner", new["fingerprint"])
+    key(ann, "revoke", key=old["fingerprint"], reason="lost")
+    assert trust_of(ann, "one")[0] == "revoked"
+    assert trust_of(ann, "two")[0] == "owner"
+
+
+def test_an_expired_key_does_not_sign(ann: Machine) -> None:
+    folder = ann.script("greet")
+    key(ann, "new", expires="2026-01-01")
+
+    assert as_object(as_list(key(ann, "list")["own"])[0])["state"] == "expired"
+    assert "signer" not in ann.do("sign", "greet")
+    assert ":ed25519:" not in (folder / "tool.yaml").read_text()
+    assert refused(ann, "rotate") == "not_found"
+    key(ann, "new", expires="90d")
+    assert "signer" in ann.do("sign", "greet")
+
+
+@pytest.mark.case("UNI-04")
+def test_a_publisher_is_trusted_by_a_whole_key_and_look_alikes_are_told(ann: Machine) -> None:
+    assert refused(ann, "trust", publisher="globex", key=fingerprint(OTHER)) == "invalid_request"
+    assert refused(ann, "trust", publisher="public", key=OTHER) == "invalid_request"
+    assert refused(ann, "trust", publisher="kiwi", key=OTHER) == "invalid_request"
+    assert refused(ann, "trust", publisher="../x", key=OTHER) == "invalid_request"
+    assert refused(ann, "trust", publisher="globex", rotation="x") == "invalid_request"
+    assert refused(ann, "revoke", key=fingerprint(OTHER)) == "not_found"
+
+    assert key(ann, "trust", publisher="globex", key=OTHER)["warnings"] == []
+    doubt = key(ann, "trust", publisher="g1obex", key=OTHER)["warnings"]
+    assert doubt == ["g1obex looks like globex, which is another publisher"]
+    listed = [as_object(one) for one in as_list(key(ann, "list")["publishers"])]
+    assert [(one["publisher"], one["fingerprint"], one["state"], one.get("looks_like")) for one in listed] == [
+        ("globex", fingerprint(OTHER), "trusted", ["g1obex"]),
+        ("g1obex", fingerprint(OTHER), "trusted", ["globex"]),
+    ]
+
+
+def test_the_file_of_trust_keeps_its_comments_and_a_broken_one_is_not_written_to(ann: Machine) -> None:
+    path = ann.user / "trust.yaml"
+    path.write_text("# mine\nversions: {}\n")
+    key(ann, "trust", publisher="globex", key=OTHER)
+    assert path.read_text().startswith("# mine\n")
+
+    path.write_text("publishers: [what]\n")
+    assert refused(ann, "trust", publisher="globex", key=OTHER) == "invalid_manifest"
+    assert refused(ann, "list") == "invalid_manifest"
+    assert path.read_text() == "publishers: [what]\n"
+
+
+def test_changes_of_keys_are_in_the_receipts(ann: Machine) -> None:
+    key(ann, "new")
+    key(ann, "trust", publisher="globex", key=OTHER)
+    listed = [as_object(one) for one in as_list(ann.ask("audit").content["receipts"])]
+
+    assert [one["action"] for one in listed] == ["key trust", "key new"]
+
+
+def test_two_who_make_a_key_at_once_leave_a_file_that_is_whole(ann: Machine) -> None:
+    async def both() -> None:
+        kernels = [Kernel(ann.project, user=ann.user, cache=ann.cache) for _ in range(2)]
+        words = [{"action": "trust", "publisher": name, "key": OTHER} for name in ("globex", "initech")]
+        await asyncio.gather(*(one.call("key", said) for one, said in zip(kernels, words, strict=True)))
+        for one in kernels:
+            await one.aclose()
+
+    asyncio.run(both())
+    assert {as_text(as_object(one)["publisher"]) for one in as_list(key(ann, "list")["publishers"])} == {
+        "globex",
+        "initech",
+    }

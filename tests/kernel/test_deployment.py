@@ -1,0 +1,142 @@
+"""A managed machine: what is not on its list is neither brought nor loaded, and no process is held less strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.policy import deployment
+from kiwi_mcp.policy.deployment import deployments, minimum
+
+Ask = Callable[..., Answer]
+TOOL = "# tool_id: {0}\n# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: Say\necho {0}\n"
+
+
+@pytest.fixture
+def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Make this a managed machine, by the words of its file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "deployment.yaml"
+        path.write_text(text)
+        monkeypatch.setenv("KIWI_DEPLOYMENT", str(path))
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def tools(project: Path) -> Path:
+    folder = project / ".ai" / "tools"
+    folder.mkdir()
+    for name in ("good", "stray"):
+        (folder / f"{name}.sh").write_text(f"#!/bin/bash\n{TOOL.format(name)}")
+    return folder
+
+
+def checks(ask: Ask) -> list[JsonObject]:
+    return [one for one in map(as_object, as_list(ask("doctor").content["checks"])) if one["check"] == "deployment"]
+
+
+def new(ask: Ask, name: str) -> JsonObject:
+    manifest = {"tool_type": "api", "executor": "http_client", "version": "1.0.0", "description": "Say"}
+    config = {"method": "GET", "url": "https://api.test/"}
+    parameters = {"manifest": {"tool_id": name, **manifest, "config": config}}
+    return ask("execute", action="create", item_id=name, parameters=parameters).content
+
+
+@pytest.mark.req("B3", "SR4")
+def test_what_is_off_the_list_is_not_brought_and_not_loaded_and_the_reason_is_told(
+    ask: Ask, managed: Callable[[str], Path], tools: Path
+) -> None:
+    managed("deployment: managed\nitems: {allow: ['project/local/good*']}\n")
+
+    for told in (
+        new(ask, "other"),
+        ask("execute", action="pull", item_id="acme/other@1.0.0").content,
+        ask("load", item_id="stray", destination="user").content,
+        ask("mcp", action="add", server="other", command="true").content,
+        ask("execute", item_id="stray").content,
+        ask("load", item_id="stray").content,
+    ):
+        assert told["code"] == "not_permitted"
+        assert "deployment" in as_text(told["message"])
+    assert not (tools / "other.yaml").exists()
+    assert new(ask, "good_one")["status"] == "created"
+    cards = map(as_object, as_list(ask("search", query="say").content["results"]))
+    assert {as_text(card["name"]) for card in cards} == {"good", "good_one"}
+    assert ask("execute", item_id="good", dry_run=True).content["status"] == "planned"
+    assert [as_text(one["detail"]) for one in checks(ask)][1:] == [
+        "project/local/stray@1.0.0 is not loaded: it is not on the list"
+    ]
+
+
+@pytest.mark.req("B3")
+def test_an_executor_that_somebody_placed_there_is_not_used_either(
+    ask: Ask, managed: Callable[[str], Path], tools: Path
+) -> None:
+    (tools / "my_runtime.yaml").write_text(
+        "tool_id: my_runtime\ntool_type: runtime\nexecutor: subprocess\nversion: 1.0.0\ndescription: Run\n"
+        "config: {command: bash, args: ['{tool.files}/{tool.entrypoint}']}\n"
+    )
+    (tools / "good.sh").write_text(f"#!/bin/bash\n{TOOL.format('good').replace('bash_runtime', 'my_runtime')}")
+    managed("deployment: managed\nitems: {allow: ['project/local/good@*']}\n")
+
+    told = ask("execute", item_id="good").content
+    assert (told["code"], "my_runtime" in as_text(told["message"])) == ("not_permitted", True)
+
+
+@pytest.mark.req("H6")
+def test_no_process_is_held_below_the_floor_of_the_machine_and_nothing_is_relaxed_below_it(
+    ask: Ask, managed: Callable[[str], Path]
+) -> None:
+    ask("execute", action="sign", item_id="good")
+    managed("deployment: managed\nfloor: restricted\n")
+
+    plan = as_object(ask("execute", item_id="good", dry_run=True).content["plan"])
+    assert as_object(plan["jail"])["level"] == "restricted"
+    assert as_object(ask("execute", action="why", item_id="good").content["isolation"])["decided_by"] == "deployment"
+    told = ask("relax", action="apply", item_id="good", to="standard").content
+    assert (told["code"], "restricted" in as_text(told["message"])) == ("not_permitted", True)
+
+
+def test_files_of_deployments_only_add_up(
+    managed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "system.yaml"
+    monkeypatch.setattr(deployment, "SYSTEM_FILE", system)
+    system.write_text("deployment: managed\nfloor: restricted\nitems: {allow: ['user/*']}\n")
+    managed("deployment: local\nfloor: trusted\nitems: {allow: ['*']}\n")
+    assert (minimum(), len(deployments())) == ("restricted", 1)
+    managed("deployment: managed\nfloor: standard\nitems: {allow: ['*']}\n")
+    assert (minimum(), len(deployments())) == ("restricted", 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "deployment: manged\n", "deployment: managed\nfloor: high\n", "deployment: managed\nitem: {}\n", "- a\n"],
+)
+def test_a_deployment_that_is_not_understood_refuses_everything(
+    ask: Ask, managed: Callable[[str], Path], text: str
+) -> None:
+    managed(text)
+
+    with pytest.raises(InvalidManifest):
+        deployments()
+    assert ask("execute", item_id="good").content["code"] == "invalid_manifest"
+
+
+def test_a_file_that_is_named_and_not_there_refuses_everything(ask: Ask, managed: Callable[[str], Path]) -> None:
+    managed("deployment: local\n").unlink()
+
+    assert ask("execute", item_id="good").content["code"] == "invalid_manifest"
+    assert [one["status"] for one in checks(ask)] == ["problem"]
+
+
+def test_a_machine_that_nobody_manages_has_every_item(ask: Ask) -> None:
+    assert (minimum(), deployments(), checks(ask)) == (None, (), [])

@@ -1,0 +1,232 @@
+"""Who wrote an item decides how strictly it is held: by the digest of its exact content, by nothing it says itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.provenance import Origins
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.store.authors import Authors
+
+HEAD = "tool_id: {name}\ntool_type: script\nversion: 1.0.0\nexecutor: python_runtime\ndescription: Say hi\n{words}"
+
+
+def script(name: str = "hi", words: str = "", says: str = "hi") -> str:
+    head = HEAD.format(name=name, words=words)
+    return f'"""\n{head}"""\n\n\ndef main():\n    return "{says}"\n'
+
+
+@dataclass(frozen=True)
+class Who:
+    """Somebody who asks: the owner by their own hand, a model, or a guest of the gateway's."""
+
+    project: Path
+    is_owner: bool = True
+    name: str = ""
+
+    def ask(self, verb: str, **request: Json) -> Answer:
+        async def call() -> Answer:
+            kernel = Kernel(self.project, is_owner=self.is_owner)
+            try:
+                return await kernel.call(verb, json.loads(json.dumps(request)), Caller(name=self.name))
+            finally:
+                await kernel.aclose()
+
+        return asyncio.run(call())
+
+    def do(self, verb: str, **request: Json) -> JsonObject:
+        answer = self.ask(verb, **request)
+        assert not answer.is_error, answer.content
+        return answer.content
+
+    def create(self, name: str = "hi", *, location: str = "project", says: str = "hi", words: str = "") -> None:
+        sent = {"content": script(name, words, says), "filename": f"{name}.py", "location": location}
+        self.do("execute", action="create", item_id=name, parameters=sent)
+
+    def held(self, item: str = "hi") -> tuple[Json, Json]:
+        told = as_object(self.do("execute", action="why", item_id=item)["isolation"])
+        return told["level"], told["provenance"]
+
+    def put(self, text: str, name: str = "hi") -> Path:
+        """Write a file of the project beside Kiwi, as an editor or a checkout does."""
+        path = self.project / ".ai" / "tools" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+
+@pytest.fixture
+def owner(project: Path) -> Who:
+    return Who(project)
+
+
+@pytest.fixture
+def model(project: Path) -> Who:
+    return Who(project, is_owner=False)
+
+
+@pytest.mark.req("K-IS-01")
+def test_what_nobody_is_known_to_have_written_is_restricted_until_the_owner_signs_it(owner: Who) -> None:
+    path = owner.put(script())
+    assert owner.held() == ("restricted", "unknown")
+    owner.do("execute", action="sign", item_id="hi")
+    assert owner.held() == ("sandboxed", "owner_written")
+    path.write_text(path.read_text().replace('"hi"', '"changed"').partition("\n")[2])
+    assert owner.held() == ("restricted", "unknown")
+
+
+def test_what_is_created_belongs_to_whoever_created_it(owner: Who, model: Who, project: Path) -> None:
+    owner.create("mine")
+    model.create("its")
+    Who(project, name="token:ben:1").create("bens")
+    assert owner.held("mine") == ("sandboxed", "owner_written")
+    assert owner.held("its") == ("sandboxed", "model_written")
+    assert owner.held("bens") == ("sandboxed", "model_written")
+
+
+@pytest.mark.req("H8")
+def test_a_model_relabels_nothing_by_signing_it(owner: Who, model: Who) -> None:
+    owner.create("mine")
+    model.create("its")
+    model.put(script("found"), "found")
+    for name in ("mine", "its", "found"):
+        model.ask("execute", action="sign", item_id=name)
+    assert owner.held("mine") == ("sandboxed", "owner_written")
+    assert owner.held("its") == ("sandboxed", "model_written")
+    assert owner.held("found") == ("restricted", "unknown")
+
+
+@pytest.mark.req("H8")
+def test_a_models_update_is_the_models_and_over_unknown_code_it_stays_unknown(owner: Who, model: Who) -> None:
+    owner.create("mine")
+    owner.put(script("found"), "found")
+    for name in ("mine", "found"):
+        words = {"content": script(name, says="changed"), "filename": f"{name}.py"}
+        model.do("execute", action="update", item_id=name, parameters=words)
+    assert owner.held("mine") == ("sandboxed", "model_written")
+    assert owner.held("found") == ("restricted", "unknown")
+    back = {"content": script("mine"), "filename": "mine.py"}
+    model.do("execute", action="update", item_id="mine", parameters=back)
+    assert owner.held("mine") == ("sandboxed", "owner_written")
+
+
+@pytest.mark.req("H8")
+def test_a_copy_comes_from_where_the_original_does(owner: Who, model: Who) -> None:
+    owner.put(script("found"), "found")
+    model.create("its")
+    for name in ("found", "its"):
+        model.do("load", item_id=name, destination="user")
+    assert owner.held("user/local/found") == ("restricted", "unknown")
+    assert owner.held("user/local/its") == ("sandboxed", "model_written")
+
+
+def test_what_is_in_the_users_space_is_the_owners_unless_somebody_else_wrote_it(
+    owner: Who, model: Who, home: Path
+) -> None:
+    (home / ".ai" / "tools").mkdir(parents=True)
+    (home / ".ai" / "tools" / "mine.py").write_text(script("mine"))
+    model.create("its", location="user")
+    assert owner.held("mine") == ("sandboxed", "owner_written")
+    assert owner.held("its") == ("sandboxed", "model_written")
+
+
+def test_what_a_registry_gives_is_nobodys_unless_the_owner_published_it(owner: Who, model: Who) -> None:
+    owner.put(script("found"), "found")
+    model.do("execute", action="publish", item_id="found", parameters={})
+    assert owner.held("registry/public/found") == ("restricted", "unknown")
+    owner.put(script("mine"), "mine")
+    owner.do("execute", action="publish", item_id="mine", parameters={})
+    assert owner.held("registry/public/mine") == ("sandboxed", "owner_written")
+
+
+def test_a_store_that_cannot_be_read_makes_everything_unknown(owner: Who, home: Path) -> None:
+    owner.create()
+    (home / ".ai" / "registry.yaml").write_text("url: postgresql://127.0.0.1:9/none\n")
+    assert owner.held() == ("restricted", "unknown")
+
+
+@pytest.mark.req("H5")
+def test_the_owner_relaxes_one_exact_content_and_it_is_told_everywhere(owner: Who) -> None:
+    owner.create()
+    told = owner.do("relax", action="apply", item_id="hi", to="trusted", reason="it is slow")
+    assert (told["status"], told["level"]) == ("relaxed", "trusted")
+    assert owner.held() == ("trusted", "owner_pinned")
+    ran = as_object(owner.do("execute", item_id="hi")["isolation"])
+    assert (ran["used"], ran["provenance"], ran["backend"]) == ("trusted", "owner_pinned", "none")
+    (row,) = map(as_object, as_list(owner.do("relax")["relaxed"]))
+    assert (row["identity"], row["level"], row["reason"], row["holds"]) == (
+        "project/local/hi@1.0.0", "trusted", "it is slow", True,
+    )  # fmt: skip
+    checks = map(as_object, as_list(owner.ask("doctor").content["checks"]))
+    assert [check["check"] for check in checks if "runs under trusted" in str(check["detail"])] == ["relaxed"]
+    receipts = map(as_object, as_list(owner.do("audit", did="relax apply")["receipts"]))
+    assert [receipt["item"] for receipt in receipts] == ["hi"]
+
+
+@pytest.mark.req("H5", "H8")
+def test_an_edit_ends_what_was_relaxed_and_so_does_the_owner(owner: Who) -> None:
+    owner.create()
+    owner.do("relax", action="apply", item_id="hi")
+    assert owner.held() == ("standard", "owner_relaxed")
+    words = {"content": script(says="changed"), "filename": "hi.py"}
+    owner.do("execute", action="update", item_id="hi", parameters=words)
+    assert owner.held() == ("sandboxed", "owner_written")
+    owner.do("execute", action="update", item_id="hi", parameters={"content": script(), "filename": "hi.py"})
+    assert owner.held() == ("standard", "owner_relaxed")
+    owner.do("relax", action="undo", item_id="hi")
+    assert owner.held() == ("sandboxed", "owner_written")
+    assert owner.ask("relax", action="undo", item_id="hi").content["code"] == "not_found"
+
+
+@pytest.mark.req("H8")
+def test_nobody_but_the_owner_relaxes_anything(owner: Who, model: Who, project: Path) -> None:
+    owner.create()
+    for somebody in (model, Who(project, name="token:ben:1")):
+        for action in ("apply", "undo", "list"):
+            assert somebody.ask("relax", action=action, item_id="hi").content["code"] == "not_permitted"
+    assert owner.held() == ("sandboxed", "owner_written")
+
+
+@pytest.mark.req("SR1")
+def test_code_of_unknown_origin_does_not_leave_its_sandbox(owner: Who) -> None:
+    owner.put(script())
+    refused = owner.ask("relax", action="apply", item_id="hi", to="trusted").content
+    assert (refused["code"], "kiwi sign hi" in str(refused["suggestion"])) == ("not_permitted", True)
+    owner.do("relax", action="apply", item_id="hi", to="sandboxed")
+    assert owner.held() == ("sandboxed", "owner_relaxed")
+
+
+def test_a_manifests_own_word_counts_whatever_the_owner_relaxed(owner: Who) -> None:
+    owner.create(words="isolation: sandboxed\n")
+    refused = owner.ask("relax", action="apply", item_id="hi").content
+    assert (refused["code"], "asks for sandboxed" in str(refused["message"])) == ("invalid_request", True)
+    assert owner.do("relax", action="apply", item_id="hi", to="sandboxed")["status"] == "unchanged"
+
+
+def test_where_it_comes_from_is_looked_up_once_until_the_store_changes(
+    owner: Who, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner.create()
+    store = Store(home / ".ai")
+    origins = Origins(store)
+    chain = Catalog(Space(project, home / ".ai", home / ".cache")).resolve("hi")
+    try:
+        assert origins.held(chain).provenance == "owner_written"
+        with monkeypatch.context() as unasked:
+            unasked.delattr(Authors, "look_up")
+            assert origins.held(chain).provenance == "owner_written"
+        # Another process says something else of it.
+        owner.do("relax", action="apply", item_id="hi", to="trusted")
+        assert origins.held(chain).provenance == "owner_pinned"
+    finally:
+        store.close()

@@ -1,0 +1,280 @@
+"""Rights at work: the owner's rules for everybody and for each, by which every call is refused or goes ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.errors import TokenRefused
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Kind, Rights, Rules, Verdict, nothing
+from kiwi_mcp.domain.identity import Identity
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+
+Ask = Callable[..., Answer]
+DIRECTIVE = """# {0}
+
+```xml
+<directive name="{0}" version="1.0.0">
+  <metadata><description>Daily duty {0}</description><category>work</category><author>me</author><model tier="fast" />
+    <permissions>{1}</permissions></metadata>
+  <inputs><input name="count" type="integer" /><input name="file" type="string" /></inputs>
+  <process><step name="one"><action>Go</action></step></process>
+</directive>
+```
+"""
+
+
+@pytest.fixture
+def policy(home: Path) -> Path:
+    (home / ".ai").mkdir(exist_ok=True)
+    return home / ".ai" / "policy.yaml"
+
+
+@pytest.fixture(autouse=True)
+def directives(project: Path) -> Path:
+    folder = project / ".ai" / "directives" / "work"
+    folder.mkdir(parents=True)
+    for name in ("greet", "report"):
+        (folder / f"{name}.md").write_text(DIRECTIVE.format(name, '<read resource="filesystem" path="docs/**" />'))
+    return folder
+
+
+def as_actor(project: Path, name: str, verb: str, **request: Json) -> JsonObject:
+    async def call() -> Answer:
+        kernel = Kernel(project, is_owner=False)
+        try:
+            caller = Caller(name=f"token:{name}:1", identity=Identity("agent", name))
+            return await kernel.call(verb, json.loads(json.dumps(request)), caller)
+        finally:
+            await kernel.aclose()
+
+    return asyncio.run(call()).content
+
+
+def names(found: JsonObject) -> set[str]:
+    return {as_text(as_object(card)["name"]) for card in as_list(found["results"])}
+
+
+@pytest.mark.req("B4")
+@pytest.mark.case("PERM-09")
+def test_an_actor_sees_and_uses_only_its_part_and_the_owner_all(ask: Ask, project: Path, policy: Path) -> None:
+    policy.write_text("actors: {bob: {items: {allow: ['*/greet@*'], deny: ['*/other@*']}}}\n")
+
+    assert names(ask("search", query="daily duty").content) >= {"greet", "report"}
+    assert ask("execute", item_id="report").content["status"] == "ready"
+    assert "report" not in names(as_actor(project, "bob", "search", query="daily duty"))
+    assert "greet" in names(as_actor(project, "bob", "search", query="daily duty"))
+    assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
+    assert as_actor(project, "eve", "execute", item_id="report")["status"] == "ready"
+    # What is kept from him is told in the same words as what is not there.
+    for action in ("run", "why", "versions"):
+        hidden = as_actor(project, "bob", "execute", action=action, item_id="report")
+        absent = as_actor(project, "bob", "execute", action=action, item_id="nothing")
+        assert json.dumps(hidden).replace("report", "nothing") == json.dumps(absent)
+    assert as_actor(project, "bob", "load", item_id="report")["code"] == "tool_not_found"
+
+
+@pytest.mark.req("B4")
+@pytest.mark.case("PERM-09")
+def test_what_is_denied_by_name_is_told_to_be_denied(project: Path, policy: Path) -> None:
+    policy.write_text("actors: {bob: {items: {deny: ['*/report@*']}}}\n")
+
+    told = as_actor(project, "bob", "execute", item_id="report")
+    assert (told["code"], told["rule"], told["grant"]) == ("not_permitted", "*/report@*", "policy.yaml for bob")
+    assert as_actor(project, "bob", "execute", item_id="raport")["code"] == "tool_not_found"
+
+
+@pytest.mark.req("B4")
+def test_verbs_are_refused_by_name_and_by_what_they_do(project: Path, policy: Path) -> None:
+    policy.write_text("verbs: {deny: ['execute.delete']}\nactors: {bob: {verbs: {allow: [search, execute.run]}}}\n")
+
+    assert as_actor(project, "bob", "load", item_id="greet")["code"] == "not_permitted"
+    assert as_actor(project, "bob", "execute", action="create", item_id="x")["code"] == "not_permitted"
+    assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
+    assert as_actor(project, "eve", "execute", action="delete", item_id="greet")["rule"] == "execute.delete"
+    assert as_actor(project, "eve", "load", item_id="greet")["name"] == "greet"
+
+
+@pytest.mark.case("PERM-03")
+def test_rules_that_are_taken_away_hold_for_the_very_next_call(project: Path, policy: Path) -> None:
+    policy.write_text("actors: {bob: {items: {allow: ['*/greet@*']}}}\n")
+    assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
+    policy.write_text("actors: {bob: {items: {deny: ['*/greet@*']}}}\n")
+    assert as_actor(project, "bob", "execute", item_id="greet")["code"] == "not_permitted"
+
+
+def test_a_policy_that_cannot_be_read_lets_the_owner_look_and_nobody_else(
+    ask: Ask, project: Path, policy: Path
+) -> None:
+    policy.write_text("itmes: {}\n")
+
+    assert names(ask("search", query="daily duty").content)
+    assert ask("execute", item_id="greet").is_error
+    assert ask("execute", action="delete", item_id="greet").content["code"] == "invalid_manifest"
+    assert as_actor(project, "bob", "search", query="daily duty")["code"] == "invalid_manifest"
+
+
+@pytest.mark.req("B5")
+def test_a_bound_on_a_parameter_refuses_that_call_and_not_its_neighbour(ask: Ask, policy: Path) -> None:
+    policy.write_text("conditions:\n- {items: '*/greet@*', parameters: {count: {maximum: 10}}}\n")
+
+    def run(item: str, count: int) -> JsonObject:
+        return ask("execute", item_id=item, parameters={"count": count}).content
+
+    assert run("greet", 10)["status"] == "ready"
+    assert run("greet", 11)["code"] == "not_permitted"
+    assert run("report", 11)["status"] == "ready"
+    assert ask("execute", item_id="greet").content["code"] == "not_permitted"
+
+
+@pytest.mark.req("B5")
+def test_a_path_in_a_parameter_must_lie_where_the_condition_says(ask: Ask, policy: Path, project: Path) -> None:
+    (project / "docs").mkdir()
+    (project / "docs" / "away").symlink_to("/etc")
+    policy.write_text("conditions:\n- {items: '*/greet@*', parameters: {file: {path: 'docs/**'}}}\n")
+
+    def code(file: str) -> object:
+        return ask("execute", item_id="greet", parameters={"file": file}).content.get("code")
+
+    assert code("docs/a.md") is None
+    assert code(str(project / "docs" / "a.md")) is None
+    for file in ("a.md", "docs/../a.md", "docs/away/passwd", "/etc/passwd", "~/docs/a", "docs2/a"):
+        assert code(file) == "not_permitted"
+
+
+@pytest.mark.req("B5")
+def test_hours_and_days_say_when_a_call_may_be_made(ask: Ask, policy: Path) -> None:
+    now = datetime.now().astimezone()
+    soon, later = (now + timedelta(hours=hours) for hours in (2, 4))
+    days = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+    another = days[(now.weekday() + 3) % 7]
+
+    def code(condition: str) -> object:
+        policy.write_text(f"conditions:\n- {{items: '*/greet@*', {condition}}}\n")
+        return ask("execute", item_id="greet").content.get("code")
+
+    assert code(f'hours: "{soon:%H:%M}-{later:%H:%M}"') == "not_permitted"
+    assert code(f'hours: "{later:%H:%M}-{soon:%H:%M}"') is None
+    assert code(f"days: [{another}]") == "not_permitted"
+    assert code(f"days: [{', '.join(days)}]") is None
+
+
+@dataclass
+class Fixed:
+    """An authority that always gives the same answer."""
+
+    rights: Rights
+
+    def authenticate(self, token: str) -> Identity:
+        raise TokenRefused(token, suggestion="None.")
+
+    def authorize(self, identity: Identity, resource: str, action: Kind) -> Verdict:
+        return self.rights.verdict(action, resource)
+
+    def manage(self, identity: Identity) -> Rights:
+        return self.rights
+
+
+class Broken(Fixed):
+    """An authority that cannot decide."""
+
+    def authorize(self, identity: Identity, resource: str, action: Kind) -> Verdict:
+        raise RuntimeError(f"{identity} {resource} {action}")
+
+    def manage(self, identity: Identity) -> Rights:
+        raise RuntimeError(f"{identity}")
+
+
+def under(project: Path, authority: Fixed, verb: str, **request: Json) -> JsonObject:
+    async def call() -> Answer:
+        kernel = Kernel(project, authority=authority)
+        try:
+            return await kernel.call(verb, request)
+        finally:
+            await kernel.aclose()
+
+    return asyncio.run(call()).content
+
+
+@pytest.mark.req("B8", "N3")
+def test_another_authority_changes_what_happens_and_nothing_else_does(project: Path, policy: Path) -> None:
+    policy.write_text("items: {allow: ['*'], deny: ['*/greet@*']}\n")
+    open_to_all, closed = Fixed(Rights((Grant(),))), Fixed(Rights((nothing("nobody"),)))
+    some = Fixed(Rights((Grant(items=Rules(("*/report@*",))),)))
+
+    assert under(project, open_to_all, "execute", item_id="greet")["status"] == "ready"
+    assert under(project, some, "execute", item_id="greet")["code"] == "not_permitted"
+    assert under(project, some, "execute", item_id="report")["status"] == "ready"
+    for verb, request in (("execute", {"item_id": "greet"}), ("search", {"query": "x"}), ("help", {})):
+        assert under(project, closed, verb, **request)["code"] == "not_permitted"
+
+
+@pytest.mark.req("N3")
+def test_an_authority_that_fails_permits_nothing(project: Path) -> None:
+    for verb, request in (
+        ("execute", {"item_id": "greet"}),
+        ("search", {"query": "x"}),
+        ("load", {"item_id": "greet"}),
+    ):
+        told = under(project, Broken(Rights()), verb, **request)
+        assert (told["code"], "RuntimeError" in as_text(told["message"])) == ("not_permitted", True)
+
+
+def test_a_directive_tells_what_it_permits_and_a_misspelt_one_is_refused(ask: Ask, directives: Path) -> None:
+    told = as_object(ask("execute", item_id="greet").content["result"])
+    assert told["permissions"] == {"read": {"allow": ["docs/**"]}}
+
+    (directives / "greet.md").write_text(DIRECTIVE.format("greet", '<raed resource="filesystem" path="docs" />'))
+    assert ask("execute", item_id="greet").content["code"] == "invalid_manifest"
+    issues = as_list(ask("execute", action="validate", item_id="greet").content["issues"])
+    assert "<raed>" in as_text(as_object(issues[0])["reason"])
+
+
+@pytest.mark.case("PERM-08")
+def test_a_permission_that_means_nothing_keeps_a_directive_from_being_used(ask: Ask, directives: Path) -> None:
+    (directives / "greet.md").write_text(DIRECTIVE.format("greet", '<read resource="filesystem" paht="docs" />'))
+
+    assert ask("execute", item_id="greet").content["code"] == "invalid_manifest"
+
+
+def test_why_tells_rule_by_rule(ask: Ask, project: Path, policy: Path) -> None:
+    tools = project / ".ai" / "tools"
+    tools.mkdir()
+    (project / "docs").mkdir()
+    (tools / "say.sh").write_text(
+        "#!/bin/bash\n# tool_id: say\n# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n"
+        "# description: Say\n# needs: {read: [docs], hosts: [api.test, evil.test], commands: [git]}\necho 1\n"
+    )
+    policy.write_text("hosts: {deny: [evil.test]}\ncommands: {deny: [rm]}\n")
+
+    told = ask("execute", action="why", item_id="say").content
+    rows = [as_object(row) for row in as_list(told["rights"])]
+    shown = {(as_text(row["kind"]), as_text(row["resource"])): row for row in rows}
+    assert shown["item", as_text(told["identity"])]["allowed"] is True
+    assert shown["host", "evil.test"]["rules"] == [
+        {"grant": "policy.yaml", "rule": "evil.test", "allowed": False},
+        {"grant": "needs.hosts", "rule": "evil.test", "allowed": True},
+    ]
+    assert [shown["host", "api.test"]["allowed"], shown["command", "git"]["allowed"]] == [True, True]
+    assert as_object(as_list(shown["read", "docs"]["rules"])[-1]) == {
+        "grant": "needs.read",
+        "rule": "docs",
+        "allowed": True,
+    }
+    assert told["would_run"] is False
+    assert any("evil.test" in as_text(as_object(one)["message"]) for one in as_list(told["reasons"]))
+
+
+def test_verdicts_are_values() -> None:
+    kinds: Iterator[Verdict] = iter(Rights().verdicts("item", "a/b/c@1"))
+
+    assert next(kinds) == Allow("policy.yaml", "*")
+    assert isinstance(Rights((nothing("x"),)).verdict("item", "a"), Deny)

@@ -1,0 +1,71 @@
+"""What an item may say that it needs, and what it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.manifest.needs import needs_faults
+from kiwi_mcp.manifest.sheets import load_sheets
+
+SHEETS = load_sheets()
+
+
+def places(needs: Json, tool_type: str = "script") -> list[str]:
+    found = list(needs_faults(needs, tool_type, SHEETS))
+    assert all(issue.fix for issue in found)
+    return [issue.place for issue in found]
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {},
+        {"read": ["docs", "docs/**", ".", "**", "~/notes", "/srv/data", "a b"], "write": ["out/"]},
+        {
+            "hosts": [
+                "api.test",
+                "api.test:8443",
+                "*.api.test",
+                "10.0.0.7",
+                "10.0.0.7:80",
+                "::1",
+                "[::1]:80",
+                "localhost",
+            ]
+        },
+        {"commands": ["git", "python3.11", "g++"]},
+    ],
+)
+def test_what_can_be_given_may_be_needed(needs: Json) -> None:
+    assert places(needs) == []
+    assert places(needs, "runtime") == places(needs, "mcp_server") == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "place"),
+    [
+        (["docs"], "needs"),
+        ({"reads": ["docs"]}, "needs.reads"),
+        ({"read": "docs"}, "needs.read"),
+        ({"read": [1]}, "needs.read"),
+        *(
+            ({"read": [path]}, "needs.read")
+            for path in ("", "../x", "/", "/etc", "/home/", "~", "~/", "~root/x", "*.md")
+        ),
+        ({"write": ["docs/**/x"]}, "needs.write"),
+        *(
+            ({"hosts": [host]}, "needs.hosts")
+            for host in ("", "*", "http://a.test", "a.test/x", "a b", "-a.test", "a..b")
+        ),
+        *(({"commands": [name]}, "needs.commands") for name in ("", "/bin/sh", "rm -rf", "a;b")),
+        ({"read": ["a"] * 101}, "needs.read"),
+    ],
+)
+def test_what_cannot_be_given_is_told_with_its_place(needs: Json, place: str) -> None:
+    assert places(needs) == [place]
+
+
+@pytest.mark.parametrize("tool_type", ["api", "knowledge", "directive", "mcp_tool"])
+def test_only_processes_need_anything(tool_type: str) -> None:
+    assert places({"read": ["docs"]}, tool_type) == ["needs"]

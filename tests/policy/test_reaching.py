@@ -1,0 +1,160 @@
+"""What an item needs, held against the rules: given wholly, with what is denied inside of it hidden, or refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
+from kiwi_mcp.domain.grants import Grant, Rights, Rules, narrow, nothing
+from kiwi_mcp.domain.needs import Needs
+from kiwi_mcp.policy.reaching import Reach, reach
+
+
+@pytest.fixture
+def space(project: Path, home: Path) -> Space:
+    for name in ("docs/a.md", "docs/private/key.pem", "out/old.txt", ".env", "docs/.env.local", "secrets/token"):
+        path = project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (home / ".ai").mkdir()
+    (home / ".ai" / "policy.yaml").write_text("")
+    (home / "notes").mkdir()
+    (home / "notes" / "one.md").write_text("1")
+    return Space(project, home / ".ai", home / ".cache")
+
+
+def files(**rules: Rules) -> Rights:
+    return Rights((Grant(read=rules.get("read", Rules(("**",))), write=rules.get("write", Rules(("**",)))),))
+
+
+def refusal(needs: Needs, rights: Rights, space: Space) -> str:
+    with pytest.raises(PolicyDenied) as refused:
+        reach(needs, rights, space)
+    return refused.value.message
+
+
+def test_what_needs_nothing_is_given_nothing(space: Space) -> None:
+    assert reach(Needs(), Rights(), space) == Reach()
+
+
+def test_a_folder_of_the_project_is_given_as_it_is_written(space: Space) -> None:
+    given = reach(Needs(read=("docs/**", "./docs/"), write=("out",)), Rights(), space)
+
+    assert given.readable == (str(space.project / "docs"),)
+    assert given.writable == (str(space.project / "out"),)
+    assert given.hidden == (str(space.project / "docs/.env.local"),)
+
+
+def test_files_that_hold_secrets_by_their_name_are_hidden_in_the_project_and_never_given(space: Space) -> None:
+    (space.project / ".ai" / ".env").write_text("KEY=1")
+
+    assert set(reach(Needs(read=(".",)), Rights(), space).hidden) == {
+        str(space.project / ".env"),
+        str(space.project / ".ai/.env"),
+    }
+    assert "holds secrets" in refusal(Needs(read=(".env",)), Rights(), space)
+    assert "Kiwi's own" in refusal(Needs(read=("~/.ai",)), files(read=Rules(("/**",))), space)
+
+
+def test_outside_of_the_project_only_what_a_rule_names_is_given(space: Space, home: Path) -> None:
+    assert "no rule of policy.yaml allows" in refusal(Needs(read=("~/notes",)), Rights(), space)
+    allowed = files(read=Rules(("**", "~/notes")))
+    assert reach(Needs(read=("~/notes",)), allowed, space).readable == (str(home / "notes"),)
+    assert reach(Needs(read=(str(home / "notes/one.md"),)), allowed, space).readable == (str(home / "notes/one.md"),)
+    assert "no rule" in refusal(Needs(read=(str(home),)), allowed, space)
+
+
+def test_a_rule_for_files_of_one_kind_does_not_give_their_folder(space: Space) -> None:
+    some = files(read=Rules(("docs/*.md",)))
+
+    assert reach(Needs(read=("docs/a.md",)), some, space).readable == (str(space.project / "docs/a.md"),)
+    assert "no rule" in refusal(Needs(read=("docs",)), some, space)
+
+
+def test_what_is_denied_inside_of_a_folder_is_hidden_and_what_is_denied_itself_is_refused(space: Space) -> None:
+    rights = files(read=Rules(("**",), ("**/*.pem", "secrets")))
+
+    assert set(reach(Needs(read=(".",)), rights, space).hidden) >= {
+        str(space.project / "docs/private/key.pem"),
+        str(space.project / "secrets"),
+    }
+    assert "the rule" in refusal(Needs(read=("secrets/token",)), rights, space)
+    assert "'secrets'" not in str(reach(Needs(read=("docs",)), rights, space).hidden)
+
+
+def test_what_may_not_be_written_inside_of_a_folder_is_read_only_there(space: Space) -> None:
+    given = reach(Needs(write=("docs",)), files(write=Rules(("**",), ("docs/a.md",))), space)
+
+    assert given.readable == (str(space.project / "docs/a.md"),)
+    assert given.writable == (str(space.project / "docs"),)
+
+
+def test_a_rule_on_a_link_denies_what_it_leads_to(space: Space, home: Path) -> None:
+    (space.project / "shortcut").symlink_to(space.project / "secrets")
+    (space.project / "docs" / "inner.pem").symlink_to("a.md")
+
+    assert "the rule" in refusal(Needs(read=("secrets",)), files(read=Rules(("**",), ("shortcut",))), space)
+    hidden = reach(Needs(read=("docs",)), files(read=Rules(("**",), ("docs/*.pem",))), space).hidden
+    assert str(space.project / "docs/a.md") in hidden
+
+
+def test_a_link_in_the_project_gives_nothing_outside(space: Space, home: Path) -> None:
+    (space.project / "out" / "away").symlink_to(home / "notes")
+
+    assert "leads through a link" in refusal(Needs(read=("out/away",)), Rights(), space)
+    assert "names no files" in refusal(Needs(read=("docs/../../home",)), Rights(), space)
+
+
+def test_a_path_that_is_written_must_be_there_or_lie_in_a_folder_that_is(space: Space) -> None:
+    with pytest.raises(Unavailable) as refused:
+        reach(Needs(write=("build",)), Rights(), space)
+    assert "mkdir -p" in refused.value.suggestion
+    assert reach(Needs(write=("out", "out/new.txt")), Rights(), space).writable == (str(space.project / "out"),)
+    assert reach(Needs(read=("absent",)), Rights(), space) == Reach()
+
+
+def test_a_folder_with_more_than_can_be_looked_through_is_refused(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kiwi_mcp.policy.reaching._MOST_ENTRIES", 3)
+
+    assert "too many" in refusal(Needs(read=(".",)), files(read=Rules(("**",), ("**/*.pem",))), space)
+
+
+def test_hosts_are_given_with_those_that_are_denied_and_those_that_are_near(space: Space) -> None:
+    rights = Rights((Grant(hosts=Rules(("127.0.0.1:8000",), ("tracker.test",))),))
+
+    given = reach(Needs(hosts=("*.test", "127.0.0.1:8000")), rights, space)
+    assert (given.hosts, given.denied_hosts) == (("*.test", "127.0.0.1:8000"), ("tracker.test",))
+    assert given.private_hosts == ("127.0.0.1:8000",)
+    assert "tracker.test" in refusal(Needs(hosts=("tracker.test:443",)), rights, space)
+    for near in ("127.0.0.1", "10.0.0.7:80", "[::1]:80", "localhost"):
+        assert "not on the public network" in refusal(Needs(hosts=(near,)), rights, space)
+
+
+def test_whoever_is_granted_some_hosts_reaches_no_other(space: Space) -> None:
+    child = narrow(Rights(), Grant(hosts=Rules(("a.test",)), is_public=False, name="a directive"))
+
+    assert reach(Needs(hosts=("a.test",)), child, space).hosts == ("a.test",)
+    assert "no rule of a directive" in refusal(Needs(hosts=("b.test",)), child, space)
+    with pytest.raises(KiwiError):
+        reach(Needs(read=("docs",)), narrow(Rights(), nothing("a directive")), space)
+
+
+def test_commands_that_are_denied_are_refused(space: Space) -> None:
+    rights = Rights((Grant(commands=Rules(("*",), ("curl",))),))
+
+    assert "curl" in refusal(Needs(commands=("curl",)), rights, space)
+    assert reach(Needs(commands=("git",)), rights, space) == Reach()
+
+
+def test_a_name_with_the_marks_of_patterns_is_only_that_name(tmp_path: Path, home: Path) -> None:
+    project = tmp_path / "a[b]*c"
+    (project / "docs").mkdir(parents=True)
+
+    given = reach(Needs(read=("docs",)), Rights(), Space(project, home / ".ai", home))
+    assert given.readable == (os.path.realpath(project / "docs"),)

@@ -1,0 +1,79 @@
+"""Caches that tools share: a tool in its sandbox reads what was made for it there, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.kernel import Kernel
+
+Tree = Callable[[Path], Mapping[str, str]]
+CODE = """
+import errno, os, sys
+from pathlib import Path
+
+def main(places: list) -> dict:
+    \"\"\"Try to leave something in every place.\"\"\"
+    own = str(Path(__file__).parent)
+    return {place: tried(place) for place in [own, sys.prefix, *places]}
+
+def tried(place):
+    told = []
+    for attempt in (
+        lambda: Path(place, "planted.pth").write_text("import os"),
+        lambda: Path(place, "planted").symlink_to("/etc"),
+        lambda: os.chmod(place, 0o777),
+        lambda: os.rename(place, place + ".gone"),
+    ):
+        try:
+            attempt()
+            told.append("worked")
+        except OSError as fault:
+            told.append(errno.errorcode[fault.errno])
+    return told
+"""
+
+
+@pytest.mark.case("RACE-04")
+def test_a_tool_changes_no_cache_that_others_use(project: Path, home: Path, tree: Tree) -> None:
+    cache = home / ".cache"
+    places = [cache / "kiwi", cache / "pip", cache / "uv", cache / "kiwi" / "environments", home / ".npm"]
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "known").write_text("as it was")
+    folder = project / ".ai" / "tools" / "planter"
+    folder.mkdir(parents=True)
+    (folder / "main.py").write_text(CODE)
+    manifest = {
+        "tool_id": "planter", "tool_type": "script", "executor": "python_runtime", "version": "1.0.0",
+        "description": "Plant something", "config": {"entrypoint": "main.py"},
+        "parameters": [{"name": "places", "type": "array", "required": True}],
+    }  # fmt: skip
+    (folder / "tool.yaml").write_text(json.dumps(manifest))
+
+    async def story() -> tuple[JsonObject, Mapping[str, str], JsonObject]:
+        kernel = Kernel(project)
+        request: JsonObject = {"item_id": "planter", "parameters": {"places": [str(place) for place in places]}}
+        try:
+            await kernel.call("execute", {"action": "sign", "item_id": "planter"})
+            first = (await kernel.call("execute", request)).content  # what is made for it is there now
+            before = tree(cache)
+            return first, before, (await kernel.call("execute", request)).content
+        finally:
+            await kernel.aclose()
+
+    first, before, second = asyncio.run(story())
+
+    for answer in (first, second):
+        assert answer["status"] == "success", answer
+        assert as_object(answer["isolation"])["level"] == "sandboxed"
+        told = as_object(answer["result"])
+        assert len(told) == len(places) + 2
+        assert "worked" not in str(told), told
+    assert tree(cache) == before
+    assert not [path for path in home.rglob("*") if path.name.startswith("planted") or path.name.endswith(".gone")]

@@ -1,0 +1,148 @@
+"""Approvals in the store: asked once, answered by their owner, used once, and kept whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
+from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict
+from kiwi_mcp.domain.run import run_id
+from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, Approvals
+from kiwi_mcp.store.database import Database
+from kiwi_mcp.store.open import open_database
+
+NOW = 1_769_601_600_000
+RUN = run_id(NOW, 7)
+
+
+@pytest.fixture
+def database(empty_url: str) -> Iterator[Database]:
+    opened = open_database(empty_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def approvals(database: Database) -> Approvals:
+    return Approvals(database, "ann")
+
+
+def a_question(number: int = 1, *, at: int = NOW, actor: str = "ann", digest: str = "") -> Approval:
+    return Approval(
+        id=run_id(at, number),
+        plan_digest=digest or f"{number:064x}",
+        actor=actor,
+        project="/p \ud83d \0",
+        identity="project/local/note@1.0.0",
+        reasons=("may change /p",),
+        plan={"inputs": {"text": "ü \ud83d \0"}},
+        preview="note waits",
+        created_at=at,
+        expires_at=at + LIFETIME_MS,
+        touched=Touched(("/p",), ()),
+        first_runs=("f" * 64,),
+        request={"item_id": "note"},
+    )
+
+
+def yes(approvals: Approvals, question: Approval, at: int = NOW) -> Approval:
+    return approvals.decide(question.id, "approved", by="ann", how="cli", now=at)
+
+
+def test_a_question_is_kept_as_it_was_asked_and_asked_once(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    found = approvals.get(asked.id[:14], NOW)
+    assert (found.plan, found.touched, found.first_runs) == (asked.plan, asked.touched, asked.first_runs)
+    assert (found.request, found.reasons, found.status) == (asked.request, asked.reasons, "pending")
+    again = approvals.ask(replace(a_question(2), plan_digest=asked.plan_digest))
+    assert again.id == asked.id
+    assert len(approvals.list(NOW)) == 1
+
+
+@pytest.mark.case("APPR-02")
+@pytest.mark.case("APPR-03")
+def test_an_approval_is_for_its_plan_its_actor_its_project_and_its_owner(
+    approvals: Approvals, database: Database
+) -> None:
+    asked = approvals.ask(a_question())
+    yes(approvals, asked)
+    for other in (
+        replace(asked, plan_digest="0" * 64),
+        replace(asked, actor="token:agent:1"),
+        replace(asked, project="/elsewhere"),
+        replace(asked, created_at=asked.expires_at),
+    ):
+        assert approvals.take(other, RUN) is None
+    strangers = Approvals(database, "bob")
+    assert strangers.take(asked, RUN) is None
+    assert not strangers.list(NOW)
+    with pytest.raises(ApprovalNotFound):
+        strangers.decide(asked.id, "approved", by="bob", how="cli", now=NOW)
+    assert approvals.take(asked, RUN) is not None
+
+
+def test_an_approval_is_used_by_one_of_all_who_try(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    yes(approvals, asked)
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda number: approvals.take(asked, run_id(NOW, number)), range(8)))
+    (used,) = filter(None, taken)
+    assert approvals.get(asked.id, NOW) == used
+    assert used.status == "used"
+    assert approvals.unknown(["f" * 64, "e" * 64]) == ("e" * 64,)
+    assert approvals.unfinished(asked) == used.run_id
+
+
+def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    assert yes(approvals, asked) == yes(approvals, asked, NOW + 5)
+    denied = approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW + 9, reason="not now")
+    assert (denied.status, denied.reason) == ("denied", "not now")
+    assert approvals.take(asked, RUN) is None
+    with pytest.raises(Conflict):
+        yes(approvals, asked)
+    assert approvals.denied(asked, NOW) is not None
+    assert approvals.denied(asked, NOW + 9) is None
+
+
+def test_what_nobody_answered_in_time_has_expired(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    late = asked.expires_at
+    assert [one.status for one in approvals.list(late)] == ["expired"]
+    assert not approvals.list(late, status="pending")
+    assert approvals.list(late, status="expired")
+    with pytest.raises(Conflict):
+        yes(approvals, asked, late)
+    assert approvals.ask(a_question(2, at=late, digest=asked.plan_digest)).id != asked.id
+
+
+@pytest.mark.case("APPR-08")
+def test_a_flood_of_questions_is_refused_and_waits_as_it_is(approvals: Approvals) -> None:
+    for number in range(MOST_A_MINUTE):
+        approvals.ask(a_question(number))
+    with pytest.raises(ApprovalsWaiting) as refused:
+        approvals.ask(a_question(999))
+    assert refused.value.details["waiting"] == MOST_A_MINUTE
+    assert approvals.ask(a_question(999, actor="token:other:1")).status == "pending"
+    minute = 60_000
+    for number in range(MOST_A_MINUTE, MOST_PENDING):
+        approvals.ask(a_question(number, at=NOW + minute))
+    with pytest.raises(ApprovalsWaiting):
+        approvals.ask(a_question(998, at=NOW + 3 * minute))
+    assert len(approvals.list(NOW, limit=1_000)) == MOST_PENDING + 1
+
+
+def test_rules_are_kept_once_shown_and_taken_back(approvals: Approvals, database: Database) -> None:
+    rule = ApprovalRule(RUN, "project/local/*", NOW, "ann", paths=("/p/ü",), argv=("git", "status"))
+    assert approvals.add_rule(rule) == rule
+    assert approvals.add_rule(replace(rule, id=run_id(NOW, 8), created_at=NOW + 1)) == rule
+    assert approvals.rules() == (rule,)
+    assert not Approvals(database, "bob").rules()
+    with pytest.raises(ApprovalNotFound):
+        Approvals(database, "bob").remove_rule(rule.id)
+    assert approvals.remove_rule(rule.id[:12]) == rule
+    assert not approvals.rules()

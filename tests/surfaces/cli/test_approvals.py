@@ -1,0 +1,154 @@
+"""`kiwi approvals`, and `kiwi run` where the owner has to be asked: on a terminal, without one, and with `--yes`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from subprocess import PIPE, Popen
+from threading import Thread
+
+import pytest
+
+import kiwi_mcp
+from kiwi_mcp.surfaces import start
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, its data and its talk."""
+
+    code: int
+    out: str
+    err: str
+
+
+Kiwi = Callable[..., Ended]
+
+
+@pytest.fixture
+def sent(project: Path, home: Path) -> Iterator[list[str]]:
+    """What arrives at a service on loopback that a tool of the project posts to."""
+    arrived: list[str] = []
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            arrived.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        (home / ".ai").mkdir(exist_ok=True)
+        (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["{address}"]}}\n')
+        (project / ".ai" / "tools").mkdir()
+        (project / ".ai" / "tools" / "post_note.yaml").write_text(
+            "tool_id: post_note\ntool_type: api\nexecutor: http_client\nversion: 1.0.0\ndescription: Keep a note\n"
+            f'config: {{method: POST, url: "http://{address}/", body_template: {{text: "{{text}}"}}}}\n'
+            "parameters: [{name: text, type: string}]\n"
+        )
+        yield arrived
+        server.shutdown()
+
+
+@pytest.fixture
+def kiwi(project: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
+    """Run a command in the project, as its entry point would."""
+    monkeypatch.chdir(project)
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        with pytest.raises(SystemExit) as ended:
+            start.main()
+        printed = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+@pytest.mark.req("K4")
+def test_a_command_without_a_terminal_waits_and_its_owner_answers_it_later(kiwi: Kiwi, sent: list[str]) -> None:
+    waiting = kiwi("run", "post_note", "text=hi", "--json")
+    assert waiting.code == 6
+    approval = json.loads(waiting.out)["approval_id"]
+    listed = kiwi("approvals", "list")
+    assert listed.out.startswith(f"{approval}  pending   project/local/post_note@1.0.0")
+    shown = kiwi("approvals", "show", approval[:12])
+    assert 'parameters: {"text": "hi"}' in shown.out
+    assert "status: pending" in shown.err
+    done = kiwi("approvals", "approve", approval, "--run")
+    assert (done.code, sent) == (0, ['{"text":"hi"}'])
+    assert kiwi("approvals", "list").err == "Nothing waits for you.\n"
+    assert "used" in kiwi("approvals", "list", "--all").out
+
+
+def test_yes_is_the_owners_own_hand(kiwi: Kiwi, sent: list[str]) -> None:
+    assert kiwi("run", "post_note", "text=hi", "--yes").code == 0
+    assert kiwi("run", "post_note", "text=hi").code == 6
+    assert sent == ['{"text":"hi"}']
+
+
+def test_a_no_is_told_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
+    approval = json.loads(kiwi("run", "post_note", "text=hi", "--json").out)["approval_id"]
+    assert kiwi("approvals", "deny", approval, "--reason", "not yours").code == 0
+    refused = kiwi("run", "post_note", "text=hi")
+    assert (refused.code, sent) == (6, [])
+    assert "The owner said no to 'post_note': not yours." in refused.err
+
+
+def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, sent: list[str]) -> None:
+    assert kiwi("approvals", "rules").err.startswith("There are no rules")
+    added = json.loads(kiwi("approvals", "rules", "add", "post_note", "--host", "127.0.0.1", "--json").out)
+    rule = added["rule_id"]
+    assert kiwi("approvals", "rules").out == f'{rule}  */post_note@*  hosts=["127.0.0.1"]\n'
+    assert f"asks nobody, by your rule {rule}" in kiwi("why", "post_note", "text=hi").out
+    assert kiwi("run", "post_note", "text=hi").code == 0
+    assert kiwi("approvals", "rules", "remove", rule).code == 0
+    assert "asks you first: it may send data to 127.0.0.1:" in kiwi("why", "post_note", "text=hi").out
+    assert kiwi("run", "post_note", "text=hi").code == 6
+    assert len(sent) == 1
+    assert kiwi("approvals", "show", "nothing").code == 3
+    assert kiwi("approvals", "rules", "add", "x", "--path", "notes").code == 4
+
+
+@pytest.mark.case("APPR-05")
+@pytest.mark.parametrize(("typed", "count"), [("y", 1), ("n", 0), ("", 0)])
+def test_a_person_at_a_terminal_is_asked_in_letters_that_do_nothing(
+    typed: str, count: int, project: Path, sent: list[str]
+) -> None:
+    own, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
+    command = [sys.executable, "-m", "kiwi_mcp", "run", "post_note", "text=a\x1b[2J\u202eb"]
+    with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
+        os.close(theirs)
+        seen = _until(own, b"[N]o: ")
+        os.write(own, f"{typed}\n".encode())
+        code = process.wait(30)
+    os.close(own)
+    assert b"\x1b[2J" not in seen
+    assert rb"a\u001b[2J\u202eb" in seen
+    assert (code, len(sent)) == (0 if count else 6, count)
+
+
+def _until(terminal: int, wanted: bytes) -> bytes:
+    """Read from a terminal until something stands there."""
+    seen, end = b"", time.monotonic() + 60
+    while wanted not in seen and time.monotonic() < end:
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 65_536)
+    assert wanted in seen, seen
+    return seen

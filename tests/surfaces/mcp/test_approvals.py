@@ -1,0 +1,136 @@
+"""The owner's word through MCP: asked by forms in both eras, required without them, and never a tool call."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import CallToolResult, ElicitResult
+
+import kiwi_mcp
+
+Mode = Literal["auto", "legacy"]
+EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def sent(project: Path, home: Path) -> Iterator[list[str]]:
+    """What arrives at a service on loopback that a tool of the project posts to."""
+    arrived: list[str] = []
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            arrived.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        (home / ".ai").mkdir(exist_ok=True)
+        (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["{address}"]}}\n')
+        (project / ".ai" / "tools").mkdir()
+        (project / ".ai" / "tools" / "post_note.yaml").write_text(
+            "tool_id: post_note\ntool_type: api\nexecutor: http_client\nversion: 1.0.0\ndescription: Keep a note\n"
+            f'config: {{method: POST, url: "http://{address}/", body_template: {{text: "{{text}}"}}}}\n'
+            "parameters: [{name: text, type: string}]\n"
+        )
+        yield arrived
+        server.shutdown()
+
+
+def answer_in(result: CallToolResult) -> dict[str, Any]:
+    assert result.structured_content is not None
+    answer: dict[str, Any] = result.structured_content
+    return answer
+
+
+class Person:
+    """Whoever sits at the client, who answers forms as told."""
+
+    def __init__(self, answer: ElicitResult | None) -> None:
+        self.asked: list[Any] = []
+        self._answer = answer
+
+    async def story(self, mode: Mode, project: Path, *calls: dict[str, Any]) -> list[dict[str, Any]]:
+        async def elicited(_: object, params: Any) -> ElicitResult:
+            self.asked.append(params)
+            assert self._answer is not None
+            return self._answer
+
+        words = ["-m", "kiwi_mcp", "serve", "--project", str(project)]
+        env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
+        server = StdioServerParameters(command=sys.executable, args=words, env=env)
+        asking = {"elicitation_callback": elicited} if self._answer is not None else {}
+        async with (
+            asyncio.timeout(PATIENCE),
+            Client(stdio_client(server), mode=mode, **asking) as client,  # type: ignore[arg-type]  # one word of many
+        ):
+            return [answer_in(await client.call_tool(call.pop("tool", "execute"), call)) for call in calls]
+
+
+def note(text: str) -> dict[str, Any]:
+    return {"item_id": "post_note", "parameters": {"text": text}}
+
+
+@EACH_ERA
+@pytest.mark.req("K4")
+def test_a_person_at_the_client_is_asked_and_says_yes_once_and_for_always(
+    mode: Mode, project: Path, sent: list[str]
+) -> None:
+    person = Person(ElicitResult(action="accept", content={"approve": True, "always": "this tool"}))
+    first, second = asyncio.run(person.story(mode, project, note("one"), note("two")))
+    assert (first["status"], second["status"]) == ("success", "success")
+    assert "rule_id" in second["approval"]
+    assert len(person.asked) == 1
+    assert 'parameters: {"text": "one"}' in person.asked[0].message
+    assert sent == ['{"text":"one"}', '{"text":"two"}']
+
+
+@EACH_ERA
+@pytest.mark.req("K4")
+@pytest.mark.case("APPR-06")
+def test_a_person_who_declines_is_not_asked_again_about_the_same(mode: Mode, project: Path, sent: list[str]) -> None:
+    person = Person(ElicitResult(action="decline"))
+    told = asyncio.run(person.story(mode, project, note("one"), note("one")))
+    assert [one["code"] for one in told] == ["denied", "denied"]
+    assert (len(person.asked), sent) == (1, [])
+
+
+@EACH_ERA
+@pytest.mark.req("K2")
+@pytest.mark.req("K4")
+@pytest.mark.case("APPR-04")
+@pytest.mark.case("PINJ-03")
+def test_a_client_without_forms_is_told_what_waits_and_cannot_answer_by_a_call(
+    mode: Mode, project: Path, sent: list[str]
+) -> None:
+    person = Person(None)
+    (waiting,) = asyncio.run(person.story(mode, project, note("one")))
+    assert waiting["code"] == "approval_required"
+    assert waiting["approval_id"] in waiting["suggestion"]
+    # What a page of knowledge, or a result, may talk a model into trying.
+    tries: list[dict[str, Any]] = [
+        {"tool": "approvals", "action": "approve", "approval_id": waiting["approval_id"]},
+        {"tool": "approvals", "action": "add_rule", "item": "*"},
+        {"item_id": "approvals", "parameters": {"action": "approve", "approval_id": waiting["approval_id"]}},
+        note("one"),
+    ]
+    told = asyncio.run(person.story(mode, project, *tries))
+    assert [one["code"] for one in told] == ["not_permitted", "not_permitted", "tool_not_found", "approval_required"]
+    assert told[-1]["approval_id"] == waiting["approval_id"]
+    assert sent == []
