@@ -13,7 +13,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.ledger import Ledger
 from kiwi_mcp.kernel.witness import Witness
 from measure import Case, Measured, interleaved
-from tools import BASH, create, run
+from tools import BASH, create, relax, run
 
 _Way = Callable[[Ledger, str, JsonObject], Witness | None]
 
@@ -26,6 +26,7 @@ def measure(turns: int) -> list[Measured]:
         (folder / "project").mkdir()
         kernel = Kernel(folder / "project", user=folder / "user", cache=folder / "cache")
         create(loop, kernel, "bash_echo", "bash_runtime", "main.sh", BASH)
+        relax(loop, kernel, "bash_echo", "trusted")
         call = run(loop, kernel, "bash_echo")
 
         def made(way: _Way) -> Callable[[], None]:

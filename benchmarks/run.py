@@ -17,6 +17,7 @@ from pathlib import Path
 import bookkeeping
 import chains
 import gateways
+import jails
 import listing
 import receipts
 import registry
@@ -54,6 +55,11 @@ An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on t
 speaks raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind
 it.
 Budget: ahead of FastMCP's proxy and mcp-proxy, where they have the same front."""
+_LAUNCHES = """\
+The launch of one bash script through each level's backend, in one kernel's process. Budget: 4.0 of bash alone for
+`sandboxed`, on a quiet machine. Restricted tools are held by control groups besides."""
+_LEVELS = "A whole call of a bash tool at each level, with its record and its receipt."
+_RIGHTS = "Whether the rights of an owner, a directive and a thread cover a plan. Budget: 20 µs."
 _RECEIPT = "The same call with its receipt and without, in turns. Budget: 1.05."
 _COMMANDS = "A new process each. The first run makes the schema and publishes what ships with Kiwi."
 _FORBIDDEN = (
@@ -169,6 +175,7 @@ def main() -> None:
     plans, second = chains.measure(max(asked.turns, 5))
     bash, python = tools.measure(asked.turns * 2)
     machine = f"{platform.system()} {platform.machine()}"
+    launches, levels = jails.measure(asked.turns * 2)
     servers, commands = starts.measure_servers(asked.turns), starts.measure_commands(asked.turns)
     sections = [
         _HEAD.format(machine=machine, python=platform.python_version(), turns=asked.turns),
@@ -177,6 +184,9 @@ def main() -> None:
         table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
         table("Command start: spawn to first output", commands, "Budget: 1.0 of the SDK server's start or better."),
         table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
+        table("A process in a jail", launches, _LAUNCHES),
+        table("A bash tool in a jail", levels, _LEVELS),
+        spreads("A decision of rights", jails.measure_rights(), _RIGHTS),
         table("The receipt of a call", receipts.measure(asked.turns * 4), _RECEIPT),
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         *published(asked.tools, asked.turns),

@@ -132,6 +132,16 @@ install_others() { # install_others NAME FOLDER: what others wrote, as requireme
   printf '%s' "$wanted" >"$folder/.stamp"
 }
 
+# Without bubblewrap Kiwi works and refuses to run whatever has to be held in a sandbox: no reason to end here.
+offer_sandbox() {
+  command -v bwrap >/dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    (apt_install "Sandboxes need bubblewrap" bubblewrap) && return
+  fi
+  say "bubblewrap is missing, so tools that must run in a sandbox will be refused"
+  say "install it (\`sudo apt-get install bubblewrap\`, \`sudo dnf install bubblewrap\`); \`kiwi doctor\` tells what works"
+}
+
 state() {
   { printf '%s\n' "$root"; has_node && echo node; cat pyproject.toml requirements/*.txt scripts/setup.sh; } | sha256sum
 }
@@ -156,5 +166,9 @@ case "${1:-}" in
     command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
     install_others mcp .venv/mcp-servers
     ;;
-  --bench) install_others bench .venv/bench ;;
+  --bench)
+    offer_sandbox
+    install_others bench .venv/bench
+    ;;
+  *) offer_sandbox ;;
 esac

@@ -164,6 +164,8 @@ async def talk(url: str, folder: Path) -> None:
     context = as_object(json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}")))
     try:
         async with asyncio.timeout(LIMIT):
+            # What is sent to them is the owner's to permit too, and the suite's answers are not the owner's.
+            await kernel.call("approvals", {"action": "add_rule", "item": "mcp/*"})
             await Client(kernel, os.environ["MCP_CONFORMANCE_SCENARIO"], context).use(url)
     finally:
         await kernel.aclose()

@@ -48,6 +48,7 @@ RESULTS: Mapping[str, list[Json]] = {
                 "required": ["branch"],
                 "additionalProperties": False,
             },
+            "permissions": {},
         }
     ],
     "execute": [{"text": "HELLO"}],

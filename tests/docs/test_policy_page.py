@@ -17,3 +17,6 @@ def test_the_rules_on_the_page_are_taken_as_they_stand(tmp_path: Path) -> None:
     assert policy.grant.items.match("mcp/files/read@1.0.0") is None
     assert policy.grant.hosts.allow == ("127.0.0.1:8000", "*.corp.example")
     assert policy.roots == (Path("/srv/shared"),)
+    assert policy.grant.write.allow == ("out", "~/notes/drafts")
+    assert policy.actors["bob"].verbs.match("execute.delete", "verb") == "execute.delete"
+    assert [condition.items for condition in policy.grant.conditions] == ["*/pay@*", "*/convert@*"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from itertools import permutations
 from timeit import timeit
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.globs import fits_host, fits_path, fits_verb
+from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path, fits_verb
 from kiwi_mcp.domain.grants import KINDS, Allow, Deny, Grant, Kind, Rights, Rules, narrow, nothing
 
 words = st.sampled_from(
@@ -142,6 +143,12 @@ def test_paths_are_compared_name_by_name(pattern: str, path: str, fits: bool) ->
 )
 def test_hosts_fit_by_name_and_port_and_never_by_half_a_name(pattern: str, host: str, fits: bool) -> None:
     assert fits_host(pattern, host) is fits
+
+
+@quick
+@given(pattern=st.text("ab*?[]!-/", max_size=7), name=st.text("ab[]!-/", max_size=6))
+def test_names_fit_as_the_patterns_of_a_shell_say(pattern: str, name: str) -> None:
+    assert fits_name(pattern, name) is fnmatchcase(name, pattern)
 
 
 def test_a_verb_is_all_that_it_does() -> None:

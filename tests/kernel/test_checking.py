@@ -52,14 +52,13 @@ def deny(home: Path, *rules: str) -> None:
 
 
 @pytest.fixture
-def mark(tmp_path: Path, project: Path) -> Path:
-    """A file that a runtime's `check` words leave behind; the runtime is in the project, and a tool stands on it."""
-    left = tmp_path / "checked"
-    config: JsonObject = {"command": "bash", "check": ["touch", str(left)]}
+def mark(project: Path) -> str:
+    """What a runtime's `check` words say of every tool; the runtime is in the project, and a tool stands on it."""
+    config: JsonObject = {"command": "bash", "check": ["sh", "-c", "echo error: it was looked at >&2; exit 1"]}
     runtime = {**API, "tool_type": "runtime", "executor": "subprocess", "config": config}
     put(project / ".ai", "marking", runtime)
     put(project / ".ai", "say", {**SCRIPT, "executor": "marking"})
-    return left
+    return "error: it was looked at"
 
 
 ACTIONS: Mapping[str, tuple[str, JsonObject]] = {
@@ -72,31 +71,31 @@ ACTIONS: Mapping[str, tuple[str, JsonObject]] = {
 
 @pytest.mark.req("K-VA-03")
 @pytest.mark.parametrize("action", ACTIONS)
-def test_the_check_words_of_an_item_that_may_run_are_started(action: str, mark: Path, ask: Ask) -> None:
+def test_the_check_words_of_an_item_that_may_run_are_started(action: str, mark: str, ask: Ask) -> None:
     name, words = ACTIONS[action]
 
-    assert act(ask, action, name, words)["status"] in {"valid", "signed", "created", "updated"}
+    told = act(ask, action, name, words)
 
-    assert mark.exists()
+    assert [as_object(issue)["reason"] for issue in as_list(told["issues"])] == [mark]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("rule", ["*/say*@*", "*/marking@*"], ids=["the item", "its runtime"])
 def test_the_check_words_of_a_denied_item_are_not_started(
-    rule: str, action: str, mark: Path, home: Path, ask: Ask
+    rule: str, action: str, mark: str, home: Path, ask: Ask
 ) -> None:
     deny(home, rule)
     name, words = ACTIONS[action]
 
-    act(ask, action, name, words)
+    told = act(ask, action, name, words)
 
-    assert not mark.exists()
+    assert mark not in json.dumps(told)
 
 
 @pytest.mark.case("SIG-01")
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_executor_that_was_changed_after_signing_refuses_the_check(
-    action: str, mark: Path, project: Path, ask: Ask
+    action: str, mark: str, project: Path, ask: Ask
 ) -> None:
     assert act(ask, "sign", "marking")["status"] == "signed"
     path = project / ".ai" / "tools" / "marking" / "tool.yaml"
@@ -106,18 +105,18 @@ def test_an_executor_that_was_changed_after_signing_refuses_the_check(
     refused = act(ask, action, name, words)
 
     assert [as_object(issue)["place"] for issue in as_list(refused["issues"])] == ["executor"]
-    assert not mark.exists()
+    assert mark not in json.dumps(refused)
 
 
 def test_a_users_item_is_not_checked_by_a_runtime_that_a_project_brings(
-    mark: Path, project: Path, home: Path, ask: Ask
+    mark: str, project: Path, home: Path, ask: Ask
 ) -> None:
     put(home / ".ai", "mine", {**SCRIPT, "executor": "marking"})
 
     told = act(ask, "validate", "mine")
 
     assert told["status"] == "invalid"
-    assert not mark.exists()
+    assert mark not in json.dumps(told)
 
 
 UNSOUND: Mapping[str, tuple[JsonObject, dict[str, Json]]] = {
@@ -141,7 +140,7 @@ def test_a_value_that_is_not_sound_refuses_the_run(what: str, project: Path, ask
     assert not (project / ".ai" / "outputs").exists()
 
 
-def test_an_unsound_runtime_refuses_what_stands_on_it(mark: Path, project: Path, ask: Ask) -> None:
+def test_an_unsound_runtime_refuses_what_stands_on_it(mark: str, project: Path, ask: Ask) -> None:
     path = project / ".ai" / "tools" / "marking" / "tool.yaml"
     path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"command": "bash", "timeout": 10**9}}))
 

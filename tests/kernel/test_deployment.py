@@ -108,8 +108,11 @@ def test_no_process_is_held_below_the_floor_of_the_machine_and_nothing_is_relaxe
 def test_files_of_deployments_only_add_up(
     managed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    system = tmp_path / "system.yaml"
-    monkeypatch.setattr(deployment, "SYSTEM_FILE", system)
+    system = tmp_path / "system" / "deployment.yaml"
+    monkeypatch.setattr(deployment, "SYSTEM_FOLDER", str(system.parent))
+    assert deployments() == ()
+    system.parent.mkdir()
+    assert deployments() == ()
     system.write_text("deployment: managed\nfloor: restricted\nitems: {allow: ['user/*']}\n")
     managed("deployment: local\nfloor: trusted\nitems: {allow: ['*']}\n")
     assert (minimum(), len(deployments())) == ("restricted", 1)

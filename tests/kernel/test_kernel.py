@@ -49,7 +49,7 @@ def test_a_request_that_carries_configuration_is_refused(ask: Ask) -> None:
 def test_a_fault_of_kiwis_own_is_an_incident_and_not_a_traceback(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> JsonObject:
+    def broken(*_: object, **__: object) -> JsonObject:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(kernel, "find", broken)
@@ -64,6 +64,7 @@ def test_a_fault_of_kiwis_own_is_an_incident_and_not_a_traceback(
 
 def test_a_cancelled_call_passes_its_cancellation_on(project: Path, ask: Ask) -> None:
     ask("execute", action="create", item_id="wait", parameters=script("touch started\nsleep 30\n"))
+    ask("relax", action="apply", item_id="wait", to="trusted")
 
     async def cancelled() -> None:
         task = asyncio.create_task(Kernel(project).call("execute", {"item_id": "wait"}))

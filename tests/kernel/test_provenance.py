@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +147,19 @@ def test_what_a_registry_gives_is_nobodys_unless_the_owner_published_it(owner: W
     owner.put(script("mine"), "mine")
     owner.do("execute", action="publish", item_id="mine", parameters={})
     assert owner.held("registry/public/mine") == ("sandboxed", "owner_written")
+
+
+def test_servers_that_kiwi_vouches_for_are_servers_and_no_strangers(owner: Who, home: Path) -> None:
+    owner.do("registry")
+    store = Store(home / ".ai")
+    chain = Catalog(Space(owner.project, home / ".ai", home / ".cache"), registry=store.registry).resolve("github_mcp")
+    try:
+        assert chain.tool.origin.source == "registry"
+        assert Origins(store).held(replace(chain, driver="mcp")).provenance == "mcp_server"
+        forged = replace(chain.tool, digest="0" * 64)
+        assert Origins(store).held(replace(chain, links=(forged, *chain.links[1:]))).provenance == "unknown"
+    finally:
+        store.close()
 
 
 def test_a_store_that_cannot_be_read_makes_everything_unknown(owner: Who, home: Path) -> None:

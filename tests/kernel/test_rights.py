@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.errors import TokenRefused
+from kiwi_mcp.domain.errors import PolicyDenied, TokenRefused
 from kiwi_mcp.domain.grants import Allow, Deny, Grant, Kind, Rights, Rules, Verdict, nothing
 from kiwi_mcp.domain.identity import Identity
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 
 Ask = Callable[..., Answer]
 DIRECTIVE = """# {0}
@@ -103,7 +105,6 @@ def test_verbs_are_refused_by_name_and_by_what_they_do(project: Path, policy: Pa
     assert as_actor(project, "eve", "load", item_id="greet")["name"] == "greet"
 
 
-@pytest.mark.case("PERM-03")
 def test_rules_that_are_taken_away_hold_for_the_very_next_call(project: Path, policy: Path) -> None:
     policy.write_text("actors: {bob: {items: {allow: ['*/greet@*']}}}\n")
     assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
@@ -186,6 +187,9 @@ class Fixed:
 class Broken(Fixed):
     """An authority that cannot decide."""
 
+    def authenticate(self, token: str) -> Identity:
+        raise RuntimeError(token)
+
     def authorize(self, identity: Identity, resource: str, action: Kind) -> Verdict:
         raise RuntimeError(f"{identity} {resource} {action}")
 
@@ -215,6 +219,20 @@ def test_another_authority_changes_what_happens_and_nothing_else_does(project: P
     assert under(project, some, "execute", item_id="report")["status"] == "ready"
     for verb, request in (("execute", {"item_id": "greet"}), ("search", {"query": "x"}), ("help", {})):
         assert under(project, closed, verb, **request)["code"] == "not_permitted"
+
+
+@pytest.mark.req("N3")
+def test_an_authority_says_who_shows_a_token_and_one_that_cannot_knows_nobody(project: Path, home: Path) -> None:
+    tokens = Tokens(home / ".ai")
+    secret = tokens.add("ci", [], can_write=False, kind="service")
+    visited = VisitedKernel(project, user=home / ".ai")
+
+    assert visited.authenticate(secret) == Identity("service", "ci")
+    for kernel in (visited, Kernel(project)):
+        with pytest.raises(TokenRefused):
+            kernel.authenticate(f"{secret}x")
+    with pytest.raises(PolicyDenied):
+        Kernel(project, authority=Broken(Rights())).authenticate(secret)
 
 
 @pytest.mark.req("N3")

@@ -11,6 +11,7 @@ from kiwi_mcp.domain.approval import ApprovalRule, Touched
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Manifest, Origin, Source, Tool
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.policy.asking import covering, reasons, touched
 
@@ -18,8 +19,10 @@ NOW = 1_769_601_600_000
 IDENTITY = "project/local/git@1.0.0"
 
 
-def a_chain(*, changes: bool = False, source: Source = "project", driver: str = "process") -> Chain:
-    manifest = Manifest("git", "script", "1.0.0", mutates_state=changes)
+def a_chain(
+    *, changes: bool = False, source: Source = "project", driver: str = "process", needs: JsonObject | None = None
+) -> Chain:
+    manifest = Manifest("git", "script", "1.0.0", mutates_state=changes, extra={"needs": needs or {}})
     return Chain((Tool(manifest, Origin(source, Path("/p/git.yaml"), Path("/p"))),), driver)
 
 
@@ -50,6 +53,7 @@ def a_rule(**words: object) -> ApprovalRule:
         (a_process(jail=Jail("trusted")), a_chain(), Touched()),
         (a_process(jail=Jail("trusted")), a_chain(changes=True), Touched(("/",))),
         (a_process(jail=Jail("standard")), a_chain(changes=True), Touched(("/",))),
+        (a_process(jail=Jail("trusted")), a_chain(needs={"write": ["x"], "hosts": ["h"]}), Touched(("/",), ("h",))),
         (a_request("GET"), a_chain(), Touched()),
         (a_request("head"), a_chain(), Touched()),
         (a_request("POST"), a_chain(), Touched((), ("api.example.com:8443",))),

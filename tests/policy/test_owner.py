@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
-from kiwi_mcp.domain.grants import Grant, Rules
+from kiwi_mcp.domain.grants import Allow, Grant, Rights, Rules, narrow
 from kiwi_mcp.policy.owner import Policy, owner_policy
 
 
@@ -76,3 +76,55 @@ def test_a_policy_that_cannot_be_opened_or_is_no_text_refuses(tmp_path: Path) ->
     (tmp_path / "policy.yaml").symlink_to(tmp_path / "policy.yaml")
     with pytest.raises(KiwiError):
         owner_policy(tmp_path)
+
+
+def test_every_word_of_a_policy_is_taken_for_everybody_and_for_each(tmp_path: Path) -> None:
+    policy = written(
+        tmp_path,
+        "verbs: {deny: [registry]}\ncommands: {deny: [curl]}\nvariables: {allow: [API_*]}\nspawn: {allow: []}\n"
+        "files: {read: {deny: [./secrets/]}, write: {allow: [out, ~/x, /srv/y]}}\n"
+        "actors: {bob: {hosts: {allow: [a.test]}, items: {allow: ['*/greet@*']}}, eve: {}}\n",
+    )
+
+    grant, bob, eve = policy.grant, policy.actors["bob"], policy.actors["eve"]
+    assert (grant.verbs, grant.commands) == (Rules(("*",), ("registry",)), Rules(("*",), ("curl",)))
+    assert (grant.variables, grant.spawn) == (Rules(("API_*",)), Rules())
+    assert (grant.read, grant.write) == (Rules(("**",), ("secrets",)), Rules(("out", "~/x", "/srv/y")))
+    assert (bob.is_public, bob.is_secretive, bob.name) == (False, True, "policy.yaml for bob")
+    assert (eve.is_public, eve.is_secretive, eve.items) == (True, False, Grant().items)
+
+
+def test_an_actor_of_whom_nothing_is_said_has_all_that_the_owner_allows(tmp_path: Path) -> None:
+    policy = written(tmp_path, "files: {read: {allow: [/srv/y]}}\nhosts: {allow: [10.0.0.7]}\nactors: {eve: {}}\n")
+    rights = narrow(Rights((policy.grant,)), policy.actors["eve"])
+
+    assert rights.hosts == Rules(("10.0.0.7",))
+    assert isinstance(rights.verdict("read", "/srv/y/z"), Allow)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "files: {raed: {}}\n",
+        "files: {read: {allow: ['../x']}}\n",
+        "files: {read: {allow: ['~root/x']}}\n",
+        "files: {read: [docs]}\n",
+        "actors: [bob]\n",
+        "actors: {bob: {itmes: {}}}\n",
+        "actors: {bob: {roots: [/]}}\n",
+        "actors: {bob: [greet]}\n",
+        "conditions: {items: '*'}\n",
+        "conditions: [{items: '*'}]\n",
+        "conditions: [{hours: '08:00-18:00'}]\n",
+        "conditions: [{items: '*', hours: 8-18}]\n",
+        "conditions: [{items: '*', days: [someday]}]\n",
+        "conditions: [{items: '*', day: [mon]}]\n",
+        "conditions: [{items: '*', parameters: {x: {maximum: many}}}]\n",
+        "conditions: [{items: '*', parameters: {x: {path: a, maximum: 1}}}]\n",
+        "conditions: [{items: '*', parameters: {x: 5}}]\n",
+        "verbs: {allow: search}\n",
+    ],
+)
+def test_a_word_that_is_misspelt_refuses_wherever_it_stands(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidManifest):
+        written(tmp_path, text)

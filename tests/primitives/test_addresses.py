@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.primitives.addresses import is_granted, refusal, refusal_of_host
+from kiwi_mcp.primitives.addresses import HostRules, is_granted, is_listed, refusal, refusal_of_host
 
 NOT_PUBLIC = (
     "0.0.0.0",
@@ -146,3 +146,23 @@ def test_an_ipv4_address_is_judged_alike_in_every_wrapping(inner: IPv4Address) -
     for wrapped in (0xFFFF << 32 | int(inner), 0x64FF9B << 96 | int(inner), 0x2002 << 112 | int(inner) << 80):
         found = refusal(str(IPv6Address(wrapped)), host="x.example", port=80, granted=())
         assert (found is None) == (plain is None)
+
+
+names = st.from_regex(r"[a-z]{1,8}(\.[a-z]{1,8}){1,3}", fullmatch=True)
+ports = st.integers(1, 65_535)
+
+
+@given(name=names, port=ports, first=st.sampled_from(["{name}", "{name}:{port}", "*", "*:{port}", "*.{rest}"]))
+def test_a_rule_that_denies_wins_over_all_others(name: str, port: int, first: str) -> None:
+    rest = name.partition(".")[2]
+    denied, allowed = first.format(name=name, port=port, rest=rest), (f"{name}:{port}", f"*.{rest}:{port}", name)
+    assert HostRules(allowed, (), allowed).refusal(name, port) is None
+    assert HostRules(allowed, (denied,), allowed).refusal(name, port) == "the owner's policy denies it"
+
+
+@given(name=names, other=names, port=ports)
+def test_a_host_is_reached_by_a_rule_that_names_it_and_by_no_other(name: str, other: str, port: int) -> None:
+    assert is_listed(name, port, (f"{name}:{port}",))
+    assert is_listed(name, port, (name,)) is (port in {80, 443})
+    assert is_listed(other, port, (f"{name}:{port}",)) is (other == name)
+    assert not is_listed(f"{name}.{other}", port, (f"{name}:{port}",))

@@ -25,8 +25,9 @@ from kiwi_mcp.domain.errors import AddressDenied, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.primitives.addresses import HostRules
-from kiwi_mcp.primitives.egress import Caps, Proxy
+from kiwi_mcp.primitives.egress import Proxy
 from kiwi_mcp.primitives.egress_record import LISTED, Ledger
+from kiwi_mcp.primitives.egress_relay import Caps
 from kiwi_mcp.primitives.http_request import prepare, refuse_denied
 from kiwi_mcp.primitives.lookup import Lookup
 

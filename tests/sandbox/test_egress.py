@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,7 @@ from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Gate, Jail
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.primitives import egress_entry
 from kiwi_mcp.primitives.addresses import HostRules
 from kiwi_mcp.primitives.egress import TASK, egress
 from kiwi_mcp.primitives.egress_record import Ledger
@@ -368,3 +370,33 @@ def test_the_word_to_begin_is_not_given_by_the_end_of_a_pipe(rooted: Warden) -> 
 
     assert asyncio.run(work()).timed_out
     assert not Path(marker, "ran").exists()
+
+
+def test_a_helper_that_was_killed_is_started_again(rooted: Warden) -> None:
+    async def fetched() -> bytes:
+        async with outside() as server:
+            curl = ("curl", "-s", "-m", "5", f"http://allowed.test:{server.port}/")
+            return (await held(rooted, cell(rooted, server.port), *curl, ledger=Ledger())).stdout
+
+    async def work() -> list[bytes]:
+        first = await fetched()
+        process = egress_entry._helpers[os.getpid()]._process
+        process.kill()
+        process.wait()
+        return [first, await fetched()]
+
+    assert asyncio.run(asyncio.wait_for(work(), 30)) == [b"hi", b"hi"]
+
+
+def test_several_sandboxes_get_their_proxies_at_the_same_time(keeper: Warden) -> None:
+    async def work() -> list[bytes]:
+        async with outside() as server:
+            curl = ("curl", "-s", "-m", "5", f"http://allowed.test:{server.port}/")
+            runs = [held(keeper, cell(keeper, server.port), *curl, ledger=Ledger()) for _ in range(8)]
+            return [ended.stdout for ended in await asyncio.gather(*runs)]
+
+    before = sys.executable
+    try:
+        assert keeper.do(lambda: asyncio.run(asyncio.wait_for(work(), 30))) == [b"hi"] * 8
+    finally:
+        sys.executable = before

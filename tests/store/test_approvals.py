@@ -97,6 +97,17 @@ def test_an_approval_is_used_by_one_of_all_who_try(approvals: Approvals) -> None
     assert approvals.unfinished(asked) == used.run_id
 
 
+def test_an_answer_to_whoever_waits_is_used_at_once_and_each_has_its_own(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    first = approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW)
+    second = approvals.accept(asked, run_id(NOW, 9), by="ann", how="mcp", now=NOW)
+    assert (first.id, first.status, first.decided_how) == (asked.id, "used", "mcp")
+    assert second.id != first.id
+    assert [one.status for one in approvals.list(NOW)] == ["used", "used"]
+    assert approvals.unknown(["f" * 64]) == ()
+    assert approvals.take(asked, RUN) is None
+
+
 def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     assert yes(approvals, asked) == yes(approvals, asked, NOW + 5)

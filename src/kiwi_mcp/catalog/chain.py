@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from kiwi_mcp.domain.errors import ChainCycle, ChainMistyped, ChainTooDeep
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.manifest.check import HELD
+from kiwi_mcp.manifest.check import HELD, STARTS
 from kiwi_mcp.manifest.formats import formats_for
 from kiwi_mcp.manifest.permissions import permission_faults
 from kiwi_mcp.manifest.schema import faults
@@ -67,7 +67,9 @@ def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
                 yield from permission_faults(link.manifest.config.get("permissions"))
     top = sheets.get(links[0].manifest.tool_type)
     for link in links if top is not None and top.driver != HELD else ():
-        if link.manifest.isolation not in {None, "trusted"}:
+        # A server that is started here has a process, whatever is asked of it.
+        is_held = sheets.carries(link.manifest.tool_type, "mcp") and link.manifest.executor == STARTS
+        if link.manifest.isolation not in {None, "trusted"} and not is_held:
             # Never weaker than asked for: what cannot be held is not run.
             reason, fix = "asks to be held, and nothing holds items of this type", "Remove it, or use a script instead."
             yield Issue(f"{link.id}.isolation", reason, fix)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 _SPECIAL = re.compile(r"[*?[]")
+_BRACKETS = re.compile(r"\[.*")
 _ANY = "**"
 
 
@@ -18,12 +19,13 @@ def is_plain(pattern: str) -> bool:
 
 def fits_name(pattern: str, name: str) -> bool:
     """Whether a name fits a pattern, in which `*` stands for any characters."""
-    return fnmatchcase(name, pattern)
+    part, expression = _expression(pattern)
+    return part in name and expression.match(name) is not None
 
 
 def fits_verb(pattern: str, verb: str) -> bool:
     """Whether a verb fits a pattern: `execute` is all that it does, `execute.create` is one of that."""
-    return fnmatchcase(verb, pattern) or fnmatchcase(verb.partition(".")[0], pattern)
+    return fits_name(pattern, verb) or fits_name(pattern, verb.partition(".")[0])
 
 
 def fits_path(pattern: str, path: str) -> bool:
@@ -74,7 +76,7 @@ def fits_host(pattern: str, host: str) -> bool:
     address = address_of(wanted)
     if address is not None:
         return address == address_of(name)
-    return "*" not in name and fnmatchcase(name, wanted)
+    return "*" not in name and fits_name(wanted, name)
 
 
 def address_of(text: str) -> IPv4Address | IPv6Address | None:
@@ -83,6 +85,13 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
         return ip_address(text)
     except ValueError:
         return None
+
+
+@lru_cache(maxsize=4_096)
+def _expression(pattern: str) -> tuple[str, re.Pattern[str]]:
+    """Return a pattern as an expression, and its longest part that must occur as it stands: most names lack it."""
+    plain = _BRACKETS.sub("*", pattern).replace("?", "*").split("*")
+    return max(plain, key=len), re.compile(translate(pattern))
 
 
 @lru_cache(maxsize=1_024)

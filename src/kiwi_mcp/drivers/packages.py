@@ -31,7 +31,7 @@ _LOCK = "server.lock"
 _NODE_LOCK = "package-lock.json"
 _SERVER = "server"
 """The link to a node package's program, whose name is known only when it is installed."""
-_TAG = re.compile(r"(@?[^@]+)@[a-z][a-z0-9-]*")
+_TAGGED = re.compile(r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@[a-z][a-z0-9-]*")
 _VERSION = re.compile(r"([^@]+?)@(?:v?([0-9][\w.!+-]*)|latest)")
 _PINNED = re.compile(r"^(\S+)==(\S+) *\\\n +--hash=(\S+)", re.MULTILINE)
 _QUIET = frozenset({"-y", "--yes", "-q", "--quiet", "--silent", "--prefer-offline", "--no-install", "--no-cache"})
@@ -148,7 +148,7 @@ def _requirement(kind: str, text: str) -> str:
     """Return a package as its installer writes it; nothing where it is none of an index."""
     if kind == "node":
         whole = text if "@" in text[1:] else f"{text}@latest"
-        return whole if is_node_requirement(text) or _TAG.fullmatch(whole) else ""
+        return whole if is_node_requirement(text) or _TAGGED.fullmatch(whole) else ""
     if at := _VERSION.fullmatch(text):
         text = f"{at[1]}=={at[2]}" if at[2] else at[1]
     return text if is_python_requirement(text) else ""

@@ -29,11 +29,12 @@ from kiwi_mcp.domain.errors import (
     VerbNotFound,
 )
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.domain.identity import OWNER
+from kiwi_mcp.domain.identity import Identity
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.drivers.held import standings
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.approvals.gate import Gate
 from kiwi_mcp.kernel.approvals.verb import answer_approvals
@@ -92,7 +93,8 @@ from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.kernel.witness import Witness
-from kiwi_mcp.policy.authority import Authority, OwnerAuthority, ask
+from kiwi_mcp.policy.asking import is_from_outside
+from kiwi_mcp.policy.authority import Authority, OwnerAuthority, ask, identify
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.store.definitions import Definitions
@@ -155,6 +157,8 @@ class Kernel:
         self._authority = authority or OwnerAuthority(self._user)
         self._is_owner = is_owner
         self._surface = surface
+        self._readers: set[str] = set()
+        """Who was given words from outside since this kernel began, by name; the owner has none."""
         self._catalogs: dict[Space, Catalog] = {}
         # What is published may be far, and nobody who looks for what is here waits for it.
         self._near, self._far = Aside(self._made), Aside(self._made)
@@ -204,6 +208,14 @@ class Kernel:
             with suppress(InvalidManifest):  # a policy that cannot be read is told of by whatever needs it
                 refuse_hidden(self.rights(caller)(), request, name, self._catalog_for(request))
 
+    def authenticate(self, token: str) -> Identity:
+        """Return who shows a token, as the authority knows them; refuse one that is nobody's."""
+        return identify(self._authority, token)
+
+    def acting(self) -> Caller:
+        """Return in whose name is asked what no caller comes with."""
+        return NOBODY
+
     def rights(self, caller: Caller) -> Callable[[], Rights]:
         """Return what gives the rules that hold for a caller, as they stand when it is asked."""
         return partial(ask, self._authority, caller.identity)
@@ -231,7 +243,8 @@ class Kernel:
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
         catalog = self._catalog_for(ExecuteRequest(item_id=item_id))
-        return await complete(item_id, catalog, ask(self._authority, OWNER), self._origins.held, argument, value, known)
+        rights = self.rights(self.acting())()
+        return await complete(item_id, catalog, rights, self._origins.held, argument, value, known)
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""
@@ -276,6 +289,7 @@ class Kernel:
             case DoctorRequest():
                 offers = await self.offers(request.project_path)
                 servers = await self._servers(request)
+                await standings(self._space(request.project_path))  # tests the machine, unless that was done before
                 health = examine(self._catalog(request.project_path), self._store, offers, servers)
                 return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
             case RegistryRequest():
@@ -354,6 +368,8 @@ class Kernel:
                 call, catalog, rights, caller, runs=recorder, actor=actor, witness=witness, attend=attend, save=save,
                 judge=self._origins.held, admit=self._gate(call, caller).admit,
             )  # fmt: skip
+            if is_from_outside(run.bound.plan):
+                self._readers.add(caller.name)
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)
             return ran(run, item_type=request.item_type)
@@ -367,7 +383,14 @@ class Kernel:
 
     def _gate(self, call: Call, caller: Caller) -> Gate:
         """Return where a call waits for the owner's word, if it has to."""
-        return Gate(self._store.approvals, self._origins.held, call, actor=caller.name, how=self._surface)
+        return Gate(
+            self._store.approvals,
+            self._origins.held,
+            call,
+            actor=caller.name,
+            how=self._surface,
+            has_read_others=caller.name in self._readers,
+        )
 
     def _approvals(self, request: ApprovalsRequest, caller: Caller) -> JsonObject:
         store = self._store.approvals()

@@ -6,7 +6,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.grants import Deny, Rights
 from kiwi_mcp.domain.identity import OWNER, Identity
-from kiwi_mcp.kernel.requests import ExecuteRequest, LoadRequest, McpRequest, Request
+from kiwi_mcp.kernel.requests import ExecuteRequest, LoadRequest, McpRequest, RegistryRequest, Request
 from kiwi_mcp.policy.authority import Authority, judge
 from kiwi_mcp.policy.deployment import refuse_unlisted
 
@@ -87,5 +87,7 @@ def refuse_bringing(request: Request) -> None:
             refuse_unlisted(f"registry/{name.removeprefix('registry/')}{'' if '@' in name else '@*'}")
         case LoadRequest(destination=str(place), item_id=name):
             refuse_unlisted(f"{place}/local/{name.partition('@')[0].rpartition('/')[2]}@*")
+        case RegistryRequest(action="pull"):
+            refuse_unlisted(f"registry/{request.only or '*'}/*@*")
         case McpRequest(action="add" | "import"):
             refuse_unlisted(f"{request.location or 'project'}/local/{request.server or '*'}@*")

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kiwi_mcp.catalog.seeds import vouched
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.policy.deployment import minimum
@@ -22,7 +24,7 @@ from kiwi_mcp.store.authors import Authors
 
 _MOST = 10_000
 """How many chains are remembered; beyond that all are looked up again."""
-_VOUCHED: Mapping[str, Provenance] = {
+_SIGNED: Mapping[str, Provenance] = {
     "owner": "owner_written",
     "verified": "known_publisher",
     "tampered": "unknown",
@@ -150,6 +152,9 @@ def _provenance(link: Tool, chain: Chain, recorded: Provenance | None) -> Proven
         case "project" | "user" if chain.driver == "mcp":
             # A server is the program that its manifest names, which the owner accepted before anything of it is used.
             return "mcp_server"
-    if (vouched := _VOUCHED.get(link.trust)) is not None and (recorded is None or recorded == "unknown"):
-        return vouched
+        case "registry" if link.origin.namespace == BUILTIN_NAMESPACE and f"sha256:{link.digest}" in vouched():
+            return "mcp_server" if chain.driver == "mcp" else "known_publisher"
+    signed = _SIGNED.get(link.trust)
+    if signed is not None and recorded in {None, "unknown"}:
+        return signed
     return recorded or ("owner_written" if link.origin.source == "user" else "unknown")

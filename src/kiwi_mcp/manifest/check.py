@@ -25,6 +25,8 @@ from kiwi_mcp.manifest.sheets import Sheet, Sheets
 
 HELD = "process"
 """The driver whose processes are held as strictly as their chain asks for."""
+STARTS = "subprocess"
+"""What MCP servers stand on whose processes are held too."""
 EFFECTS = ("pure", "idempotent", "at_most_once", "transactional")
 
 _MANIFEST_FILES = {"tool.yaml", "tool.yml", "tool.json", "tool.toml"}
@@ -103,9 +105,15 @@ def _isolation_faults(subject: _Subject) -> Iterator[Issue]:
     if asked not in LEVELS:
         fix = f"{did_you_mean(asked, LEVELS)}Choose one of {', '.join(LEVELS)}."
         yield Issue("isolation", f"{asked!r:.80} is not a level of isolation", fix)
-    elif asked != "trusted" and sheet and sheet.driver != HELD and not sheets.carries(sheet.type, HELD):
+    elif asked != "trusted" and sheet and not _is_held(subject, sheet):
         fix = "Remove it, or make the item a script: the processes of scripts are held."
         yield Issue("isolation", f"nothing holds items of the type {sheet.type}", fix)
+
+
+def _is_held(subject: _Subject, sheet: Sheet) -> bool:
+    if sheet.driver == HELD or subject.sheets.carries(sheet.type, HELD):
+        return True
+    return subject.sheets.carries(sheet.type, "mcp") and subject.manifest.executor == STARTS
 
 
 def _parameter_faults(schema: JsonObject) -> Iterator[Issue]:

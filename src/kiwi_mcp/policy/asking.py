@@ -9,12 +9,13 @@ from kiwi_mcp.domain.approval import ApprovalRule, Touched
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path
 from kiwi_mcp.domain.json import as_object
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAX = frozenset({"trusted", "standard"})
 """The levels that keep a process from nothing that the owner could change."""
 _NOTHING = Touched()
+_STRANGE = frozenset({"unknown", "known_publisher", "mcp_server"})
 ANYWHERE = "/"
 
 
@@ -22,16 +23,32 @@ def touched(plan: Plan, chain: Chain) -> Touched:
     """Return what a plan may change of the owner's, and where it may send data."""
     if isinstance(plan.spec, HttpSpec):
         return Touched(sends=(_host(plan.spec),)) if _sends(plan, plan.spec, chain) else _NOTHING
-    jail = plan.jail
-    if jail is None or _only_reads(plan, chain):
+    if isinstance(plan.spec, ReadSpec) or _only_reads(plan, chain):
         return _NOTHING
-    is_loose = jail.level in _LAX and chain.tool.manifest.mutates_state
-    return Touched((*jail.writable, *((ANYWHERE,) if is_loose else ())), jail.hosts)
+    if plan.jail is not None and plan.jail.level not in _LAX:
+        return Touched(plan.jail.writable, plan.jail.hosts)
+    # Nothing keeps it to what it asks for, so that its own word has to do.
+    is_changing = chain.tool.manifest.mutates_state or bool(chain.needs.write)
+    return Touched((ANYWHERE,) if is_changing else (), chain.needs.hosts)
 
 
-def reasons(touches: Touched, first_runs: Sequence[str]) -> tuple[str, ...]:
+def is_from_outside(plan: Plan) -> bool:
+    """Whether what a plan gives is words of others: of a server, of the network, or of code that nobody vouches for."""
+    if isinstance(plan.spec, HttpSpec) or plan.driver == "mcp":
+        return True
+    return plan.jail is not None and (bool(plan.jail.hosts) or plan.jail.provenance in _STRANGE)
+
+
+def is_carrying(touches: Touched) -> bool:
+    """Whether a plan may both change the owner's files and send data out."""
+    return bool(touches.writes and touches.sends)
+
+
+def reasons(touches: Touched, first_runs: Sequence[str], *, is_tainted: bool = False) -> tuple[str, ...]:
     """Return why the owner is asked, a phrase each; nothing where nobody has to be."""
     told: list[str] = []
+    if is_tainted:
+        told.append("was called after words from outside were read")
     if first_runs:
         told.append("runs for the first time what a model wrote")
     if ANYWHERE in touches.writes:

@@ -69,6 +69,16 @@ def ask(authority: Authority, identity: Identity) -> Rights:
         raise _failed(fault) from fault
 
 
+def identify(authority: Authority, token: str) -> Identity:
+    """Return who shows a token; an authority that fails in any way knows nobody."""
+    try:
+        return authority.authenticate(token)
+    except KiwiError:
+        raise
+    except Exception as fault:
+        raise _failed(fault) from fault
+
+
 def judge(authority: Authority, identity: Identity, resource: str, action: Kind) -> Verdict:
     """Return the verdict of an authority; one that fails in any way allows nothing."""
     try:

@@ -15,9 +15,8 @@ from kiwi_mcp.domain.json import as_object, as_text
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.rules import read_grant, unknown_words
 
-SYSTEM_FILE = Path("/etc/kiwi/deployment.yaml")
-VARIABLE = "KIWI_DEPLOYMENT"
-"""Names one file more, whose rules are added."""
+SYSTEM_FOLDER = "/etc/kiwi"
+_NAME = "deployment.yaml"
 _WORDS = ("deployment", "items", "floor")
 _KINDS = ("local", "managed")
 _Stat = tuple[int, int, int]
@@ -64,8 +63,11 @@ def refuse_unlisted(identity: str) -> None:
 
 
 def _files() -> Iterator[Path]:
-    yield SYSTEM_FILE
-    if named := os.environ.get(VARIABLE):
+    """Give the file of the machine, and one more that is named, whose rules are added."""
+    # On most machines there is not even the folder, and that is quickly seen on the way of every call.
+    if os.access(SYSTEM_FOLDER, os.F_OK):
+        yield Path(SYSTEM_FOLDER, _NAME)
+    if named := os.environ.get("KIWI_DEPLOYMENT"):
         yield Path(named)
 
 
@@ -77,7 +79,7 @@ def _at(path: Path) -> Deployment | None:
         if known is None or known[0] != stat:
             known = _read[path] = stat, _parse(path)
     except FileNotFoundError:
-        if path == SYSTEM_FILE:
+        if path == Path(SYSTEM_FOLDER, _NAME):
             return None
         raise _unreadable(path, "it is not there") from None  # somebody means rules by it
     except (OSError, UnicodeDecodeError) as error:
@@ -101,5 +103,5 @@ def _parse(path: Path) -> Deployment:
 
 
 def _unreadable(path: Path, reason: str) -> InvalidManifest:
-    issue = Issue("", f"cannot be read: {reason}", f"Mend it, or unset {VARIABLE}.")
+    issue = Issue("", f"cannot be read: {reason}", "Mend it, or unset KIWI_DEPLOYMENT.")
     return InvalidManifest(f"The deployment {path}", [issue])

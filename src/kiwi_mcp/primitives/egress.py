@@ -11,9 +11,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 
 from kiwi_mcp.domain.errors import AddressDenied, KiwiError, RequestFailed
 from kiwi_mcp.domain.isolation import Gate
@@ -21,36 +19,14 @@ from kiwi_mcp.primitives import egress_http, egress_socks
 from kiwi_mcp.primitives.addresses import HostRules
 from kiwi_mcp.primitives.egress_asked import PIECE, Asked, Unfit, refused
 from kiwi_mcp.primitives.egress_entry import listen_inside
-from kiwi_mcp.primitives.egress_record import Ledger, Row
-from kiwi_mcp.primitives.egress_tls import ALERT
+from kiwi_mcp.primitives.egress_record import Ledger
+from kiwi_mcp.primitives.egress_relay import Caps, Relay, streams
 from kiwi_mcp.primitives.lookup import Lookup
 
 TASK = "kiwi-egress"
 """The name of the task that accepts connections."""
 _PAUSE = 0.1
 _LINGER = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """The most that one sandbox may have of its proxy."""
-
-    at_once: int = 32
-    """Connections; further ones wait until one of them ends."""
-    lookups_at_once: int = 2
-    connections: int = 20_000
-    """In the whole run; then the proxy ends."""
-    head_bytes: int = 65_536
-    head_seconds: float = 10.0
-    """For what a client has to say before it is connected, and for the first words through a tunnel."""
-    connect_seconds: float = 15.0
-    idle_seconds: float = 120.0
-    """For a connection on which nothing moves."""
-    connection_seconds: float = 3_600.0
-    total_bytes: int = 4_294_967_296
-    """In both directions, of all connections together."""
-
-
 CAPS = Caps()
 OUTSIDE = Lookup()
 """The network of this machine, as requests of `http_client` find it."""
@@ -116,19 +92,16 @@ class Proxy:
     async def _accept(self, listener: socket.socket) -> str:
         for _ in range(self._caps.connections):
             await self._places.acquire()
-            client = await _next(listener)
-            try:
-                reader, writer = await asyncio.open_connection(sock=client, limit=self._caps.head_bytes)
-            except BaseException:
-                client.close()
-                raise
+            reader, writer = await streams(await _next(listener), self._caps.head_bytes)
             task = asyncio.create_task(self._serve(reader, writer))
             self._serving.add(task)
             task.add_done_callback(partial(self._over, writer))
         return f"there were {self._caps.connections:,} connections"
 
     def _over(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-        writer.close()  # also where the task was cancelled before it began
+        # Also where the task was cancelled before it began; and who does not read the last words keeps nothing open.
+        writer.close()
+        asyncio.get_running_loop().call_later(_LINGER, writer.transport.abort)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._ledger.fault = f"A connection was ended by a fault of the proxy's own: {fault!r}."
         self._serving.discard(task)
@@ -136,7 +109,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A client that is gone, or says half of what it announced, is nobody to answer.
-        with suppress(OSError, EOFError, ValueError):
+        with suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
             await self._answered(reader, writer)
 
     async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,7 +127,7 @@ class Proxy:
             await _tell(reader, writer, (asked.refused if asked else egress_http.refusal)(fault))
         else:
             row = self._ledger.note(asked.name, asked.port, "allowed")
-            await _Relay(asked, reader, writer, server, row, self._ledger, self._caps).run()
+            await Relay(asked, reader, writer, server, row, self._ledger, self._caps).run()
 
     async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Asked:
         async with asyncio.timeout(self._caps.head_seconds):
@@ -195,79 +168,6 @@ class Proxy:
             self._ledger.note(host, port, "failed", str(told.get("cause", "")))
 
 
-class _Relay:
-    """One connection that stands, from the client's first words to the end of either side."""
-
-    def __init__(
-        self,
-        asked: Asked,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        server: socket.socket,
-        row: Row,
-        ledger: Ledger,
-        caps: Caps,
-    ) -> None:
-        self._asked = asked
-        self._reader = reader
-        self._writer = writer
-        self._server = server
-        self._row = row
-        self._ledger = ledger
-        self._caps = caps
-        self._end = monotonic() + caps.connection_seconds
-        self._limit = asyncio.timeout(caps.head_seconds)
-
-    async def run(self) -> None:
-        """Pass on what both sides say, as far as it may be."""
-        reader, writer = await asyncio.open_connection(sock=self._server)
-        try:
-            self._writer.write(self._asked.granted)
-            async with self._limit:
-                await self._both(reader, writer)
-        except AddressDenied as fault:
-            self._ledger.note(self._asked.name, self._asked.port, "denied", str(fault.details["reason"]))
-            self._writer.write(ALERT)
-        finally:
-            writer.close()
-
-    async def _both(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up, down = asyncio.create_task(self._up(writer)), asyncio.create_task(self._down(reader))
-        try:
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            if up.done():
-                up.result()
-            await down  # what the server says last is passed on, also to a client that says no more
-        finally:
-            for task in (up, down):
-                task.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
-
-    async def _up(self, writer: asyncio.StreamWriter) -> None:
-        async for piece in self._asked.sent(self._reader):
-            self._row.bytes_out += len(piece)
-            self._moved(len(piece))
-            writer.write(piece)
-            await writer.drain()
-        writer.write_eof()
-
-    async def _down(self, reader: asyncio.StreamReader) -> None:
-        while piece := await reader.read(PIECE):
-            self._row.bytes_in += len(piece)
-            self._moved(len(piece))
-            self._writer.write(piece)
-            await self._writer.drain()
-
-    def _moved(self, size: int) -> None:
-        """Count what goes on, and let the connection stand a while longer."""
-        self._ledger.bytes += size
-        if self._ledger.bytes > self._caps.total_bytes:
-            raise ConnectionAbortedError("more than a sandbox may send and receive")
-        until_end = self._end - monotonic()
-        loop = asyncio.get_running_loop()
-        self._limit.reschedule(loop.time() + min(self._caps.idle_seconds, until_end))
-
-
 async def _next(listener: socket.socket) -> socket.socket:
     while True:
         try:
@@ -283,10 +183,10 @@ async def _next(listener: socket.socket) -> socket.socket:
 
 async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes) -> None:
     """Say something last; what the client still sends is read for a moment, since to reset it would lose the answer."""
-    writer.write(answer)
-    await writer.drain()
-    writer.write_eof()
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER):
+            writer.write(answer)
+            await writer.drain()
+            writer.write_eof()
             while await reader.read(PIECE):
                 pass

@@ -22,6 +22,7 @@ from kiwi_mcp.domain.isolation import Handover, Jail, Limits, Start, no_entry, s
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.cells import Cell, laid_out
 from kiwi_mcp.sandbox.cgroup import Groups
+from kiwi_mcp.sandbox.counts import count_at
 from kiwi_mcp.sandbox.grants import Opened, open_grants
 from kiwi_mcp.sandbox.instructions import Instructions, has_begun
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
@@ -36,8 +37,11 @@ from kiwi_mcp.sandbox.self_test import self_test
 from kiwi_mcp.sandbox.staging import ROOT, staged_path
 from kiwi_mcp.sandbox.variables import divided
 
-NOBODY = 65_534
-"""The user that sandboxes run as when Kiwi itself is started as root."""
+NOBODY = 65_117
+"""The user that sandboxes run as when Kiwi itself is started as root: a number that systems give to no account.
+
+The one that is called nobody is several services' own, which could send signals to whatever has the same number.
+"""
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 _ROOMS = (
     *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
@@ -106,9 +110,7 @@ class Bubblewrap:
         report = told.ask_for_report()
         gate = told.ask_to_wait() if jail.hosts else None
         told.filter_by(jail)
-        # Where a group counts the processes of all of them together, nothing inside has to.
-        counted = counting(str(self.prlimit), jail.limits) if self.groups is None else ()
-        launcher = (*way.words, str(self.bwrap), "--args", str(told.pipe), "--", *way.limits, *counted)
+        launcher = (*way.words, str(self.bwrap), "--args", str(told.pipe), "--", *way.limits)
         return Confined(
             replace(spec, argv=(*launcher, program.path, *spec.argv[1:]), cwd="/", env=passed),
             Handover(told.descriptors(), owner, partial(told.release, way.bound), gate, way.start),
@@ -135,26 +137,33 @@ class Bubblewrap:
         if owner is None:
             for grant in grants:
                 told.add("--bind-fd" if grant.is_writable else "--ro-bind-fd", told.lend(grant.descriptor), grant.path)
-            return _Way(bound=self._bound(jail, None, keep), start=partial(start_limited, jail.limits))
+            counted = self._counted(jail) if jail.hosts else ()
+            return _Way((), counted, self._bound(jail, told, None, keep), partial(start_limited, jail.limits))
         try:
             cell = keep.enter_context(laid_out(grants, self.owner_map if owner == NOBODY else None, self.groups))
         except OSError as fault:
             raise failed(self.name, f"what was granted cannot be laid out: {fault}".encode()) from fault
         for index, grant in enumerate(grants):
             told.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
-        bound = self._bound(jail, cell, keep)
+        bound, counted = self._bound(jail, told, cell, keep), self._counted(jail)
         if owner == NOBODY:
-            return _Way(bound=bound, start=partial(cell.start_as, NOBODY, jail.limits))
+            return _Way((), counted, bound, partial(cell.start_as, NOBODY, jail.limits))
         # Somebody may send signals to whoever has the same number, so no thread of Kiwi's ever takes an owner's.
         entrance = (str(self.setpriv), f"--reuid={owner}", f"--regid={NOBODY}", "--clear-groups", "--")
-        return _Way(entrance, limiting(str(self.prlimit), jail.limits), bound, cell.start)
+        return _Way(entrance, (*limiting(str(self.prlimit), jail.limits), *counted), bound, cell.start)
 
-    def _bound(self, jail: Jail, cell: Cell | None, keep: ExitStack) -> Callable[[int], None]:
+    def _counted(self, jail: Jail) -> tuple[str, ...]:
+        """Return the words that have the processes inside counted, unless a group counts them all together."""
+        return counting(str(self.prlimit), jail.limits) if self.groups is None else ()
+
+    def _bound(self, jail: Jail, told: Instructions, cell: Cell | None, keep: ExitStack) -> Callable[[int], None]:
         """Return what bounds the launcher, and so all that it starts, while it waits."""
         if cell is not None and cell.group is not None:
             return partial(cell.limit, jail.limits)
         if self.groups is None:
-            return no_entry
+            # Another user's process cannot be counted from outside, and one that waits for its network waits already.
+            is_countable = cell is None and not jail.hosts
+            return partial(count_at, told.ask_to_wait(), jail.limits.pids, keep) if is_countable else no_entry
         try:
             return keep.enter_context(self.groups.limited(jail.limits)).add
         except OSError as fault:

@@ -16,8 +16,6 @@ CONTROLLERS = ("memory", "cpu", "pids")
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "kiwi-"
 _PERIOD = 100_000
-_LEFT_BEHIND = 4_194_304
-"""How much a group may still hold of what an ended run has read, in bytes."""
 _PATIENCE = 1.0
 """How long the kernel may take to let go of an ended process, in seconds."""
 
@@ -70,10 +68,8 @@ class Group:
             (self.places[controller] / word).write_text(value)
 
     def lift(self) -> None:
-        """Let it have all processors again, and give back the memory of what it has read."""
+        """Let what is still in it have all processors again; the newer interface has no use for that."""
         (self.places["cpu"] / "cpu.cfs_quota_us").write_text("-1")
-        if int((self.places["memory"] / "memory.usage_in_bytes").read_text()) > _LEFT_BEHIND:
-            (self.places["memory"] / "memory.force_empty").write_text("0")
 
     def add(self, pid: int) -> None:
         """Put a process, and all it will start, under the limits."""

@@ -18,7 +18,7 @@ from kiwi_mcp.domain.isolation import Limits
 
 _BLOCK = 512
 """What `st_blocks` counts in, whatever the file system's own blocks are."""
-_MOST_SEEN = 2_000_000
+_MOST_SEEN = 1_000_000
 """How many files are gone through before what cannot be counted is taken for too much."""
 _STEPS = 4
 """A shrinking that was somebody else's is looked into again after this part of the quota."""

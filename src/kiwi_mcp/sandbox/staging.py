@@ -96,7 +96,8 @@ def _leave_behind() -> None:
 def copied(grant: Opened, owner_map: int | None) -> int:
     """Return a copy of a granted mount, attached nowhere, for the caller to close.
 
-    It is made by a thread that has the mounts of whoever opened the grant. With `owner_map`, files of root are the unprivileged user's own there, and new ones of that user are root's.
+    A thread that has the mounts of whoever opened the grant makes it. With `owner_map`, files of root are the
+    unprivileged user's own there, and new ones of that user are root's.
     """
     mount = copy_mount(grant.descriptor)
     if owner_map is not None:

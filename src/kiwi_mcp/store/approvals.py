@@ -12,6 +12,7 @@ from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict
 from kiwi_mcp.domain.json import Json, as_list, as_object, text_of
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.plain import clean
+from kiwi_mcp.store.runs import new_run
 
 MOST_PENDING = 20
 """How many questions of one actor may wait."""
@@ -92,12 +93,23 @@ class Approvals:
                 return None
             with self._database.transaction() as transaction:
                 found = self._of_plan(transaction, plan, "approved")
-                now = plan.created_at
-                if found is None or not transaction.write(_USE, (run_id, self._owner, found.id, now)):
+                if found is None or not self._use(transaction, found, run_id, plan.created_at):
                     return None
-                for digest in plan.first_runs:
-                    transaction.write(_KNOW, (self._owner, digest, found.id, now))
                 return replace(found, status="used", run_id=run_id)
+
+    def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
+        """Keep the owner's yes to a question that is being asked, and use it up for the run that waits for it.
+
+        Whoever else asked the same meanwhile may have used the question up; each of them gets an answer of its own.
+        """
+        with within(_PATIENCE), self._database.transaction() as transaction:
+            found = self._found(transaction, asked.id)
+            if found.status not in {"pending", "approved"}:
+                found = replace(asked, id=new_run(now)[0], created_at=now)
+                transaction.write(_ADD, (self._owner, *_row(replace(found, status="approved"))))
+            transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
+            self._use(transaction, found, run_id, now)
+            return replace(found, status="used", decided_at=now, decided_by=clean(by), decided_how=how, run_id=run_id)
 
     def denied(self, plan: Approval, since: int) -> Approval | None:
         """Return the owner's no to the same plan, if it was said after a time."""
@@ -183,6 +195,14 @@ class Approvals:
             transaction.write("delete from approval_rules where owner = ? and id = ?", (self._owner, rule.id))
             return rule
 
+    def _use(self, transaction: Transaction, found: Approval, run_id: str, now: int) -> bool:
+        """Use an approval up, and know from then on what was looked at with it; say whether it was there to be used."""
+        if not transaction.write(_USE, (run_id, self._owner, found.id, now)):
+            return False
+        for digest in found.first_runs:
+            transaction.write(_KNOW, (self._owner, digest, found.id, now))
+        return True
+
     def _tidy(self, transaction: Transaction, now: int) -> None:
         transaction.write(_EXPIRE, (self._owner, now))
         transaction.write(_PRUNE, (self._owner, now - _KEPT_MS, _STEP))
@@ -216,7 +236,10 @@ class Approvals:
         return _approval(rows[0]) if rows else None
 
     def _found(self, source: Database | Transaction, wanted: str) -> Approval:
-        rows = source.read(f"{_READ} and id >= ? and id < ? limit 2", (self._owner, *_beginning(wanted)))
+        statement, values = f"{_READ} and id >= ? and id < ?", (self._owner, *_beginning(wanted))
+        rows = source.read(f"{statement} limit 2", values)
+        if len(rows) > 1:  # of several, the one that still waits is meant
+            rows = source.read(f"{statement} and status = 'pending' limit 2", values) or rows
         if len(rows) != 1:
             raise ApprovalNotFound(wanted, is_several=bool(rows))
         return _approval(rows[0])

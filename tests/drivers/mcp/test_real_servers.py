@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tests.drivers.mcp.conftest import Bench
 
+from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Answers, Questions
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress
@@ -20,10 +22,17 @@ NPM = SERVERS / "npm" / "node_modules" / ".bin"
 pytestmark = pytest.mark.full
 
 
+@pytest.fixture
+def bench(space: Space) -> Bench:
+    """A bench whose servers are held as the kernel holds them, and may change the project."""
+    return Bench(space, jail=Jail("sandboxed", writable=(str(space.project),)))
+
+
 def real(bench: Bench, program: Path, *arguments: str) -> Tool:
     """A server that set-up installed."""
     assert program.exists(), "run `scripts/setup.sh --test`"
-    words: dict[str, Json] = {"command": str(program), "args": list(arguments), "env": {}, "startup_timeout": 60}
+    env: JsonObject = {"MEMORY_FILE_PATH": str(bench.space.project / "memory.json")}
+    words: dict[str, Json] = {"command": str(program), "args": list(arguments), "env": env, "startup_timeout": 60}
     return bench.server(server_id=program.name, **words)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -102,6 +103,40 @@ def test_requirements_are_installed_once_even_by_calls_at_the_same_time(bench: B
     )
     assert bench.run(other).result == "iniconfig"
     assert (folder.stat().st_mtime_ns, (folder / ".complete").stat().st_mtime_ns) == before
+
+
+POISONER = """
+import os
+import iniconfig
+import pathlib
+
+def main(caches):
+    found = {}
+    places = [os.path.dirname(iniconfig.__file__), *caches]
+    for place in places:
+        try:
+            (pathlib.Path(place) / "poison.py").write_text("x")
+            found[place] = "written"
+        except OSError as fault:
+            found[place] = fault.strerror
+    return found
+"""
+
+
+@pytest.mark.full
+@pytest.mark.case("RACE-04")
+def test_a_sandboxed_tool_changes_neither_its_environment_nor_a_cache(bench: Bench, tmp_path: Path) -> None:
+    chain = bench.chain({"main.py": POISONER}, "python_runtime", config={"requires": ["iniconfig"]})
+    tool = replace(chain.tool, manifest=replace(chain.tool.manifest, extra={"isolation": "sandboxed"}))
+    caches = [tmp_path / "cache" / "packages" / name for name in ("uv", "npm")]
+    caches += [Path.home() / ".cache" / "uv", Path.home() / ".npm", Path.home() / ".cache" / "pip"]
+    for folder in caches:
+        folder.mkdir(parents=True, exist_ok=True)
+    outcome = bench.run(replace(chain, links=(tool, *chain.links[1:])), {"caches": [*map(str, caches)]})
+    tried = as_object(outcome.result)
+    assert len(tried) == 1 + len(caches), outcome.message
+    assert "written" not in tried.values()
+    assert not [*tmp_path.rglob("poison.py")]
 
 
 SENTIMENT = """

@@ -18,24 +18,31 @@ def sent() -> list[str]:
 
 
 @pytest.fixture
-def service(sent: list[str], home: Path) -> Iterator[str]:
+def orders() -> list[object]:
+    """What the service answers to whoever reads from it."""
+    return []
+
+
+@pytest.fixture
+def service(sent: list[str], orders: list[object], home: Path) -> Iterator[str]:
     """The address of the service, which the owner's policy allows."""
 
     class Service(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             sent.append(f"GET {self.path}")
-            self._answer()
+            self._answer(orders)
 
         def do_POST(self) -> None:
             sent.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
             self._answer()
 
-        def _answer(self) -> None:
+        def _answer(self, said: object = "done") -> None:
+            data = json.dumps(said).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", "6")
+            self.send_header("content-length", str(len(data)))
             self.end_headers()
-            self.wfile.write(b'"done"')
+            self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

@@ -117,15 +117,17 @@ def test_a_run_of_another_project_names_that_project(git: Git, run: Run, ask: As
 def test_runs_at_the_same_time_are_told_and_undone_only_where_the_owner_insists(
     project: Path, git: Git, tool: object, ask: Ask
 ) -> None:
+    (project / "ignored").mkdir()
+
     async def story() -> list[JsonObject]:
         kernel = Kernel(project)
-        wait = "until [ -e .ai/both ]; do [ -e .ai/a -a -e .ai/b ] && touch .ai/both; sleep 0.01; done"
+        wait = "until [ -e ignored/both ]; do [ -e ignored/a -a -e ignored/b ] && touch ignored/both; sleep 0.01; done"
         calls = [
             kernel.call(
                 "execute",
                 {
                     "item_id": "change",
-                    "parameters": {"do": f"touch .ai/{name}; {wait}; echo {name} > {name}.txt"},
+                    "parameters": {"do": f"touch ignored/{name}; {wait}; echo {name} > {name}.txt"},
                     "checkpoint": True,
                 },
             )

@@ -238,6 +238,11 @@ async def browse(questions: Questions) -> Answers:
     return {key: {"action": "accept"} for key in questions}
 
 
+async def agree(questions: Questions) -> Answers:
+    """An owner who says yes to what is sent to their server."""
+    return {key: {"action": "accept", "content": {"approve": True}} for key in questions}
+
+
 @dataclass
 class Owner:
     """The owner at work, with a kernel that may be started anew."""
@@ -264,7 +269,7 @@ class Owner:
         return await self.mcp("login", ask, **words)
 
     async def run(self, tool: str = "read") -> Answer:
-        return await self.kernel.call("execute", {"item_id": f"mcp/diary/{tool}"})
+        return await self.kernel.call("execute", {"item_id": f"mcp/diary/{tool}"}, Caller(ask=agree, is_owner=True))
 
     async def restart(self) -> None:
         await self.kernel.aclose()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from mcp.server import MCPServer
+from mcp_types import ToolAnnotations
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -40,7 +41,7 @@ def notes() -> ASGIApp:
     """An MCP server."""
     server = MCPServer("notes")
 
-    @server.tool()
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))  # of others the owner is asked
     def read() -> str:
         """Reads."""
         return "a note"

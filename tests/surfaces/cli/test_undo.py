@@ -35,7 +35,7 @@ def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (folder / "main.sh").write_text('echo changed > "$KIWI_PROJECT/notes.txt"\n')
     (folder / "tool.yaml").write_text(
         "tool_id: change\ntool_type: script\nexecutor: bash_runtime\nversion: 1.0.0\ndescription: Change a note\n"
-        "mutates_state: true\nconfig: {entrypoint: main.sh}\n"
+        "mutates_state: true\nneeds: {write: [.]}\nconfig: {entrypoint: main.sh}\n"
     )
     (project / "notes.txt").write_text("mine\n")
     subprocess.run(["git", "init", "-q"], cwd=project, timeout=30, check=True)
@@ -47,6 +47,7 @@ def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         printed = capsys.readouterr()
         return Ended(int(ended.value.code or 0), printed.out, printed.err)
 
+    assert run("approvals", "rules", "add", "project/local/change@*").code == 0
     return run
 
 

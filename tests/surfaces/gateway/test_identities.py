@@ -95,7 +95,6 @@ def test_a_token_sees_and_uses_what_the_rules_for_its_name_allow(
     run(story)
 
 
-@pytest.mark.case("PERM-06")
 def test_a_token_that_is_forged_or_removed_is_nobody(serving_tools: Serve, project: Path, rules: None) -> None:
     async def story() -> None:
         async with serving_tools(project=project) as served:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
 PROGRAM = """
@@ -91,12 +94,13 @@ def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, p
     token = Tokens(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
     folder = project / ".ai" / "tools" / "sleeper"
     folder.mkdir(parents=True)
-    (folder / "main.sh").write_text("sleep 60 & echo $$ $! > pids; wait")
+    mark = f"60.{os.getpid()}{int(is_modern)}"  # in its jail it has a number of its own, so it is known by a word
+    (folder / "main.sh").write_text(f"sleep {mark} & wait")
     (folder / "tool.yaml").write_text(
         "tool_id: sleeper\ntool_type: script\nversion: 1.0.0\ndescription: Sleeps\nexecutor: bash_runtime\n"
         "config:\n  entrypoint: main.sh\n"
     )
-    pids = project / "pids"
+    sign(project, "sleeper")
     with kiwi_up("--port", "0", "--json", "--project", str(project)) as process:
         told = answer_of(process)
         assert told["mcp"] == f"{told['url']}/mcp"
@@ -104,12 +108,12 @@ def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, p
         session = {} if is_modern else opened(connection, token)
         begin_call(connection, token, session, is_modern=is_modern)
         end = time.monotonic() + 20
-        while not (pids.exists() and len(pids.read_text().split()) == 2):
+        while not sleepers(mark):
             assert time.monotonic() < end
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert not any(map(is_alive, map(int, pids.read_text().split())))
+        assert sleepers(mark) == []
         connection.close()
         assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 
@@ -145,11 +149,28 @@ def send(connection: http.client.HTTPConnection, token: str, message: dict[str, 
     connection.request("POST", "/mcp", body, {**words, **accept, **headers})
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def sleepers(mark: str) -> list[str]:
+    """The processes of the machine that sleep for so long."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def sign(project: Path, name: str) -> None:
+    """Let the owner stand by a tool, so that it is held like the owner's own."""
+
+    async def story() -> None:
+        kernel = Kernel(project)
+        signed = await kernel.call("execute", {"action": "sign", "item_id": name})
+        await kernel.aclose()
+        assert not signed.is_error, signed.content
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, ElicitResult
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json
@@ -59,9 +59,12 @@ def test_the_official_client_creates_finds_and_runs_a_tool(mode: Literal["auto",
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append(progress)
 
+    async def agree(context: object, params: object) -> ElicitResult:
+        return ElicitResult(action="accept", content={"approve": True})
+
     async def story() -> None:
         server = StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=environment(KIWI_CANARY="tweet"))
-        async with Client(stdio_client(server), mode=mode) as client:
+        async with Client(stdio_client(server), mode=mode, elicitation_callback=agree) as client:
             assert client.protocol_version == ("2026-07-28" if mode == "auto" else "2025-11-25")
             assert [tool.name for tool in (await client.list_tools()).tools] == ["search", "load", "execute", "help"]
             where = {"project_path": str(project)}

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import escape
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
 from kiwi_mcp.domain.call import Call
@@ -20,7 +20,7 @@ from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.run import iso
 from kiwi_mcp.kernel.approvals.question import ALWAYS, in_words, is_keepable, question_of, shown_plan
 from kiwi_mcp.kernel.confining import Judge
-from kiwi_mcp.policy.asking import covering, reasons, touched
+from kiwi_mcp.policy.asking import covering, is_carrying, reasons, touched
 from kiwi_mcp.store.approvals import UNANSWERED, Approvals
 from kiwi_mcp.store.runs import new_run
 
@@ -38,6 +38,8 @@ class Need:
     touches: Touched = _UNTOUCHED
     first_runs: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    is_tainted: bool = False
+    """Whether others may have talked whoever calls into it."""
 
     def to_json(self, rule: ApprovalRule | None = None) -> JsonObject:
         """Return it as plans and `why` show it."""
@@ -83,10 +85,23 @@ async def unasked(_: Arrival) -> None:
 
 
 class Gate:
-    """The gate for one call of an actor, the owner where none is named; `how` is the way that it came."""
+    """The gate for one call of an actor, the owner where none is named; `how` is the way that it came.
 
-    def __init__(self, approvals: Callable[[], Approvals], judge: Judge, call: Call, *, actor: str, how: str) -> None:
+    `has_read_others` says whether the actor was given words from outside before, which may have asked for the call.
+    """
+
+    def __init__(
+        self,
+        approvals: Callable[[], Approvals],
+        judge: Judge,
+        call: Call,
+        *,
+        actor: str,
+        how: str,
+        has_read_others: bool = False,
+    ) -> None:
         self._approvals = approvals
+        self._has_read_others = has_read_others
         self._judge = judge
         self._call = call
         self._actor = actor
@@ -101,7 +116,9 @@ class Gate:
             link.digest for link, floor in zip(chain.links, floors, strict=True) if floor.provenance == "model_written"
         ]
         touches, first = touched(plan, chain), self._approvals().unknown(written) if written else ()
-        return Need(touches, first, told) if (told := reasons(touches, first)) else NO_NEED
+        is_tainted = self._has_read_others and is_carrying(touches)
+        told = reasons(touches, first, is_tainted=is_tainted)
+        return Need(touches, first, told, is_tainted) if told else NO_NEED
 
     def preview(self, plan: Plan, chain: Chain) -> JsonObject:
         """Return whether a plan would wait for the owner, and why."""
@@ -119,21 +136,19 @@ class Gate:
             return found
         if not is_askable(arrival.caller):
             raise _required(arrival, found)
-        await self._ask(arrival, found)
+        always = await self._ask(arrival, found)
         # The owner took their time: every other gate is passed again, and only the plan that was shown goes on.
         if arrival.again() != arrival.digest:
             raise Conflict(
                 f"{arrival.chain.tool.id!r} changed while the owner was asked about it. Nothing was done.",
                 suggestion="Call it again: the owner is asked about what it is now.",
             )
-        used = await asyncio.to_thread(self._take, asked, arrival.run_id)
-        if used is None:
-            raise _required(arrival, found)
-        return used
+        return await asyncio.to_thread(self._accept, found, arrival.run_id, always)
 
     def _rule(self, plan: Plan, need: Need) -> ApprovalRule | None:
-        # What a model wrote is looked at once by the owner, whatever the rules say.
-        if need.first_runs:
+        # What a model wrote is looked at once by the owner, whatever the rules say, and so is what may carry off files
+        # after words of others were read.
+        if need.first_runs or need.is_tainted:
             return None
         approvals = self._approvals()
         return covering(approvals.rules(), plan, need.touches, actor=self._actor or approvals.owner, now=_now())
@@ -176,38 +191,41 @@ class Gate:
             else None,
         )
 
-    async def _ask(self, arrival: Arrival, asked: Approval) -> None:
-        """Ask the owner, and keep the answer; whatever is not a yes is a no."""
+    async def _ask(self, arrival: Arrival, asked: Approval) -> str:
+        """Ask the owner, and return for what the yes is from now on; whatever is not a yes is a no, which is kept."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 answers = await arrival.caller.ask({"approve": question_of(asked)})
         except (Unanswered, TimeoutError) as silence:
-            await self._decide(asked, "denied", UNANSWERED)
+            await self._deny(asked, UNANSWERED)
             raise _denied(arrival.chain.tool.id, asked, is_silent=True) from silence
         except asyncio.CancelledError:
             # The thread writes it down also where this task is cancelled again.
             with suppress(KiwiError, asyncio.CancelledError):
-                await asyncio.shield(self._decide(asked, "denied", UNANSWERED))
+                await asyncio.shield(self._deny(asked, UNANSWERED))
             raise
         answer = as_object(answers.get("approve"))
         said = as_object(answer.get("content"))
         if answer.get("action") != "accept" or said.get("approve") is not True:
-            raise _denied(arrival.chain.tool.id, await self._decide(asked, "denied", self._how))
-        await self._decide(asked, "approved", self._how)
-        await asyncio.to_thread(self._remember, asked, as_text(said.get("always")))
+            await self._deny(asked, self._how)
+            raise _denied(arrival.chain.tool.id, asked)
+        return as_text(said.get("always"))
 
-    async def _decide(self, asked: Approval, status: Literal["approved", "denied"], how: str) -> Approval:
-        def decide() -> Approval:
+    async def _deny(self, asked: Approval, how: str) -> None:
+        def deny() -> None:
             approvals = self._approvals()
-            return approvals.decide(asked.id, status, by=approvals.owner, how=how, now=_now())
+            with suppress(Conflict):  # whoever asked the same beside this call was answered already
+                approvals.decide(asked.id, "denied", by=approvals.owner, how=how, now=_now())
 
-        return await asyncio.to_thread(decide)
+        await asyncio.to_thread(deny)
 
-    def _remember(self, asked: Approval, always: str) -> None:
-        """Keep a rule where the owner said that it need not be asked again."""
-        if always not in ALWAYS[1:]:
-            return
-        self._approvals().add_rule(rule_from(asked, self._approvals().owner, has_path=always == ALWAYS[2]))
+    def _accept(self, asked: Approval, run_id: str, always: str) -> Passed:
+        """Keep the owner's yes, used up for this run, and a rule where it need not be asked again."""
+        approvals = self._approvals()
+        used = approvals.accept(asked, run_id, by=approvals.owner, how=self._how, now=_now())
+        if always in ALWAYS[1:]:
+            approvals.add_rule(rule_from(asked, approvals.owner, has_path=always == ALWAYS[2]))
+        return Passed(approval_id=used.id)
 
 
 def rule_from(asked: Approval, owner: str, *, has_path: bool) -> ApprovalRule:

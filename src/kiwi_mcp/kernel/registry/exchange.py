@@ -120,6 +120,7 @@ async def _copied(request: RegistryRequest, catalog: Catalog, store: Store, repo
         "left_out": list(done.left_out[:_SHOWN]),
         "message": f"{len(done.new)} new, {done.unchanged} unchanged, {done.marked} marked",
         **admission.told,
+        **({"warnings": [*admission.warnings]} if admission.warnings else {}),
     }
 
 

@@ -287,7 +287,7 @@ def call(
     verb: Annotated[
         str,
         typer.Argument(
-            help="search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer, secrets, …"
+            help="search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer, secrets, key, …"
         ),
     ],
     request: Annotated[str, typer.Argument(help="The request as JSON, @file, or - for stdin.")] = "{}",

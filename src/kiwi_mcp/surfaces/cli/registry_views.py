@@ -158,6 +158,7 @@ def _registry(content: JsonObject, screen: Screen) -> None:
 
 
 def _exchange(content: JsonObject, screen: Screen) -> None:
+    show_warnings(content)
     would = "would be " if content.get("status") == "planned" else ""
     screen.data(f"{as_text(content.get('remote'))}: {would}{as_text(content.get('message'))}")
     for name in as_list(content.get("new")):

@@ -13,7 +13,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 
-from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, Unavailable
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, TokenRefused, Unavailable
 from kiwi_mcp.domain.identity import IDENTITY_KINDS, Identity, IdentityKind
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Actor
@@ -98,6 +98,12 @@ class Tokens:
         for token in self.all():
             found = token if compare_digest(token.sha256, given) else found
         return found
+
+    def identify(self, secret: str) -> Identity:
+        """Return who shows a token; refuse one that is nobody's."""
+        if (token := self.find(secret)) is None:
+            raise TokenRefused("The token is not valid here.", suggestion="Ask the owner: `kiwi up token add NAME`.")
+        return token.identity
 
     def holds(self, principal: str) -> bool:
         """Whether the token of a principal is still one."""

@@ -15,6 +15,7 @@ from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.kernel.requests import (
     Action,
     ExecuteRequest,
@@ -25,6 +26,8 @@ from kiwi_mcp.kernel.requests import (
     RegistryRequest,
     Request,
 )
+from kiwi_mcp.policy.authority import OwnerAuthority
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
 from kiwi_mcp.surfaces.gateway.visitors import Visitor
 
 visiting: ContextVar[Visitor | None] = ContextVar("visiting", default=None)
@@ -43,12 +46,18 @@ class VisitedKernel(Kernel):
     """
 
     def __init__(self, project: Path | None = None, *, user: Path | None = None, is_wide: bool = False) -> None:
-        super().__init__(project, user=user, is_owner=False, surface="gateway")
+        space = user or user_space()
+        authority = OwnerAuthority(space, Tokens(space).identify)
+        super().__init__(project, user=space, is_owner=False, surface="gateway", authority=authority)
         self._only = None if is_wide or project is None else project.resolve()
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb."""
         return await super().call(verb, payload, visited_by(visiting.get(), caller))
+
+    def acting(self) -> Caller:
+        """Return the visitor whose request is being answered."""
+        return visited_by(visiting.get(), NOBODY)
 
     def seen(self, offers: Offers) -> Offers:
         """Return the part of the offers that is for a visitor to know of."""
@@ -73,7 +82,7 @@ class VisitedKernel(Kernel):
     def _permission(self) -> Permission | None:
         """Return what the rules let a visitor know of; None outside of a visit."""
         visitor = visiting.get()
-        return None if visitor is None else Permission(self.catalog(), self.rights(visited_by(visitor, NOBODY)))
+        return None if visitor is None else Permission(self.catalog(), self.rights(self.acting()))
 
     def check(self, request: Request) -> None:
         """Refuse what a visitor may not do, and other projects than the one that is served."""

@@ -18,6 +18,8 @@ CONTENT = "kiwi/content"
 """The key of the mark in the `_meta` of a result."""
 Kind: TypeAlias = Literal["data", "instructions"]
 
+_INSTRUCTIONS = frozenset({("help", ""), ("execute", "directive"), ("load", "directive")})
+"""Verbs, and the kinds of items, that are asked for what to do."""
 _BUILTIN = "builtin/"
 _KIWI = "kiwi"
 ResultT = TypeVar("ResultT", bound=types.Result)
@@ -25,9 +27,7 @@ ResultT = TypeVar("ResultT", bound=types.Result)
 
 def kind_of(verb: str, arguments: JsonObject) -> Kind:
     """Return what the answer to a call of a verb is to a model."""
-    if verb == "help" or (verb in {"execute", "load"} and arguments.get("item_type") == "directive"):
-        return "instructions"
-    return "data"
+    return "instructions" if (verb, as_text(arguments.get("item_type"))) in _INSTRUCTIONS else "data"
 
 
 def marked(result: ResultT, answer: Answer, kind: Kind = "data") -> ResultT:

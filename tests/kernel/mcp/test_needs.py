@@ -1,0 +1,160 @@
+"""What servers need: named by their commands, said by their owner, kept in manifests, and given to their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.mcp.needs import needs_named
+from kiwi_mcp.manifest.yaml import read_yaml
+
+READER = """
+import json, sys
+
+def answer(method, params):
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": {"name": "reader", "version": "1"}}
+    if method == "tools/list":
+        hint = {"readOnlyHint": True}
+        return {"tools": [{"name": "peek", "inputSchema": {"type": "object"}, "annotations": hint}]}
+    try:
+        return {"content": [{"type": "text", "text": open(params["arguments"]["path"]).read()}]}
+    except OSError as fault:
+        return {"content": [{"type": "text", "text": str(fault)}], "isError": True}
+
+for line in sys.stdin:
+    message = json.loads(line)
+    known = message["method"] in {"initialize", "tools/list", "tools/call"}
+    if "id" in message:
+        said = {"result": answer(message["method"], message.get("params", {}))} if known else {
+            "error": {"code": -32601, "message": "Method not found"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **said}), flush=True)
+"""
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "reader" / "reader.py"
+    path.parent.mkdir()
+    path.write_text(READER)
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder with a note in it, outside of the project."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "note.txt").write_text("tea at five")
+    return folder
+
+
+def add(ask: Ask, script: Path, *args: str, **words: Json) -> Answer:
+    return ask("mcp", action="add", server="reader", command=sys.executable, args=[str(script), *args], **words)
+
+
+def peek(ask: Ask, path: Path) -> Answer:
+    return ask("execute", item_id="peek", parameters={"path": str(path)})
+
+
+def written(project: Path) -> JsonObject:
+    text = (project / ".ai/tools/mcp/reader.yaml").read_text()
+    return as_object(as_object(read_yaml(text, what="it").value).get("needs"))
+
+
+def test_the_paths_that_a_command_names_are_what_it_needs(ask: Ask, script: Path, outside: Path, project: Path) -> None:
+    note = outside / "note.txt"
+    added = add(ask, script, f"--notes={note}")
+    assert written(project) == {"read": [str(note)]}
+    assert f"it may read {note}" in as_text(added.content["message"])
+    assert peek(ask, note).content["result"] == "tea at five"
+    assert as_object(ask("mcp", action="list", server="reader").content["needs"]) == {"read": [str(note)]}
+
+
+def test_a_folder_may_be_changed_and_what_lies_in_it_too(outside: Path) -> None:
+    args: list[Json] = [str(outside), str(outside / "note.txt"), "/usr/share", "/", str(Path.home()), "${HOME_OF_IT}/x"]
+    issues: list[Issue] = []
+    found = needs_named({"transport": "stdio", "command": "server", "args": args}, issues)
+    assert (found.read, found.write) == ((), (str(outside),))
+    assert {issue.reason for issue in issues} == {
+        f"{path} is more than a server is given" for path in ("/", str(Path.home()))
+    }
+
+
+def test_a_server_sees_nothing_else_until_its_owner_allows_it(
+    ask: Ask, script: Path, outside: Path, project: Path
+) -> None:
+    note = outside / "note.txt"
+    add(ask, script)
+    refused = peek(ask, note)
+    assert refused.is_error
+    assert f"`kiwi mcp allow reader --read {note}`" in as_text(refused.content["suggestion"])
+    allowed = ask("mcp", action="allow", server="reader", read=[str(outside)], hosts=["api.example.test"])
+    assert allowed.content["status"] == "allowed", allowed.content
+    assert written(project) == {"read": [str(outside)], "hosts": ["api.example.test"]}
+    # What it offered was accepted before, and the owner has just said what else it may have.
+    assert peek(ask, note).content["result"] == "tea at five"
+    assert ask("mcp", action="diff", server="reader").content["status"] == "same"
+
+
+def test_what_is_allowed_must_be_there_and_not_be_kiwis_own(ask: Ask, script: Path, home: Path) -> None:
+    add(ask, script)
+    (home / ".ai").mkdir(exist_ok=True)
+    for path in ("nowhere", str(home / ".ai"), str(home / ".cache" / "kiwi")):
+        assert ask("mcp", action="allow", server="reader", write=[path]).content["code"] == "invalid_request"
+    assert ask("mcp", action="allow", server="reader").content["code"] == "invalid_request"
+
+
+def test_a_model_allows_nothing(ask: Ask, script: Path, project: Path, outside: Path) -> None:
+    add(ask, script)
+    stranger = Kernel(project, is_owner=False)
+    request: JsonObject = {"action": "allow", "server": "reader", "read": [str(outside)]}
+    assert asyncio.run(stranger.call("mcp", request)).content["code"] == "not_permitted"
+    assert written(project) == {}
+
+
+def test_what_is_imported_needs_what_its_command_names(ask: Ask, script: Path, outside: Path, project: Path) -> None:
+    entry: JsonObject = {"command": sys.executable, "args": [str(script), str(outside)]}
+    (project / ".mcp.json").write_text(json.dumps({"mcpServers": {"reader": entry}}))
+    ask("mcp", action="import", paths=[".mcp.json"])
+    assert written(project) == {"write": [str(outside)]}
+
+
+def test_a_manifest_that_nobody_accepted_is_given_nothing_outside_of_the_project(
+    ask: Ask, script: Path, outside: Path, project: Path
+) -> None:
+    add(ask, script)
+    path = project / ".ai/tools/mcp/reader.yaml"
+    path.write_text(path.read_text() + f"needs: {{read: [{outside}]}}\n")
+    refreshed = ask("mcp", action="refresh", server="reader")
+    assert refreshed.content["code"] == "not_permitted"
+    assert "`kiwi mcp accept reader`" in as_text(refreshed.content["suggestion"])
+    shown = as_text(ask("mcp", action="diff", server="reader").content["manifest"])
+    assert str(outside) in shown
+    ask("mcp", action="accept", server="reader")
+    assert peek(ask, outside / "note.txt").content["result"] == "tea at five"
+
+
+def test_a_rule_that_denies_wins_over_what_was_accepted(ask: Ask, script: Path, outside: Path, home: Path) -> None:
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "policy.yaml").write_text(f'files: {{read: {{allow: ["**"], deny: ["{outside}"]}}}}\n')
+    added = add(ask, script, read=[str(outside)])
+    assert [one for one in as_list(added.content["warnings"]) if str(outside) in str(one)]
+
+
+def test_the_owner_lets_a_server_run_as_it_is(ask: Ask, script: Path, outside: Path) -> None:
+    add(ask, script)
+    assert peek(ask, outside / "note.txt").is_error
+    relaxed = ask("relax", action="apply", item_id="reader", to="trusted")
+    assert relaxed.content["status"] == "relaxed", relaxed.content
+    assert peek(ask, outside / "note.txt").content["result"] == "tea at five"

@@ -1,0 +1,124 @@
+"""The owner's word over HTTP: a visitor's client is asked where the visitor is the owner, and nobody else's is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, Protocol
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, ElicitResult
+
+from kiwi_mcp.surfaces.gateway.tokens import Tokens
+
+Mode = Literal["auto", "legacy"]
+EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
+NOTE: dict[str, Any] = {"item_id": "post_note", "parameters": {"text": "hi"}}
+
+
+class Served(Protocol):
+    url: str
+    tokens: Tokens
+
+
+class Serve(Protocol):
+    def __call__(self, *, project: Path | None = None) -> AbstractAsyncContextManager[Served]: ...
+
+
+@pytest.fixture
+def sent(project: Path, home: Path) -> Iterator[list[str]]:
+    """What arrives at a service on loopback that a tool of the project posts to."""
+    arrived: list[str] = []
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            arrived.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        (home / ".ai").mkdir(exist_ok=True)
+        (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["{address}"]}}\n')
+        (project / ".ai" / "tools").mkdir()
+        (project / ".ai" / "tools" / "post_note.yaml").write_text(
+            "tool_id: post_note\ntool_type: api\nexecutor: http_client\nversion: 1.0.0\ndescription: Keep a note\n"
+            f'config: {{method: POST, url: "http://{address}/", body_template: {{text: "{{text}}"}}}}\n'
+            "parameters: [{name: text, type: string}]\n"
+        )
+        yield arrived
+        server.shutdown()
+
+
+@asynccontextmanager
+async def agreeing(served: Served, mode: Mode, kind: str) -> AsyncIterator[Client]:
+    """A client that says yes to every form, with a token that stands for somebody."""
+
+    async def agree(context: object, params: object) -> ElicitResult:
+        return ElicitResult(action="accept", content={"approve": True, "always": "this tool"})
+
+    secret = served.tokens.add(f"some-{kind}", [], can_write=False, can_use_tools=True, kind=kind)
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, trust_env=False, timeout=30) as bare,
+        Client(streamable_http_client(served.url, http_client=bare), mode=mode, elicitation_callback=agree) as client,
+    ):
+        yield client
+
+
+def answer_in(result: CallToolResult) -> dict[str, Any]:
+    assert result.structured_content is not None
+    answer: dict[str, Any] = result.structured_content
+    return answer
+
+
+@EACH_ERA
+@pytest.mark.req("K4")
+@pytest.mark.case("APPR-04")
+def test_an_agents_own_yes_is_no_approval(mode: Mode, serving_tools: Serve, project: Path, sent: list[str]) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(60),
+            serving_tools(project=project) as served,
+            agreeing(served, mode, "agent") as client,
+        ):
+            waiting = answer_in(await client.call_tool("execute", NOTE))
+            assert waiting["code"] == "approval_required"
+            approve = {"action": "approve", "approval_id": waiting["approval_id"]}
+            assert answer_in(await client.call_tool("approvals", approve))["code"] == "not_permitted"
+            assert answer_in(await client.call_tool("execute", NOTE))["approval_id"] == waiting["approval_id"]
+
+    asyncio.run(story())
+    assert sent == []
+
+
+@EACH_ERA
+@pytest.mark.req("K4")
+def test_an_owner_with_a_token_is_asked_by_their_client(
+    mode: Mode, serving_tools: Serve, project: Path, sent: list[str]
+) -> None:
+    async def story() -> None:
+        async with (
+            asyncio.timeout(60),
+            serving_tools(project=project) as served,
+            agreeing(served, mode, "owner") as client,
+        ):
+            done = answer_in(await client.call_tool("execute", NOTE))
+            assert done["status"] == "success"
+            # Their model, which uses the same token, cannot approve by a call.
+            refused = answer_in(await client.call_tool("approvals", {"action": "add_rule", "item": "*"}))
+            assert refused["code"] == "not_permitted"
+
+    asyncio.run(story())
+    assert sent == ['{"text":"hi"}']
