@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from typing import IO
 
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-_ECHO = {"name": "echo", "description": "Say the text again", "inputSchema": _SCHEMA}
+_ECHO = {
+    "name": "echo",
+    "description": "Say the text again",
+    "inputSchema": _SCHEMA,
+    "annotations": {"readOnlyHint": True},  # so that nobody is asked before it is called over HTTP
+}
 _TOOLS = [_ECHO]
 _NEWEST = "2025-11-25"
 

@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp_types import ElicitResult
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -96,9 +97,14 @@ def test_every_example_of_a_page_succeeds_in_an_empty_project(topic: str, projec
 def test_a_model_that_knows_nothing_creates_signs_and_runs_a_tool_from_help_alone(project: Path, kiwi: Path) -> None:
     """It sees four tools, asks for help, opens the topic that the overview names, and sends what it finds there."""
 
+    async def agree(context: object, params: object) -> ElicitResult:
+        return ElicitResult(action="accept", content={"approve": True})
+
     async def model() -> Mapping[str, JsonObject]:
         server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ))
-        async with asyncio.timeout(40), Client(server, read_timeout_seconds=20) as client:
+        # What a model wrote is shown to the owner before it first runs.
+        asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
+        async with asyncio.timeout(40), asking as client:
 
             async def send(tool: str, arguments: JsonObject) -> JsonObject:
                 result = await client.call_tool(tool, dict(arguments))

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 from mcp import Client, StdioServerParameters
+from mcp_types import ElicitResult
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -52,6 +53,10 @@ class Block:
     @property
     def is_request(self) -> bool:
         return self.language == "json" and "tool" in json.loads(self.text)
+
+
+async def agree(context: object, params: object) -> ElicitResult:
+    return ElicitResult(action="accept", content={"approve": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,9 @@ class Reader:
 
         async def session() -> list[tuple[bool, str]]:
             server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ), cwd=self.project)
-            async with asyncio.timeout(40), Client(server, read_timeout_seconds=20) as client:
+            # What a model wrote is shown to the reader before it first runs, who agrees.
+            asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
+            async with asyncio.timeout(40), asking as client:
                 assert {tool.name for tool in (await client.list_tools()).tools} == {
                     "search", "load", "execute", "help",
                 }  # fmt: skip

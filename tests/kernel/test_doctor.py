@@ -49,3 +49,11 @@ def test_what_is_preferred_and_in_other_projects_is_one_line(ask: Ask, home: Pat
     (check,) = (check for check in checks(ask, "preferences") if check["status"] == "warning")
     assert as_text(check["detail"]).startswith("3 of what you prefer is not here")
     assert "`there`" in as_text(check["detail"])
+
+
+def test_the_machine_is_tested_where_no_tool_had_that_done(ask: Ask, home: Path) -> None:
+    kept = home / ".cache" / "kiwi" / "isolation.json"
+    kept.unlink()
+    (check,) = checks(ask, "isolation")
+    assert "standard by rlimits" in as_text(check["detail"])
+    assert kept.is_file()

@@ -80,6 +80,8 @@ def test_an_approval_is_for_its_plan_its_actor_its_project_and_its_owner(
     strangers = Approvals(database, "bob")
     assert strangers.take(asked, RUN) is None
     assert not strangers.list(NOW)
+    assert not approvals.list(NOW, actor="token:agent:1")
+    assert approvals.list(NOW, status="approved", actor="ann")
     with pytest.raises(ApprovalNotFound):
         strangers.decide(asked.id, "approved", by="bob", how="cli", now=NOW)
     assert approvals.take(asked, RUN) is not None

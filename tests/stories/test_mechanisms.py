@@ -51,7 +51,7 @@ def script(house: House, placed: Placed, tool_id: str, code: str, **words: Json)
     """Write a tool that notes its calls where the server notes its own."""
     manifest: JsonObject = {
         "tool_id": tool_id, "tool_type": "script", "executor": "python_runtime", "version": "1.0.0",
-        "config": {"entrypoint": "main.py"}, **words,
+        "config": {"entrypoint": "main.py"}, "needs": {"write": [str(placed.folder)]}, **words,
     }  # fmt: skip
     notes = (
         f"import pathlib\n\n\ndef main(who='you'):\n    notes = pathlib.Path({str(placed.folder / 'calls')!r})\n"
@@ -84,8 +84,9 @@ class Told:
         return "mcp/placed" if self.mechanism.startswith("mcp") else "project/local"
 
     def install(self, stack: ExitStack) -> None:
-        """Put the tool where its mechanism reaches it."""
+        """Put the tool where its mechanism reaches it, and let it do what it does."""
         self.placed.offer(GREET, FAIL)
+        self.house.own("approvals", action="add_rule", item="*")
         match self.mechanism:
             case "mcp over stdio":
                 self.house.own("mcp", action="add", server="placed", **self.placed.command)
@@ -94,6 +95,7 @@ class Told:
                 self.permit(f"127.0.0.1:{port}")
                 self.house.own("mcp", action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
             case "command line":
+                self.permit(files={"write": {"allow": [str(self.placed.folder)]}})
                 greeting_script(self.house, self.placed)
                 script(self.house, self.placed, "fail", "    raise ValueError('no voice today')\n")
             case "in process":
@@ -151,7 +153,7 @@ def test_it_is_found_by_its_source_and_name(told: Told) -> None:
 @pytest.mark.req("G1")
 def test_its_definition_has_the_same_shape(told: Told) -> None:
     definition = told.answers["load"]
-    assert definition.keys() == {
+    assert definition.keys() - {"trust"} == {
         "name", "path", "content", "source", "metadata", "parameters", "identity", "digest", "integrity", "files",
         "chain",
     }  # fmt: skip
@@ -163,7 +165,8 @@ def test_its_definition_has_the_same_shape(told: Told) -> None:
 @pytest.mark.req("G1")
 def test_a_valid_call_is_answered_in_the_same_shape(told: Told) -> None:
     answer = told.answers["call"]
-    assert answer.keys() == {
+    # How a process was held, and by what of the owner's it went on, is told where that is so.
+    assert answer.keys() - {"isolation", "approval"} == {
         "tool_id", "action", "status", "result", "execution_time_ms", "output_path", "run_id", "identity", "integrity",
     }  # fmt: skip
     assert "Ann" in json.dumps(answer["result"])
@@ -240,17 +243,19 @@ async def runs(client: Client) -> list[dict[str, Any]]:
 @pytest.mark.req("G2")
 def test_a_tool_that_moves_is_the_same_to_its_client_its_owner_and_its_records(house: House, placed: Placed) -> None:
     placed.offer(GREET)
+    house.own("approvals", action="add_rule", item="*")
     house.settle("preferences.yaml", {"always_send": {"greet": {"as": "greet"}}})
     open_, closed = {"allow": ["*"]}, {"allow": ["*"], "deny": ["*/greet@*"]}
+    notes: JsonObject = {"write": {"allow": [str(placed.folder)]}}
 
     async def at_a_place(client: Client, host: str) -> tuple[object, ...]:
-        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}})
+        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}, "files": notes})
         found = await seen(client)
-        house.settle("policy.yaml", {"items": closed, "hosts": {"allow": [host]}})
+        house.settle("policy.yaml", {"items": closed, "hosts": {"allow": [host]}, "files": notes})
         assert "greet" not in [tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools]
         denied = await client.call_tool("execute", {"item_id": "greet", "parameters": {"who": "Ann"}})
         assert denied.structured_content["code"] == "not_permitted"
-        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}})
+        house.settle("policy.yaml", {"items": open_, "hosts": {"allow": [host]}, "files": notes})
         return found
 
     async def move(**words: Json) -> None:

@@ -114,6 +114,7 @@ def test_metadata_is_read_and_never_executed(project: Path, ask: Ask) -> None:
     ask("doctor")
     assert not canary.exists()
 
+    ask("relax", action="apply", item_id="say", to="trusted")
     ask("execute", item_id="say", parameters={"word": "kiwi"})
     assert canary.exists()
 

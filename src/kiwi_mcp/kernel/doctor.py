@@ -26,6 +26,8 @@ from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.relaxing import holds
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
+from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
+from kiwi_mcp.manifest.trust import owner_trust
 from kiwi_mcp.policy.deployment import deployments, minimum
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
@@ -53,6 +55,7 @@ def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[Js
         *_deployment(catalog),
         *_preferences(space.user, offers),
         *_secrets(space.user),
+        *_keys(space.user),
         *_store(store),
         *_runtimes(catalog),
         *(check for server in servers for check in _server(server, catalog)),
@@ -139,6 +142,18 @@ def _secrets(user: Path) -> Iterator[JsonObject]:
         return
     is_better = way == "file" and has_keyring()
     yield _check("secrets", f"{told}{'; `kiwi secrets seal keyring` would keep its key safer' if is_better else ''}")
+
+
+def _keys(user: Path) -> Iterator[JsonObject]:
+    """Say whose keys count, where any do."""
+    try:
+        trusted = owner_trust(user / TRUST_FILE)
+    except KiwiError as error:
+        yield _check("keys", error.message, status="problem", fix=_fix(error))
+        return
+    if trusted.own or trusted.publishers:
+        told = f"{len(trusted.own)} of your own; {len(trusted.publishers)} publishers are known by theirs"
+        yield _check("keys", told)
 
 
 def _deployment(catalog: Catalog) -> Iterator[JsonObject]:

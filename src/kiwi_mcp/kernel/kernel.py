@@ -266,6 +266,7 @@ class Kernel:
         self._offerings.clear()
         await self._ledger.aclose()
         self._store.close()
+        self._origins.forget()
         await close_drivers()
 
     async def _answer(self, request: Request, caller: Caller, witness: Witness | None) -> Answer:  # noqa: PLR0912 - one case for each verb

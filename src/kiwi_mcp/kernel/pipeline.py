@@ -127,7 +127,9 @@ async def execute(
                 careful(caller, secrets),
                 lambda: plan_digest(prepare(call, catalog, rights, judge).plan),
             )
-            passed = trail.passed = await admit(arrival)
+            if passed := await admit(arrival):
+                trail.passed = passed
+                trail.set_out(bound.chain.tool.id, bound.plan, digest)  # the owner's time is not the tool's
         guard = UNGUARDED if fault else await save(bound.chain, bound.plan, trail.run_id)
         async with guard:
             outcome = (

@@ -65,6 +65,10 @@ class Origins:
         """Write down where contents come from; what was recorded before stays, unless this replaces it."""
         self._store.authors().record(digests, provenance, actor, replaces=replaces)
 
+    def forget(self) -> None:
+        """Look everything up again: the store was closed, and when it changes counts anew from its next opening."""
+        self._known = (0, {})
+
     def _remembered(self, chain: Chain, authors: Authors) -> Holding:
         stamp, key = authors.stamp(), _key(chain)
         if self._known[0] != stamp or len(self._known[1]) > _MOST:

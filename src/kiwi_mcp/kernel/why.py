@@ -16,12 +16,12 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.held import check_level
-from kiwi_mcp.kernel.confining import Judge
+from kiwi_mcp.kernel.confining import Judge, of_server
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import Bound as Planned
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
 from kiwi_mcp.kernel.verdicts import explain_rights
-from kiwi_mcp.manifest.check import HELD
+from kiwi_mcp.manifest.check import HELD, STARTS
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.policy.floors import Holding, change_of, unproven, with_remedy
@@ -51,11 +51,12 @@ def explain_call(
     holder, stored = holder_of(chain, call.space, judge), held(names, call.space.user)
     found = dict(Variables().locate(names, project=call.space.project, user=call.space.user))
     found |= {name: f"{STORE}, {'' if one.is_granted(holder) else 'not '}granted" for name, one in stored.items()}
-    changes, holding = lock_changes(chain, call), judge(chain)
+    process = _process_of(chain)
+    changes, holding = lock_changes(chain, call), judge(process or chain)
     gates: list[Callable[[], object]] = [
         lambda: verify(chain, changes, is_frozen=call.is_frozen),
         lambda: driver_of(chain),
-        lambda: _check_level(chain, holding, call.space),
+        lambda: _check_level(process, holding, call.space),
         lambda: check_target(
             prepare(call, catalog, rights, judge).plan, {name: one.bound for name, one in stored.items()}
         ),
@@ -79,7 +80,7 @@ def explain_call(
         "tool_id": chain.tool.id,
         "identity": chain.tool.identity,
         "driver": chain.driver,
-        **({"isolation": explain_holding(chain.tool, holding)} if chain.driver == HELD else {}),
+        **({"isolation": explain_holding(process.tool, holding)} if process else {}),
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
         "needs": chain.needs.to_json(),
@@ -109,13 +110,20 @@ def explain_holding(tool: Tool, holding: Holding) -> JsonObject:
     return {**told, "change": change} if change else told
 
 
-def _check_level(chain: Chain, holding: Holding, space: Space) -> None:
-    if chain.driver != HELD:
+def _process_of(chain: Chain) -> Chain | None:
+    """Return the links that run as a process, and are held: a server's own, for what it offers; None where none do."""
+    if chain.driver == "mcp" and chain.primitive.id == STARTS:
+        return of_server(chain)
+    return chain if chain.driver == HELD else None
+
+
+def _check_level(process: Chain | None, holding: Holding, space: Space) -> None:
+    if process is None:
         return
     try:
         check_level(holding.level, space)
     except IsolationUnavailable as refused:
-        raise with_remedy(refused, holding.provenance, chain.tool) from None
+        raise with_remedy(refused, holding.provenance, process.tool) from None
 
 
 def check_target(plan: Plan, bounds: Mapping[str, Bound]) -> None:

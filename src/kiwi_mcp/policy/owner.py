@@ -47,7 +47,7 @@ def owner_policy(user: Path) -> Policy:
 def _stat(path: str) -> _Stat:
     try:
         found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # where there is no space, there is no policy in it
         return None
     except OSError as error:
         raise _unreadable(error) from error

@@ -11,7 +11,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -48,17 +48,18 @@ class Cell:
         """Lay out what is granted, and return what was made for that."""
         if self._cleared is not None:
             self._cleared.result()
+        mounts: list[int] = []
         with ExitStack() as copies:
-            mounts = [staging.copied(grant, owner_map) for grant in grants]
-            for mount in mounts:
-                copies.callback(os.close, mount)
+            for grant in grants:
+                mounts.append(staging.copied(grant, owner_map))
+                copies.callback(os.close, mounts[-1])
             return self._thread.submit(staging.lay_out, grants, mounts).result()
 
-    def clear(self, made: Sequence[str], count: int) -> None:
+    def clear(self, made: Sequence[str]) -> None:
         """Take it away again, and lift the limits first: a thread of Kiwi's must never wait for its share of time."""
         if self.group is not None:
             self.group.lift()
-        self._cleared = self._thread.submit(staging.clear, made, count)
+        self._cleared = self._thread.submit(staging.clear, made)
 
     def limit(self, limits: Limits, _: int) -> None:
         """Set the limits of all that was started here, and of this thread."""
@@ -75,6 +76,9 @@ class Cell:
 
     def end(self) -> None:
         """End the thread, and remove its group."""
+        if self.group is not None:
+            with suppress(OSError):
+                self.group.lift()
         self._thread.shutdown()
         if self.group is not None:
             self.group.remove()
@@ -87,7 +91,7 @@ def laid_out(grants: Sequence[Opened], owner_map: int | None, groups: Groups | N
     try:
         made = cell.lay_out(grants, owner_map)
         yield cell
-        cell.clear(made, len(grants))
+        cell.clear(made)
     except BaseException:
         cell.end()
         raise
@@ -99,8 +103,9 @@ def _taken(groups: Groups | None) -> Cell:
     # What was laid out is what was there then: where a system file has been replaced since, a new cell is made. The
     # number of this process is part of it because threads stay behind where a process is forked.
     states = [Path(path).stat() for path in profile.readable]
-    key = (os.getpid(), groups is None, *((state.st_dev, state.st_ino) for state in states))
+    key = (os.getpid(), groups is None, *((state.st_dev, state.st_ino, state.st_mtime_ns) for state in states))
     with _lock:
+        _idle[:] = [cell for cell in _idle if cell.key[0] == key[0]]
         found = next((cell for cell in _idle if cell.key == key), None)
         if found is not None:
             _idle.remove(found)
@@ -109,10 +114,10 @@ def _taken(groups: Groups | None) -> Cell:
 
 def _give_back(cell: Cell) -> None:
     with _lock:
-        if is_kept := len(_idle) < _MOST_IDLE:
-            _idle.append(cell)
-    if not is_kept:
-        cell.end()
+        _idle.append(cell)
+        oldest = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
+    if oldest is not None:
+        oldest.end()
 
 
 def _settle(profile: Profile, group: Group | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from signal import SIGKILL
 from time import monotonic, sleep
 
 from kiwi_mcp.domain.isolation import Limits, T
@@ -15,23 +17,17 @@ _ADDRESSES = 64
 """How many times its memory a process may reserve of addresses: interpreters reserve far more than they use."""
 
 
-def limit_process(pid: int, limits: Limits) -> None:
-    """Put a process that waits for its launcher, and all that it will start, under its limits."""
-    with suppress(ProcessLookupError):  # it has been ended, and nothing of it will run
-        for name, most in _limits(limits).items():
-            resource.prlimit(pid, getattr(resource, f"RLIMIT_{name.upper()}"), (most, most))
-
-
 def start_limited(limits: Limits, spawn: Callable[[], T], /) -> T:
-    """Start a process under limits; it must wait for its launcher."""
+    """Start a process under limits; it must be a launcher that waits for its instructions."""
     process = spawn()
     end = monotonic() + _PATIENCE
     while True:
         try:
-            limit_process(process.pid, limits)
+            _limit(process.pid, limits)
         except PermissionError:
             # It counts as started a moment before it has shed the last of the user that started it.
             if monotonic() > end:
+                os.kill(process.pid, SIGKILL)
                 raise
             sleep(0.0001)
         else:
@@ -60,3 +56,13 @@ def _limits(limits: Limits) -> Mapping[str, int]:
         "nofile": limits.open_files,
         "cpu": limits.cpu_seconds,
     }
+
+
+def _limit(pid: int, limits: Limits) -> None:
+    with suppress(ProcessLookupError):  # it has been ended, and nothing of it will run
+        for name, most in _limits(limits).items():
+            kind = getattr(resource, f"RLIMIT_{name.upper()}")
+            ceiling = resource.prlimit(pid, kind)[1]
+            # One that is stricter already cannot be raised, and need not be.
+            least = most if ceiling == resource.RLIM_INFINITY else min(most, ceiling)
+            resource.prlimit(pid, kind, (least, least))

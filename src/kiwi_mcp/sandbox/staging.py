@@ -32,6 +32,7 @@ from kiwi_mcp.sandbox.profile import Profile
 PLACE = "/tmp"  # noqa: S108 - a folder that every system has; in the table of mounts made here it is another one
 ROOT = f"{PLACE}/root"
 """Where the file system lies that every sandbox begins with; its launcher still has to make it read-only."""
+_RUN = f"{PLACE}/run"
 _ROOM = 4_194_304
 _LARGEST = 1_048_576
 _NEEDED = ("/", "/proc", "/dev", PLACE)
@@ -50,7 +51,7 @@ _DEVICE_LINKS = {
 
 def staged_path(index: int) -> str:
     """Return where the grant of an index lies."""
-    return f"{PLACE}/{index}"
+    return f"{_RUN}/{index}"
 
 
 def settle(profile: Profile) -> None:
@@ -64,8 +65,8 @@ def settle(profile: Profile) -> None:
             Path(f"{ROOT}{path}").symlink_to(target)
         for path, content in profile.files.items():
             _make_file(f"{ROOT}{path}", content)
-        for folder in ("/proc", "/tmp", "/dev"):  # noqa: S108 - inside
-            _make_folder(f"{ROOT}{folder}")
+        for folder in (_RUN, f"{ROOT}/proc", f"{ROOT}/tmp", f"{ROOT}/dev"):  # noqa: S108 - inside
+            _make_folder(folder)
         _make_devices()
     _leave_behind()
 
@@ -108,20 +109,21 @@ def copied(grant: Opened, owner_map: int | None) -> int:
 
 
 def lay_out(grants: Sequence[Opened], mounts: Sequence[int]) -> list[str]:
-    """Lay the copy of each grant under its number, and return what was made for that, outermost first."""
+    """Lay the copy of each grant under its number, and return what was made for it in the root, outermost first."""
     made: list[str] = []
+    mount_memory(_RUN, size=_ROOM)
     with _open_to_all():
         for index, (grant, mount) in enumerate(zip(grants, mounts, strict=True)):
-            for place in (staged_path(index), f"{ROOT}{grant.path}"):
-                made += _make_folder(place) if grant.is_folder else _make_file(place)
+            make = _make_folder if grant.is_folder else _make_file
+            make(staged_path(index))
             attach_mount(mount, staged_path(index))
+            made += make(f"{ROOT}{grant.path}")
     return made
 
 
-def clear(made: Sequence[str], count: int) -> None:
-    """Take away so many grants, and what was made for them."""
-    for index in range(count):
-        detach_mount(staged_path(index))
+def clear(made: Sequence[str]) -> None:
+    """Take away all grants, with the mount that they are on, and what was made for them in the root."""
+    detach_mount(_RUN)
     for path in reversed(made):
         remove = Path.unlink if Path(path).is_file() else Path.rmdir
         remove(Path(path))

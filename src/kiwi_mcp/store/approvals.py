@@ -154,10 +154,16 @@ class Approvals:
         with within(_PATIENCE):
             return _current(self._found(self._database, wanted), now)
 
-    def list(self, now: int, *, status: ApprovalStatus | None = None, limit: int = 20) -> Sequence[Approval]:
-        """Return questions, the newest first: those of one status, or all."""
-        values: Sequence[Value]
-        where, values = ("", ()) if status is None else (f"and {_NOW} = ?", (now, status))
+    def list(
+        self, now: int, *, status: ApprovalStatus | None = None, actor: str | None = None, limit: int = 20
+    ) -> Sequence[Approval]:
+        """Return questions, the newest first: those of one status, of one actor, or all."""
+        values: list[Value] = []
+        where = ""
+        if status is not None:
+            where, values = f"and {_NOW} = ?", [now, status]
+        if actor is not None:
+            where, values = f"{where} and actor = ?", [*values, clean(actor)]
         with within(_PATIENCE):
             rows = self._database.read(f"{_READ} {where} order by id desc limit ?", (self._owner, *values, limit))
         return tuple(_current(_approval(row), now) for row in rows)

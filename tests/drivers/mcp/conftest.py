@@ -106,7 +106,8 @@ class Bench:
         note: Note = unheard,
     ) -> Outcome:
         """One call, as the kernel makes it, with every loopback host granted."""
-        plan = permit(self.driver.bind(chain, inputs or {}, self.space), Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),)))
+        rights = Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),))
+        plan = permit(self.driver.bind(chain, inputs or {}, self.space), rights)
         caller = Caller(report, ask, note, {} if ask is nobody else ANSWERABLE)
         plan = replace(plan, jail=self.jail)
         return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)

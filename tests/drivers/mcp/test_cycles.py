@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ import pytest
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import NOBODY
 from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.drivers.mcp.drive import Mcp
@@ -55,7 +57,7 @@ async def cycle(chain: Chain, space: Space, number: int) -> None:
     """Connect, call, and let the server be killed: by surprise, politely, or by ourselves."""
     driver = Mcp()
     try:
-        plan = driver.bind(chain, {}, space)
+        plan = replace(driver.bind(chain, {}, space), jail=Jail("trusted"))
         outcome = await driver.drive(plan, chain, space, secrets={}, caller=NOBODY)
         assert outcome.is_success, outcome
         pid = int(str(outcome.result))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import sys
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from tests.drivers.mcp.conftest import Bench
@@ -19,7 +21,7 @@ from kiwi_mcp.drivers.mcp.server import server_of
 from kiwi_mcp.drivers.seen import seen_by
 
 PROBE = """
-import json, os, socket, sys
+import json, os, socket, sys, urllib.request
 import beside
 
 def tried(work):
@@ -42,6 +44,8 @@ def answer(method, params):
             said = tried(lambda: open(arguments["path"], "w").write("x"))
         case "connect":
             said = tried(lambda: socket.create_connection(("127.0.0.1", arguments["port"]), 2))
+        case "fetch":
+            said = tried(lambda: urllib.request.urlopen(arguments["url"], timeout=5).read().decode())
         case "fail":
             return {"content": [{"type": "text", "text": arguments["text"]}], "isError": True}
         case _:
@@ -191,3 +195,49 @@ def test_a_package_is_seen_whole(tmp_path: Path) -> None:
 
     assert readable("/usr/bin/node", script) == (str(modules),)
     assert readable("/usr/bin/python3", package / "main.py") == (str(tmp_path / "src"),)
+
+
+def test_a_server_reaches_the_hosts_it_was_given_and_says_which_it_was_not(held: Bench, folder: Path) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"tea")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as service:
+        Thread(target=service.serve_forever, daemon=True).start()
+        port = service.server_address[1]
+        hosts = (f"127.0.0.1:{port}",)
+        given = replace(held, jail=Jail("sandboxed", hosts=hosts, private_hosts=hosts))
+        probe = server(held, str(folder / "probe.py"))
+        try:
+            assert said(do(given, probe, do="fetch", url=f"http://127.0.0.1:{port}/")) == "tea"
+
+            async def scenario() -> Outcome:
+                chain = given.chain(probe, "probe")
+                await given.call(chain, {"do": "fetch", "url": "http://other.test/"})
+                return await given.call(chain, {"do": "fail", "text": "fetch failed"})
+
+            assert "--host other.test:80" in given.run(scenario()).suggestion
+        finally:
+            service.shutdown()
+
+
+def test_servers_in_jail_leave_no_process_and_no_descriptor(held: Bench, folder: Path) -> None:
+    def left() -> tuple[int, int]:
+        children = [
+            pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+        ]
+        return len(children), len([*Path("/proc/self/fd").iterdir()])
+
+    probe = server(held, str(folder / "probe.py"))
+
+    def some(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            assert said(do(held, probe)).startswith("here ")
+        return left()
+
+    assert some(3) == some(9)

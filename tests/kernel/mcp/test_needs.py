@@ -158,3 +158,11 @@ def test_the_owner_lets_a_server_run_as_it_is(ask: Ask, script: Path, outside: P
     relaxed = ask("relax", action="apply", item_id="reader", to="trusted")
     assert relaxed.content["status"] == "relaxed", relaxed.content
     assert peek(ask, outside / "note.txt").content["result"] == "tea at five"
+
+
+def test_why_says_how_the_process_of_a_server_is_held_and_what_it_needs(ask: Ask, script: Path, outside: Path) -> None:
+    add(ask, script, str(outside))
+    why = ask("execute", action="why", item_id="peek").content
+    assert as_object(why["isolation"])["level"] == "sandboxed"
+    assert as_object(why["isolation"])["provenance"] == "mcp_server"
+    assert as_object(why["needs"]) == {"write": [str(outside)]}

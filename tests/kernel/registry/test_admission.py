@@ -17,6 +17,10 @@ from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.store.layout import Layout
 
 Change = Callable[[bytes], bytes]
+RUNTIME = (
+    'tool_id: sh\ntool_type: runtime\nversion: "1.0.0"\nexecutor: subprocess\ndescription: Runs a file\n'
+    'config: {command: sh, args: ["{tool.files}/{tool.entrypoint}"]}\n'
+)
 
 
 @pytest.fixture
@@ -382,9 +386,8 @@ def test_a_managed_deployment_takes_only_what_is_on_its_list(
     monkeypatch.setenv("KIWI_DEPLOYMENT", str(listed))
 
     assert code(pull(bob, "acme/wave", folder, trust_key=short)) == "not_permitted"
-    left_out = bob.ask("registry", action="pull", remote=folder, trust_key=short).content
-    assert left_out.get("new", []) == ["acme/greet@1.0.0"]
-    assert got(pull(bob, "acme/greet", folder))["trust"] == "verified"
+    assert code(bob.ask("registry", action="pull", remote=folder, trust_key=short)) == "not_permitted"
+    assert got(pull(bob, "acme/greet", folder, trust_key=short))["trust"] == "verified"
 
 
 def test_a_copy_from_the_registry_bears_who_signed_it(ann: Machine, bob: Machine, tmp_path: Path) -> None:
@@ -411,3 +414,20 @@ def test_the_same_content_in_two_namespaces_has_two_signatures(
     got(pull(bob, "acme/greet", shelf(ann, tmp_path / "hers"), trust_key=own_key(ann)["key"]))
 
     assert trust_of(bob, "evil/greet") == trust_of(bob, "acme/greet") == "verified"
+
+
+@pytest.mark.case("SIG-08")
+def test_a_managed_deployment_takes_nothing_off_its_list_that_a_listed_item_stands_on(
+    ann: Machine, bob: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann.put("tools/sh.yaml", RUNTIME)
+    ann.script("greet", on="sh")
+    ann.do("publish", "greet", {"namespace": "acme"})
+    folder, short = shelf(ann, tmp_path / "shelf"), own_key(ann)["fingerprint"]
+    listed = tmp_path / "deployment.yaml"
+    listed.write_text('deployment: managed\nitems: {allow: ["builtin/**", "registry/acme/greet@*"]}\n')
+    monkeypatch.setenv("KIWI_DEPLOYMENT", str(listed))
+
+    refused = pull(bob, "acme/greet", folder, trust_key=short)
+    assert code(refused) == "not_permitted"
+    assert "acme/sh" in as_text(refused.content["message"])

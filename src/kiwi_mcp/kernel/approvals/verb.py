@@ -54,7 +54,7 @@ def answer_approvals(
 
 def _list(request: ApprovalsRequest, store: Approvals, now: int, whose: str | None) -> JsonObject:
     status = None if request.status == "all" else request.status
-    found = [one for one in store.list(now, status=status, limit=request.limit) if whose in {None, one.actor}]
+    found = store.list(now, status=status, actor=whose, limit=request.limit)
     counted = Counter(one.identity for one in found)
     items: list[Json] = [{"identity": identity, "count": count} for identity, count in counted.most_common()]
     return {"approvals": [one.to_json() for one in found], "items": items}

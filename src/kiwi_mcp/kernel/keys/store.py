@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import SignatureRefused
-from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.json import Json, as_list, text_of
 from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel.private_yaml import rewrite
 from kiwi_mcp.manifest.keys import Rotation
@@ -37,8 +36,14 @@ class TrustFile:
 
     def published(self, key: Key, namespace: str) -> None:
         """Note that one of the owner's keys published in a namespace."""
-        if namespace not in self.now().own[key.public].namespaces:
-            self.keep_own(replace(key, namespaces=(*key.namespaces, namespace)))
+
+        def add(entries: _Section) -> None:
+            known = entries.get(key.public)
+            if isinstance(known, Mapping):  # as it is now: somebody may have revoked it meanwhile
+                entries[key.public] = {**known, "namespaces": [*as_list(known.get("namespaces")), namespace]}
+
+        if namespace not in key.namespaces:
+            self._change("own", add)
 
     def pin(self, scope: str, keys: Iterable[Key], *, is_first: bool = False) -> None:
         """Let keys vouch for a scope; one that is pinned as the first must find none there."""
@@ -56,10 +61,13 @@ class TrustFile:
 
     def note_versions(self, versions: Mapping[str, str]) -> None:
         """Remember the highest version that was seen of signed items."""
+
+        def raise_to(entries: _Section) -> None:
+            entries.update({name: one for name, one in versions.items() if _is_above(one, text_of(entries.get(name)))})
+
         known = self.now().versions
-        higher = {name: one for name, one in versions.items() if _is_above(one, known.get(name, ""))}
-        if higher:
-            self._change("versions", lambda entries: entries.update(higher))
+        if any(_is_above(one, known.get(name, "")) for name, one in versions.items()):
+            self._change("versions", raise_to)
 
     def accept(self, versions: Mapping[str, str]) -> None:
         """Remember what the owner took although nobody vouches for it: names of versions, each with its digest."""
