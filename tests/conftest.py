@@ -37,6 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standing: Path) -> Pat
     cache = folder / ".cache" / "kiwi"
     cache.mkdir(parents=True)
     shutil.copyfile(standing, cache / standing.name)
+    (cache / standing.name).chmod(0o600)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))

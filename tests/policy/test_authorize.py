@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IntegrityMismatch, LockMismatch
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rights, Rules
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rights, Rules, narrow
 from kiwi_mcp.domain.items import Manifest, Origin, Signature, Tool
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ReadSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.policy.authorize import authorize, permit, verify
 
 TOOL = Tool(Manifest("say", "api", "1.0.0"), Origin("project", Path("say.yaml"), Path()), digest="d" * 64)
@@ -71,6 +71,25 @@ def test_what_the_owner_grants_is_written_into_the_request() -> None:
     assert isinstance(spec, HttpSpec)
     assert (spec.granted, spec.denied) == (("127.0.0.1:80",), ("evil.test",))
     assert permit(read, rights) == read
+
+
+def test_whoever_has_a_list_of_hosts_calls_no_other_and_follows_no_redirect() -> None:
+    listed = narrow(Rights(), Grant(hosts=Rules(allow=("a.example.com",)), is_public=False))
+    other = narrow(Rights(), Grant(hosts=Rules(allow=("b.example.com",)), is_public=False))
+    spec = permit(PLAN, listed).spec
+
+    assert authorize(PLAN, listed) == Allow()
+    assert isinstance(authorize(PLAN, other), Deny)
+    assert isinstance(spec, HttpSpec)
+    assert (spec.max_redirects, spec.granted) == (0, ())
+
+
+def test_programs_and_variables_are_held_against_the_rules_as_well() -> None:
+    process = replace(PLAN, spec=ProcessSpec(("/usr/bin/bash", "x.sh"), cwd="/"), variables=("API_KEY",))
+
+    assert authorize(process, Rights()) == Allow()
+    assert isinstance(authorize(process, Rights((Grant(commands=Rules(("*",), ("bash",))),))), Deny)
+    assert isinstance(authorize(process, Rights((Grant(variables=Rules(("OTHER",))),))), Deny)
 
 
 names = st.text("ab/*@.", max_size=6)

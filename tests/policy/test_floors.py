@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -96,4 +95,6 @@ def test_what_would_change_it_is_told() -> None:
     asking = link(asked="restricted")
     assert "asks for restricted" in change_of(asking, held(chain(asking), ["owner_written", "builtin"]))
     assert change_of(tool, held(chain(link("builtin")), ["builtin", "builtin"])) == ""
-    assert "key" in remedy("unknown", replace(tool, origin=replace(tool.origin, source="registry")))
+    below = chain(tool, link(name="runtime"))
+    assert "kiwi sign runtime" in change_of(tool, held(below, ["owner_written", "unknown", "builtin"]))
+    assert "key" in remedy("unknown", "registry/public/say@1.0.0")

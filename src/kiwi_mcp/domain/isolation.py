@@ -13,7 +13,14 @@ LEVELS: tuple[Level, ...] = ("trusted", "standard", "sandboxed", "restricted")
 """The levels, from the laxest to the strictest."""
 
 Provenance = Literal[
-    "builtin", "owner_pinned", "owner_relaxed", "owner_written", "model_written", "known_publisher", "mcp_server", "unknown"
+    "builtin",
+    "owner_pinned",
+    "owner_relaxed",
+    "owner_written",
+    "model_written",
+    "known_publisher",
+    "mcp_server",
+    "unknown",
 ]
 """Where code comes from, as far as that has been shown; it sets the least level that the code is held by."""
 

@@ -52,6 +52,8 @@ async def complete(
         secrets = secrets_of(call, bound, judge)
         driver = cast("_Completer", driver_of(chain))
         hosts = reaching(rights, chain.executor, catalog).hosts
-        return await driver.complete(chain, call.space, secrets, argument, value, known, hosts=hosts, jail=bound.plan.jail)
+        return await driver.complete(
+            chain, call.space, secrets, argument, value, known, hosts=hosts, jail=bound.plan.jail
+        )
     except KiwiError:
         return ()

@@ -115,7 +115,7 @@ def _refuse(chain: Chain, before: Holding, level: Level) -> None:
         )
         raise PolicyDenied(
             f"Nobody is known to stand behind {strange.identity}, so nothing runs it outside of a sandbox.",
-            suggestion=f"{remedy('unknown', strange)} Or relax it to `sandboxed`.",
+            suggestion=f"{remedy('unknown', strange.identity)} Or relax it to `sandboxed`.",
             tool_id=tool.id,
         )
 

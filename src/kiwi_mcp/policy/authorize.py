@@ -47,8 +47,10 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
 def permit(plan: Plan, rights: Rights) -> Plan:
     """Return the plan with the hosts that the owner grants and denies written into it."""
     if isinstance(plan.spec, HttpSpec):
-        hosts = rights.hosts
-        return replace(plan, spec=replace(plan.spec, granted=hosts.allow, denied=hosts.deny))
+        hosts, spec = rights.hosts, plan.spec
+        # Whoever has a list of hosts is led to no other: where a redirect goes is not known before.
+        redirects = spec.max_redirects if all(grant.is_public for grant in rights.grants) else 0
+        return replace(plan, spec=replace(spec, granted=hosts.allow, denied=hosts.deny, max_redirects=redirects))
     return plan
 
 

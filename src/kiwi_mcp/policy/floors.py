@@ -99,20 +99,19 @@ def unproven(chain: Chain) -> Holding:
     return held(chain, ["builtin" if link.origin.source == "builtin" else "unknown" for link in chain.links])
 
 
-def remedy(provenance: Provenance, tool: Tool) -> str:
-    """Return what the owner can do where code is held too strictly for this machine, or for what it does."""
-    match provenance, tool.origin.source:
-        case "unknown", "registry":
-            return f"Nobody you trust has signed {tool.id}: read it, then trust the key of its publisher."
-        case "unknown", _:
-            return f"Nobody is known to have written {tool.id}: if it is yours, `kiwi sign {tool.id}`."
-        case _:
-            return ""
+def remedy(provenance: Provenance, identity: str) -> str:
+    """Return what the owner can do where an item is held too strictly for this machine, or for what it does."""
+    if provenance != "unknown":
+        return ""
+    name = identity.partition("@")[0].rpartition("/")[2]
+    if identity.startswith("registry/"):
+        return f"Nobody you trust has signed {name}: read it, then trust the key of its publisher."
+    return f"Nobody is known to have written {name}: if it is yours, `kiwi sign {name}`."
 
 
 def with_remedy(refused: IsolationUnavailable, provenance: Provenance, tool: Tool) -> IsolationUnavailable:
     """Return a refusal that says first what the owner can do about where the code comes from."""
-    refused.suggestion = f"{remedy(provenance, tool)} {refused.suggestion}".strip()
+    refused.suggestion = f"{remedy(provenance, tool.identity)} {refused.suggestion}".strip()
     return refused
 
 
@@ -124,7 +123,7 @@ def change_of(tool: Tool, holding: Holding) -> str:
         return f"A manifest of its chain asks for {holding.asked}; it counts until its author takes the word out."
     if holding.relaxed:
         return f"The owner relaxed exactly this content; an edit ends that, and so does `kiwi relax {tool.id} --undo`."
-    if told := remedy(holding.provenance, tool):
+    if told := remedy(holding.provenance, holding.decisive.identity):
         return told
     least = LEVELS[0]
     return "" if holding.level == least else f"The owner can let it run less strictly: `kiwi relax {tool.id}`."

@@ -25,10 +25,9 @@ class KeyPairs:
 
     def make(self) -> str:
         """Make a pair, keep its private key, and return the public one."""
-        public = "-"
+        private, public = _pair()
         while public.startswith("-"):  # a command would take such a key for an option
-            private = Ed25519PrivateKey.generate()
-            public = _text(private.public_key().public_bytes_raw())
+            private, public = _pair()
         self._sealed.write(public, Record({}, {_PRIVATE: Secret(_text(private.private_bytes_raw()))}))
         return public
 
@@ -44,6 +43,11 @@ class KeyPairs:
         if _text(private.public_key().public_bytes_raw()) != public:
             raise StoreDamaged("The private key is another one than its name says.", suggestion=self._remedy)
         return _text(private.sign(data))
+
+
+def _pair() -> tuple[Ed25519PrivateKey, str]:
+    private = Ed25519PrivateKey.generate()
+    return private, _text(private.public_key().public_bytes_raw())
 
 
 def _text(data: bytes) -> str:

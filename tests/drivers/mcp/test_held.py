@@ -97,7 +97,6 @@ def test_a_server_sees_what_lies_beside_its_script_and_not_the_rest_of_the_proje
     assert not (folder / "new.txt").exists()
 
 
-@pytest.mark.req("K-IS-01")
 def test_a_server_reaches_no_network_and_no_file_of_the_owners(held: Bench, folder: Path, home: Path) -> None:
     (home / "keys").write_text("secret")
     (folder / ".env").write_text("TOKEN=1")

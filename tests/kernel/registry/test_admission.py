@@ -11,6 +11,7 @@ import pytest
 from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Questions
+from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
 from kiwi_mcp.kernel import Answer, Kernel
@@ -431,3 +432,16 @@ def test_a_managed_deployment_takes_nothing_off_its_list_that_a_listed_item_stan
     refused = pull(bob, "acme/greet", folder, trust_key=short)
     assert code(refused) == "not_permitted"
     assert "acme/sh" in as_text(refused.content["message"])
+
+
+@pytest.mark.parametrize(
+    "beside", [ReleaseFile("tool.yaml.sig", b"x" * 5_000), ReleaseFile("tool.yaml.sig", b"", True)]
+)
+def test_a_file_beside_a_manifest_that_is_more_than_a_signature_is_not_kept(
+    ann: Machine, tmp_path: Path, beside: ReleaseFile
+) -> None:
+    ann.publish("greet", namespace="acme")
+    (release,) = Layout(Path(shelf(ann, tmp_path / "shelf"))).read([VersionName("acme", "greet", "1.0.0")])
+
+    with pytest.raises(ArtifactRefused, match="more than a signature"):
+        Layout(tmp_path / "bad").write([replace(release, files=(*release.files, beside))], [])

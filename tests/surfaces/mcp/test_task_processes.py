@@ -102,6 +102,7 @@ def waiter(ask: Callable[..., Answer], home: Path, tmp_path: Path) -> Path:
     }
     made = ask("execute", action="create", parameters=parameters)
     assert not made.is_error, made
+    assert not ask("relax", action="apply", item_id="waiter", to="trusted").is_error
     (home / ".ai" / "preferences.yaml").write_text("task_after: 0.2\n", encoding="utf-8")
     return go_on
 

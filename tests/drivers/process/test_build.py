@@ -1,0 +1,46 @@
+"""Builds in jail: a compiler sees the sources, writes its own folder, and reaches nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.outcome import Outcome
+
+RUNTIME = """
+tool_id: copier
+tool_type: runtime
+executor: subprocess
+version: "1.0.0"
+description: Compiles by copying
+config:
+  compile_command: [bash, "{tool.files}/compile.sh", "{binary}", "{tool.files}/{tool.entrypoint}"]
+"""
+COMPILER = """
+set -e
+touch "$KIWI_PROJECT/planted" 2>/dev/null && exit 9
+touch "$(dirname "$2")/planted" 2>/dev/null && exit 9
+(exec 3<>/dev/tcp/127.0.0.1/9) 2>/dev/null && exit 9
+ls "$KIWI_PROJECT" >/dev/null 2>&1 && exit 9
+cp "$2" "$1"
+chmod +x "$1"
+"""
+
+
+class Bench(Protocol):
+    def runtime(self, text: str) -> Tool: ...
+    def chain(self, files: Mapping[str, str], runtime: str | Tool, *, tool_id: str = ...) -> Chain: ...
+    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
+
+
+def test_a_compiler_writes_its_own_folder_and_reaches_nothing_else(bench: Bench, project: Path) -> None:
+    chain = bench.chain({"main": "#!/bin/sh\necho compiled", "compile.sh": COMPILER}, bench.runtime(RUNTIME))
+    tool = replace(chain.tool, manifest=replace(chain.tool.manifest, extra={"isolation": "sandboxed"}))
+    outcome = bench.run(replace(chain, links=(tool, *chain.links[1:])))
+    assert (outcome.status, str(outcome.result).strip()) == ("success", "compiled"), outcome.message
+    assert not [*project.rglob("planted")]
