@@ -10,7 +10,7 @@ from typing import TypeAlias
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.isolation import Jail, Limits
 from kiwi_mcp.domain.needs import Needs
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.policy.floors import Holding
@@ -18,6 +18,9 @@ from kiwi_mcp.policy.reaching import NOTHING, reach
 
 Judge: TypeAlias = Callable[[Chain], Holding]
 """Says how strictly a chain is held."""
+_OF_TOOLS = Limits()
+_OF_SERVERS = Limits(memory_bytes=2_147_483_648, cpus=2.0, cpu_seconds=86_400, tmp_bytes=1_073_741_824)
+"""A server answers many calls, for as long as it is used."""
 _FRESH = 5.0
 """For how long what a server may see is taken to be what it was, in seconds: looking may mean going through folders."""
 _jails: dict[tuple[object, ...], tuple[float, Jail]] = {}
@@ -55,7 +58,8 @@ def _kept(server: Chain, space: Space, judge: Judge, rights: Rights) -> Jail:
 def jail_of(chain: Chain, space: Space, judge: Judge, rights: Rights) -> Jail:
     """Return how the process of a chain is held: as strictly as it is judged, with what it needs and may have."""
     held = judge(chain)
-    jail, given = Jail(held.level, provenance=held.provenance), reach(chain.needs, rights, space)
+    limits = _OF_SERVERS if chain.driver == "mcp" else _OF_TOOLS
+    jail, given = Jail(held.level, limits=limits, provenance=held.provenance), reach(chain.needs, rights, space)
     if held.level == "trusted" or given == NOTHING:
         return jail
     return replace(

@@ -166,3 +166,9 @@ def test_why_says_how_the_process_of_a_server_is_held_and_what_it_needs(ask: Ask
     assert as_object(why["isolation"])["level"] == "sandboxed"
     assert as_object(why["isolation"])["provenance"] == "mcp_server"
     assert as_object(why["needs"]) == {"write": [str(outside)]}
+
+
+def test_servers_have_more_time_than_tools(ask: Ask, script: Path) -> None:
+    add(ask, script)
+    plan = as_object(ask("execute", item_id="peek", parameters={"path": "x"}, dry_run=True).content["plan"])
+    assert as_object(as_object(plan["jail"])["limits"])["cpu_seconds"] == 86_400

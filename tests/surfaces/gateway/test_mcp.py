@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, Protocol
 
 import httpx2
@@ -76,11 +76,20 @@ def modern(name: str) -> dict[str, str]:
     return {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "tools/call", "mcp_name": name}
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def add_sleeper(project: Path) -> str:
+    """Add a tool that sleeps for a while of its own; in its jail it has another number, so that tells it apart."""
+    mark = f"60.{token_hex(4)}".translate(str.maketrans("abcdef", "123456"))
+    add_tool(project, "sleeper", f"exec sleep {mark}")
+    return mark
+
+
+def asleep(mark: str) -> int:
+    """How many processes of the machine sleep for so long."""
+    count = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            count += mark.encode() in (entry / "cmdline").read_bytes()
+    return count
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -155,15 +164,14 @@ def test_who_called_stands_in_the_runs_and_sees_no_others(mode: Mode, serving_to
 
 @EACH_ERA
 def test_a_call_that_its_client_cancels_is_ended(mode: Mode, serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
-    pid = project / "pid"
+    mark = add_sleeper(project)
 
     async def story() -> None:
         async with serving_tools(project=project) as served, served.client(served.token(), mode=mode) as client:
             calling = asyncio.create_task(client.call_tool("execute", {"item_id": "sleeper"}))
-            await until(lambda: pid.exists() and bool(pid.read_text().strip()))
+            await until(lambda: asleep(mark) > 0)
             calling.cancel()
-            await until(lambda: not is_alive(int(pid.read_text())))
+            await until(lambda: not asleep(mark))
             assert answer_in(await client.call_tool("help", {}))["topic"]
 
     run(story)
@@ -212,31 +220,29 @@ def test_a_quick_answer_is_json_and_one_that_tells_its_progress_a_stream(serving
 
 
 def test_a_client_of_the_newest_era_that_leaves_ends_its_call(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
-    pid = project / "pid"
+    mark = add_sleeper(project)
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
             body, headers = call("execute", item_id="sleeper"), modern("execute")
             asking = asyncio.create_task(served.post(served.token(), body, **headers))
-            await until(lambda: pid.exists() and bool(pid.read_text().strip()))
+            await until(lambda: asleep(mark) > 0)
             asking.cancel()
-            await until(lambda: not is_alive(int(pid.read_text())))
+            await until(lambda: not asleep(mark))
 
     run(story)
 
 
 @EACH_ERA
 def test_a_server_that_ends_ends_its_calls_first(mode: Mode, serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
-    pid = project / "pid"
+    mark = add_sleeper(project)
 
     async def story() -> None:
         async with serving_tools(project=project) as served, served.client(served.token(), mode=mode) as client:
             calling = asyncio.create_task(client.call_tool("execute", {"item_id": "sleeper"}))
-            await until(lambda: pid.exists() and bool(pid.read_text().strip()))
+            await until(lambda: asleep(mark) > 0)
             served.stop()
-            await until(lambda: not is_alive(int(pid.read_text())))
+            await until(lambda: not asleep(mark))
             await asyncio.wait({calling})
             assert calling.exception()
 
@@ -248,15 +254,14 @@ def test_a_token_that_is_removed_takes_its_calls_with_it(
     mode: Mode, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
-    pid = project / "pid"
+    mark = add_sleeper(project)
 
     async def story() -> None:
         async with serving_tools(project=project) as served, served.client(served.token("eve"), mode=mode) as client:
             calling = asyncio.create_task(client.call_tool("execute", {"item_id": "sleeper"}))
-            await until(lambda: pid.exists() and bool(pid.read_text().strip()))
+            await until(lambda: asleep(mark) > 0)
             served.tokens.remove("eve")
-            await until(lambda: not is_alive(int(pid.read_text())))
+            await until(lambda: not asleep(mark))
             await asyncio.wait({calling})
             assert calling.exception()
 
@@ -283,20 +288,15 @@ def test_what_listens_is_ended_after_a_while_and_calls_are_not(
 
 
 def test_no_process_is_left_when_many_clients_leave_at_once(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ >> pids; exec sleep 60")
-    pids = project / "pids"
-
-    def started() -> list[int]:
-        return [int(word) for word in pids.read_text().split()] if pids.exists() else []
+    mark = add_sleeper(project)
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
             token, body = served.token(), call("execute", item_id="sleeper")
             asking = [asyncio.create_task(served.post(token, body, **modern("execute"))) for _ in range(8)]
-            await until(lambda: len(started()) == 8)
+            await until(lambda: asleep(mark) == 8)
             for one in asking:
                 one.cancel()
-            await until(lambda: not any(map(is_alive, started())))
-            assert os.getpid() not in started()
+            await until(lambda: not asleep(mark))
 
     run(story)
