@@ -232,7 +232,7 @@ def test_a_damaged_cache_is_read_past(space: Space, put: Put, settle: Settle, da
 
 def test_a_cache_that_cannot_be_written_does_no_harm(space: Space, put: Put) -> None:
     put("tools/x.yaml", api("x"))
-    space.cache.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(space.cache)
     space.cache.write_text("a file where a folder should be")
 
     assert Catalog(space).find("x").id == "x"

@@ -110,9 +110,12 @@ def test_a_project_with_sheets_of_its_own_cannot_free_a_built_in_name(
 
 
 @pytest.mark.case("CHAIN-07")
-def test_only_what_differs_is_hidden_and_only_from_who_asks_by_the_short_name(catalog: Catalog, put: Put) -> None:
+def test_only_what_differs_is_hidden_and_only_from_who_asks_by_the_short_name(
+    catalog: Catalog, put: Put, settle: Callable[[], None]
+) -> None:
     put_say(put, user=False, executor="bash_runtime")
     put_say(put, user=True, executor="bash_runtime")
+    settle()
     assert catalog.resolve("say").shadowed == ()
 
     put("tools/say/main.sh", "echo something else\n", user=True)

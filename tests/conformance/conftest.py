@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from kiwi_mcp.kernel import Kernel
+
 HERE = Path(__file__).parent
 SERVERS = Path(sys.prefix) / "mcp-servers"
 SUITE = SERVERS / "npm" / "node_modules" / "@modelcontextprotocol" / "conformance"
@@ -91,6 +93,7 @@ def gateway(home: Path, project: Path) -> Iterator[Gateway]:
 def served(home: Path, project: Path) -> Iterator[str]:
     """The address of `kiwi up`, as a user has it who added one MCP server and prefers what it offers."""
     _write_project(home / ".ai", project)
+    asyncio.run(_vouch(project))
     _kiwi("mcp", "add", NAME, "--project", str(project), "--", sys.executable, str(HERE / "fixture_server.py"))
     with _gateway(project) as gateway, _introduced(gateway) as port:
         yield f"http://localhost:{port}/mcp"
@@ -125,6 +128,20 @@ def _write_project(user: Path, project: Path) -> None:
             }
         )
     )
+
+
+async def _vouch(project: Path) -> None:
+    """Sign the project's scripts, as their owner does, who lets two of them do the owner's own work."""
+    kernel = Kernel(project)
+    try:
+        for script in sorted((project / ".ai" / "tools").glob("*.sh")):
+            signed = await kernel.call("execute", {"action": "sign", "item_id": script.stem})
+            assert not signed.is_error, signed.content
+        for tool in ("test_trigger_tool_change", "test_trigger_prompt_change"):
+            relaxed = await kernel.call("relax", {"action": "apply", "item_id": tool, "to": "trusted"})
+            assert relaxed.content.get("status") == "relaxed", relaxed.content
+    finally:
+        await kernel.aclose()
 
 
 @contextmanager

@@ -84,6 +84,12 @@ def inspector(request: pytest.FixtureRequest, project: Path) -> Inspector:
     return Inspector([f"http://127.0.0.1:{gateway.port}/mcp", "--transport", "http", "--header", header], project)
 
 
+def approve(approval: str, project: Path) -> None:
+    """Say yes to what waits, as the owner does by the command line."""
+    words = [sys.executable, "-m", "kiwi_mcp", "approvals", "approve", approval]
+    subprocess.run(words, cwd=project, capture_output=True, timeout=60, check=True)
+
+
 def test_the_inspector_lists_tools_prompts_and_resources(inspector: Inspector) -> None:
     tools = inspector.ask("tools/list")["tools"]
     prompts = inspector.ask("prompts/list")["prompts"]
@@ -98,10 +104,15 @@ def test_the_inspector_lists_tools_prompts_and_resources(inspector: Inspector) -
 def test_the_inspector_creates_a_tool_finds_it_and_runs_it(inspector: Inspector) -> None:
     made = inspector.call("execute", "action=create", "item_id=say", f"parameters={json.dumps(TOOL)}")
     found = inspector.call("search", "query=say a word")
-    ran = inspector.call("execute", "action=run", "item_id=say", 'parameters={"word": "žluť"}')
+    run = ("execute", "action=run", "item_id=say", 'parameters={"word": "žluť"}')
+    # What a model wrote waits for the owner before it first runs, and the Inspector shows no forms.
+    waiting = inspector.call(*run)
+    approve(waiting["structuredContent"]["approval_id"], inspector.project)
+    ran = inspector.call(*run)
 
     assert made["structuredContent"]["status"] == "created"
     assert [result["name"] for result in found["structuredContent"]["results"]] == ["say"]
+    assert waiting["structuredContent"]["code"] == "approval_required"
     assert ran["structuredContent"]["result"] == "žluť"
     assert ran["isError"] is False
 

@@ -307,6 +307,8 @@ class Catalog:
         stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
         # Whoever asks by identity knows of the others.
         hidden = () if wanted.source else tuple(_hiding(used, others, opened.tool.digest))
+        compared = () if wanted.source else tuple(_hidden(used, others))
+        stamps += tuple(stamp for place, entry in compared for stamp in _stamps_of(place, entry))
         rivals = [entry for entry in (used, *hidden) if entry.source == "mcp"] if used.source == "mcp" else []
         return _Choice(
             opened,
@@ -340,6 +342,15 @@ def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
     except KiwiError:
         return False
     return other is not None and other.tool.digest == digest
+
+
+def _stamps_of(home: ItemSource, entry: Entry) -> Stamps:
+    """Return the stamps of all files by which an item was found to be the same as another one or not."""
+    try:
+        opened = home.open(entry) if entry.source != "mcp" else None
+    except KiwiError:
+        return ()
+    return opened.stamps if opened else ()
 
 
 def _only_yanked(name: str, versions: Sequence[str]) -> NotFound:
