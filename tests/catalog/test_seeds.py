@@ -120,3 +120,11 @@ def test_what_ships_changes_only_with_its_version() -> None:
     missing = {name: digest for name, digest in now.items() if name not in known}
     assert not missing, f"add to tests/data/seeded.yaml: {missing}"
     assert all(Version.parse(name.partition("@")[2]) for name in known)
+
+
+def test_servers_that_speak_to_one_service_ask_for_its_hosts_and_the_others_say_what_they_lack() -> None:
+    found = {path.stem: yaml.safe_load(path.read_text()) for path in (OFFICIAL / "tools").rglob("*_mcp.yaml")}
+    hosts = {name: one["needs"]["hosts"] for name, one in found.items() if "needs" in one}
+    assert hosts == {"github_mcp": ["api.github.com"], "supabase_mcp": ["api.supabase.com"]}
+    assert "kiwi mcp allow filesystem_mcp" in found["filesystem_mcp"]["description"]
+    assert "kiwi relax postgres_mcp" in found["postgres_mcp"]["description"]

@@ -22,6 +22,8 @@ from tests.plugins.postgres import PostgresServer
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Release
 from kiwi_mcp.kernel import Kernel, store
+from kiwi_mcp.kernel.keys.signer import Signer
+from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.open import connect_to
 from kiwi_mcp.store.sqlite import SqliteDatabase
@@ -58,6 +60,13 @@ class Session:
     def publish(self, version: str) -> JsonObject:
         self.write(version)
         return self.ask("execute", action="publish", item_id="say")
+
+    def sign(self) -> None:
+        """Sign the tool with a key of the owner's, by which it shows without a store that no model wrote it."""
+        if Signer.of(user_space()) is None:
+            self.ask("key", action="new")
+        signed = self.ask("execute", action="sign", item_id="say")
+        assert signed["status"] == "signed", signed
 
     def versions(self) -> Json:
         answer = self.ask("execute", action="versions", item_id="say")
@@ -98,6 +107,12 @@ def check_everything_works(session: Session, *versions: str) -> None:
     assert ran["run_id"] is not None
     assert session.ask("runs", action="show", run_id=ran["run_id"])["status"] == "success"
     assert "warnings" not in ran
+
+
+def check_an_unsigned_tool_does_not_run(session: Session, *codes: str) -> None:
+    """What a model may have written does not run where nobody can say whether one did."""
+    session.write("1.0.49")
+    check_refused(session.ask("execute", item_id="say"), *codes)
 
 
 def check_refused(answer: JsonObject, *codes: str) -> None:
@@ -225,6 +240,7 @@ def file(session: Session, home: Path) -> Path:
     """The store's file, with a version in it, closed."""
     for version in ("1.0.0", "1.0.1"):
         assert session.publish(version)["status"] == "published"
+    session.sign()
     session.close()
     return home / ".ai" / "state" / "registry.db"
 
@@ -241,6 +257,7 @@ def test_a_store_that_is_damaged_is_told_and_a_backup_of_it_works(what: str, ses
     file.write_bytes(damaged[what])
 
     check_all_refused(session, "store_damaged")
+    check_an_unsigned_tool_does_not_run(session, "store_damaged")
     assert file.read_bytes() == damaged[what]
 
     session.close()
@@ -254,6 +271,7 @@ def test_pages_that_are_damaged_are_found_and_the_tools_in_folders_run(session: 
     for start in range(8_192, len(whole) - 8_192, 12_288):
         file.write_bytes(whole[:start] + b"\xff" * 8_192 + whole[start + 8_192 :])
         session.write("1.0.1")
+        session.sign()
 
         ran = session.ask("execute", item_id="say")
         assert ran.get("result") == "hello", (start, ran)
@@ -293,6 +311,7 @@ def served(session: Session, postgres_url: str, monkeypatch: pytest.MonkeyPatch)
     """A kernel whose store is on a server, with a version in it."""
     monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
     assert session.publish("1.0.0")["status"] == "published"
+    session.sign()
     return session
 
 

@@ -120,6 +120,22 @@ def test_files_of_deployments_only_add_up(
     assert (minimum(), len(deployments())) == ("restricted", 2)
 
 
+def test_a_broken_file_of_the_machine_is_for_whoever_runs_it_to_mend(
+    managed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "system" / "deployment.yaml"
+    monkeypatch.setattr(deployment, "SYSTEM_FOLDER", str(system.parent))
+    system.mkdir(parents=True)
+    with pytest.raises(InvalidManifest) as fault:
+        deployments()
+    assert [issue.fix for issue in fault.value.issues] == ["Ask whoever runs this machine to mend it."]
+    system.rmdir()
+    managed("deployment: local\n").unlink()
+    with pytest.raises(InvalidManifest) as fault:
+        deployments()
+    assert [issue.fix for issue in fault.value.issues] == ["Mend it, or unset KIWI_DEPLOYMENT."]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "deployment: manged\n", "deployment: managed\nfloor: high\n", "deployment: managed\nitem: {}\n", "- a\n"],

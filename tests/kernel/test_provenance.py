@@ -201,6 +201,71 @@ def test_an_edit_ends_what_was_relaxed_and_so_does_the_owner(owner: Who) -> None
     assert owner.ask("relax", action="undo", item_id="hi").content["code"] == "not_found"
 
 
+@pytest.mark.req("H5")
+def test_the_same_bytes_in_a_clone_are_not_relaxed(owner: Who, project: Path) -> None:
+    owner.create()
+    owner.do("relax", action="apply", item_id="hi")
+    clone = Who(project.parent / "clone")
+    clone.put((project / ".ai" / "tools" / "hi.py").read_text())
+    assert clone.held() == ("sandboxed", "owner_written")
+    assert owner.held() == ("standard", "owner_relaxed")
+    (row,) = map(as_object, as_list(clone.do("relax")["relaxed"]))
+    assert (row["project"], row["holds"]) == (str(project.resolve()), False)
+
+
+RUNTIME = """tool_id: near_runtime
+tool_type: runtime
+version: 1.0.0
+executor: subprocess
+description: Runs a program of the project
+config:
+  command: "{project}/bin/run"
+  args: ["{tool.files}/{tool.entrypoint}"]
+"""
+
+
+def put_runtime(owner: Who) -> Path:
+    """Write a runtime that the owner stands by, and return the program of the project that it starts."""
+    runtime, program = owner.project / ".ai" / "tools" / "near_runtime.yaml", owner.project / "bin" / "run"
+    for path, text in ((runtime, RUNTIME), (program, "#!/bin/sh\necho as it was\n")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    program.chmod(0o755)
+    owner.do("execute", action="sign", item_id="near_runtime")
+    return program
+
+
+@pytest.mark.req("H5")
+def test_an_edit_of_a_program_that_no_digest_holds_ends_what_was_relaxed(owner: Who) -> None:
+    program = put_runtime(owner)
+    sent = {"content": script().replace("python_runtime", "near_runtime"), "filename": "hi.py"}
+    owner.do("execute", action="create", item_id="hi", parameters=sent)
+    told = owner.do("relax", action="apply", item_id="hi")
+    assert str(program) in str(told["warnings"])
+    assert "not watched" in str(told["warnings"])
+    assert owner.held() == ("standard", "owner_relaxed")
+    program.write_text("#!/bin/sh\necho another\n")
+    assert owner.held() == ("sandboxed", "owner_written")
+    program.write_text("#!/bin/sh\necho as it was\n")
+    assert owner.held() == ("standard", "owner_relaxed")
+
+
+def test_a_models_code_is_asked_about_again_once_a_program_it_runs_was_edited(owner: Who, model: Who) -> None:
+    def is_asked() -> Json:
+        return as_object(owner.do("execute", action="why", item_id="hi")["approval"])["needed"]
+
+    program = put_runtime(owner)
+    sent = {"content": script().replace("python_runtime", "near_runtime"), "filename": "hi.py"}
+    model.do("execute", action="create", item_id="hi", parameters=sent)
+    waiting = model.ask("execute", item_id="hi").content
+    assert (waiting["code"], is_asked()) == ("approval_required", True)
+    owner.do("approvals", action="approve", approval_id=waiting["approval_id"])
+    model.ask("execute", item_id="hi")
+    assert is_asked() is False
+    program.write_text("#!/bin/sh\necho another\n")
+    assert is_asked() is True
+
+
 @pytest.mark.req("H8")
 def test_nobody_but_the_owner_relaxes_anything(owner: Who, model: Who, project: Path) -> None:
     owner.create()

@@ -53,6 +53,7 @@ def test_the_store_is_made_at_the_first_call_and_holds_what_ships(ann: Machine) 
 
 @pytest.mark.req("E1")
 def test_without_the_registry_local_tools_run_and_the_rest_says_why(ann: Machine) -> None:
+    ann.vouch("local")
     ann.settle(url=NOBODY)
 
     ran = ann.do("run", "local")
@@ -73,6 +74,7 @@ def test_without_the_registry_local_tools_run_and_the_rest_says_why(ann: Machine
 
 
 def test_settings_with_a_fault_refuse_whatever_needs_them_and_nothing_else(ann: Machine) -> None:
+    ann.vouch("local")
     ann.settle(namespaces=["KIWI"])
 
     for action in ("publish", "versions", "list"):

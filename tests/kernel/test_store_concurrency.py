@@ -171,8 +171,10 @@ def test_calls_at_once_are_all_answered_while_the_settings_change(a_machine: Mak
 
 
 def test_settings_with_a_fault_refuse_the_registry_and_let_local_tools_run(a_machine: MakeMachine) -> None:
-    ann = a_machine("ann", ulr="x")
+    ann = a_machine("ann")
     ann.script("local", says="here")
+    ann.vouch("local")
+    ann.settle(ulr="x")
 
     ran = ann.do("run", "local")
     assert (ran["result"], ran["run_id"]) == ("here", None)
@@ -202,6 +204,7 @@ def test_a_server_that_goes_silent_delays_a_local_tool_once(
 ) -> None:
     ann = a_machine("ann", url=postgres_url.replace(str(urlsplit(postgres_url).port), str(relay.port)))
     ann.script("local", says="here")
+    ann.vouch("local")
 
     async def run(machine: Machine) -> JsonObject:
         request: dict[str, Json] = {"item_id": "local"}
@@ -222,8 +225,10 @@ def test_a_server_that_goes_silent_delays_a_local_tool_once(
 
 def test_a_server_that_lets_nobody_in_is_given_up(a_machine: MakeMachine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:  # it takes the call and says nothing
-        ann = a_machine("ann", url=f"postgresql://127.0.0.1:{door.getsockname()[1]}/kiwi")
+        ann = a_machine("ann")
         ann.script("local", says="here")
+        ann.vouch("local")
+        ann.settle(url=f"postgresql://127.0.0.1:{door.getsockname()[1]}/kiwi")
         run: tuple[str, JsonObject] = ("execute", {"item_id": "local"})
         for limit in (8.0, 1.0):
             with seconds_at_most(limit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
 
+OTHER_DAY = (datetime.now().astimezone() + timedelta(days=3)).strftime("%a").lower()
 HEAD: JsonObject = {"version": "1.0.0", "description": "x"}
 
 
@@ -94,3 +96,70 @@ def test_what_the_owner_denies_would_not_run(tools: Path, home: Path, ask: Ask) 
     told = why(ask, "say", word="x")
 
     assert (told["would_run"], codes(told)) == (False, ["not_permitted"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "needs", "told"),
+    [
+        ({"items": {"allow": ["*"], "deny": ["*/say@*"]}}, {}, "denied"),
+        ({"files": {"write": {"allow": ["other"]}}}, {"write": ["notes"]}, "write"),
+        ({"files": {"read": {"deny": ["notes"]}}}, {"read": ["notes"]}, "read"),
+        ({}, {"hosts": ["127.0.0.1:9"]}, "not on the public network"),
+        ({}, {"write": ["lost"]}, "is not there"),
+        ({"conditions": [{"items": "*/say@*", "days": [OTHER_DAY]}]}, {}, "not on this day"),
+    ],
+)
+def test_what_does_not_depend_on_parameters_is_judged_without_them(
+    policy: JsonObject, needs: JsonObject, told: str, tools: Path, project: Path, home: Path, ask: Ask
+) -> None:
+    (project / "notes").mkdir()
+    folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    manifest = json.loads((folder / "tool.yaml").read_text())
+    (folder / "tool.yaml").write_text(json.dumps({**manifest, "needs": needs}))
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "policy.yaml").write_text(json.dumps(policy))
+    ask("execute", action="sign", item_id="say")
+
+    answer = why(ask, "say")
+
+    assert answer["would_run"] is False
+    assert told in str(answer["reasons"])
+    assert "invalid_arguments" not in codes(answer)
+
+
+def test_each_thing_that_is_refused_is_a_reason(tools: Path, project: Path, home: Path, ask: Ask) -> None:
+    (project / "notes").mkdir()
+    folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    manifest = json.loads((folder / "tool.yaml").read_text())
+    needs = {"read": ["notes"], "hosts": ["bad.example"]}
+    (folder / "tool.yaml").write_text(json.dumps({**manifest, "needs": needs}))
+    (home / ".ai").mkdir(exist_ok=True)
+    rules = {"files": {"read": {"deny": ["notes"]}}, "hosts": {"deny": ["bad.example"]}}
+    (home / ".ai" / "policy.yaml").write_text(json.dumps(rules))
+
+    answer = why(ask, "say")
+
+    refused = [row for row in map(as_object, as_list(answer["rights"])) if not row["allowed"]]
+    assert len(refused) == 2
+    assert codes(answer) == ["not_permitted", "not_permitted"]
+
+
+def test_the_owners_part_is_told_without_parameters(tools: Path, project: Path, ask: Ask) -> None:
+    (project / "notes").mkdir()
+    folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    manifest = json.loads((folder / "tool.yaml").read_text())
+    (folder / "tool.yaml").write_text(json.dumps({**manifest, "needs": {"write": ["notes"]}}))
+    ask("execute", action="sign", item_id="say")
+
+    answer = why(ask, "say")
+
+    assert answer["would_run"] is True
+    assert str(project / "notes") in str(as_object(answer["approval"])["reasons"])
+
+
+def test_an_address_that_is_known_without_parameters_is_judged(tools: Path, ask: Ask) -> None:
+    put(tools, "local", "api", "http_client", {"method": "GET", "url": "http://127.0.0.1:9/?q={word}"})
+
+    answer = why(ask, "local")
+
+    assert (answer["would_run"], codes(answer)) == (False, ["address_denied"])

@@ -98,6 +98,13 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, written: str) 
         owner_trust(path)
 
 
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trust.yaml").symlink_to(tmp_path / "elsewhere.yaml")
+
+    with pytest.raises(InvalidManifest):
+        owner_trust(tmp_path / "trust.yaml")
+
+
 def test_the_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
     assert owner_trust(path) == NOBODY

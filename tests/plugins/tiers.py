@@ -47,6 +47,8 @@ SLOW = frozenset(
         "stories/test_seed_manifests.py",
         "stories/test_sharing.py",
         "stories/test_tenants.py",
+        "surfaces/cli/test_approvals.py",
+        "surfaces/cli/test_keys.py",
         "surfaces/cli/test_process.py",
         "surfaces/cli/test_registry.py",
         "surfaces/gateway/test_access.py",

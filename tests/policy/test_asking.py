@@ -40,7 +40,13 @@ def of_server(method: str, plan: Plan) -> Plan:
 
 
 def a_rule(**words: object) -> ApprovalRule:
-    return ApprovalRule("R", IDENTITY, NOW, "ann", **words)  # type: ignore[arg-type]  # the words of the case
+    return ApprovalRule("R", IDENTITY, NOW, "ann", **{"project": "/p", **words})  # type: ignore[arg-type]  # the words of the case
+
+
+def covered(
+    rules: list[ApprovalRule], plan: Plan, touches: Touched, *, project: str = "/p", content: str = "d"
+) -> ApprovalRule | None:
+    return covering(rules, plan, touches, actor="ann", project=project, content=content, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,8 @@ def test_a_tool_of_a_server_is_asked_about_unless_it_was_accepted_as_one_that_re
 
 def test_what_a_model_wrote_is_asked_about_whatever_it_touches() -> None:
     assert reasons(Touched(), ("abc",)) == ("runs for the first time what a model wrote",)
+    assert reasons(Touched(), ("abc",), packages=["six"])[1] == "installs packages for that: six"
+    assert reasons(Touched(), (), packages=["six"]) == ()
 
 
 @pytest.mark.case("APPR-07")
@@ -99,7 +107,7 @@ def test_what_a_model_wrote_is_asked_about_whatever_it_touches() -> None:
 )
 def test_a_rule_for_a_command_covers_its_exact_words_alone(argv: tuple[str, ...], is_covered: bool) -> None:
     plan = a_process(*argv, jail=Jail("sandboxed", writable=("/p",)))
-    found = covering([a_rule(argv=("git", "status"))], plan, Touched(("/p",)), actor="ann", now=NOW)
+    found = covered([a_rule(argv=("git", "status"))], plan, Touched(("/p",)))
     assert (found is not None) == is_covered
 
 
@@ -125,11 +133,28 @@ def test_a_rule_for_a_command_covers_its_exact_words_alone(argv: tuple[str, ...]
 def test_a_rule_covers_what_it_names_and_nothing_else(
     words: dict[str, object], touches: Touched, is_covered: bool
 ) -> None:
-    found = covering([a_rule(**words)], a_process(), touches, actor="ann", now=NOW)
+    found = covered([a_rule(**words)], a_process(), touches)
     assert (found is not None) == is_covered
 
 
 def test_a_rule_is_about_its_item_by_the_full_name() -> None:
     plan = replace(a_process(), identity="user/local/git@1.0.0")
-    assert covering([a_rule()], plan, Touched(("/p",)), actor="ann", now=NOW) is None
-    assert covering([replace(a_rule(), item="user/local/*")], plan, Touched(("/p",)), actor="ann", now=NOW)
+    assert covered([a_rule()], plan, Touched(("/p",))) is None
+    assert covered([replace(a_rule(), item="user/local/*")], plan, Touched(("/p",)))
+
+
+def test_a_rule_for_a_projects_item_holds_in_that_project_alone() -> None:
+    touches = Touched(("/p",))
+    assert covered([a_rule()], a_process(), touches, project="/p")
+    assert covered([a_rule()], a_process(), touches, project="/q") is None
+    assert covered([a_rule(project="")], a_process(), touches) is None
+    written_out = replace(a_rule(project=""), item="*/git@*")
+    assert covered([written_out], a_process(), touches, project="/q")
+
+
+def test_a_rule_made_from_an_answer_is_for_that_content_and_for_no_more_than_it_touched() -> None:
+    rule = a_rule(digest="d1", paths=("/p/notes",))
+    assert covered([rule], a_process(), Touched(("/p/notes",)), content="d1")
+    assert covered([rule], a_process(), Touched(("/p/notes",)), content="d2") is None
+    assert covered([rule], a_process(), Touched(("/p/notes",), ("a.example",)), content="d1") is None
+    assert covered([a_rule(digest="d1")], a_process(), Touched(("/p",)), content="d1") is None

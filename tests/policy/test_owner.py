@@ -32,6 +32,13 @@ def test_every_word_of_the_file_is_read(tmp_path: Path) -> None:
     assert policy.roots == (Path("/srv/shared"),)
 
 
+def test_a_link_to_nothing_is_a_policy_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").symlink_to(tmp_path / "elsewhere.yaml")
+
+    with pytest.raises(InvalidManifest):
+        owner_policy(tmp_path)
+
+
 def test_a_change_of_the_file_holds_at_once(tmp_path: Path) -> None:
     assert written(tmp_path, "hosts: {allow: [a.test]}\n").grant.hosts.allow == ("a.test",)
     assert written(tmp_path, "hosts: {allow: [b.test]}\n").grant.hosts.allow == ("b.test",)

@@ -10,8 +10,9 @@ import pytest
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Grant, Rights, Rules, narrow, nothing
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.needs import Needs
-from kiwi_mcp.policy.reaching import Reach, reach
+from kiwi_mcp.policy.reaching import Reach, reach, seen
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_files_that_hold_secrets_by_their_name_are_hidden_in_the_project_and_nev
     assert set(reach(Needs(read=(".",)), Rights(), space).hidden) == {
         str(space.project / ".env"),
         str(space.project / ".ai/.env"),
+        str(space.project / "docs/.env.local"),
     }
     assert "holds secrets" in refusal(Needs(read=(".env",)), Rights(), space)
     assert "Kiwi's own" in refusal(Needs(read=("~/.ai",)), files(read=Rules(("/**",))), space)
@@ -120,9 +122,107 @@ def test_a_path_that_is_written_must_be_there_or_lie_in_a_folder_that_is(space: 
 def test_a_folder_with_more_than_can_be_looked_through_is_refused(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.policy.reaching._MOST_ENTRIES", 3)
+    monkeypatch.setattr("kiwi_mcp.policy.reaching.MOST_ENTRIES", 3)
 
     assert "too many" in refusal(Needs(read=(".",)), files(read=Rules(("**",), ("**/*.pem",))), space)
+
+
+def put(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+@pytest.mark.parametrize("path", [".git/hooks", ".ai/tools", "vendor/lib/.git/hooks", ".github", ".mcp.json"])
+def test_what_other_programs_obey_is_given_to_nothing_to_change(space: Space, path: str) -> None:
+    put(space.project, f"{path}/x")
+
+    assert "other programs run or obey" in refusal(Needs(write=(path,)), Rights(), space)
+    assert reach(Needs(read=(path,)), Rights(), space).readable == (str(space.project / path),)
+
+
+def test_a_project_in_a_folder_that_is_obeyed_is_a_project_all_the_same(space: Space) -> None:
+    put(space.project, ".claude/worktrees/one/out/x")
+    inner = Space(space.project / ".claude/worktrees/one", space.user, space.cache)
+
+    assert reach(Needs(write=("out",)), Rights(), inner).writable == (str(inner.project / "out"),)
+
+
+def test_what_other_programs_obey_further_down_is_read_only(space: Space) -> None:
+    put(space.project, "vendor/lib/.git/hooks/pre-commit", "vendor/.ai/tools/x.yaml", ".git/config")
+
+    given = reach(Needs(write=(".",)), Rights(), space)
+
+    assert set(given.readable) == {str(space.project / "vendor/lib/.git"), str(space.project / "vendor/.ai")}
+    assert given.writable == (str(space.project),)
+
+
+def test_a_secret_file_is_hidden_however_deep_it_lies(space: Space) -> None:
+    put(space.project, "docs/app/one/two/three/.env", "docs/app/.env.production", "docs/app/env", "docs/.envoy")
+
+    assert set(reach(Needs(read=("docs",)), Rights(), space).hidden) == {
+        str(space.project / name)
+        for name in ("docs/app/one/two/three/.env", "docs/app/.env.production", "docs/.env.local")
+    }
+
+
+def test_many_files_hide_nothing_that_is_near_and_what_is_far_is_told(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kiwi_mcp.policy.paths.MOST_ENTRIES", 3)
+    put(space.project, "docs/1/2/3/.env", "docs/1/2/3/4/5/.env")
+
+    given = reach(Needs(read=("docs",)), Rights(), space)
+
+    assert str(space.project / "docs/1/2/3/.env") in given.hidden
+    assert str(space.project / "docs/1/2/3/4/5/.env") not in given.hidden
+    assert "deeper than 4 folders" in given.warnings[0]
+    monkeypatch.setattr("kiwi_mcp.policy.paths._MOST_NEAR", 3)
+    assert "too many" in refusal(Needs(read=("docs",)), Rights(), space)
+
+
+def named(space: Space, path: Path, rights: Rights = Rights(), *, is_owners: bool = False) -> Reach:  # noqa: B008 - frozen
+    return seen({str(path): (str(path.parent),)}, (), Jail("sandboxed"), rights, space, is_owners=is_owners)
+
+
+def test_a_command_brings_what_it_names_in_the_project_without_its_secrets(space: Space) -> None:
+    put(space.project, "servers/one.py", "servers/inner/.env", "servers/.npmrc")
+
+    given = named(space, space.project / "servers/one.py")
+    assert given.readable == (str(space.project / "servers"),)
+    assert set(given.hidden) == {str(space.project / "servers/inner/.env"), str(space.project / "servers/.npmrc")}
+
+
+def test_a_command_of_a_project_brings_nothing_from_outside_that_is_not_declared(space: Space, home: Path) -> None:
+    put(home, "servers/one.py", ".ssh/config", ".ai/state/secrets.key", ".cache/x/y")
+    script = home / "servers/one.py"
+
+    with pytest.raises(PolicyDenied, match="does not declare"):
+        named(space, script)
+    declared = Jail("sandboxed", readable=(str(script),))
+    around = {str(script): (str(script.parent),)}
+    assert seen(around, (), declared, Rights(), space, is_owners=False).readable == ()
+    assert named(space, script, is_owners=True).readable == (str(home / "servers"),)
+    for hers in (".ai/state/secrets.key", ".cache/x/y"):
+        assert named(space, home / hers, is_owners=True).readable == ()
+    with pytest.raises(PolicyDenied, match="does not declare"):
+        named(space, home / ".ssh/config", is_owners=True)
+
+
+def test_a_rule_that_denies_wins_over_what_a_command_names(space: Space) -> None:
+    put(space.project, "secrets/one.py", "docs/private/two.py")
+    rights = files(read=Rules(("**",), ("secrets", "docs/private/*.pem")))
+
+    with pytest.raises(PolicyDenied, match="'.*secrets'"):
+        named(space, space.project / "secrets/one.py", rights)
+    given = named(space, space.project / "docs/private/two.py", rights)
+    assert given.hidden == (str(space.project / "docs/private/key.pem"),)
+
+
+def test_nothing_of_the_cache_is_given(space: Space) -> None:
+    put(space.cache, "environments/x")
+
+    assert "Kiwi's own" in refusal(Needs(read=("~/.cache/environments",)), files(read=Rules(("/**",))), space)
 
 
 def test_hosts_are_given_with_those_that_are_denied_and_those_that_are_near(space: Space) -> None:

@@ -312,6 +312,31 @@ def test_the_target_is_what_the_request_line_really_names() -> None:
 
 
 @pytest.mark.case("NET-10")
+@pytest.mark.parametrize("way", ["connect", "socks"])
+def test_a_tunnel_to_the_port_of_plain_http_speaks_to_its_own_host_alone(way: str) -> None:
+    async def say(stage: Stage, *lines: str) -> None:
+        words = "\r\n".join([*lines, "", ""]).encode()
+        if way == "connect":
+            await stage.connect("allowed.test:80", words)
+        else:
+            await stage.socks(b"allowed.test", 80, words)
+
+    async def work(stage: Stage) -> None:
+        second = "GET /second HTTP/1.1\r\nHost: evil.test"
+        await say(stage, "POST /a HTTP/1.1", "Host: evil.test", "Content-Length: 2", "", f"hi{second}")
+        assert stage.server.received.startswith(b"POST /a HTTP/1.1\r\nHost: allowed.test\r\n")
+        assert stage.server.received.endswith(b"\r\n\r\nhi")
+        assert b"evil.test" not in stage.server.received
+        stage.server.received.clear()
+        for line in ("GET http://evil.test/ HTTP/1.1", "CONNECT evil.test:80 HTTP/1.1", "PRI * HTTP/2.0", "EHLO evil"):
+            await say(stage, line, "Host: evil.test")
+        assert not stage.server.received
+        assert stage.rows()[1:] == [("allowed.test", 80, "denied", 2)] * 2
+
+    run(work, WEB)
+
+
+@pytest.mark.case("NET-10")
 def test_only_whole_addresses_are_asked_for_and_only_in_http() -> None:
     async def work(stage: Stage) -> list[int]:
         return [
@@ -514,25 +539,39 @@ def test_a_slow_head_is_answered_with_a_time_limit_and_a_large_one_with_a_size_l
 def test_a_connection_on_which_nothing_moves_is_closed() -> None:
     async def work(stage: Stage) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
-        writer.write(b"CONNECT allowed.test:80 HTTP/1.1\r\n\r\n")
+        writer.write(b"CONNECT allowed.test:7000 HTTP/1.1\r\n\r\n")
         async with asyncio.timeout(5):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             writer.write(b"half of a request")
             assert await reader.read(1) == b""
         writer.close()
 
-    run(work, WEB, Caps(idle_seconds=0.2))
+    run(work, HostRules(("allowed.test:7000",)), Caps(idle_seconds=0.2))
 
 
 def test_no_more_is_sent_and_received_than_the_limit_of_bytes() -> None:
     async def work(stage: Stage) -> None:
-        await stage.connect("allowed.test:80", b"x" * 900_000)
+        await stage.connect("allowed.test:7000", b"x" * 900_000)
         assert len(stage.server.received) < 200_000
-        status, told = await stage.get("http://allowed.test/")
+        status, told = await stage.get("http://allowed.test:7000/")
         assert status == 403
         assert "limit" in str(told)
 
-    run(work, WEB, Caps(total_bytes=100_000))
+    run(work, HostRules(("allowed.test:7000",)), Caps(total_bytes=100_000))
+
+
+def test_what_is_new_in_a_ledger_is_told_once() -> None:
+    ledger = Ledger()
+    assert ledger.news() == {}
+    row = ledger.note("allowed.test", 443, "allowed")
+    row.bytes_out += 5
+    assert (ledger.news()["bytes_out"], ledger.news()) == (5, {})
+    row.bytes_out += 7
+    ledger.note("evil.test", 443, "denied", "it is not granted")
+    told = ledger.news()
+    hosts = [(one["host"], one["count"], one["bytes_out"]) for one in map(as_object, as_list(told["hosts"]))]
+    assert (told["connections"], hosts) == (1, [("allowed.test", 0, 7), ("evil.test", 1, 0)])
+    assert ledger.to_json()["bytes_out"] == 12
 
 
 @pytest.mark.case("DEG-06")

@@ -232,3 +232,13 @@ def test_a_program_that_is_missing_is_told_before_anything_starts(tmp_path: Path
 
     with pytest.raises(Unavailable):
         asyncio.run(scenario())
+
+
+def test_a_process_that_has_to_be_stopped_is_ended_and_why_is_told(tmp_path: Path) -> None:
+    spec = ProcessSpec((sys.executable, "-c", ECHO), str(tmp_path), {})
+
+    async def whole() -> tuple[bytes | None, str]:
+        async with talking(spec, secrets={}, watch=lambda: "wrote too much") as peer, asyncio.timeout(10):
+            return await peer.line(), peer.ending()
+
+    assert asyncio.run(whole()) == (None, "it was stopped: it wrote too much")

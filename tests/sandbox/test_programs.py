@@ -12,7 +12,7 @@ import pytest
 from tests.sandbox.conftest import Warden
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.sandbox.programs import Program, find_launcher, program_at
+from kiwi_mcp.sandbox.programs import Around, Program, find_launcher, program_at
 
 
 def test_a_launcher_is_the_systems_own() -> None:
@@ -47,6 +47,28 @@ def test_a_program_in_a_home_does_not_bring_the_home(tmp_path: Path) -> None:
     (tmp_path / "bin" / "alias").symlink_to("mine")
     program = program_at(str(tmp_path / "bin" / "alias"), lambda path: path.startswith("/usr"))
     assert program == Program(str(tmp_path / "bin" / "mine"), (str(tmp_path / "bin" / "mine"),))
+
+
+@pytest.mark.case("FS-01")
+def test_a_project_that_looks_like_an_installation_is_none(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").touch()
+    run = tmp_path / "bin" / "run"
+    run.write_text("#!/bin/sh\n")
+    run.chmod(0o755)
+    closed = Around(closed=(str(tmp_path),))
+    assert str(tmp_path) not in program_at(str(run), nowhere, closed).roots
+    assert str(run) in program_at(str(run), nowhere, closed).roots
+    made = Around(closed=(str(tmp_path),), trusted=(str(tmp_path),))
+    assert str(tmp_path) in program_at(str(run), nowhere, made).roots
+
+
+def test_an_environment_of_the_project_is_used_where_it_is_given(environment: Path) -> None:
+    python, closed = environment / "bin" / "python", (str(environment.parent),)
+    base = str(Path(os.path.realpath(sys.executable)).parent.parent)
+
+    assert program_at(str(python), nowhere, Around(closed, given=(str(environment),))) == Program(str(python), (base,))
+    assert str(environment) not in program_at(str(python), nowhere, Around(closed)).roots
 
 
 @pytest.mark.case("FS-01")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
-from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict
+from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.run import run_id
-from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, Approvals
+from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, UNANSWERED, Approvals
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 
@@ -39,8 +39,8 @@ def a_question(number: int = 1, *, at: int = NOW, actor: str = "ann", digest: st
         project="/p \ud83d \0",
         identity="project/local/note@1.0.0",
         reasons=("may change /p",),
-        plan={"inputs": {"text": "ü \ud83d \0"}},
-        preview="note waits",
+        plan={"identity": "note", "inputs": {"text": "ü \ud83d \0"}},
+        preview='note waits\nparameters: {"text": "ü"}\nproject: /p',
         created_at=at,
         expires_at=at + LIFETIME_MS,
         touched=Touched(("/p",), ()),
@@ -110,6 +110,54 @@ def test_an_answer_to_whoever_waits_is_used_at_once_and_each_has_its_own(approva
     assert approvals.take(asked, RUN) is None
 
 
+def test_a_no_that_was_said_elsewhere_holds_against_a_yes_that_comes_later(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW)
+    with pytest.raises(Denied):
+        approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW + 1)
+    late = approvals.ask(a_question(2))
+    with pytest.raises(Denied):
+        approvals.accept(late, RUN, by="ann", how="mcp", now=late.expires_at)
+    assert [one.run_id for one in approvals.list(NOW)] == ["", ""]
+
+
+def test_that_one_caller_left_is_no_answer_for_another(approvals: Approvals) -> None:
+    asked = approvals.ask(a_question())
+    approvals.decide(asked.id, "denied", by="ann", how=UNANSWERED, now=NOW)
+    assert approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW).status == "used"
+
+
+@pytest.mark.parametrize("end", ["used", "accepted", "denied", "expired"])
+def test_what_is_over_keeps_no_parameters_and_is_gone_after_a_month(end: str, approvals: Approvals) -> None:
+    asked, now = approvals.ask(a_question()), NOW
+    match end:
+        case "used":
+            yes(approvals, asked)
+            assert approvals.get(asked.id, NOW).request == asked.request
+            approvals.take(asked, RUN)
+        case "accepted":
+            approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW)
+            approvals.accept(asked, run_id(NOW, 9), by="ann", how="mcp", now=NOW)
+        case "denied":
+            approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW)
+        case _:
+            now = asked.expires_at
+    approvals.ask(a_question(3, at=now))
+    for over in [one for one in approvals.list(now) if one.status != "pending"]:
+        assert (over.plan, over.request) == ({"identity": "note"}, None)
+        assert over.preview.splitlines()[1:] == ["parameters: (not kept once a question is over)", "project: /p"]
+    month = 30 * 86_400_000
+    approvals.ask(a_question(4, at=NOW + month + 1))
+    assert asked.id not in {one.id for one in approvals.list(NOW + month + 1)}
+
+
+def test_the_beginning_of_an_id_that_means_several_questions_answers_none(approvals: Approvals) -> None:
+    first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
+    with pytest.raises(ApprovalNotFound):
+        approvals.decide(first.id[:10], "approved", by="ann", how="cli", now=NOW)
+    assert {approvals.get(one.id, NOW).status for one in (first, second)} == {"pending"}
+
+
 def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     assert yes(approvals, asked) == yes(approvals, asked, NOW + 5)
@@ -150,7 +198,9 @@ def test_a_flood_of_questions_is_refused_and_waits_as_it_is(approvals: Approvals
 
 
 def test_rules_are_kept_once_shown_and_taken_back(approvals: Approvals, database: Database) -> None:
-    rule = ApprovalRule(RUN, "project/local/*", NOW, "ann", paths=("/p/ü",), argv=("git", "status"))
+    rule = ApprovalRule(
+        RUN, "project/local/*", NOW, "ann", paths=("/p/ü",), argv=("git", "status"), project="/p", digest="d"
+    )
     assert approvals.add_rule(rule) == rule
     assert approvals.add_rule(replace(rule, id=run_id(NOW, 8), created_at=NOW + 1)) == rule
     assert approvals.rules() == (rule,)

@@ -169,8 +169,9 @@ def test_what_is_not_a_database_is_never_written_over(tmp_path: Path) -> None:
 
 def test_a_damaged_page_is_found_and_nothing_is_deleted(file: Path) -> None:
     whole = file.read_bytes()
-    middle = len(whole) // 2
-    file.write_bytes(whole[:middle] + b"\xff" * 8192 + whole[middle + 8192 :])
+    notes = [at for at in range(0, len(whole), 4096) if b"kept kept" in whole[at : at + 4096]]
+    middle = notes[len(notes) // 2]
+    file.write_bytes(whole[:middle] + b"\xff" * 4096 + whole[middle + 4096 :])
     database = open_database(f"sqlite://{file}")
     with pytest.raises(StoreDamaged) as found:
         database.read("select number, word from notes")

@@ -213,6 +213,7 @@ class Catalog:
             notes=tuple(note for link in links for note in self._home(link).notes(link)),
             drift=(*self._drift(links), *self._server_drift(links)),
             faults=tuple(unsound(links, sheets)),
+            project=self.space.project,
         )
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
         return _Resolved(chain, stamps, generation, sheets)

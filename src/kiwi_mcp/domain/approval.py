@@ -45,7 +45,9 @@ class Approval:
     first_runs: tuple[str, ...] = ()
     """The digests of what a model wrote and nobody ever ran."""
     request: JsonObject | None = None
-    """The call that asked, where it holds nothing that may not be kept."""
+    """The call that asked, where it holds nothing that may not be kept; gone once the question is over."""
+    content: str = ""
+    """The hash of all that would run: of every link of its chain, and of what that names."""
     status: ApprovalStatus = "pending"
     decided_at: int = 0
     decided_by: str = ""
@@ -78,7 +80,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """A standing yes of the owner's: to which items and, where it says so, which paths, hosts, words and actor."""
+    """A standing yes of the owner's: to which items, and how narrowly, as far as it says so."""
 
     id: str
     item: str
@@ -93,12 +95,18 @@ class ApprovalRule:
     argv: tuple[str, ...] = ()
     """The words that the command line begins with, each exactly so."""
     expires_at: int | None = None
+    project: str = ""
+    """In which project; in every one where it is empty, which a rule for items of a project never is."""
+    digest: str = ""
+    """Of which content, and then only as far as it touches what is named; of any where it is empty."""
 
     def to_json(self) -> JsonObject:
         """Return the rule as it is shown, without what it leaves open."""
         told: dict[str, Json] = {
             "rule_id": self.id,
             "item": self.item,
+            "project": self.project,
+            "digest": self.digest,
             "actor": self.actor,
             "paths": list(self.paths),
             "hosts": list(self.hosts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kiwi_mcp.domain.isolation import Level, strictest
 from kiwi_mcp.domain.issues import Issue
@@ -27,6 +28,8 @@ class Chain:
     """How the chain differs from the one its tool was published on."""
     faults: tuple[Issue, ...] = ()
     """What links say that their types do not allow; such a chain is not run."""
+    project: Path | None = None
+    """The project it was resolved for, which its words may name."""
 
     @property
     def tool(self) -> Tool:

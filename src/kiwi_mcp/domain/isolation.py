@@ -81,6 +81,13 @@ class Jail:
     private_hosts: tuple[str, ...] = ()
     """Hosts that the owner granted although their addresses are not public; the others are reached at public ones."""
     limits: Limits = field(default_factory=Limits)
+    closed: tuple[str, ...] = ()
+    """Folders that anybody's files may be in: a program that lies there brings nothing of them but itself.
+
+    It follows from where the process is started, so it is no part of what is shown.
+    """
+    trusted: tuple[str, ...] = ()
+    """Folders that programs may bring all the same, because Kiwi made them."""
     provenance: Provenance = "unknown"
     """Where the least trusted of what runs in it comes from, which is why it is as strict as that."""
 

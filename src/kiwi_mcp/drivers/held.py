@@ -7,21 +7,23 @@ held as was asked is not run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import Jail, Level
+from kiwi_mcp.domain.isolation import Gate, Jail, Level
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.primitives import peer, subprocess
 from kiwi_mcp.primitives.addresses import HostRules
-from kiwi_mcp.primitives.egress import egress
 from kiwi_mcp.primitives.egress_record import Ledger
 from kiwi_mcp.primitives.user_namespace import owner_map
 from kiwi_mcp.sandbox.bubblewrap import NOBODY
@@ -33,6 +35,11 @@ from kiwi_mcp.sandbox.proxied import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quota import quota
 from kiwi_mcp.sandbox.standing import Standing, choose, examine, forget, policy_digest, recall
 
+_MOST_TOLD = 3
+_HOSTS = (
+    "If the item is to reach it, name it in its manifest: `needs: {hosts: [name:port]}`; "
+    "an address that is not public needs `hosts.allow` of the policy besides."
+)
 _found: dict[Path, tuple[Standing, ...]] = {}
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -69,7 +76,11 @@ class Hold:
             process: peer.Peer | None = None
             try:
                 async with peer.talking(
-                    confined.spec, secrets=secrets, longest_line=longest_line, handover=confined.handover
+                    confined.spec,
+                    secrets=secrets,
+                    longest_line=longest_line,
+                    handover=confined.handover,
+                    watch=quota(self.jail.writable, self.jail.limits),
                 ) as process:
                     yield process
             finally:
@@ -87,7 +98,16 @@ class Hold:
             "provenance": self.jail.provenance,
         }
         network = {"network": self.left.to_json()} if self.left.is_kept else {}
-        return replace(outcome, details={**outcome.details, "isolation": held, **network})
+        details = {**outcome.details, "isolation": held, **network}
+        return replace(outcome, details=details, suggestion=self._advice(outcome))
+
+    def _advice(self, outcome: Outcome) -> str:
+        """Return what to do about an outcome: where it failed and hosts were denied to it, that comes first."""
+        denied = () if outcome.is_success else self.left.denials()
+        if not denied:
+            return outcome.suggestion
+        told = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS}"
+        return f"{told} {outcome.suggestion}".strip()
 
     @asynccontextmanager
     async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Confined]:
@@ -98,6 +118,9 @@ class Hold:
                 yield confined
                 return
             rules = HostRules(self.jail.hosts, self.jail.denied_hosts, self.jail.private_hosts)
+            # The proxy is loaded by the first process that has one.
+            egress: Callable[[HostRules, Gate, Ledger], AbstractAsyncContextManager[None]]
+            egress = import_module("kiwi_mcp.primitives.egress").egress
             async with egress(rules, gate, self.left):
                 yield confined
 
@@ -113,6 +136,8 @@ async def held_by(jail: Jail, space: Space) -> Hold:
     """Return what will hold a process in a jail; refuse what nothing here can hold."""
     refuse_hosts(jail)
     state = _state(space)
+    closed, trusted = _around(space)
+    jail = replace(jail, closed=closed, trusted=trusted)
     if jail.level == "trusted":
         # Nothing has to be tested to leave a process as it is.
         return Hold(jail, _as_it_is(), state)
@@ -123,6 +148,13 @@ async def held_by(jail: Jail, space: Space) -> Hold:
         _found.pop(state, None)
         raise
     return Hold(jail, standing, state)
+
+
+@lru_cache(maxsize=64)
+def _around(space: Space) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the folders whose programs bring nothing of them, and those below them that Kiwi made or runs from."""
+    closed = (os.path.realpath(space.project), os.path.realpath(space.user))
+    return closed, tuple(os.path.realpath(own) for own in (space.cache, sys.prefix, sys.base_prefix))
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,34 +23,49 @@ _LONGEST_LINE = 256
 _INTERPRETER = re.compile(
     r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
 )
-_PRIVATE = (".env", ".env.*", ".ai/.env", ".ai/.env.*", ".npmrc", ".netrc", ".pypirc")
-"""What may lie beside a script and is not for its server: variables and credentials of the project."""
+_CODE = re.compile(r"-[A-Za-z]{0,3}[cemp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)
+"""What is followed by code, or by the name of a module: then no word is the file that runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process as it is started confined, with the paths that it needs and what below them it is not to see."""
+    """A process as it is started confined, with the paths that it needs."""
 
     spec: ProcessSpec
-    readable: tuple[str, ...]
-    hidden: tuple[str, ...]
+    programs: tuple[str, ...]
+    """What its program needs besides itself, where that is one of this machine's by its name."""
+    named: Mapping[str, tuple[str, ...]]
+    """The paths that its command names, each with what lies around it."""
+
+    @property
+    def readable(self) -> tuple[str, ...]:
+        """All that it is to see."""
+        return tuple(dict.fromkeys((*self.programs, *(path for around in self.named.values() for path in around))))
 
 
-def seen_by(spec: ProcessSpec, *, has_folder: bool) -> Seen:
-    """Return what a server sees by its command; `has_folder` says whether its manifest names where it starts."""
-    found = dict.fromkeys(needed_by(spec.argv[0], spec.env.get("PATH", "")))
-    argv = list(spec.argv)
+def seen_by(spec: ProcessSpec, *, has_folder: bool, is_placed: bool = False) -> Seen:
+    """Return what a server sees by its command.
+
+    `has_folder` says whether its manifest names where it starts, and `is_placed` whether it says where its program is.
+    """
+    program, argv, folder = spec.argv[0], list(spec.argv), str(Path(spec.cwd).resolve())
+    named = {str(Path(program).resolve()): _around(Path(program))} if is_placed else {}
     if (place := script_in(spec)) is not None:
         script = Path(spec.cwd, argv[place]).resolve()
         # By its whole name, since the folder it was relative to may not be there.
         argv[place] = str(script)
-        found |= dict.fromkeys(_around(script) or (str(script),))
-    folder = str(Path(spec.cwd).resolve())
+        named[str(script)] = _around(script) or (str(script),)
     if has_folder and not is_too_wide(Path(folder)) and Path(folder).is_dir():
-        found[folder] = None
+        named[folder] = (folder,)
+    besides = (
+        _interpreters(program, spec.env.get("PATH", "")) if is_placed else needed_by(program, spec.env.get("PATH", ""))
+    )
     covered = base_profile().covers
-    readable = tuple(path for path in found if not covered(path))
-    return Seen(replace(spec, argv=tuple(argv), cwd=folder), readable, tuple(_hidden(readable)))
+    return Seen(
+        replace(spec, argv=tuple(argv), cwd=folder),
+        tuple(path for path in besides if not covered(path)),
+        {path: around for path, around in named.items() if around and not all(map(covered, around))},
+    )
 
 
 def needed_by(program: str, path: str) -> tuple[str, ...]:
@@ -59,10 +74,12 @@ def needed_by(program: str, path: str) -> tuple[str, ...]:
 
 
 def script_in(spec: ProcessSpec) -> int | None:
-    """Return which word of an interpreter's command is the file that it runs: the first that names one."""
+    """Return which word of an interpreter's command is the file that it runs: the first that names one, before code."""
     if not _INTERPRETER.fullmatch(Path(spec.argv[0]).name):
         return None
     for place, word in enumerate(spec.argv[1:], 1):
+        if _CODE.fullmatch(word) or (word == "-r" and Path(spec.argv[0]).name == "php"):
+            return None
         if not word.startswith("-") and "${" not in word and _is_file(Path(spec.cwd, word)):
             return place
     return None
@@ -81,7 +98,7 @@ def _around(path: Path) -> tuple[str, ...]:
     if _MODULES in real.parts:
         # A package finds what it depends on beside itself, in the outermost folder of modules.
         return (str(Path(*real.parts[: real.parts.index(_MODULES) + 1])),)
-    if not real.suffix and os.access(real, os.X_OK):
+    if os.access(real, os.X_OK) and (not real.suffix or _INTERPRETER.fullmatch(real.name)):
         return ()
     folder = _package(real.parent)
     return () if is_too_wide(folder) else (str(folder),)
@@ -118,11 +135,3 @@ def _interpreters(program: str, path: str) -> Iterator[str]:
     name = next((os.fsdecode(word) for word in words[1:] if not word.startswith(b"-")), "")
     if name and (found := shutil.which(name, path=path)):
         yield from program_at(found, base_profile().covers).roots
-
-
-def _hidden(folders: tuple[str, ...]) -> Iterator[str]:
-    for folder in folders:
-        for pattern in _PRIVATE:
-            for path in Path(folder).glob(pattern):
-                if path.is_file() and not path.is_symlink():
-                    yield str(path)

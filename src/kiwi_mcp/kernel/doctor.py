@@ -18,8 +18,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.offers import Offers
-from kiwi_mcp.drivers.process.surroundings import search_path
-from kiwi_mcp.drivers.process.words import read_words
+from kiwi_mcp.drivers.words import read_words
 from kiwi_mcp.kernel.delivery import held, vault_folder
 from kiwi_mcp.kernel.isolation import missing_sandbox, tell_isolation
 from kiwi_mcp.kernel.permission import Permission
@@ -32,6 +31,7 @@ from kiwi_mcp.policy.deployment import deployments, minimum
 from kiwi_mcp.policy.owner import FILE_NAME, owner_policy
 from kiwi_mcp.policy.preferences import owner_preferences
 from kiwi_mcp.primitives.keyring import has_keyring
+from kiwi_mcp.primitives.program import search_path
 from kiwi_mcp.primitives.sealing import SEALS, sealed_by
 from kiwi_mcp.primitives.secrets import Variables
 

@@ -34,17 +34,15 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
-from kiwi_mcp.drivers.held import standings
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.approvals.gate import Gate
-from kiwi_mcp.kernel.approvals.verb import answer_approvals
+from kiwi_mcp.kernel.approvals.verb import answer_approvals, items_meant
 from kiwi_mcp.kernel.aside import Aside, kept_for
 from kiwi_mcp.kernel.audit import audit
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.checkpoints.guard import guard_of
 from kiwi_mcp.kernel.completing import complete
 from kiwi_mcp.kernel.confining import Judge
-from kiwi_mcp.kernel.doctor import examine
 from kiwi_mcp.kernel.find import asks_registry, find
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
@@ -56,7 +54,7 @@ from kiwi_mcp.kernel.offered import kind_of, offer_of
 from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.permitting import named_item, permit_verb, refuse_bringing, refuse_hidden
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
-from kiwi_mcp.kernel.places import cache_folder, no_project_space, project_space, user_space
+from kiwi_mcp.kernel.places import cache_folder, made_private, no_project_space, project_space, user_space
 from kiwi_mcp.kernel.preferences import prefer
 from kiwi_mcp.kernel.provenance import Authorship, Origins
 from kiwi_mcp.kernel.reading import read
@@ -91,7 +89,6 @@ from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.tasks import tasks
 from kiwi_mcp.kernel.trail import Recorder
 from kiwi_mcp.kernel.verbs import BY_NAME
-from kiwi_mcp.kernel.why import explain_call
 from kiwi_mcp.kernel.witness import Witness
 from kiwi_mcp.policy.asking import is_from_outside
 from kiwi_mcp.policy.authority import Authority, OwnerAuthority, ask, identify
@@ -150,7 +147,7 @@ class Kernel:
     ) -> None:
         self._project = project
         self._user = user or user_space()
-        self._cache = cache or cache_folder()
+        self._cache = cache or made_private(cache_folder())
         self._store = Store(self._user)
         self._origins = Origins(self._store)
         self._ledger = Ledger(self._user, self._store, surface)
@@ -185,7 +182,7 @@ class Kernel:
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
         try:
             request = read_request(verb, payload)
-            self.check(request)
+            self.check(request, caller)
             self._permit(verb, request, caller)
             return await self._answer(request, caller, witness)
         except KiwiError as error:
@@ -195,9 +192,13 @@ class Kernel:
             _log.exception("incident %s in %s", incident, verb)
             return refusal(Internal(incident), item_type=item_type, about=about)
 
-    def check(self, request: Request) -> None:
+    def _is_own_hand(self, caller: Caller) -> bool:
+        """Whether a caller is the owner's own hand: here, and in nobody else's name."""
+        return self._is_owner and not caller.name
+
+    def check(self, request: Request, caller: Caller) -> None:
         """Refuse a request that is not for whoever calls here."""
-        if not self._is_owner and isinstance(request, RegistryRequest | ExecuteRequest):
+        if not self._is_own_hand(caller) and isinstance(request, RegistryRequest | ExecuteRequest):
             refuse_strangers(request, self._store.settings)
 
     def _permit(self, verb: str, request: Request, caller: Caller) -> None:
@@ -288,51 +289,47 @@ class Kernel:
             case InitRequest():
                 return Answer(lay_out(self._space(request.project_path)))
             case DoctorRequest():
-                offers = await self.offers(request.project_path)
-                servers = await self._servers(request)
-                await standings(self._space(request.project_path))  # tests the machine, unless that was done before
-                health = examine(self._catalog(request.project_path), self._store, offers, servers)
-                return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
+                return await self._examined(request, caller)
             case RegistryRequest():
-                catalog, is_owner = self._catalog(request.project_path), self._is_owner and not caller.name
+                catalog, is_owner = self._catalog(request.project_path), self._is_own_hand(caller)
                 return Answer(await exchange(request, catalog, self._store, caller.report, is_owner=is_owner))
             case McpRequest() if request.action in {"list", "accept", "diff"}:
-                look = partial(self._mcp().look, request, is_owner=self._is_owner)
+                look = partial(self._mcp().look, request, is_owner=self._is_own_hand(caller))
                 return Answer(await self._near.do(self._space_for(request), look))
             case McpRequest():
                 catalog = self._catalog_for(request)
-                told = await self._mcp().act(request, catalog, caller, is_owner=self._is_owner)
+                told = await self._mcp().act(request, catalog, caller, is_owner=self._is_own_hand(caller))
                 return Answer(told, exit_code=1 if told.get("empty") else 0)  # a file that was named held nothing
             case RunsRequest():
                 seen = self._seen(request, caller)
                 return Answer(await asyncio.to_thread(runs, request, seen, now=datetime.now(UTC)))
             case AuditRequest():
-                return await asyncio.to_thread(self._audit, request)
+                return await asyncio.to_thread(self._audit, request, caller)
             case PreferRequest():
-                offering = self._offering(request.project_path)
-                told = await asyncio.to_thread(prefer, request, self._user, offering, is_owner=self._is_owner)
+                offering, is_owner = self._offering(request.project_path), self._is_own_hand(caller)
+                told = await asyncio.to_thread(prefer, request, self._user, offering, is_owner=is_owner)
                 return Answer(told)
             case TasksRequest():
-                now = time.time_ns() // 1_000_000
-                told = await asyncio.to_thread(lambda: tasks(request, self.tasks(), now=now, is_owner=self._is_owner))
+                now, is_owner = time.time_ns() // 1_000_000, self._is_own_hand(caller)
+                told = await asyncio.to_thread(lambda: tasks(request, self.tasks(), now=now, is_owner=is_owner))
                 return Answer(told)
             case SecretsRequest():
                 # What opens the store of secrets is loaded by whoever asks about it.
                 act_on = import_module("kiwi_mcp.kernel.secrets").act
-                return Answer(await act_on(request, self._catalog_for(request), is_owner=self._is_owner))
+                return Answer(await act_on(request, self._catalog_for(request), is_owner=self._is_own_hand(caller)))
             case KeyRequest():
                 act_on = import_module("kiwi_mcp.kernel.keys.verb").act
-                is_owner = self._is_owner and not caller.name
+                is_owner = self._is_own_hand(caller)
                 return Answer(await asyncio.to_thread(act_on, request, self._user, is_owner=is_owner))
             case ApprovalsRequest():
-                return Answer(await asyncio.to_thread(self._approvals, request, caller))
+                return Answer(await self._approvals(request, caller))
             case UndoRequest():
                 undo = import_module("kiwi_mcp.kernel.checkpoints.undo").undo
                 space, recorder = self._space(request.project_path), self._recorder(caller)
-                return Answer(await undo(request, space, recorder, is_owner=self._is_owner))
+                return Answer(await undo(request, space, recorder, is_owner=self._is_own_hand(caller)))
             case RelaxRequest():
                 change = import_module("kiwi_mcp.kernel.relaxing").relax
-                catalog, is_owner = self._catalog(request.project_path), self._is_owner and not caller.name
+                catalog, is_owner = self._catalog(request.project_path), self._is_own_hand(caller)
                 act_on = partial(change, request, catalog, self._store, self._origins, is_owner=is_owner)
                 return Answer(await asyncio.to_thread(act_on))
             case MigrateRequest():
@@ -341,9 +338,9 @@ class Kernel:
             case _:
                 raise TypeError(type(request))
 
-    def _audit(self, request: AuditRequest) -> Answer:
+    def _audit(self, request: AuditRequest, caller: Caller) -> Answer:
         receipts, anchor = self._store.receipts(), self._ledger.anchor
-        return audit(request, receipts, anchor, now=datetime.now(UTC), is_owner=self._is_owner)
+        return audit(request, receipts, anchor, now=datetime.now(UTC), is_owner=self._is_own_hand(caller))
 
     async def _help(self, request: HelpRequest) -> JsonObject:
         notices = (await self.offers(request.project_path)).notices
@@ -356,10 +353,12 @@ class Kernel:
             policy = owner_policy(self._user)
             rights = self.rights(caller)()
             if request.action == "why":
+                explain_call = import_module("kiwi_mcp.kernel.why").explain_call
                 return Answer(explain_call(call, catalog, rights, self._origins.held, self._gate(call, caller).preview))
             if request.dry_run:
                 bound = prepare(call, catalog, rights, self._origins.held)
-                return planned(bound, self._gate(call, caller).preview(bound.plan, bound.chain))
+                preview = self._gate(call, caller).preview
+                return planned(bound, await asyncio.to_thread(preview, bound.plan, bound.chain))
             recorder = self._recorder(caller)
             # Whoever's settings cannot be read has no name, and no record either.
             actor = recorder.actor if isinstance(recorder, Runs) else ""
@@ -379,7 +378,7 @@ class Kernel:
             return await act(request, catalog, self._store, caller, authorship)
         authorship = self._authorship(caller)
         signer = Signer.of(self._user) if authorship.is_owner and request.action == "sign" else None
-        author = Author(catalog, caller.report, is_owner=self._is_owner, authorship=authorship, signer=signer)
+        author = Author(catalog, caller.report, is_owner=authorship.is_owner, authorship=authorship, signer=signer)
         return await author.act(request)
 
     def _gate(self, call: Call, caller: Caller) -> Gate:
@@ -393,14 +392,31 @@ class Kernel:
             has_read_others=caller.name in self._readers,
         )
 
-    def _approvals(self, request: ApprovalsRequest, caller: Caller) -> JsonObject:
-        store = self._store.approvals()
-        actor = caller.name or store.owner
-        return answer_approvals(request, store, is_owner=self._is_owner, actor=actor, how=self._surface)
+    async def _approvals(self, request: ApprovalsRequest, caller: Caller) -> JsonObject:
+        is_owner, meant = self._is_own_hand(caller), ("", "")
+        if is_owner and request.action == "add_rule" and request.item:
+            meant = await self._near.do(self._space_if_any(None), partial(items_meant, request.item))
 
-    async def _servers(self, request: DoctorRequest) -> Sequence[JsonObject]:
+        def answer() -> JsonObject:
+            store = self._store.approvals()
+            actor = caller.name or store.owner
+            return answer_approvals(request, store, is_owner=is_owner, actor=actor, how=self._surface, meant=meant)
+
+        return await asyncio.to_thread(answer)
+
+    async def _examined(self, request: DoctorRequest, caller: Caller) -> Answer:
+        # What holds processes is loaded by whoever starts one, or asks about it.
+        standings = import_module("kiwi_mcp.drivers.held").standings
+        examine: Callable[..., JsonObject] = import_module("kiwi_mcp.kernel.doctor").examine
+        offers = await self.offers(request.project_path)
+        servers = await self._servers(request, caller)
+        await standings(self._space(request.project_path))  # tests the machine, unless that was done before
+        health = examine(self._catalog(request.project_path), self._store, offers, servers)
+        return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
+
+    async def _servers(self, request: DoctorRequest, caller: Caller) -> Sequence[JsonObject]:
         """Return the MCP servers as a list tells of them; that a store cannot be read is told by itself."""
-        look = partial(self._mcp().look, McpRequest(), is_owner=self._is_owner)
+        look = partial(self._mcp().look, McpRequest(), is_owner=self._is_own_hand(caller))
         try:
             told = await self._near.do(self._space(request.project_path), look)
         except KiwiError:
@@ -437,8 +453,7 @@ class Kernel:
 
     def _authorship(self, caller: Caller) -> Authorship:
         """Return a caller as the author of what they write: the owner's own hand, or somebody else's."""
-        is_owner = self._is_owner and not caller.name
-        return Authorship(self._origins, caller.name or self._surface, is_owner=is_owner)
+        return Authorship(self._origins, caller.name or self._surface, is_owner=self._is_own_hand(caller))
 
     def _runs(self, caller: Caller) -> Runs:
         """Return the runs of a caller, who sees no others: the owner's, unless it says who else it is."""
@@ -449,7 +464,7 @@ class Kernel:
         """Return the runs that a request is about: its caller's own, or those that the owner asks for."""
         if not request.actor:
             return self._runs(caller)
-        if not self._is_owner:
+        if not self._is_own_hand(caller):
             raise PolicyDenied("Whose runs are shown is the owner's to say.", suggestion="Leave out `actor`.")
         return self._store.runs().named(request.actor)
 

@@ -21,6 +21,7 @@ from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights
 from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.port import Driver
@@ -167,25 +168,30 @@ def secrets_of(call: Call, bound: Bound, judge: Judge) -> Mapping[str, str]:
     return secrets
 
 
-def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unproven) -> Bound:
-    """Take a call through every gate before the world is touched; `dry_run` stops here."""
+def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unproven, *, is_sketch: bool = False) -> Bound:
+    """Take a call through every gate before the world is touched; `dry_run` stops here.
+
+    A sketch is never run: its parameters only hold the places of real ones, and are not judged.
+    """
     chain = catalog.resolve(call.tool_id)
     driver = driver_of(chain)
-    inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
+    given = call.parameters
+    inputs = given if is_sketch else accept(chain.tool.id, chain.tool.manifest.parameters, given)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
     rights = reaching(rights, chain.executor, catalog) if chain.driver == "mcp" else rights
     plan = permit(driver.bind(chain, inputs, call.space), rights)
-    refuse_denied(plan, chain, rights, call.space)
-    plan = confine(plan, chain, call.space, judge, rights)
+    refuse_denied(plan, chain, rights, call.space, None if is_sketch else plan.inputs)
+    is_meant = chain.driver == "mcp" and catalog.is_meant(chain.executor)
+    plan = confine(plan, chain, call.space, judge, rights, is_meant=is_meant)
     return Bound(chain, plan, (*warnings, *plan.warnings))
 
 
-def refuse_denied(plan: Plan, chain: Chain, rights: Rights, space: Space) -> None:
+def refuse_denied(plan: Plan, chain: Chain, rights: Rights, space: Space, inputs: JsonObject | None) -> None:
     """Refuse a plan that no right covers, or that does not meet a condition."""
     verdict = authorize(plan, rights)
     if isinstance(verdict, Allow):
         now = datetime.now().astimezone()  # the hours of a condition are those of the owner's own clock
-        verdict = unmet(rights, plan.identity, plan.inputs, space.project, now) or verdict
+        verdict = unmet(rights, plan.identity, inputs, space.project, now) or verdict
     match verdict:
         case Deny(reason=reason, rule=rule, grant=grant):
             raise PolicyDenied(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
@@ -25,6 +26,15 @@ def cache_folder() -> Path:
     """Return where derived things are kept, all of which can be deleted."""
     named = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path.home() / ".cache") / "kiwi"
+
+
+def made_private(folder: Path) -> Path:
+    """Return a folder that is there and open to its owner alone, as far as that can be had."""
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+    return folder
 
 
 def nearest_project(start: Path) -> Path:

@@ -6,8 +6,9 @@ exact content, which Kiwi makes when it is written or signed through it: no file
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kiwi_mcp.catalog.seeds import vouched
@@ -17,6 +18,7 @@ from kiwi_mcp.domain.isolation import Level, Provenance
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.watching import watched
 from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.policy.deployment import minimum
 from kiwi_mcp.policy.floors import Holding, held, raised, unproven
@@ -55,7 +57,7 @@ class Origins:
                 return held(chain, [_provenance(link, chain, None) for link in chain.links])
             return self._remembered(chain, authors)
         except KiwiError:
-            return unproven(chain)
+            return replace(unproven(chain), is_looked_up=False)
 
     def of(self, tool: Tool) -> Provenance:
         """Return where one item comes from."""
@@ -128,12 +130,22 @@ class Authorship:
 
 
 def chain_digest(chain: Chain) -> str:
-    """Return the hash that names exactly this chain: every link of it, and every byte of each."""
-    return sha256_hex(canonical([[link.identity, link.digest] for link in chain.links]))
+    """Return the hash that names exactly this chain: every link of it, where it is, and every byte of each.
+
+    What a project holds is named with the project: the same bytes in a clone are another chain.
+    """
+    links = [[link.identity, link.digest, home_of(link)] for link in chain.links]
+    return sha256_hex(canonical([links, [[*one] for one in watched(chain)]]))
+
+
+def home_of(link: Tool) -> str:
+    """Return the folder that an item of a project is bound to; empty for what is the same everywhere."""
+    return os.path.realpath(link.origin.base) if link.origin.source == "project" else ""
 
 
 def _key(chain: Chain) -> _Key:
-    return (chain.driver, *(f"{link.identity} {link.digest} {link.trust}" for link in chain.links))
+    links = (f"{link.identity} {link.digest} {link.trust} {home_of(link)}" for link in chain.links)
+    return (chain.driver, *links, *(word for one in watched(chain) for word in one))
 
 
 def _looked_up(chain: Chain, authors: Authors) -> Holding:

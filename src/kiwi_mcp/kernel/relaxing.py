@@ -1,11 +1,13 @@
 """The relax verb: which chains their owner lets run less strictly than their origin says, and changing that.
 
-What is relaxed is one exact chain, with every byte of it; what comes after an edit is another one.
+What is relaxed is one exact chain in one place, with every byte of it and of the files that its commands name; what
+comes after an edit is another one, and so is a copy in another project.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.chain import Chain
@@ -14,9 +16,10 @@ from kiwi_mcp.domain.isolation import LEVELS, Level
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.kernel.confining import of_server
-from kiwi_mcp.kernel.provenance import Origins, chain_digest, may_relax
+from kiwi_mcp.kernel.provenance import Origins, chain_digest, home_of, may_relax
 from kiwi_mcp.kernel.requests import RelaxRequest
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.watching import watched
 from kiwi_mcp.kernel.why import explain_holding
 from kiwi_mcp.manifest.check import HELD
 from kiwi_mcp.policy.authorize import verify
@@ -73,10 +76,13 @@ def _relaxed(request: RelaxRequest, chain: Chain, store: Store, origins: Origins
     if LEVELS.index(before.level) <= LEVELS.index(level):
         message = f"{tool.id} runs under {before.level} already"
         return {**told, "status": "unchanged", "level": before.level, "message": message}
-    one = Relaxation(chain_digest(chain), tool.identity, tool.digest, level, request.reason, store.actor.name, moment())
+    said, home = (level, request.reason, store.actor.name, moment()), next(filter(None, map(home_of, chain.links)), "")
+    one = Relaxation(chain_digest(chain), tool.identity, tool.digest, *said, home and str(Path(home).parent))
     store.authors().relax(one)
     after = held(chain, [link.provenance for link in before.floors], level)
     warnings: list[Json] = [f"under {level} it sees and reaches what you do"] if level in _OUTSIDE else []
+    if beside := [path for path, _ in watched(chain)]:
+        warnings.append(f"an edit of {', '.join(beside)} ends it too; files beside those, and modules, are not watched")
     return {
         **told,
         "status": "relaxed",

@@ -144,6 +144,7 @@ class McpRequest(Request):
     ] = False
     accept: Annotated[bool, Field(description="add, import: accept what the server offers first")] = True
     start: Annotated[bool, Field(description="add, import: ask the server what it offers")] = True
+    yes: Annotated[bool, Field(description="refresh: start a server that was never accepted")] = False
     scopes: Annotated[
         list[Name], Field(max_length=100, description="login: rights to ask for, in place of those the server wants")
     ] = []
@@ -234,11 +235,11 @@ class ApprovalsRequest(Request):
     ] = None
     status: Annotated[ApprovalStatus | Literal["all"], Field(description="list: how they stand")] = "pending"
     always: Annotated[
-        Literal["none", "this tool", "this tool and path"], Field(description="approve: and from now on")
+        Literal["none", "this tool"], Field(description="approve: and from now on, for the tool as it is")
     ] = "none"
     reason: Annotated[Text | None, Field(description="deny: what the model is told")] = None
     rule_id: Annotated[Name | None, Field(description="remove_rule: which rule, or the beginning of its id")] = None
-    item: Annotated[Name | None, Field(description="add_rule: a full identity, or a pattern of them")] = None
+    item: Annotated[Name | None, Field(description="add_rule: an item, or a pattern of full names")] = None
     actor: Annotated[Text | None, Field(description="add_rule: only calls of this actor")] = None
     paths: Annotated[list[Text], Field(max_length=50, description="add_rule: real paths, as patterns")] = []
     hosts: Annotated[list[Name], Field(max_length=50, description="add_rule: hosts")] = []

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Allow, Deny, Kind, Rights, Verdict
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.needs import Needs
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.policy.authorize import uses
-from kiwi_mcp.policy.conditions import unmet
-from kiwi_mcp.policy.reaching import path_verdicts
+from kiwi_mcp.policy.reaching import demand_public, path_verdicts
 
 _NEEDED: Sequence[tuple[Kind, str]] = (
     ("read", "read"),
@@ -24,19 +23,19 @@ _NEEDED: Sequence[tuple[Kind, str]] = (
 """Under which word of `needs` each kind is declared."""
 
 
-def explain_rights(chain: Chain, rights: Rights, space: Space, bind: Callable[[], Plan]) -> list[JsonObject]:
+def explain_rights(
+    chain: Chain, needs: Needs, rights: Rights, space: Space, bind: Callable[[], Plan]
+) -> list[JsonObject]:
     """Return a row for each thing that a call uses: whether it may, and by which rule of whom.
 
-    `bind` gives the plan; where it cannot be made, what only a plan shows is left out.
+    `needs` are those of its process. `bind` gives the plan; where there is none, what only a plan shows is left out.
     """
-    rows = [*_items(chain, rights), *_needs(chain, rights, space)]
+    rows = [*_items(chain, rights), *_needs(needs, rights, space)]
     try:
         plan = bind()
     except KiwiError:
         return rows
-    rows += [_row(kind, resource, rights.verdicts(kind, resource)) for kind, resource in uses(plan)]
-    refused = unmet(rights, plan.identity, plan.inputs, space.project, datetime.now().astimezone())
-    return [*rows, _row("condition", plan.identity, [refused])] if refused else rows
+    return rows + [_row(kind, resource, rights.verdicts(kind, resource)) for kind, resource in uses(plan)]
 
 
 def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:
@@ -48,19 +47,24 @@ def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:
             yield _row("item", link.identity, told)
 
 
-def _needs(chain: Chain, rights: Rights, space: Space) -> Iterator[JsonObject]:
+def _needs(needs: Needs, rights: Rights, space: Space) -> Iterator[JsonObject]:
     for kind, word in _NEEDED:
-        asked: Iterable[str] = getattr(chain.needs, word)
+        asked: Iterable[str] = getattr(needs, word)
         for text in asked:
             try:
-                found = (
-                    path_verdicts(kind, text, rights, space)
-                    if kind in {"read", "write"}
-                    else rights.verdicts(kind, text)
-                )
+                found = _verdicts(kind, text, rights, space)
             except KiwiError as error:
                 found = (Deny(error.message, "", "the item's needs"),)
             yield _row(kind, text, [*found, Allow(f"needs.{word}", text)])
+
+
+def _verdicts(kind: Kind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
+    if kind in {"read", "write"}:
+        return path_verdicts(kind, text, rights, space)
+    found = rights.verdicts(kind, text)
+    if kind == "host" and not any(isinstance(one, Deny) for one in found):
+        demand_public(rights, text)
+    return found
 
 
 def _row(kind: str, resource: str, verdicts: Sequence[Verdict]) -> JsonObject:

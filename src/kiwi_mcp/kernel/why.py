@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -10,16 +11,18 @@ from urllib.parse import urlsplit
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, IsolationUnavailable, KiwiError
+from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, IsolationUnavailable, KiwiError, PolicyDenied
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text, text_of
+from kiwi_mcp.domain.needs import Needs
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.held import check_level
 from kiwi_mcp.kernel.confining import Judge, of_server
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import Bound as Planned
 from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
+from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.verdicts import explain_rights
 from kiwi_mcp.manifest.check import HELD, STARTS
 from kiwi_mcp.manifest.render import defaulted, variables
@@ -29,6 +32,7 @@ from kiwi_mcp.primitives.addresses import is_address, refusal
 from kiwi_mcp.primitives.bounds import PORTS, refuse_holder, refuse_target
 from kiwi_mcp.primitives.secrets import Bound, Variables
 
+_FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
 Preview: TypeAlias = Callable[[Plan, Chain], JsonObject]
 """Says whether a plan would wait for the owner."""
 
@@ -52,14 +56,15 @@ def explain_call(
     found = dict(Variables().locate(names, project=call.space.project, user=call.space.user))
     found |= {name: f"{STORE}, {'' if one.is_granted(holder) else 'not '}granted" for name, one in stored.items()}
     process = _process_of(chain)
+    needs = process.needs if process else Needs()
+    effective = reaching(rights, chain.executor, catalog) if is_served else rights
+    plan = partial(_planned, call, chain, catalog, rights, judge)
     changes, holding = lock_changes(chain, call), judge(process or chain)
     gates: list[Callable[[], object]] = [
         lambda: verify(chain, changes, is_frozen=call.is_frozen),
         lambda: driver_of(chain),
         lambda: _check_level(process, holding, call.space),
-        lambda: check_target(
-            prepare(call, catalog, rights, judge).plan, {name: one.bound for name, one in stored.items()}
-        ),
+        lambda: check_target(plan().plan, {name: one.bound for name, one in stored.items()}),
         *(partial(refuse_holder, one, holder) for one in stored.values()),
     ]
     reasons = [reason for gate in gates for reason in _refusals(gate)]
@@ -72,6 +77,8 @@ def explain_call(
         for name, place in found.items()
         if place is None and name not in spare
     ]
+    rows = explain_rights(chain, needs, effective, call.space, lambda: plan().plan)
+    reasons += _untold(rows, reasons)
     # Without parameters the question is about the tool, and missing ones are no reason.
     if not call.parameters:
         reasons = [reason for reason in reasons if reason["code"] != InvalidArguments.code]
@@ -84,14 +91,38 @@ def explain_call(
         "chain": chain.to_json(),
         "variables": {name: place or None for name, place in found.items()},
         "needs": chain.needs.to_json(),
-        "rights": explain_rights(chain, rights, call.space, lambda: prepare(call, catalog, rights, judge).plan),
+        "rights": rows,
         "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
         "notes": [*chain.drift, *chain.notes],
-        **(_approval(preview, lambda: prepare(call, catalog, rights, judge)) if preview else {}),
+        **(_approval(preview, plan) if preview else {}),
         "would_run": not reasons,
         "reasons": _distinct(reasons),
     }
+
+
+def _planned(call: Call, chain: Chain, catalog: Catalog, rights: Rights, judge: Judge) -> Planned:
+    """Return the plan of a call or, where no parameters are given, what does not depend on them."""
+    try:
+        return prepare(call, catalog, rights, judge)
+    except InvalidArguments:
+        schema, url = chain.tool.manifest.parameters, as_text(chain.tool.manifest.config.get("url"))
+        # Where it goes must not be made up.
+        if call.parameters or (url and (not (host := urlsplit(url).netloc) or "{" in host)):
+            raise
+        places = {text_of(name): text_of(name) for name in as_list(schema.get("required"))}
+        return prepare(replace(call, parameters=places), catalog, rights, judge, is_sketch=True)
+
+
+def _untold(rows: Sequence[JsonObject], reasons: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return a reason for each thing that may not be used, where none speaks of it."""
+    told = " ".join(text_of(reason["message"]) for reason in reasons)
+    refused = [text_of(row["reason"]) for row in rows if "reason" in row]
+    return [
+        {"code": PolicyDenied.code, "message": f"{reason.rstrip('.')}.", "suggestion": _FIX}
+        for reason in refused
+        if reason not in told
+    ]
 
 
 def _approval(preview: Preview, bind: Callable[[], Planned]) -> JsonObject:

@@ -281,6 +281,6 @@ def _report_unknown(reading: _Reading, sheet: Sheet | None) -> None:
         if word in below:
             reading.fault(word, f"`{word}` belongs under `config`", f"Write it as `{join('config', word)}`.")
         else:
-            hint = did_you_mean(word, WORDS)
+            hint = did_you_mean(word, WORDS | METADATA)
             fix = hint.strip() or "Remove it."
             reading.warn(word, f"{word!r} is not a word Kiwi knows; it is kept and does nothing", fix)

@@ -174,9 +174,9 @@ def _is_by(manifest: Manifest, digest: str, signature: Signature, namespace: str
 def _stat(path: Path) -> _Stat:
     try:
         found = os.stat(path)  # noqa: PTH116 - text and paths alike, as in the owner's policy
-    except FileNotFoundError:
-        return None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(path):
+            return None
         raise _refused([Issue("", f"cannot be read: {error}", "Make it a file that you can read.")]) from error
     return found.st_mtime_ns, found.st_size, found.st_ino
 

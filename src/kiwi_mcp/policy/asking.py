@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 from kiwi_mcp.domain.approval import ApprovalRule, Touched
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path
-from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.json import as_list, as_object, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAX = frozenset({"trusted", "standard"})
 """The levels that keep a process from nothing that the owner could change."""
 _NOTHING = Touched()
+_OF_PROJECT = "project/"
 _STRANGE = frozenset({"unknown", "known_publisher", "mcp_server"})
 ANYWHERE = "/"
 
@@ -44,13 +45,22 @@ def is_carrying(touches: Touched) -> bool:
     return bool(touches.writes and touches.sends)
 
 
-def reasons(touches: Touched, first_runs: Sequence[str], *, is_tainted: bool = False) -> tuple[str, ...]:
+def installed(plan: Plan) -> tuple[str, ...]:
+    """Return the packages that are installed for a plan."""
+    return tuple(map(text_of, as_list(as_object(plan.facts.get("environment")).get("packages"))))
+
+
+def reasons(
+    touches: Touched, first_runs: Sequence[str], *, is_tainted: bool = False, packages: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return why the owner is asked, a phrase each; nothing where nobody has to be."""
     told: list[str] = []
     if is_tainted:
         told.append("was called after words from outside were read")
     if first_runs:
         told.append("runs for the first time what a model wrote")
+        if packages:
+            told.append(f"installs packages for that: {', '.join(packages)}")
     if ANYWHERE in touches.writes:
         told.append("changes things, and is not held in a sandbox")
     if paths := [path for path in touches.writes if path != ANYWHERE]:
@@ -61,19 +71,32 @@ def reasons(touches: Touched, first_runs: Sequence[str], *, is_tainted: bool = F
 
 
 def covering(
-    rules: Iterable[ApprovalRule], plan: Plan, touches: Touched, *, actor: str, now: int
+    rules: Iterable[ApprovalRule], plan: Plan, touches: Touched, *, actor: str, project: str, content: str, now: int
 ) -> ApprovalRule | None:
-    """Return a rule that says yes to a plan already, at a time in milliseconds."""
-    return next((rule for rule in rules if _covers(rule, plan, touches, actor, now)), None)
+    """Return a rule that says yes to a plan in a project already, for the content it has, at a time in milliseconds."""
+    holding = (rule for rule in rules if _holds(rule, actor, project, content, now))
+    return next((rule for rule in holding if _covers(rule, plan, touches)), None)
 
 
-def _covers(rule: ApprovalRule, plan: Plan, touches: Touched, actor: str, now: int) -> bool:
+def is_of_project(item: str) -> bool:
+    """Whether a name, or a pattern of names, is about items of a project: they are other ones in each."""
+    return item.startswith(_OF_PROJECT)
+
+
+def _holds(rule: ApprovalRule, actor: str, project: str, content: str, now: int) -> bool:
     return (
         (rule.expires_at is None or now < rule.expires_at)
         and rule.actor in {"", actor}
-        and fits_name(rule.item, plan.identity)
+        and rule.digest in {"", content}
+        and (rule.project == project or not (rule.project or is_of_project(rule.item)))
+    )
+
+
+def _covers(rule: ApprovalRule, plan: Plan, touches: Touched) -> bool:
+    return (
+        fits_name(rule.item, plan.identity)
         and _begins(rule.argv, plan)
-        and (not (rule.paths or rule.hosts) or _is_within(rule, touches))
+        and (not (rule.paths or rule.hosts or rule.digest) or _is_within(rule, touches))
     )
 
 

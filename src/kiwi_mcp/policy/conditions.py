@@ -29,8 +29,8 @@ def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Con
     return tuple(_condition(one, f"{place}[{number}]", issues) for number, one in enumerate(as_list(written)))
 
 
-def unmet(rights: Rights, identity: str, inputs: JsonObject, project: Path, now: datetime) -> Deny | None:
-    """Return the first condition that a call does not meet, as its refusal."""
+def unmet(rights: Rights, identity: str, inputs: JsonObject | None, project: Path, now: datetime) -> Deny | None:
+    """Return the first condition that a call does not meet, as its refusal; without inputs, only the moment counts."""
     for grant, condition in rights.conditions:
         if fits_name(condition.items, identity):
             for reason in _offences(condition, inputs, project, now):
@@ -91,12 +91,14 @@ def _days(written: Json, place: str, issues: list[Issue]) -> tuple[int, ...]:
     return tuple(_DAYS.index(day) for day in named)
 
 
-def _offences(condition: Condition, inputs: JsonObject, project: Path, now: datetime) -> Iterator[str]:
+def _offences(condition: Condition, inputs: JsonObject | None, project: Path, now: datetime) -> Iterator[str]:
     if condition.days and now.weekday() not in condition.days:
         yield f"not on this day, but on {', '.join(_DAYS[day] for day in condition.days)}"
     if condition.hours is not None and not _is_within(condition.hours, now.hour * 60 + now.minute):
         begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in condition.hours)
         yield f"not at this hour, but from {begin} to {end}"
+    if inputs is None:
+        return
     for name, bound in condition.parameters.items():
         rule = as_object(bound)
         if _PATH in rule:

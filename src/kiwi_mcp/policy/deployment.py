@@ -103,5 +103,7 @@ def _parse(path: Path) -> Deployment:
 
 
 def _unreadable(path: Path, reason: str) -> InvalidManifest:
-    issue = Issue("", f"cannot be read: {reason}", "Mend it, or unset KIWI_DEPLOYMENT.")
+    is_named = path != Path(SYSTEM_FOLDER, _NAME)
+    fix = "Mend it, or unset KIWI_DEPLOYMENT." if is_named else "Ask whoever runs this machine to mend it."
+    issue = Issue("", f"cannot be read: {reason}", fix)
     return InvalidManifest(f"The deployment {path}", [issue])

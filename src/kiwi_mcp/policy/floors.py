@@ -38,6 +38,8 @@ class Holding:
     """What the owner lets it run under, in place of its floors."""
     deployed: Level | None = None
     """The least that whoever runs this machine has every process held by, where that decides."""
+    is_looked_up: bool = True
+    """Whether it could be found out where its links come from."""
 
     @property
     def decisive(self) -> Floor:

@@ -47,8 +47,10 @@ def owner_policy(user: Path) -> Policy:
 def _stat(path: str) -> _Stat:
     try:
         found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
-    except (FileNotFoundError, NotADirectoryError):  # where there is no space, there is no policy in it
-        return None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if os.path.lexists(path):  # a link to nothing may be the owner's policy on a disk that is not there
+            raise _unreadable(error) from error
+        return None  # where there is no space, there is no policy in it
     except OSError as error:
         raise _unreadable(error) from error
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from kiwi_mcp.domain.globs import begun, is_met, is_plain, onward
 
 HOME = "~/"
+MOST_ENTRIES = 20_000
+"""How much below one folder is looked through for one call; beyond it, only what is as near as `NEAR`."""
+NEAR = 4
+_MOST_NEAR = 200_000
+_MOST_KEPT = 256
+"""Each costs a mount in a sandbox."""
+_CREDENTIALS = (".netrc", ".npmrc", ".pypirc")
+_UNSEARCHED = (".git", ".hg")
+"""What is long, and holds no files of the owner's."""
 _SPECIAL = re.compile(r"([*?[])")
 _Met = Mapping[str, frozenset[int]]
 
@@ -34,6 +45,12 @@ def placed(text: str, project: str) -> str:
     if text.startswith(HOME):
         return f"{os.path.realpath(Path.home())}/{text.removeprefix(HOME)}"
     return text if text.startswith("/") else f"{project}/{text}"
+
+
+def is_outside(pattern: str, project: str) -> bool:
+    """Whether a pattern can only stand for what is not of the project."""
+    first = os.path.realpath(_plain_part(placed(pattern, project))[0])
+    return not (Path(first).is_relative_to(project) or Path(project).is_relative_to(first))
 
 
 def anchored(pattern: str, project: str) -> tuple[str, ...]:
@@ -70,6 +87,56 @@ def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str
                 yield entry.path, fitting
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append((entry.path, {pattern: places for pattern, places in there.items() if places}))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What below a folder is kept back by its name, however deep it lies."""
+
+    secrets: tuple[str, ...]
+    """`.env` and `.env.*`: variables of the owner's."""
+    credentials: tuple[str, ...]
+    """What package managers and the like log in with."""
+    obeyed: tuple[str, ...]
+    """What other programs run or obey, but what lies in the folder itself."""
+    is_whole: bool
+    """Whether all of it was looked through; otherwise what is near."""
+
+
+def is_secret(name: str) -> bool:
+    """Whether a file holds secrets by its very name."""
+    return name == ".env" or name.startswith(".env.")
+
+
+def kept_back(folder: str, obeyed: Collection[str]) -> Kept:
+    """Return what below a folder is kept back by its name; `obeyed` are names that other programs obey.
+
+    What is near is looked through first, so that many files far down, or beside, hide nothing that is near.
+    """
+    secrets, credentials, held = list[str](), list[str](), list[str]()
+    waiting, seen, is_whole = deque([(folder, 0, False)]), 0, True
+    while waiting:
+        where, depth, is_held = waiting.popleft()
+        if seen > MOST_ENTRIES and depth >= NEAR:
+            is_whole = False
+            break
+        for entry in _entries(where):
+            seen += 1
+            name, is_met = entry.name, False
+            if name.startswith("."):
+                is_met = depth > 0 and not is_held and name in obeyed
+                if is_met:
+                    held.append(entry.path)
+                if is_secret(name):
+                    secrets.append(entry.path)
+                    continue
+                if name in _CREDENTIALS:
+                    credentials.append(entry.path)
+            if entry.is_dir(follow_symlinks=False) and name not in _UNSEARCHED:
+                waiting.append((entry.path, depth + 1, is_held or is_met))
+        if seen > _MOST_NEAR or len(secrets) + len(held) > _MOST_KEPT:
+            raise TooMany
+    return Kept(tuple(secrets), tuple(credentials), tuple(held), is_whole)
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import PolicyDenied, Unavailable
 from kiwi_mcp.domain.globs import address_of, fits_path
-from kiwi_mcp.domain.grants import Allow, Deny, Kind, Rights, Rules, Verdict, ruling
+from kiwi_mcp.domain.grants import EVERYWHERE, Allow, Deny, Kind, Rights, Rules, Verdict, ruling
+from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.needs import Needs
-from kiwi_mcp.policy.paths import TooMany, anchored, below, is_pattern, placed
+from kiwi_mcp.policy.paths import (
+    MOST_ENTRIES,
+    NEAR,
+    Kept,
+    TooMany,
+    anchored,
+    below,
+    is_outside,
+    is_pattern,
+    is_secret,
+    kept_back,
+    placed,
+)
 from kiwi_mcp.primitives.addresses import refusal
+from kiwi_mcp.sandbox.profile import base_profile
 
-_MOST_ENTRIES = 20_000
 _LOCAL = ("localhost", "localhost.localdomain")
-_SECRET_NAMES = (".env", ".env.*")
-"""Files that hold secrets by their very name, in the folders that are given and in the project."""
 _FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
 
 
@@ -32,6 +43,8 @@ class Reach:
     hosts: tuple[str, ...] = ()
     denied_hosts: tuple[str, ...] = ()
     private_hosts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What could not be looked through to its end."""
 
 
 NOTHING = Reach()
@@ -49,9 +62,9 @@ def reach(needs: Needs, rights: Rights, space: Space) -> Reach:
         return files
     for host in needs.hosts:
         _demand(rights, "host", host)
-        _demand_public(rights, host)
+        demand_public(rights, host)
     hosts = rights.hosts
-    return Reach(files.readable, files.writable, files.hidden, needs.hosts, hosts.deny, hosts.allow)
+    return replace(files, hosts=needs.hosts, denied_hosts=hosts.deny, private_hosts=hosts.allow)
 
 
 def _files(needs: Needs, rights: Rights, space: Space) -> Reach:
@@ -62,7 +75,29 @@ def _files(needs: Needs, rights: Rights, space: Space) -> Reach:
     _refuse_absent(wanted, writable)
     hidden = [path for folder in (*readable, *writable) for path in rules.inside("read", folder)]
     kept = [path for folder in writable for path in rules.inside("write", folder) if path not in hidden]
-    return Reach(*(tuple(dict.fromkeys(paths)) for paths in ([*readable, *kept], writable, hidden)))
+    return rules.reach([*readable, *kept], writable, hidden)
+
+
+def seen(
+    named: Mapping[str, Sequence[str]],
+    programs: Sequence[str],
+    jail: Jail,
+    rights: Rights,
+    space: Space,
+    *,
+    is_owners: bool,
+) -> Reach:
+    """Return what is given because of a command, or refuse it.
+
+    `named` are the paths that it names, each with what lies around it, and `programs` what its program needs; `jail`
+    holds what is given already. A command that is not in the owner's own words names nothing outside of the project
+    that is not declared.
+    """
+    rules = _FileRules(rights, space)
+    readable = [one for path, around in named.items() for one in rules.around(path, around, jail, is_owners=is_owners)]
+    readable += rules.unrefused(programs)
+    hidden = [path for folder in readable for path in rules.inside("read", folder, is_declared=False)]
+    return rules.reach(readable, (), hidden)
 
 
 def path_verdicts(kind: Kind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
@@ -75,9 +110,14 @@ class _FileRules:
 
     def __init__(self, rights: Rights, space: Space) -> None:
         self._project = os.path.realpath(space.project)
-        self._own = tuple(dict.fromkeys((str(space.user), os.path.realpath(space.user))))
+        self._cache = os.path.realpath(space.cache)
+        self._own = tuple(dict.fromkeys((str(space.user), os.path.realpath(space.user), self._cache)))
+        self._kept: dict[str, Kept] = {}
         self._rules: dict[Kind, tuple[tuple[str, Rules], ...]] = {
-            kind: tuple((grant.name, self._placed(grant.rules(kind))) for grant in rights.grants)
+            kind: tuple(
+                (grant.name, self._placed(self._beside(grant.rules(kind)) if place == 0 else grant.rules(kind)))
+                for place, grant in enumerate(rights.grants)
+            )
             for kind in ("read", "write")
         }
 
@@ -85,13 +125,37 @@ class _FileRules:
         """Return the path of what is needed, if it may be given."""
         path = self._path(text)
         self._refuse_own(path, text)
+        if kind == "write":
+            self._refuse_obeyed(path, text)
         self._refuse_denied(kind, path)
         return path
+
+    def around(self, path: str, around: Sequence[str], jail: Jail, *, is_owners: bool) -> Sequence[str]:
+        """Return what is given of what lies around a path that a command names: nothing more where that is declared."""
+        if _is_below(path, (*jail.readable, *jail.writable)) or self._is_own(path):
+            return ()
+        if not _is_below(path, [self._project]) and (not is_owners or is_private(path)):
+            raise PolicyDenied(
+                f"Its command names {path!r}, which is not of the project, and which it does not declare.",
+                suggestion=f"If the owner means it, declare it: `needs: {{read: [{path}]}}`.",
+                path=path,
+            )
+        return self.unrefused(around)
+
+    def unrefused(self, paths: Sequence[str]) -> Sequence[str]:
+        """Return paths that need no rule which allows them, without Kiwi's own; one that a rule denies is refused."""
+        for path in paths:
+            for name, rules in self._rules["read"]:
+                if refused := next((rule for rule in rules.deny if fits_path(rule, path)), None):
+                    raise _denied("read", path, refused, name)
+        return [path for path in paths if not self._is_own(path)]
 
     def verdicts(self, kind: Kind, text: str) -> tuple[Verdict, ...]:
         """Return what each grant says of a path."""
         path = self._path(text)
         self._refuse_own(path, text)
+        if kind == "write":
+            self._refuse_obeyed(path, text)
         return tuple(
             Allow(name, ruling(rules, kind, path)[1])
             if (refused := rules.match(path, kind)) is None
@@ -99,24 +163,41 @@ class _FileRules:
             for name, rules in self._rules[kind]
         )
 
-    def inside(self, kind: Kind, folder: str) -> Iterator[str]:
-        """Yield what lies below a folder that is given and must not be: by a rule, or because it holds secrets."""
-        denied = [rule for _, rules in self._rules[kind] for rule in rules.deny]
-        if kind == "read":
-            bases = [folder, self._project, f"{self._project}/.ai"]
-            denied += [rule for base in bases for name in _SECRET_NAMES for rule in anchored(name, base)]
-            yield from (own for own in self._own if Path(own).is_relative_to(folder) and os.path.lexists(own))
+    def inside(self, kind: Kind, folder: str, *, is_declared: bool = True) -> Iterator[str]:
+        """Yield what lies below a folder that is given and must not be: by a rule, or by its name.
+
+        What is only named by a command brings no logins of package managers with it.
+        """
+        if not os.path.isdir(folder):  # noqa: PTH112 - text, as all that is on the way of every call
+            return
+        denied = dict.fromkeys(rule for _, rules in self._rules[kind] for rule in rules.deny)
         try:
-            for path, _ in below(folder, dict.fromkeys(denied), _MOST_ENTRIES):
+            if folder not in self._kept:
+                self._kept[folder] = kept_back(folder, base_profile().protected_below)
+            kept = self._kept[folder]
+            named = kept.obeyed if kind == "write" else (*kept.secrets, *self._own)
+            logins = () if is_declared else kept.credentials
+            for path in (*named, *logins, *(path for path, _ in below(folder, denied, MOST_ENTRIES))):
                 # What a link leads to is what it keeps; the link itself shows nothing that is not given.
                 real = os.path.realpath(path)
                 if Path(real).is_relative_to(folder) and os.path.lexists(real):
                     yield real
         except TooMany:
             raise PolicyDenied(
-                f"{folder!r} holds more than {_MOST_ENTRIES:,} files, too many to find those that a rule denies.",
+                f"{folder!r} holds too many files to find those that must not be given with it.",
                 suggestion="Let the item need a smaller folder, or deny folders by their names, without `**`.",
             ) from None
+
+    def reach(self, readable: Sequence[str], writable: Sequence[str], hidden: Sequence[str]) -> Reach:
+        """Return what is given, with a warning for each folder that was not looked through to its end."""
+        warnings = tuple(
+            f"{folder!r} holds more than {MOST_ENTRIES:,} files: deeper than {NEAR} folders down, `.env` files are not "
+            "hidden in it, and what other programs obey is not held"
+            for folder, kept in self._kept.items()
+            if not kept.is_whole
+        )
+        given, written, kept_from = (tuple(dict.fromkeys(paths)) for paths in (readable, writable, hidden))
+        return Reach(given, written, kept_from, warnings=warnings)
 
     def _path(self, text: str) -> str:
         plain = text.removesuffix("/**").removesuffix("/") or "/"
@@ -132,16 +213,31 @@ class _FileRules:
             )
         return path
 
+    def _is_own(self, path: str) -> bool:
+        """Whether a path is Kiwi's own; where there is no project, an empty folder of the cache stands for one."""
+        if not _is_below(path, self._own):
+            return False
+        return not (_is_below(path, [self._project]) and _is_below(self._project, [self._cache]))
+
     def _refuse_own(self, path: str, text: str) -> None:
-        if any(Path(path).is_relative_to(own) for own in self._own):
+        if self._is_own(path):
             raise PolicyDenied(
                 f"{text!r} is in Kiwi's own folder, which nothing is given.",
                 suggestion="Let the item need a folder of the project, or of your home.",
             )
-        if any(fits_path(name, Path(path).name) for name in _SECRET_NAMES):
+        if is_secret(Path(path).name):
             raise PolicyDenied(
                 f"{text!r} holds secrets, which are given by name and not by file.",
                 suggestion="Declare the variables: `variables: [NAME]` under `config`, or `${NAME}`.",
+            )
+
+    def _refuse_obeyed(self, path: str, text: str) -> None:
+        # The project itself may lie in such a folder, as work trees of editors do.
+        inner = Path(path).relative_to(self._project) if _is_below(path, [self._project]) else Path(path)
+        if name := next((part for part in inner.parts if part in base_profile().protected), None):
+            raise PolicyDenied(
+                f"{text!r} is of {name!r}, which other programs run or obey, and which nothing is given to change.",
+                suggestion="Let the item need another folder to write to; `needs.read` may name it.",
             )
 
     def _refuse_denied(self, kind: Kind, path: str) -> None:
@@ -154,12 +250,27 @@ class _FileRules:
             if refused := rules.match(path, "read"):
                 raise _denied("read", path, refused, name)
 
+    def _beside(self, rules: Rules) -> Rules:
+        """Return the owner's rules; a list of places that are all outside of the project leaves the project as it is."""
+        is_beside = bool(rules.allow) and all(is_outside(pattern, self._project) for pattern in rules.allow)
+        return replace(rules, allow=(*EVERYWHERE.allow, *rules.allow)) if is_beside else rules
+
     def _placed(self, rules: Rules) -> Rules:
         return Rules(*(tuple(self._all(patterns)) for patterns in (rules.allow, rules.deny)))
 
     def _all(self, patterns: Iterable[str]) -> Iterator[str]:
         for pattern in patterns:
             yield from anchored(pattern, self._project)
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def is_private(path: str) -> bool:
+    """Whether a path is in a folder of the home that is hidden, as those with keys and settings are."""
+    home = os.path.realpath(Path.home())
+    return path.startswith(f"{home}/.")
 
 
 def _refuse_absent(wanted: Mapping[str, str], writable: Iterable[str]) -> None:
@@ -179,7 +290,7 @@ def _demand(rights: Rights, kind: Kind, resource: str) -> None:
             raise PolicyDenied(f"It needs what it may not have: {reason}.", suggestion=_FIX, rule=rule, grant=grant)
 
 
-def _demand_public(rights: Rights, host: str) -> None:
+def demand_public(rights: Rights, host: str) -> None:
     """Refuse an address that is not public and that the owner did not name; what names lead to is seen later."""
     name, _, port = host.strip("[").replace("]", "").rpartition(":") if _has_port(host) else (host, "", "")
     is_local = name in _LOCAL

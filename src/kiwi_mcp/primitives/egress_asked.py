@@ -16,6 +16,8 @@ PIECE = 65_536
 HTTPS = 443
 Pieces: TypeAlias = Callable[[StreamReader], AsyncIterator[bytes]]
 Refusal: TypeAlias = Callable[[KiwiError], bytes]
+Spoken: TypeAlias = Callable[[StreamReader, bytes], AsyncIterator[bytes]]
+"""What goes on to a server of what a client says that is not TLS, from its first byte, which was read already."""
 
 
 class Unfit(Exception):
@@ -59,8 +61,11 @@ def refused(host: str, port: int, reason: str) -> AddressDenied:
     )
 
 
-def tunnel(host: str, port: int) -> Pieces:
-    """Return what goes through a tunnel: everything, if what it begins with means the host it was made for."""
+def tunnel(host: str, port: int, spoken: Spoken | None = None) -> Pieces:
+    """Return what goes through a tunnel: everything, if what it begins with means the host it was made for.
+
+    What is not TLS goes through as `spoken` says, where that is given.
+    """
 
     async def sent(reader: StreamReader) -> AsyncIterator[bytes]:
         opening = await reader.read(1)
@@ -68,6 +73,10 @@ def tunnel(host: str, port: int) -> Pieces:
             opening = await _greeting(reader, opening, host, port)
         elif opening and port == HTTPS:
             raise refused(host, port, "what is sent to it is not TLS")
+        elif opening and spoken is not None:
+            async for piece in spoken(reader, opening):
+                yield piece
+            return
         while opening:
             yield opening
             opening = await reader.read(PIECE)

@@ -2,7 +2,7 @@
 
 The target is what the request line names in full. The client's own Host header is dropped and written anew from it,
 and nothing is passed on after the one body that the head announces: a second request on the same connection could
-otherwise speak to another host of the same server.
+otherwise speak to another host of the same server. A tunnel to the port of plain HTTP carries one such request too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def hear(reader: StreamReader, first: bytes) -> Asked:
     method, target, headers = _parsed(await _head(reader, first))
     if method == "CONNECT":
         host, port = _authority(target, None)
-        return Asked(host, port, _ESTABLISHED, refusal, tunnel(host, port))
+        return Asked(host, port, _ESTABLISHED, refusal, through(host, port))
     written = _ABSOLUTE.fullmatch(target)
     if written is None:
         raise _unfit(HTTPStatus.BAD_REQUEST, "a proxy is asked for a whole `http://` address, or to CONNECT")
@@ -48,6 +48,24 @@ async def hear(reader: StreamReader, first: bytes) -> Asked:
         raise refused(host, port, "its address holds a user name")
     path = written[2] if written[2].startswith("/") else f"/{written[2]}"
     return Asked(host, port, b"", refusal, _request(method, path, host, port, headers))
+
+
+def through(host: str, port: int) -> Pieces:
+    """Return what goes through a tunnel: to the port of plain HTTP, TLS for its host or one request to it."""
+
+    async def spoken(reader: StreamReader, first: bytes) -> AsyncIterator[bytes]:
+        try:
+            method, target, headers = _parsed(await _head(reader, first))
+            sent = _request(method, target, host, port, headers)
+        except Unfit as fault:
+            raise refused(host, port, "what is sent to it is not one plain request") from fault
+        # A whole address would count for more than the host that is written into the head.
+        if method == "CONNECT" or not target.startswith("/"):
+            raise refused(host, port, "what is sent to it names a server once more")
+        async for piece in sent(reader):
+            yield piece
+
+    return tunnel(host, port, spoken if port == _HTTP else None)
 
 
 def refusal(fault: KiwiError) -> bytes:

@@ -6,7 +6,8 @@ from asyncio import StreamReader, StreamWriter
 from ipaddress import ip_address
 
 from kiwi_mcp.domain.errors import Denied, KiwiError
-from kiwi_mcp.primitives.egress_asked import Asked, Unfit, tunnel
+from kiwi_mcp.primitives.egress_asked import Asked, Unfit
+from kiwi_mcp.primitives.egress_http import through
 
 VERSION = b"\x05"
 _NO_LOGIN, _NO_METHOD = 0x00, 0xFF
@@ -28,7 +29,7 @@ async def hear(reader: StreamReader, writer: StreamWriter) -> Asked:
         raise Unfit(_reply(_NO_COMMAND))
     host = await _host(reader, kind)
     port = int.from_bytes(await reader.readexactly(2), "big")
-    return Asked(host, port, _reply(_DONE), _refusal, tunnel(host, port))
+    return Asked(host, port, _reply(_DONE), _refusal, through(host, port))
 
 
 async def _host(reader: StreamReader, kind: int) -> str:

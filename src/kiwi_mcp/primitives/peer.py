@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
@@ -32,6 +32,8 @@ KEPT = 65_536
 """How much of the end of standard error is kept, in bytes."""
 PATIENCE, GRACE = 0.5, 1.0
 """How long a process may take to end after its input ended, and after it was told to, in seconds."""
+LOOK = 0.25
+"""How often a process that is watched is looked at, in seconds."""
 DRAIN = 0.25
 """How long output may still come from what a leader left behind, in seconds."""
 
@@ -48,19 +50,28 @@ class Ended:
 
 @asynccontextmanager
 async def talking(
-    spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int = LONGEST_LINE, handover: Handover = NOTHING
+    spec: ProcessSpec,
+    *,
+    secrets: Mapping[str, str],
+    longest_line: int = LONGEST_LINE,
+    handover: Handover = NOTHING,
+    watch: Callable[[], str] | None = None,
 ) -> AsyncIterator[Peer]:
     """Start a process to talk to; it is gone with all that it started when the block ends.
 
-    `${NAME}` is revealed in the values of `env`, and in `argv`, where the whole machine can see it.
+    `${NAME}` is revealed in the values of `env`, and in `argv`, where the whole machine can see it. `watch` looks at
+    what the process does, and says why it has to be stopped; nothing while it may go on.
     """
     env = {name: reveal(value, secrets) for name, value in spec.env.items()}
     told = replace(spec, argv=tuple(reveal(word, secrets) for word in spec.argv))
     with adopting():
         peer = Peer(told, env, Redactor(secrets), longest_line, handover)
+        watching = asyncio.create_task(peer.stays_within(watch)) if watch is not None else None
         try:
             yield peer
         finally:
+            if watching is not None:
+                watching.cancel()
             await completed(peer.end())
 
 
@@ -137,6 +148,14 @@ class Peer:
         """Wait for the process to end; whether it has."""
         await asyncio.wait((self._exited,), timeout=seconds)
         return self._exited.done()
+
+    async def stays_within(self, watch: Callable[[], str]) -> None:
+        """Look at the process for as long as it lives, and end it where it has to be stopped."""
+        while not await self.ends_within(LOOK):
+            if reason := await asyncio.to_thread(watch):
+                self._ending = f"it was stopped: it {reason}"
+                self._family.signal_group(SIGKILL)
+                return
 
     async def end(self) -> None:
         """End the process: first its input, then politely, then with all that came of it."""

@@ -7,12 +7,27 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
 
 _ARGUMENT_LIMIT = 131_072
 """The most one argument or variable may have, by the kernel, in bytes."""
+_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def search_path(first: str = "") -> str:
+    """Return the PATH of a process: one folder first, then the caller's own.
+
+    Relative folders are left out: they would mean the project's folder, where anybody may have put a program.
+    """
+    return _absolute(first, os.environ.get("PATH", _USUAL_PATH))
+
+
+@lru_cache(maxsize=64)
+def _absolute(first: str, path: str) -> str:
+    return ":".join(dict.fromkeys(folder for folder in (first, *path.split(":")) if folder.startswith("/")))
 
 
 def locate(spec: ProcessSpec, env: Mapping[str, str]) -> str:

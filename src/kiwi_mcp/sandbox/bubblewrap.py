@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from kiwi_mcp.sandbox.instructions import Instructions, has_begun
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
 from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest
 from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
-from kiwi_mcp.sandbox.programs import known_program
+from kiwi_mcp.sandbox.programs import Around, known_program
 from kiwi_mcp.sandbox.protected import shielded
 from kiwi_mcp.sandbox.proxied import proxy_variables, refuse_hosts
 from kiwi_mcp.sandbox.refusals import failed, ungrantable
@@ -96,15 +96,16 @@ class Bubblewrap:
     def _wrapped(self, spec: ProcessSpec, jail: Jail, keep: ExitStack) -> Confined:
         refuse_hosts(jail)
         profile, (passed, inside) = base_profile(), divided({**spec.env, **proxy_variables(jail)})
-        program = known_program(_found(spec), _is_everywhere)
+        around = Around(jail.closed, jail.trusted, (*jail.readable, *jail.writable))
+        program = known_program(_found(spec), _is_everywhere, around)
         granted = open_grants(jail, program.roots, keep)
         grants = (*granted, *shielded(granted, profile, keep))
         told, owner = Instructions(keep), self._user(granted)
         told.add(*_ROOMS, *(_made(profile, told) if owner is None else _staged()))
         told.add(*_masks(profile), *_scratch(jail.limits))
         way = self._give(grants, jail, told, owner, keep)
-        told.add(*_covered(jail))
-        told.add("--remount-ro", "/", "--chdir", _folder(spec, granted))
+        told.add(*_covered((*jail.hidden, *_secrets(program.roots))))
+        told.add("--remount-ro", "/", "--chdir", _folder(spec, granted, jail))
         for name, value in inside.items():
             told.add("--setenv", name, value)
         report = told.ask_for_report()
@@ -203,13 +204,19 @@ def _masks(profile: Profile) -> Iterator[str]:
         yield from ("--ro-bind", "/dev/null", path)
 
 
-def _covered(jail: Jail) -> Iterator[str]:
+def _covered(hidden: Iterable[str]) -> Iterator[str]:
     """Lay an empty folder or file over what is kept back of what was given; what is gone since shows nothing."""
-    for path in map(Path, jail.hidden):
+    for path in map(Path, hidden):
         if path.is_dir():
             yield from ("--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path))
         elif path.exists():
             yield from ("--ro-bind", "/dev/null", str(path))
+
+
+def _secrets(roots: Sequence[str]) -> Iterator[str]:
+    """Yield the files with variables that lie in what a program was installed to: it may be a project of its own."""
+    for root in filter(os.path.isdir, roots):
+        yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - names, at every start
 
 
 def _scratch(limits: Limits) -> Iterator[str]:
@@ -233,10 +240,13 @@ def _found(spec: ProcessSpec) -> str:
     return found
 
 
-def _folder(spec: ProcessSpec, grants: Sequence[Opened]) -> str:
-    """Return where the process starts: where it was to, if that was granted, else in its home."""
+def _folder(spec: ProcessSpec, grants: Sequence[Opened], jail: Jail) -> str:
+    """Return where the process starts: where it was to, if that or something in it was granted, else in its home."""
     around = {spec.cwd, *map(str, Path(spec.cwd).parents)}
-    return spec.cwd if any(grant.path in around for grant in grants if grant.is_folder) else HOME
+    # What is given of a folder lies in it under its own name, so that paths that begin in the folder lead there.
+    is_around = any(grant.path in around for grant in grants if grant.is_folder)
+    is_there = is_around or any(Path(path).is_relative_to(spec.cwd) for path in (*jail.readable, *jail.writable))
+    return spec.cwd if is_there else HOME
 
 
 def _check(report: int, ended: Ended) -> None:

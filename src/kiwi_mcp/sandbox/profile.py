@@ -27,6 +27,7 @@ class Profile:
     masked: tuple[str, ...]
     protected: tuple[str, ...]
     kept_absent: tuple[str, ...]
+    protected_below: frozenset[str]
 
     def covers(self, path: str) -> bool:
         """Whether a path is readable without being granted."""
@@ -47,6 +48,7 @@ def base_profile() -> Profile:
         masked=_present(_texts(data, "masked")),
         protected=_texts(data, "protected"),
         kept_absent=_texts(data, "kept_absent"),
+        protected_below=frozenset(_texts(data, "protected_below")),
     )
 
 

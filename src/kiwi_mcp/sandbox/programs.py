@@ -47,19 +47,35 @@ class Program:
     roots: tuple[str, ...]
 
 
-def known_program(found: str, is_there: Callable[[str], bool]) -> Program:
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The folders that programs are found among: those whose files may not say of themselves what they are."""
+
+    closed: tuple[str, ...] = ()
+    """Folders that anybody's files may be in: what lies there is no installation, whatever it looks like."""
+    trusted: tuple[str, ...] = ()
+    """Those below them that Kiwi made."""
+    given: tuple[str, ...] = ()
+    """What is given already."""
+
+    def is_closed(self, path: Path) -> bool:
+        """Whether a folder is, or lies in, one that is closed."""
+        return _is_in(path, self.closed) and not _is_in(path, self.trusted)
+
+
+def known_program(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
     """Return the program at a path as it was found before, unless it has changed since."""
     own, target = Path(found).lstat(), Path(found).stat()
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
-    return _program(found, state, is_there)
+    return _program(found, state, is_there, around)
 
 
 @lru_cache(maxsize=256)
-def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool]) -> Program:
-    return program_at(found, is_there)
+def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], around: Around) -> Program:
+    return program_at(found, is_there, around)
 
 
-def program_at(found: str, is_there: Callable[[str], bool]) -> Program:
+def program_at(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
     """Return the program at a path; `is_there` tells of a path whether every sandbox has it.
 
     An interpreter needs the folder it was installed to, a virtual environment also the one it was made from, and a
@@ -67,22 +83,27 @@ def program_at(found: str, is_there: Callable[[str], bool]) -> Program:
     it may be a home.
     """
     places = [*_links(found)]
-    path = next((place for place in places if is_there(str(place)) or _is_installation(_prefix(place))), places[-1])
+    path = next((place for place in places if _is_seen(place, is_there, around)), places[-1])
     roots: dict[str, None] = {}
     waiting = [found]
     for _ in range(_MOST_STEPS):
         if waiting:
-            waiting += _gather(waiting.pop(), roots)
+            waiting += _gather(waiting.pop(), roots, around)
     return Program(str(path), tuple(root for root in roots if not is_there(root)))
 
 
-def _gather(program: str, roots: dict[str, None]) -> Iterator[str]:
+def _is_seen(place: Path, is_there: Callable[[str], bool], around: Around) -> bool:
+    """Whether a program is seen under this name inside, and need not be given under its real one."""
+    return is_there(str(place)) or _is_in(place, around.given) or _is_opened(_prefix(place), around)
+
+
+def _gather(program: str, roots: dict[str, None], around: Around) -> Iterator[str]:
     """Add what a program needs, and yield the programs it needs besides."""
     for place in _links(program):
         prefix = _prefix(place)
         # What cannot be executed is no program: a name in a manifest does not open the file it names.
         is_program = not place.is_symlink() and os.access(place, os.X_OK)
-        if _is_installation(prefix):
+        if _is_opened(prefix, around):
             if str(prefix) not in roots:
                 yield str(prefix / "bin" / "python")
             roots[str(prefix)] = None
@@ -116,6 +137,15 @@ def _interpreter(place: Path) -> list[str]:
 
 def _prefix(place: Path) -> Path:
     return place.parent.parent
+
+
+def _is_opened(prefix: Path, around: Around) -> bool:
+    """Whether a folder is given as a whole, because a program was installed to it."""
+    return not around.is_closed(prefix) and _is_installation(prefix)
+
+
+def _is_in(path: Path, folders: Sequence[str]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _is_installation(prefix: Path) -> bool:

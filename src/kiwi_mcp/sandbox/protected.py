@@ -1,8 +1,9 @@
 """Protected names: what stays as it is in a folder that a confined process may write to.
 
 Other programs run or obey what stands under these names: hooks of a repository, settings of an editor, Kiwi's own
-items. What is there is given read-only. What is not there is kept from appearing by an empty folder in its place, which
-is removed when the last process that is kept from it has ended.
+items. What is there is given read-only. What is not there is kept from appearing by an empty file in its place, which
+is removed when the last process that is kept from it has ended. A file is taken by nobody for what a folder of its name
+is; where programs expect a file of that name to say something, the place is held by an empty folder.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from kiwi_mcp.sandbox.profile import Profile
 from kiwi_mcp.sandbox.refusals import ungrantable
 
 _MARK = 0
-"""The time of change that an empty folder of ours has, so that it is told from one of the owner's."""
+"""The time of change that what holds a place has, so that it is told from what is the owner's."""
 _TRIES = 5
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDERS = frozenset({".git"})
+"""Held by a folder: git looks past an empty one, and stops at a file that does not say where the repository is."""
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def shielded(grants: Sequence[Opened], profile: Profile, keep: ExitStack) -> Iterator[Opened]:
@@ -48,11 +51,10 @@ def _open(grant: Opened, name: str, keep: ExitStack) -> Opened | None:
 
 
 def _hold_place(grant: Opened, name: str, keep: ExitStack) -> None:
-    """Put an empty folder where nothing is, and share in it where another run did so."""
+    """Put something empty where nothing is, and share in it where another run did so."""
     for _ in range(_TRIES):
         try:
-            os.mkdir(name, 0o755, dir_fd=grant.descriptor)
-            os.utime(name, (_MARK, _MARK), dir_fd=grant.descriptor)
+            _make(grant.descriptor, name)
         except FileExistsError:
             pass
         except OSError:  # a folder that this user cannot write to keeps the process out by itself
@@ -65,21 +67,31 @@ def _hold_place(grant: Opened, name: str, keep: ExitStack) -> None:
     raise ungrantable(f"{grant.path}/{name}", "another process holds its place", "Try again when that has ended.")
 
 
+def _make(folder: int, name: str) -> None:
+    if name in _FOLDERS:
+        os.mkdir(name, 0o755, dir_fd=folder)
+    else:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=folder))
+    os.utime(name, (_MARK, _MARK), dir_fd=folder, follow_symlinks=False)
+
+
 def _is_ours(folder: int, name: str) -> bool:
     try:
-        held = os.open(name, _FOLDER, dir_fd=folder)
+        held = os.open(name, _OPEN, dir_fd=folder)
     except OSError:
         return False
     try:
-        return os.fstat(held).st_mtime_ns == _MARK and not os.listdir(held)  # noqa: PTH208 - by descriptor
+        state = os.fstat(held)
+        is_empty = not os.listdir(held) if S_ISDIR(state.st_mode) else state.st_size == 0  # noqa: PTH208 - by descriptor
+        return state.st_mtime_ns == _MARK and is_empty
     finally:
         os.close(held)
 
 
 def _held(folder: int, name: str) -> int | None:
-    """Return the folder of that name, open and locked so that nobody removes it; None where somebody is about to."""
+    """Return what holds a place, open and locked so that nobody removes it; None where somebody is about to."""
     try:
-        held = os.open(name, _FOLDER, dir_fd=folder)
+        held = os.open(name, _OPEN, dir_fd=folder)
     except OSError:
         return None
     with suppress(OSError):
@@ -91,9 +103,11 @@ def _held(folder: int, name: str) -> int | None:
 
 
 def _release(folder: int, name: str, held: int) -> None:
-    # Whoever else holds it removes it later; a folder that is not empty any more is nobody's to remove.
+    # Whoever else holds it removes it later; what is not empty any more is nobody's to remove.
     with suppress(OSError):
         flock(held, LOCK_EX | LOCK_NB)
-        os.rmdir(name, dir_fd=folder)
+        if _is_ours(folder, name):
+            remove = os.rmdir if S_ISDIR(os.fstat(held).st_mode) else os.unlink
+            remove(name, dir_fd=folder)
     os.close(held)
     os.close(folder)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Literal, cast
 
-from kiwi_mcp.domain.approval import Approval, ApprovalRule, ApprovalStatus, Touched
-from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict
+from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, ApprovalStatus, Touched
+from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.json import Json, as_list, as_object, text_of
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.plain import clean
@@ -22,7 +22,7 @@ MOST_RULES = 1_000
 UNANSWERED = "unanswered"
 """How a question was decided that nobody answered."""
 _MINUTE_MS = 60_000
-_KEPT_MS = 90 * 86_400_000
+_KEPT_MS = 30 * 86_400_000
 """How long a question is kept that is over."""
 _STEP = 500
 _PATIENCE = 10.0
@@ -35,7 +35,12 @@ _ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.j
 _OPEN = "status in ('pending', 'approved')"
 _NOW = f"(case when {_OPEN} and expires_at <= ? then 'expired' else status end)"
 """The status as it is at a time, whether or not that was written down."""
-_EXPIRE = f"update approvals set status = 'expired' where owner = ? and {_OPEN} and expires_at <= ?"  # noqa: S608 - as above
+_OVERDUE = f"{_READ} and {_OPEN} and expires_at <= ? order by expires_at limit ?"
+_EXPIRE = "update approvals set status = 'expired' where owner = ? and id = ?"
+_STRIP = "update approvals set plan = ?, preview = ?, request = ? where owner = ? and id = ?"
+_INPUTS, _UNKEPT = "parameters: ", "parameters: (not kept once a question is over)"
+_LASTING = ("identity", "digest", "driver", "chain", "jail", "effect", "variables", "left_out")
+"""The words of a plan that are kept once its question is over: those that hold no parameter."""
 _PRUNE = """delete from approvals where id in (select id from approvals where owner = ? and created_at < ?
   and status not in ('pending', 'approved') order by created_at limit ?)"""
 _WAITING = "select count(*) from approvals where owner = ? and actor = ? and status = 'pending'"
@@ -95,21 +100,24 @@ class Approvals:
                 found = self._of_plan(transaction, plan, "approved")
                 if found is None or not self._use(transaction, found, run_id, plan.created_at):
                     return None
-                return replace(found, status="used", run_id=run_id)
+                return replace(_stripped(found), status="used", run_id=run_id)
 
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
         """Keep the owner's yes to a question that is being asked, and use it up for the run that waits for it.
 
-        Whoever else asked the same meanwhile may have used the question up; each of them gets an answer of its own.
+        Whoever else asked the same meanwhile may have used the question up, or left without an answer; each of them
+        gets an answer of its own. A no that was said meanwhile stays a no.
         """
         with within(_PATIENCE), self._database.transaction() as transaction:
-            found = self._found(transaction, asked.id)
+            found = _current(self._found(transaction, asked.id), now)
+            _refuse_over(found)
             if found.status not in {"pending", "approved"}:
-                found = replace(asked, id=new_run(now)[0], created_at=now)
+                found = replace(asked, id=new_run(now)[0], created_at=now, expires_at=now + LIFETIME_MS)
                 transaction.write(_ADD, (self._owner, *_row(replace(found, status="approved"))))
             transaction.write(_DECIDE, ("approved", now, clean(by), how, "", self._owner, found.id))
             self._use(transaction, found, run_id, now)
-            return replace(found, status="used", decided_at=now, decided_by=clean(by), decided_how=how, run_id=run_id)
+            answered = replace(_stripped(found), decided_at=now, decided_by=clean(by), decided_how=how)
+            return replace(answered, status="used", run_id=run_id)
 
     def denied(self, plan: Approval, since: int) -> Approval | None:
         """Return the owner's no to the same plan, if it was said after a time."""
@@ -145,6 +153,8 @@ class Approvals:
                 )
             values = (status, now, clean(by), how, clean(reason))
             transaction.write(_DECIDE, (*values, self._owner, found.id))
+            if status == "denied":
+                found = self._strip(transaction, found)
             return replace(
                 found, status=status, decided_at=now, decided_by=clean(by), decided_how=how, reason=clean(reason)
             )
@@ -205,13 +215,23 @@ class Approvals:
         """Use an approval up, and know from then on what was looked at with it; say whether it was there to be used."""
         if not transaction.write(_USE, (run_id, self._owner, found.id, now)):
             return False
+        self._strip(transaction, found)
         for digest in found.first_runs:
             transaction.write(_KNOW, (self._owner, digest, found.id, now))
         return True
 
     def _tidy(self, transaction: Transaction, now: int) -> None:
-        transaction.write(_EXPIRE, (self._owner, now))
+        for row in transaction.read(_OVERDUE, (self._owner, now, _STEP)):
+            found = self._strip(transaction, _approval(row))
+            transaction.write(_EXPIRE, (self._owner, found.id))
         transaction.write(_PRUNE, (self._owner, now - _KEPT_MS, _STEP))
+
+    def _strip(self, transaction: Transaction, found: Approval) -> Approval:
+        """Forget the parameters of a question that is over, and return the rest of it."""
+        rest = _stripped(found)
+        kept = (_text(rest.plan), rest.preview, _text(rest.request))
+        transaction.write(_STRIP, (*kept, self._owner, found.id))
+        return rest
 
     def _refuse_flood(self, transaction: Transaction, question: Approval) -> None:
         whose = (self._owner, clean(question.actor))
@@ -249,6 +269,26 @@ class Approvals:
         if len(rows) != 1:
             raise ApprovalNotFound(wanted, is_several=bool(rows))
         return _approval(rows[0])
+
+
+def _refuse_over(found: Approval) -> None:
+    """Refuse a question to which the owner said no elsewhere, or that waited too long; silence elsewhere is no no."""
+    if found.status == "expired" or (found.status == "denied" and found.decided_how != UNANSWERED):
+        said = "waited too long" if found.status == "expired" else "was answered with no meanwhile"
+        raise Denied(
+            f"The question about {found.identity} {said}. Nothing was done.",
+            suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it.",
+            approval_id=found.id,
+            status=found.status,
+        )
+
+
+def _stripped(approval: Approval) -> Approval:
+    """Return a question without the parameters of its call; nothing in them can begin a line of the words."""
+    lines = approval.preview.split("\n")
+    preview = "\n".join(_UNKEPT if line.startswith(_INPUTS) else line for line in lines)
+    plan = {word: approval.plan[word] for word in _LASTING if word in approval.plan}
+    return replace(approval, plan=plan, preview=preview, request=None)
 
 
 def _beginning(wanted: str) -> tuple[str, str]:

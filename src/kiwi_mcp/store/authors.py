@@ -18,9 +18,9 @@ _OF = "select digest, provenance from authors where holder = ? and digest in"
 _LEVEL = "select '', level from relaxations where holder = ? and chain = ?"
 _ADD = "insert into authors (holder, digest, provenance, actor, at) values (?, ?, ?, ?, ?) on conflict do nothing"
 _FORGET = "delete from authors where holder = ? and digest = ?"
-_COLUMNS = "chain, identity, digest, level, reason, actor, at"
+_COLUMNS = "chain, identity, digest, level, reason, actor, at, project"
 _RELAXED = f"select {_COLUMNS} from relaxations where holder = ?"  # noqa: S608 - our own names
-_RELAX = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own names
+_RELAX = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own names
 _TIGHTEN = "delete from relaxations where holder = ? and chain = ?"
 
 
@@ -29,17 +29,20 @@ class Relaxation:
     """What an owner said once of one exact chain: that it may run under this level, whatever its origin."""
 
     chain: str
-    """A hash of the identities and digests of all its links."""
+    """A hash of the identities, places and digests of all its links, and of what else they run."""
     identity: str
     digest: str
     level: Level
     reason: str
     actor: str
     at: str
+    project: str = ""
+    """The only one that it is relaxed in; empty where no link of it is a project's."""
 
     def to_json(self) -> JsonObject:
         """Return it as surfaces show it."""
-        return {name: getattr(self, name) for name in ("identity", "digest", "level", "reason", "actor", "at")}
+        names = ("identity", "digest", "level", "reason", "actor", "at", *(["project"] if self.project else []))
+        return {name: getattr(self, name) for name in names}
 
 
 class Authors:
@@ -92,5 +95,5 @@ class Authors:
 
 
 def _relaxation(row: Row) -> Relaxation:
-    chain, identity, digest, level, reason, actor, at = map(str, row)
-    return Relaxation(chain, identity, digest, cast("Level", level), reason, actor, at)
+    chain, identity, digest, level, reason, actor, at, project = map(str, row)
+    return Relaxation(chain, identity, digest, cast("Level", level), reason, actor, at, project)

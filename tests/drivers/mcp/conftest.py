@@ -24,8 +24,10 @@ from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Manifest, Origin, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
+from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.mcp.drive import Mcp
 from kiwi_mcp.drivers.mcp.listing import ServerListing
+from kiwi_mcp.kernel.confining import seeing
 from kiwi_mcp.policy.authorize import permit
 
 HOSTILE = Path(__file__).parent / "hostile.py"
@@ -109,13 +111,17 @@ class Bench:
         rights = Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),))
         plan = permit(self.driver.bind(chain, inputs or {}, self.space), rights)
         caller = Caller(report, ask, note, {} if ask is nobody else ANSWERABLE)
-        plan = replace(plan, jail=self.jail)
+        plan = replace(plan, jail=self._jail(chain.executor))
         return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""
         hosts = Rules(allow=("127.0.0.1",))
-        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=hosts, jail=self.jail)
+        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=hosts, jail=self._jail(server))
+
+    def _jail(self, server: Tool) -> Jail:
+        spec = self.driver.spec_of(Chain((server,), ""), self.space)
+        return seeing(self.jail, server, spec, self.space, Rights())[0] if isinstance(spec, ProcessSpec) else self.jail
 
     def run(self, work: Coroutine[object, object, Result]) -> Result:
         """Do the work in a loop of its own, and close the driver afterwards."""

@@ -12,9 +12,9 @@ from threading import Thread
 import pytest
 from tests.drivers.mcp.conftest import Bench
 
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.isolation import Jail, Limits
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.json import Json, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.mcp.server import server_of
@@ -46,6 +46,11 @@ def answer(method, params):
             said = tried(lambda: socket.create_connection(("127.0.0.1", arguments["port"]), 2))
         case "fetch":
             said = tried(lambda: urllib.request.urlopen(arguments["url"], timeout=5).read().decode())
+        case "fill":
+            with open(arguments["path"], "wb") as file:
+                file.write(os.urandom(arguments["size"]))
+                os.fsync(file.fileno())
+            said = tried(sys.stdin.read)
         case "fail":
             return {"content": [{"type": "text", "text": arguments["text"]}], "isError": True}
         case _:
@@ -124,7 +129,7 @@ def test_the_folder_that_a_manifest_names_is_seen(held: Bench, folder: Path) -> 
 
 
 def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
-    other = replace(held, jail=Jail("sandboxed", readable=(str(folder),)), driver=held.driver)
+    other = replace(held, jail=Jail("sandboxed", readable=(str(held.space.project),)), driver=held.driver)
     chain = held.chain(server(held, str(folder / "probe.py")), "probe")
 
     async def scenario() -> list[int]:
@@ -180,6 +185,17 @@ def test_a_home_folder_is_never_meant_by_a_script_in_it(bench: Bench, home: Path
     assert str(home / "server.py") in seen.readable
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["python3", "-c"], ["python3", "-Ic"], ["python3", "-m"], ["node", "-e"], ["node", "--eval=1"], ["node", "-pe"],
+     ["sh", "-ec"], ["perl", "-E"], ["php", "-r"], ["python3", "-cpass"]],
+)  # fmt: skip
+def test_no_word_after_code_is_a_script(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "secrets.key").write_text("")
+    command = (*words, "code", str(tmp_path / "secrets.key"))
+    assert seen_by(ProcessSpec(command, cwd="/", env={}), has_folder=False).readable == ()
+
+
 def test_a_package_is_seen_whole(tmp_path: Path) -> None:
     modules = tmp_path / "app" / "node_modules"
     script = modules / "server" / "dist" / "index.js"
@@ -213,7 +229,10 @@ def test_a_server_reaches_the_hosts_it_was_given_and_says_which_it_was_not(held:
         given = replace(held, jail=Jail("sandboxed", hosts=hosts, private_hosts=hosts))
         probe = server(held, str(folder / "probe.py"))
         try:
-            assert said(do(given, probe, do="fetch", url=f"http://127.0.0.1:{port}/")) == "tea"
+            told = do(given, probe, do="fetch", url=f"http://127.0.0.1:{port}/")
+            assert said(told) == "tea"
+            (row,) = map(as_object, as_list(told.sent["hosts"]))
+            assert (row["host"], row["port"], row["verdict"]) == ("127.0.0.1", port, "allowed")
 
             async def scenario() -> Outcome:
                 chain = given.chain(probe, "probe")
@@ -223,6 +242,18 @@ def test_a_server_reaches_the_hosts_it_was_given_and_says_which_it_was_not(held:
             assert "--host other.test:80" in given.run(scenario()).suggestion
         finally:
             service.shutdown()
+
+
+def test_a_server_that_writes_more_than_it_may_is_stopped_and_says_why(held: Bench, folder: Path) -> None:
+    given = held.space.project / "given"
+    given.mkdir()
+    jail = Jail("sandboxed", writable=(str(given),), limits=Limits(workspace_bytes=4_000_000))
+    filled = do(
+        replace(held, jail=jail), server(held, str(folder / "probe.py")),
+        do="fill", path=str(given / "much"), size=40_000_000,
+    )  # fmt: skip
+    assert filled.status != "success"
+    assert "wrote more than 4,000,000 bytes" in filled.message
 
 
 def test_servers_in_jail_leave_no_process_and_no_descriptor(held: Bench, folder: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from shutil import copytree
 from typing import TypeVar
 
 import pytest
@@ -253,6 +254,147 @@ def test_an_owner_who_is_there_is_asked_and_may_say_always(
     named = [entry.receipt.detail for entry in Store(home / ".ai").receipts().after(0, 100)]
     assert sum('"rule_id"' in detail for detail in named) == 1
     assert sum('"approval_id"' in detail for detail in named) == 1
+
+
+def test_always_is_for_this_project_and_for_the_tool_as_it_is(
+    kernel: Kernel, home: Path, project: Path, tmp_path: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    path = add_tool()
+    clone = tmp_path / "clone"
+    copytree(project, clone)
+    owner = Owner(accept(approve=True, always="this tool"))
+    other = Kernel(clone)
+
+    async def story() -> None:
+        await note(kernel, "one", owner.caller)
+        (rule,) = stored(home).rules()
+        assert (rule.project, bool(rule.digest), len(rule.hosts)) == (str(project), True, 1)
+        assert "rule_id" in as_object((await note(kernel, "two"))["approval"])
+        assert (await note(other, "two"))["code"] == "approval_required"
+        path.write_text(path.read_text().replace("/notes", "/elsewhere"))
+        assert (await note(kernel, "two"))["code"] == "approval_required"
+        await kernel.aclose()
+        await other.aclose()
+
+    run(story())
+    assert len(sent) == 2
+
+
+def test_the_owners_own_no_holds_against_a_client_that_agrees(
+    kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+
+    async def story() -> None:
+        async def hasty(questions: Questions) -> Answers:
+            (waiting,) = stored(home).list(0)
+            await approvals(kernel, action="deny", approval_id=waiting.id)
+            return dict.fromkeys(questions, accept(approve=True, always="this tool"))
+
+        refused = await note(kernel, caller=Caller(ask=hasty, is_owner=True))
+        assert refused["code"] == "denied"
+        await kernel.aclose()
+
+    run(story())
+    assert (sent, stored(home).rules()) == ([], ())
+    assert [one.status for one in stored(home).list(0)] == ["denied"]
+
+
+def test_a_rule_means_one_item_unless_more_is_written_out(kernel: Kernel, project: Path, add_tool: AddTool) -> None:
+    add_tool()
+
+    async def story() -> None:
+        async def added(item: str) -> tuple[Json, Json]:
+            told = (await approvals(kernel, action="add_rule", item=item)).content
+            return told.get("item", told.get("code")), told.get("project")
+
+        assert await added("post_note") == ("project/local/post_note@1.0.0", str(project))
+        assert await added("post_note@*") == ("project/local/post_note@*", str(project))
+        assert await added("project/local/post_note@1.0.0") == ("project/local/post_note@1.0.0", str(project))
+        assert await added("project/*") == ("project/*", str(project))
+        assert await added("*/post_note@*") == ("*/post_note@*", None)
+        assert (await added("nowhere"))[0] == "tool_not_found"
+        assert (await added("post*"))[0] == "invalid"
+        await kernel.aclose()
+
+    run(story())
+
+
+def test_what_a_model_wrote_does_not_run_where_nobody_can_say_who_wrote_it(
+    project: Path, home: Path, service: str, sent: list[str]
+) -> None:
+    words: JsonObject = {
+        "tool_type": "api",
+        "executor": "http_client",
+        "version": "1.0.0",
+        "description": "Read the notes",
+        "config": {"method": "GET", "url": f"{service}/notes"},
+        "parameters": [{"name": "text", "type": "string"}],
+    }
+
+    async def story() -> None:
+        model = Kernel(project, is_owner=False, surface="mcp")
+        await model.call("execute", {"action": "create", "item_id": "get_notes", "parameters": words})
+        await model.aclose()
+        for file in (home / ".ai" / "state").glob("registry.db*"):
+            file.write_bytes(b"no database at all" * 400)
+        for kernel in (Kernel(project, is_owner=False, surface="mcp"), Kernel(project)):
+            refused = await note(kernel, tool="get_notes")
+            assert refused["code"] == "store_damaged"
+            await kernel.aclose()
+
+    run(story())
+    assert sent == []
+
+
+def test_a_first_run_tells_what_would_be_installed(project: Path) -> None:
+    words: JsonObject = {
+        "tool_type": "script",
+        "executor": "python_runtime",
+        "version": "1.0.0",
+        "description": "Count",
+        "config": {"entrypoint": "main.py", "requires": ["six==1.17.0"]},
+        "files": {"main.py": "def main() -> int:\n    return 1\n"},
+    }
+
+    async def story() -> None:
+        model = Kernel(project, is_owner=False, surface="mcp")
+        made = await model.call("execute", {"action": "create", "item_id": "count", "parameters": words})
+        assert made.content["status"] == "created", made.content
+        waiting = await model.call("execute", {"item_id": "count"})
+        assert as_list(waiting.content["reasons"])[:2] == [
+            "runs for the first time what a model wrote",
+            "installs packages for that: six==1.17.0",
+        ]
+        await model.aclose()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("verb", "request_"),
+    [
+        ("approvals", {"action": "rules"}),
+        ("audit", {}),
+        ("tasks", {}),
+        ("undo", {"action": "apply", "run_id": "0" * 26}),
+        ("prefer", {"action": "add", "name": "post_note"}),
+        ("relax", {"action": "apply", "item_id": "post_note"}),
+        ("key", {"action": "new"}),
+    ],
+)
+def test_whoever_comes_in_anothers_name_is_not_the_owner_to_any_verb(
+    verb: str, request_: JsonObject, kernel: Kernel, add_tool: AddTool
+) -> None:
+    add_tool()
+
+    async def story() -> None:
+        codes = [(await kernel.call(verb, request_, caller)).content.get("code") for caller in (NOBODY, MODEL)]
+        assert codes[1] == "not_permitted"
+        assert codes[0] != "not_permitted"
+        await kernel.aclose()
+
+    run(story())
 
 
 def test_an_owner_who_agrees_to_the_same_several_times_has_it_done_as_often(

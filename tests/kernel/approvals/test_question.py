@@ -16,7 +16,7 @@ from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.items import Manifest, Origin, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.kernel.approvals.question import escaped, in_words, question_of, shown_plan
+from kiwi_mcp.kernel.approvals.question import escaped, in_words, is_keepable, question_of, shown_plan
 
 CHAIN = Chain((Tool(Manifest("note", "script", "1.0.0"), Origin("project", Path("/p/n"), Path("/p"))),), "process")
 
@@ -67,14 +67,31 @@ def test_what_stands_under_the_name_of_a_secret_is_shown_nowhere() -> None:
     assert "${KEY}" in text
 
 
-def test_a_form_offers_always_and_for_paths_where_there_are_any() -> None:
+@pytest.mark.parametrize(
+    "name", ["pwd", "dbPwd", "pass", "user_pass", "auth", "authHeader", "bearer", "PIN", "card-pin", "otp", "ssh_key"]
+)
+@pytest.mark.parametrize("value", ["x4z", 48_21, ["x4z"], {"value": "x4z"}])
+def test_a_short_secret_is_neither_shown_nor_kept_for_another_call(name: str, value: Json) -> None:
+    plan, _ = asked({name: value}, "/p")
+    text = escaped(as_object(shown_plan(plan, {})["inputs"]))
+    assert "x4z" not in text
+    assert "4821" not in text
+    assert not is_keepable({name: value}, {})
+
+
+@pytest.mark.parametrize("name", ["author", "pinned", "keyboard", "passage", "text"])
+def test_what_has_another_name_is_shown_to_the_owner(name: str) -> None:
+    plan, _ = asked({name: "x4z", "count": 3}, "/p")
+    assert shown_plan(plan, {})["inputs"] == {name: "x4z", "count": 3}
+    assert is_keepable({name: "x4z", "is_key": True}, {})
+
+
+def test_a_form_offers_once_and_always() -> None:
     _, with_path = asked({}, "/p")
-    choices = as_object(as_object(question_of(with_path).params["requestedSchema"])["properties"])
-    assert as_object(choices["always"])["enum"] == ["none", "this tool", "this tool and path"]
-    bare = question_of(replace(with_path, touched=Touched()))
-    choices = as_object(as_object(bare.params["requestedSchema"])["properties"])
+    form = question_of(with_path)
+    choices = as_object(as_object(form.params["requestedSchema"])["properties"])
     assert as_object(choices["always"])["enum"] == ["none", "this tool"]
-    assert bare.is_own
+    assert form.is_own
 
 
 values = st.recursive(

@@ -114,8 +114,6 @@ def test_claude_desktop(home: Path) -> None:
     )
     assert shown(imported) == snapshot(
         [
-            "warning filesystem.args: `@modelcontextprotocol/server-filesystem` is fetched in whatever version "
-            "there is that day",
             "warning github.args: `ghcr.io/github/github-mcp-server` is fetched in whatever version there is that day",
             "warning postgres.args: holds a secret, and the words of a command are visible to every user",
             "warning notes.env.PATH: is left out: loaders, interpreters or Kiwi itself obey this variable",
@@ -179,7 +177,6 @@ def test_cursor(home: Path, project: Path) -> None:
     assert [server.is_disabled for server in imported.servers] == [False, False, True]
     assert shown(imported) == snapshot(
         [
-            "warning search.args: `search-mcp@latest` is fetched in whatever version there is that day",
             "warning remote.args: holds a secret, and the words of a command are visible to every user",
             "warning remote: not carried over: `envFile`",
             "warning kiwi: is Kiwi itself, and is left out",
@@ -208,7 +205,6 @@ def test_vs_code(home: Path, project: Path) -> None:
     )
     assert shown(imported) == snapshot(
         [
-            "warning tracker.args: `tracker-mcp` is fetched in whatever version there is that day",
             "error socket.url: is not an address of the web",
         ]
     )
@@ -363,8 +359,12 @@ def test_names_follow_the_rules_of_items_and_clashes_are_numbered() -> None:
 @pytest.mark.parametrize(
     ("command", "args", "is_flagged"),
     [
-        ("npx", ["-y", "a@latest"], True),
-        ("npx", ["-y", "@scope/a"], True),
+        ("npx", ["-y", "a@latest"], False),
+        ("npx", ["-y", "@scope/a"], False),
+        ("npx", ["-y", "github:someone/a"], True),
+        ("bunx", ["a@latest"], True),
+        ("bunx", ["@scope/a"], True),
+        ("bunx", ["@scope/a@1.2.3"], False),
         ("npx", ["-y", "@scope/a@1.2.3"], False),
         ("uvx", ["--from", "git+https://example.com/a", "a"], True),
         ("uvx", ["a==1.2"], False),
@@ -374,7 +374,9 @@ def test_names_follow_the_rules_of_items_and_clashes_are_numbered() -> None:
         ("node", ["server.js"], False),
     ],
 )
-def test_a_package_without_a_version_is_kept_and_flagged(command: str, args: list[str], is_flagged: bool) -> None:
+def test_what_is_fetched_anew_at_every_start_is_kept_and_flagged_and_what_kiwi_locks_is_not(
+    command: str, args: list[str], is_flagged: bool
+) -> None:
     imported = read({"a": {"command": command, "args": args}})
 
     assert as_object(configs(imported)["a"])["args"] == args

@@ -81,6 +81,26 @@ def test_the_paths_that_a_command_names_are_what_it_needs(ask: Ask, script: Path
     assert as_object(ask("mcp", action="list", server="reader").content["needs"]) == {"read": [str(note)]}
 
 
+def test_what_a_command_brings_with_it_is_part_of_the_plan(ask: Ask, script: Path, outside: Path) -> None:
+    (script.parent / "deep").mkdir()
+    for name in (".env", "deep/.env.local", ".npmrc"):
+        (script.parent / name).write_text("TOKEN=1")
+    add(ask, script)
+
+    planned = ask("execute", item_id="peek", parameters={"path": str(outside)}, dry_run=True).content
+    jail = as_object(as_object(planned["plan"])["jail"])
+    assert str(script.parent) in as_list(jail["readable"])
+    assert {str(script.parent / name) for name in (".env", "deep/.env.local", ".npmrc")} == set(as_list(jail["hidden"]))
+
+
+def test_a_script_in_a_hidden_folder_of_the_home_is_a_need(home: Path) -> None:
+    (home / ".servers").mkdir()
+    (home / ".servers" / "one.py").touch()
+    config: JsonObject = {"transport": "stdio", "command": "python3", "args": [str(home / ".servers/one.py")]}
+
+    assert needs_named(config, []).read == (str(home / ".servers"),)
+
+
 def test_a_folder_may_be_changed_and_what_lies_in_it_too(outside: Path) -> None:
     args: list[Json] = [str(outside), str(outside / "note.txt"), "/usr/share", "/", str(Path.home()), "${HOME_OF_IT}/x"]
     issues: list[Issue] = []
@@ -136,7 +156,7 @@ def test_a_manifest_that_nobody_accepted_is_given_nothing_outside_of_the_project
     add(ask, script)
     path = project / ".ai/tools/mcp/reader.yaml"
     path.write_text(path.read_text() + f"needs: {{read: [{outside}]}}\n")
-    refreshed = ask("mcp", action="refresh", server="reader")
+    refreshed = ask("mcp", action="refresh", server="reader", yes=True)
     assert refreshed.content["code"] == "not_permitted"
     assert "`kiwi mcp accept reader`" in as_text(refreshed.content["suggestion"])
     shown = as_text(ask("mcp", action="diff", server="reader").content["manifest"])
@@ -152,12 +172,14 @@ def test_a_rule_that_denies_wins_over_what_was_accepted(ask: Ask, script: Path, 
     assert [one for one in as_list(added.content["warnings"]) if str(outside) in str(one)]
 
 
-def test_the_owner_lets_a_server_run_as_it_is(ask: Ask, script: Path, outside: Path) -> None:
+def test_the_owner_lets_a_server_run_as_it_is_until_its_script_is_edited(ask: Ask, script: Path, outside: Path) -> None:
     add(ask, script)
     assert peek(ask, outside / "note.txt").is_error
     relaxed = ask("relax", action="apply", item_id="reader", to="trusted")
     assert relaxed.content["status"] == "relaxed", relaxed.content
     assert peek(ask, outside / "note.txt").content["result"] == "tea at five"
+    script.write_text(script.read_text() + "# edited\n")
+    assert peek(ask, outside / "note.txt").is_error
 
 
 def test_why_says_how_the_process_of_a_server_is_held_and_what_it_needs(ask: Ask, script: Path, outside: Path) -> None:

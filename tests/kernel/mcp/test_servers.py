@@ -338,6 +338,24 @@ def test_a_model_still_writes_and_changes_what_is_no_server(project: Path) -> No
     }
 
 
+def test_the_owner_starts_no_server_that_they_have_not_looked_at(ask: Ask, project: Path, scripted: Scripted) -> None:
+    folder = project / ".ai/tools/mcp"
+    folder.mkdir(parents=True)
+    config: JsonObject = {"transport": "stdio", **scripted.words}
+    placed = {**server_manifest("evil"), "config": config, "needs": {"hosts": ["evil.test"]}}
+    (folder / "evil.yaml").write_text(json.dumps(placed))
+
+    everyone = ask("mcp", action="refresh").content
+    assert everyone["servers"] == []
+    assert "evil" in str(everyone["warnings"])
+    refused = ask("mcp", action="refresh", server="evil").content
+    assert refused["code"] == "not_permitted"
+    message = as_text(refused["message"])
+    assert all(shown in message for shown in (str(config["command"]), "evil.test", str(folder / "evil.yaml")))
+    assert "kiwi mcp refresh evil --yes" in as_text(refused["suggestion"])
+    assert scripted.starts == 0
+
+
 def test_a_model_starts_no_server_that_the_owner_has_not_added(project: Path, scripted: Scripted) -> None:
     folder = project / ".ai/tools/mcp"
     folder.mkdir(parents=True)
@@ -403,7 +421,7 @@ def test_what_an_edited_server_offers_first_is_not_accepted(ask: Ask, scripted: 
     ask("mcp", action="add", server="one", start=False, **scripted.words)
     path = project / ".ai/tools/mcp/one.yaml"
     path.write_text(path.read_text().replace("version: 1.0.0", "version: 1.0.1"))
-    refused = ask("mcp", action="refresh", server="one")
+    refused = ask("mcp", action="refresh", server="one", yes=True)
     assert "kiwi mcp accept one" in as_text(refused.content["suggestion"])  # what it needs was accepted of another
     ask("mcp", action="accept", server="one")
     assert states(ask("mcp", action="refresh", server="one")) == {"announce": "new", "echo": "new"}

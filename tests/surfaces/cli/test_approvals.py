@@ -91,6 +91,7 @@ def test_a_command_without_a_terminal_waits_and_its_owner_answers_it_later(kiwi:
     assert 'parameters: {"text": "hi"}' in shown.out
     assert "status: pending" in shown.err
     done = kiwi("approvals", "approve", approval, "--run")
+    assert 'parameters: {"text": "hi"}' in done.err
     assert (done.code, sent) == (0, ['{"text":"hi"}'])
     assert kiwi("approvals", "list").err == "Nothing waits for you.\n"
     assert "used" in kiwi("approvals", "list", "--all").out
@@ -110,11 +111,13 @@ def test_a_no_is_told_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
     assert "The owner said no to 'post_note': not yours." in refused.err
 
 
-def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, sent: list[str]) -> None:
+def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, project: Path, sent: list[str]) -> None:
     assert kiwi("approvals", "rules").err.startswith("There are no rules")
     added = json.loads(kiwi("approvals", "rules", "add", "post_note", "--host", "127.0.0.1", "--json").out)
     rule = added["rule_id"]
-    assert kiwi("approvals", "rules").out == f'{rule}  */post_note@*  hosts=["127.0.0.1"]\n'
+    assert kiwi("approvals", "rules").out == (
+        f'{rule}  project/local/post_note@1.0.0  project={project}  hosts=["127.0.0.1"]\n'
+    )
     assert f"asks nobody, by your rule {rule}" in kiwi("why", "post_note", "text=hi").out
     assert kiwi("run", "post_note", "text=hi").code == 0
     assert kiwi("approvals", "rules", "remove", rule).code == 0
@@ -122,7 +125,8 @@ def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, sent: list[str])
     assert kiwi("run", "post_note", "text=hi").code == 6
     assert len(sent) == 1
     assert kiwi("approvals", "show", "nothing").code == 3
-    assert kiwi("approvals", "rules", "add", "x", "--path", "notes").code == 4
+    assert kiwi("approvals", "rules", "add", "post_note", "--path", "notes").code == 4
+    assert kiwi("approvals", "rules", "add", "x").code == 3
 
 
 @pytest.mark.case("APPR-05")
@@ -142,6 +146,27 @@ def test_a_person_at_a_terminal_is_asked_in_letters_that_do_nothing(
     assert b"\x1b[2J" not in seen
     assert rb"a\u001b[2J\u202eb" in seen
     assert (code, len(sent)) == (0 if count else 6, count)
+
+
+def test_what_was_typed_before_the_question_is_no_answer(project: Path, sent: list[str]) -> None:
+    own, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
+    command = [sys.executable, "-m", "kiwi_mcp", "run", "post_note", "text=hi"]
+    os.write(own, b"y\n")
+    with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
+        os.close(theirs)
+        _until(own, b"[N]o: ")
+        os.write(own, b"n\n")
+        code = process.wait(30)
+    os.close(own)
+    assert (code, sent) == (6, [])
+
+
+def test_yes_to_a_question_shows_what_it_was(kiwi: Kiwi) -> None:
+    approval = json.loads(kiwi("run", "post_note", "text=hi", "--json").out)["approval_id"]
+    said = kiwi("approvals", "approve", approval[:8], "--always")
+    assert 'parameters: {"text": "hi"}' in said.err
+    assert "may run once, exactly so" in said.out + said.err
 
 
 def _until(terminal: int, wanted: bytes) -> bytes:

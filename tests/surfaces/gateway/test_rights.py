@@ -6,10 +6,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from getpass import getuser
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -55,7 +56,7 @@ for line in sys.stdin:
             form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
             say(id=f"question {number}", method="elicitation/create", params=form)
         case None if str(number).startswith("question"):
-            with open("heard", "a") as heard:
+            with open("notes/heard", "a") as heard:
                 heard.write(json.dumps(message) + "\\n")
             say(id=int(number.split()[1]), result={"content": [{"type": "text", "text": json.dumps(message)}]})
         case _ if number is not None:
@@ -126,15 +127,20 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def pid_in(file: Path) -> int:
-    return int(file.read_text().strip() or 0) if file.exists() else 0
+def add_sleeper(project: Path, name: str) -> str:
+    """Add a tool that sleeps, and return what its process is called: in a sandbox it does not know its own number."""
+    mark = f"sleeper-{uuid4().hex}"
+    add_tool(project, name, f"exec -a {mark} sleep 60")
+    return mark
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def is_alive(mark: str) -> bool:
+    """Whether a process of that name runs; one that has ended and was not waited for has no words any more."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().startswith(mark.encode()):
+                return True
+    return False
 
 
 def test_a_token_named_like_the_owner_sees_nothing_of_the_owners(serving_tools: Serve, project: Path) -> None:
@@ -229,33 +235,35 @@ def test_a_token_that_is_removed_takes_its_tasks_with_it(
     serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
-    for name in ("eve", "ada"):
-        add_tool(project, f"sleeper_{name}", f"echo $$ > {name}; exec sleep 60")
+    marks = {name: add_sleeper(project, f"sleeper_{name}") for name in ("eve", "ada")}
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
-            for name in ("eve", "ada"):
+            for name in marks:
                 await a_task(served, served.token(name), f"sleeper_{name}")
-                await until(lambda name=name: pid_in(project / name) > 0)  # type: ignore[misc]  # bound as it is now
+            await until(lambda: all(map(is_alive, marks.values())))
             served.tokens.remove("eve")
-            await until(lambda: not is_alive(pid_in(project / "eve")))
-            assert is_alive(pid_in(project / "ada"))
+            await until(lambda: not is_alive(marks["eve"]))
+            assert is_alive(marks["ada"])
 
     run(story)
 
 
 async def add_asker(project: Path) -> None:
-    """Put a server behind Kiwi that asks its callers, and accept what it offers."""
+    """Put a server behind Kiwi that asks its callers and takes notes, and have the owner agree to both."""
+    (project / "notes").mkdir()
     kernel = Kernel(project)
     words: JsonObject = {"action": "add", "server": "asker", "command": sys.executable, "args": ["-c", ASKER]}
-    added = await kernel.call("mcp", words)
+    added = await kernel.call("mcp", {**words, "write": ["notes"]})
     assert not added.is_error, added.content
+    ruled = await kernel.call("approvals", {"action": "add_rule", "item": "mcp/asker/ask"})
+    assert not ruled.is_error, ruled.content
     await kernel.aclose()
 
 
 def heard(project: Path) -> list[dict[str, Any]]:
     """What the server behind Kiwi heard to its questions."""
-    file = project / "heard"
+    file = project / "notes" / "heard"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -373,7 +381,7 @@ def test_a_call_whose_token_is_removed_is_told_so(
     serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+    mark = add_sleeper(project, "sleeper")
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
@@ -386,7 +394,7 @@ def test_a_call_whose_token_is_removed_is_told_so(
                 "mcp_name": "execute",
             }
             calling = asyncio.create_task(served.post(served.token("eve"), message, **headers))
-            await until(lambda: pid_in(project / "pid") > 0)
+            await until(lambda: is_alive(mark))
             served.tokens.remove("eve")
             answer = await calling
             assert answer.status_code == 401

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -100,11 +101,20 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def add_sleeper(project: Path, seconds: float) -> str:
+    """Add a tool that sleeps, and return what its process is called: in a sandbox it does not know its own number."""
+    mark = f"sleeper-{uuid4().hex}"
+    add_tool(project, "sleeper", f"exec -a {mark} sleep {seconds}")
+    return mark
+
+
+def is_alive(mark: str) -> bool:
+    """Whether a process of that name runs; one that has ended and was not waited for has no words any more."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().startswith(mark.encode()):
+                return True
+    return False
 
 
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
@@ -209,52 +219,51 @@ def test_a_long_silence_is_broken_by_comments(
     run(serving_tools, project, story)
 
 
-async def _sleeping(served: Served, token: str, project: Path, headers: Mapping[str, str]) -> tuple[Any, int]:
-    """Call a tool that sleeps, and return the call under way and the process."""
-    pid = project / "pid"
+async def _sleeping(served: Served, token: str, mark: str, headers: Mapping[str, str]) -> asyncio.Task[httpx2.Response]:
+    """Call the tool that sleeps, and return the call under way when its process runs."""
     params: JsonObject = {"name": "execute", "arguments": {"item_id": "sleeper"}}
     calling = asyncio.create_task(served.post(token, a_call(params, 9), **headers))
-    await until(lambda: pid.exists() and bool(pid.read_text().strip()))
-    return calling, int(pid.read_text())
+    await until(lambda: is_alive(mark))
+    return calling
 
 
 @pytest.mark.req("K-PR-04")
 def test_a_call_that_is_called_off_is_ended_and_says_so(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+    mark = add_sleeper(project, 60)
 
     async def story(served: Served, token: str) -> None:
         headers = await opened(served, token)
-        calling, pid = await _sleeping(served, token, project, headers)
+        calling = await _sleeping(served, token, mark, headers)
         off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
         assert (await served.post(token, off, **headers)).status_code == 202
         assert (await calling).json()["error"] == {"code": -32800, "message": "Request cancelled"}
-        assert not is_alive(pid)
+        assert not is_alive(mark)
         assert (await served.post(token, a_call(CALLS[0], 9), **headers)).json()["id"] == 9
 
     run(serving_tools, project, story)
 
 
 def test_the_end_of_a_session_ends_its_calls(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; exec sleep 60")
+    mark = add_sleeper(project, 60)
 
     async def story(served: Served, token: str) -> None:
         headers = await opened(served, token)
-        calling, pid = await _sleeping(served, token, project, headers)
+        calling = await _sleeping(served, token, mark, headers)
         words = {"Authorization": f"Bearer {token}", "mcp-session-id": headers["mcp_session_id"]}
         assert (await served.bare.delete(served.url, headers=words)).status_code == 200
         assert (await calling).status_code == 500
-        assert not is_alive(pid)
+        assert not is_alive(mark)
 
     run(serving_tools, project, story)
 
 
 def test_another_ones_number_calls_off_nothing(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; sleep 0.5; echo slept")
+    mark = add_sleeper(project, 1)
 
     async def story(served: Served, token: str) -> None:
         headers, other = await opened(served, token), served.token("bob")
         theirs = await opened(served, other)
-        calling, _ = await _sleeping(served, token, project, headers)
+        calling = await _sleeping(served, token, mark, headers)
         off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
         assert (await served.post(other, off, **headers)).status_code == 404
         assert (await served.post(other, off, **theirs)).status_code == 202
@@ -263,12 +272,22 @@ def test_another_ones_number_calls_off_nothing(serving_tools: Serve, project: Pa
     run(serving_tools, project, story)
 
 
+async def _statuses(served: Served, token: str) -> list[str]:
+    """How the runs of whoever has the token ended."""
+    body, headers = modern({"name": "runs", "arguments": {}})
+    told = (await served.post(token, body, **headers)).json()["result"]["structuredContent"]
+    return [one["status"] for one in told["runs"]]
+
+
 def test_a_client_of_the_handshake_era_that_leaves_does_not_end_its_call(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "sleeper", "echo $$ > pid; sleep 0.3; echo slept > done")
+    mark = add_sleeper(project, 1)
 
     async def story(served: Served, token: str) -> None:
-        calling, _ = await _sleeping(served, token, project, await opened(served, token))
+        calling = await _sleeping(served, token, mark, await opened(served, token))
         calling.cancel()
-        await until((project / "done").exists)
+        await until(lambda: not is_alive(mark))
+        while (statuses := await _statuses(served, token)) == ["running"]:  # noqa: ASYNC110 - it polls
+            await asyncio.sleep(0.05)
+        assert statuses == ["success"]
 
     run(serving_tools, project, story)

@@ -242,7 +242,7 @@ def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
     found = Tokens(home / ".ai").find(tools)
     assert found is not None
     assert found.can_use_tools
-    assert "ada  read tools  -" in kiwi("token", "list")
+    assert "ada  agent  read tools  -" in kiwi("token", "list")
     assert "eve" in kiwi("token", "remove", "eve")
     assert kiwi("token", "remove", "eve").startswith("3:")
 

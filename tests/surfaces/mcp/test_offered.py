@@ -84,6 +84,19 @@ class House:
 
         asyncio.run(add())
 
+    def add_boom(self) -> None:
+        """Add a tool that leaves a mark in the project whenever it runs: its owner lets it run in no sandbox."""
+        self.tool("boom", "touch boomed")
+
+        async def relax() -> None:
+            kernel = Kernel(self.project)
+            await kernel.call("execute", {"action": "sign", "item_id": "boom"})
+            relaxed = await kernel.call("relax", {"action": "apply", "item_id": "boom", "to": "trusted"})
+            await kernel.aclose()
+            assert not relaxed.is_error, relaxed
+
+        asyncio.run(relax())
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[McpServer]:
         kernel = Kernel(self.project if self.has_project else None, is_owner=False)
@@ -325,7 +338,7 @@ def test_a_directive_is_a_prompt_whose_program_a_model_can_follow(mode: Mode, ho
 @both_eras
 def test_an_unlisted_directive_can_be_got_and_a_tool_cannot(mode: Mode, house: House) -> None:
     house.write("directives/release.md", DIRECTIVE)
-    house.tool("boom", "touch boomed")
+    house.add_boom()
     house.prefer("prompts: {'project/local/*': false}")
 
     async def story(client: Client) -> None:
@@ -381,7 +394,7 @@ def test_help_and_knowledge_are_resources_that_can_be_read(mode: Mode, house: Ho
 
 @both_eras
 def test_an_address_that_leads_nowhere_is_told_with_the_address_and_runs_nothing(mode: Mode, house: House) -> None:
-    house.tool("boom", "touch boomed")
+    house.add_boom()
     expected = types.INVALID_PARAMS if mode == "auto" else -32002
 
     async def story(client: Client) -> None:

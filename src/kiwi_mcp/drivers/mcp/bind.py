@@ -14,7 +14,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.drivers.mcp.server import server_of
-from kiwi_mcp.drivers.process.words import seconds
+from kiwi_mcp.drivers.words import seconds
 
 Method: TypeAlias = Literal["tools/call", "prompts/get", "resources/read"]
 

@@ -211,6 +211,10 @@ class Connection:
         """Return what to type where the server fails for want of something that its jail does not give."""
         return lacking(self.server, said, self._wire.refused() if self._wire is not None else ())
 
+    def left(self) -> JsonObject:
+        """Return what the server's process sent and received since this was asked last."""
+        return self._wire.left() if self._wire is not None else {}
+
     def notices(self) -> list[str]:
         """Return what the owner should know of the server's manners, each once."""
         found = {}

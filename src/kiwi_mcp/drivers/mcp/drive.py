@@ -89,6 +89,10 @@ class Mcp:
         except Unavailable as fault:
             return unavailable(fault)
 
+    def spec_of(self, chain: Chain, space: Space) -> ProcessSpec | HttpSpec:
+        """Return how a server is reached; `chain` is the server's own."""
+        return server_of(chain.tool, space).spec
+
     async def list_items(
         self,
         chain: Chain,
@@ -186,11 +190,12 @@ class Mcp:
                             continue
                     outcome = for_want_of(request.unanswered, refused(request.wanted.name, refusal))
                 except TimeoutError:
-                    return _late(lease, request)
+                    return replace(_late(lease, request), sent=lease.connection.left())
                 if lease.worked() and self.on_change is not None:
                     self.on_change(server.identity)  # a server that came back may be another version of itself
                 if outcome.status == "error" and (remedy := lease.connection.lacking(outcome.message)):
                     outcome = replace(outcome, suggestion=remedy)
+                outcome = replace(outcome, sent=lease.connection.left())
                 notices: list[Json] = [*lease.connection.notices()]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")

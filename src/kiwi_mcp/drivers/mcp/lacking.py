@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.mcp.server import Server
-from kiwi_mcp.drivers.seen import is_too_wide, seen_by
+from kiwi_mcp.drivers.seen import is_too_wide
 from kiwi_mcp.sandbox.profile import HOME, base_profile
 
 _MOST = 4
@@ -48,7 +47,7 @@ def _paths(server: Server, said: str) -> Iterator[str]:
         given = server.jail.writable
         word = "--write"
     elif _ABSENT.search(said):
-        given = (*server.jail.readable, *server.jail.writable, *_seen(server))
+        given = (*server.jail.readable, *server.jail.writable)
         word = "--read"
     else:
         return
@@ -58,11 +57,6 @@ def _paths(server: Server, said: str) -> Iterator[str]:
             continue  # Kiwi's own, which nothing is given
         if path and not any(path == one or path.startswith(f"{one}/") for one in given):
             yield f"{word} {path}"
-
-
-def _seen(server: Server) -> tuple[str, ...]:
-    spec = server.spec
-    return seen_by(spec, has_folder=server.has_folder).readable if isinstance(spec, ProcessSpec) else ()
 
 
 def _there(text: str, *, is_written: bool) -> str:

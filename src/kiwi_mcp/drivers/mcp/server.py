@@ -20,9 +20,10 @@ from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.mcp.oauth.words import OAuth, oauth_words
 from kiwi_mcp.drivers.packages import Package, packaged
 from kiwi_mcp.drivers.process.environments import Environment
-from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
-from kiwi_mcp.drivers.process.words import Words, declared_env, seconds
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.words import Words, declared_env, seconds
 from kiwi_mcp.manifest.render import defaulted, escape, render_text, variables
+from kiwi_mcp.primitives.program import search_path
 from kiwi_mcp.primitives.secrets import Revealed
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]

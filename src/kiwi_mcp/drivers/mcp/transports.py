@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urljoin
@@ -14,6 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.held import Hold, held_by
 from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
@@ -61,6 +63,8 @@ class Wire:
     """How many lines it printed among its messages that were none."""
     refused: Callable[[], tuple[str, ...]] = tuple
     """The hosts that its process asked for in vain."""
+    left: Callable[[], JsonObject] = dict
+    """What its process sent and received since this was asked last."""
 
 
 @asynccontextmanager
@@ -92,7 +96,7 @@ async def _piped(server: Server, spec: ProcessSpec, secrets: Mapping[str, str]) 
 
         inbound = Inbound(process.line)
         told = process.complaints, process.ending, lambda: inbound.noise
-        yield Wire(inbound, Outbound(send), *told, held.left.refused)
+        yield Wire(inbound, Outbound(send), *told, held.left.refused, held.left.news)
 
 
 @asynccontextmanager
@@ -103,8 +107,11 @@ async def _started(
     jail = server.jail
     if jail.level != "trusted":
         seen = seen_by(spec, has_folder=server.has_folder)
-        jail = replace(jail, readable=(*jail.readable, *seen.readable), hidden=(*jail.hidden, *seen.hidden))
-        spec = seen.spec
+        # What its command names is in its jail already; what Kiwi installed for it was not there then.
+        made = tuple(
+            path for path in seen.readable if server.package and Path(path).is_relative_to(server.package.folder)
+        )
+        jail, spec = replace(jail, readable=(*jail.readable, *made)), seen.spec
     held = await held_by(jail, server.space)
     async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
         yield process, held

@@ -20,9 +20,10 @@ from kiwi_mcp.drivers.process.environments.kind import EnvironmentKind
 from kiwi_mcp.drivers.process.environments.node import Node
 from kiwi_mcp.drivers.process.environments.python import Python
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
-from kiwi_mcp.drivers.process.surroundings import base_env, find_program, search_path
-from kiwi_mcp.drivers.process.words import Words, declared_env, read_words, seconds, texts
+from kiwi_mcp.drivers.process.surroundings import base_env, find_program
+from kiwi_mcp.drivers.words import Words, declared_env, read_words, seconds, texts
 from kiwi_mcp.manifest.render import Values, defaulted, escape, placeholders, render, variables
+from kiwi_mcp.primitives.program import search_path
 
 KINDS: Mapping[str, EnvironmentKind] = {"python": Python(), "node": Node()}
 _SPELLED_OUT_LIMIT = 100_000

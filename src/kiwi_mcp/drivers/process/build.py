@@ -18,7 +18,7 @@ from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.facts import ENTRYPOINT, fill
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.process.surroundings import find_program
-from kiwi_mcp.drivers.process.words import Words, texts
+from kiwi_mcp.drivers.words import Words, texts
 from kiwi_mcp.manifest.render import placeholders
 
 _TIMEOUT = 600.0

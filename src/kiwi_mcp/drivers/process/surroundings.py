@@ -5,31 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import CommandMissing
 from kiwi_mcp.drivers.process.environments import Environment
-from kiwi_mcp.drivers.process.words import Words
+from kiwi_mcp.drivers.words import Words
+from kiwi_mcp.primitives.program import search_path
 
-_USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _FOUND_KEPT = 1_000
 _found: dict[tuple[str, str], str] = {}
-
-
-def search_path(first: str = "") -> str:
-    """Return the PATH of a process: one folder first, then the caller's own.
-
-    Relative folders are left out: they would mean the project's folder, where anybody may have put a program.
-    """
-    return _absolute(first, os.environ.get("PATH", _USUAL_PATH))
-
-
-@lru_cache(maxsize=64)
-def _absolute(first: str, path: str) -> str:
-    return ":".join(dict.fromkeys(folder for folder in (first, *path.split(":")) if folder.startswith("/")))
 
 
 def base_env(chain: Chain, space: Space, environment: Environment) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from kiwi_mcp.drivers.process.environments import Environment
 from kiwi_mcp.drivers.process.facts import check_words, facts_of, fill
 from kiwi_mcp.drivers.process.snapshot import take_snapshot
 from kiwi_mcp.drivers.process.surroundings import base_env, find_program
-from kiwi_mcp.drivers.process.words import read_words
+from kiwi_mcp.drivers.words import read_words
 from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives import subprocess
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import escape
@@ -15,12 +15,15 @@ from kiwi_mcp.domain.call import Call
 from kiwi_mcp.domain.caller import Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, KiwiError, Unanswered
+from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.run import iso
 from kiwi_mcp.kernel.approvals.question import ALWAYS, in_words, is_keepable, question_of, shown_plan
 from kiwi_mcp.kernel.confining import Judge
-from kiwi_mcp.policy.asking import covering, is_carrying, reasons, touched
+from kiwi_mcp.kernel.provenance import chain_digest
+from kiwi_mcp.kernel.watching import known_as
+from kiwi_mcp.policy.asking import covering, installed, is_carrying, is_of_project, reasons, touched
 from kiwi_mcp.store.approvals import UNANSWERED, Approvals
 from kiwi_mcp.store.runs import new_run
 
@@ -107,31 +110,45 @@ class Gate:
         self._actor = actor
         self._how = how
 
-    def need(self, plan: Plan, chain: Chain) -> Need:
-        """Return why a plan waits for the owner."""
+    def _written(self, plan: Plan, chain: Chain) -> Sequence[str]:
+        """Return the digests of what a model wrote; where that could not be looked up, of all that it may have."""
+        if isinstance(plan.spec, ReadSpec):
+            return ()
+        holding = self._judge(chain)
+        if not holding.is_looked_up:
+            return [known_as(link, chain) for link in chain.links if _is_doubtful(link, chain)]
+        floors = holding.floors
+        return [
+            known_as(link, chain)
+            for link, floor in zip(chain.links, floors, strict=True)
+            if floor.provenance == "model_written"
+        ]
+
+    def _unknown(self, written: Sequence[str]) -> tuple[str, ...]:
+        """Return what was never run of what a model wrote; a store that cannot be read is an error, and no yes."""
+        return self._approvals().unknown(written) if written else ()
+
+    def _need(self, plan: Plan, chain: Chain, first: tuple[str, ...]) -> Need:
         if isinstance(plan.spec, ReadSpec):
             return NO_NEED
-        floors = self._judge(chain).floors
-        written = [
-            link.digest for link, floor in zip(chain.links, floors, strict=True) if floor.provenance == "model_written"
-        ]
-        touches, first = touched(plan, chain), self._approvals().unknown(written) if written else ()
+        touches = touched(plan, chain)
         is_tainted = self._has_read_others and is_carrying(touches)
-        told = reasons(touches, first, is_tainted=is_tainted)
+        told = reasons(touches, first, is_tainted=is_tainted, packages=installed(plan))
         return Need(touches, first, told, is_tainted) if told else NO_NEED
 
     def preview(self, plan: Plan, chain: Chain) -> JsonObject:
         """Return whether a plan would wait for the owner, and why."""
-        need = self.need(plan, chain)
-        return need.to_json(self._rule(plan, need) if need.reasons else None)
+        need = self._need(plan, chain, self._unknown(self._written(plan, chain)))
+        return need.to_json(self._rule(plan, chain, need) if need.reasons else None)
 
     async def admit(self, arrival: Arrival) -> Passed | None:
         """Let a plan go on by a rule, by an approval, or by the owner's answer; else keep the question, and refuse."""
-        need = self.need(arrival.plan, arrival.chain)
+        written = self._written(arrival.plan, arrival.chain)
+        first = await asyncio.to_thread(self._unknown, written) if written else ()
+        need = self._need(arrival.plan, arrival.chain, first)
         if not need.reasons:
             return None
-        asked = self._question(arrival, need)
-        found = await asyncio.to_thread(self._look, arrival, need, asked)
+        found = await asyncio.to_thread(self._look, arrival, need)
         if isinstance(found, Passed):
             return found
         if not is_askable(arrival.caller):
@@ -145,18 +162,28 @@ class Gate:
             )
         return await asyncio.to_thread(self._accept, found, arrival.run_id, always)
 
-    def _rule(self, plan: Plan, need: Need) -> ApprovalRule | None:
+    def _rule(self, plan: Plan, chain: Chain, need: Need) -> ApprovalRule | None:
         # What a model wrote is looked at once by the owner, whatever the rules say, and so is what may carry off files
         # after words of others were read.
         if need.first_runs or need.is_tainted:
             return None
         approvals = self._approvals()
-        return covering(approvals.rules(), plan, need.touches, actor=self._actor or approvals.owner, now=_now())
+        rules = approvals.rules()
+        return covering(
+            rules,
+            plan,
+            need.touches,
+            actor=self._actor or approvals.owner,
+            project=str(self._call.space.project),
+            content=chain_digest(chain) if any(rule.digest for rule in rules) else "",
+            now=_now(),
+        )
 
-    def _look(self, arrival: Arrival, need: Need, asked: Approval) -> Passed | Approval:
+    def _look(self, arrival: Arrival, need: Need) -> Passed | Approval:
         """Return by what a plan goes on, or the question that waits; a no that was said lately still holds."""
-        if rule := self._rule(arrival.plan, need):
+        if rule := self._rule(arrival.plan, arrival.chain, need):
             return Passed(rule_id=rule.id)
+        asked = self._question(arrival, need)
         if used := self._take(asked, arrival.run_id):
             return used
         approvals = self._approvals()
@@ -186,6 +213,7 @@ class Gate:
             expires_at=now + LIFETIME_MS,
             touched=need.touches,
             first_runs=need.first_runs,
+            content=chain_digest(arrival.chain),
             request={"item_id": call.tool_id, "parameters": call.parameters, "frozen": call.is_frozen}
             if is_keepable(call.parameters, arrival.secrets)
             else None,
@@ -224,12 +252,15 @@ class Gate:
         approvals = self._approvals()
         used = approvals.accept(asked, run_id, by=approvals.owner, how=self._how, now=_now())
         if always in ALWAYS[1:]:
-            approvals.add_rule(rule_from(asked, approvals.owner, has_path=always == ALWAYS[2]))
+            approvals.add_rule(rule_from(asked, approvals.owner))
         return Passed(approval_id=used.id)
 
 
-def rule_from(asked: Approval, owner: str, *, has_path: bool) -> ApprovalRule:
-    """Return the rule by which a question is not asked again: for its tool, or for what it touches as well."""
+def rule_from(asked: Approval, owner: str) -> ApprovalRule:
+    """Return the rule by which a question is not asked again: for its tool as it is, and for no more than it touches.
+
+    An edit of the tool asks again, and so does the tool of the same name in another project.
+    """
     now = _now()
     return ApprovalRule(
         id=new_run(now)[0],
@@ -237,9 +268,16 @@ def rule_from(asked: Approval, owner: str, *, has_path: bool) -> ApprovalRule:
         created_at=now,
         created_by=owner,
         actor=asked.actor,
-        paths=tuple(map(escape, asked.touched.writes)) if has_path else (),
-        hosts=asked.touched.sends if has_path else (),
+        paths=tuple(map(escape, asked.touched.writes)),
+        hosts=asked.touched.sends,
+        project=asked.project if is_of_project(asked.identity) else "",
+        digest=asked.content,
     )
+
+
+def _is_doubtful(link: Tool, chain: Chain) -> bool:
+    """Whether a link may be a model's, for all that it shows itself: it is no server's, and not signed by the owner."""
+    return link.origin.source not in {"builtin", "mcp"} and chain.driver != "mcp" and link.trust != "owner"
 
 
 def is_askable(caller: Caller) -> bool:

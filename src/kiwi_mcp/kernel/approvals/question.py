@@ -14,12 +14,15 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.primitives.secrets import redact
 
-ALWAYS = ("none", "this tool", "this tool and path")
-"""What a yes may be from now on."""
+ALWAYS = ("none", "this tool")
+"""What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now."""
 _MASK = "[hidden: it looks like a secret]"
 _SECRET_NAME = re.compile(
     r"(?i)passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
 )
+_SECRET_WORDS = frozenset({"pwd", "pass", "auth", "bearer", "pin", "otp", "key", "keys"})
+"""What names a secret where it stands as a word of its own: a `pin` is one, `pinned` is not."""
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SHORTEST_SECRET = 6
 """A value of fewer characters is hidden where it stands and looked for nowhere else: it would be found everywhere."""
 _LONGEST_TEXT = 1_000
@@ -46,7 +49,7 @@ def cut(text: str, limit: int) -> str:
 def is_keepable(parameters: JsonObject, secrets: Mapping[str, str]) -> bool:
     """Whether parameters may be kept for another call: none of them looks like a secret, and they are not long."""
     text = escaped(parameters)
-    return len(text) <= _LONGEST_PLAN and not _secret_values(parameters) and redact(text, secrets) == text
+    return len(text) <= _LONGEST_PLAN and not _secret_values(parameters, shortest=1) and redact(text, secrets) == text
 
 
 def shown_plan(plan: Plan, secrets: Mapping[str, str]) -> JsonObject:
@@ -84,7 +87,6 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "") -> str:
 
 def question_of(asked: Approval) -> Question:
     """Return the question as MCP has it, which nobody can have answered before it was asked."""
-    always = ALWAYS if asked.touched.writes else ALWAYS[:2]
     return Question(
         "elicitation/create",
         {
@@ -96,7 +98,7 @@ def question_of(asked: Approval) -> Question:
                     "always": {
                         "type": "string",
                         "title": "From now on without asking",
-                        "enum": list(always),
+                        "enum": list(ALWAYS),
                         "default": ALWAYS[0],
                     },
                 },
@@ -111,38 +113,47 @@ def _word(text: str) -> str:
     return cut(escaped(text)[1:-1], _LONGEST_WORD)
 
 
-def _secret_values(value: Json, *, is_named: bool = False) -> Sequence[str]:
-    """Return the texts that stand under names of secrets."""
+def _is_secret_name(name: str) -> bool:
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return bool(_SECRET_NAME.search(name)) or not words.isdisjoint(_SECRET_WORDS)
+
+
+def _secret_values(value: Json, *, is_named: bool = False, shortest: int = _SHORTEST_SECRET) -> Sequence[str]:
+    """Return the texts and numbers that stand under names of secrets, from some length on."""
     match value:
-        case str():
-            return [value] if is_named and len(value) >= _SHORTEST_SECRET else []
+        case bool() | None:
+            return []
+        case str() | int() | float():
+            return [str(value)] if is_named and len(str(value)) >= shortest else []
         case Mapping():
             return [
                 text
                 for name, inner in value.items()
-                for text in _secret_values(inner, is_named=is_named or bool(_SECRET_NAME.search(name)))
+                for text in _secret_values(inner, is_named=is_named or _is_secret_name(name), shortest=shortest)
             ]
         case list() | tuple():
-            return [text for inner in value for text in _secret_values(inner, is_named=is_named)]
+            return [text for inner in value for text in _secret_values(inner, is_named=is_named, shortest=shortest)]
         case _:
             return []
 
 
-def _told(value: Json, hidden: Mapping[str, str], name: str = "") -> Json:
+def _told(value: Json, hidden: Mapping[str, str], *, is_named: bool = False) -> Json:
     match value:
         case str():
-            return _MASK if _is_masked(name, value) else cut(redact(value, hidden), _LONGEST_TEXT)
+            # A template names the secret, and does not hold it.
+            is_masked = is_named and value != "" and not value.startswith("${")
+            return _MASK if is_masked else cut(redact(value, hidden), _LONGEST_TEXT)
         case Mapping():
             parts = list(value.items())[:_MOST_PARTS]
-            told = {as_text(_told(word, hidden)): _told(inner, hidden, word) for word, inner in parts}
+            told = {
+                as_text(_told(word, hidden)): _told(inner, hidden, is_named=is_named or _is_secret_name(word))
+                for word, inner in parts
+            }
             return told if len(value) <= _MOST_PARTS else {**told, "…": f"{len(value):,} in all"}
         case list() | tuple():
             more = [] if len(value) <= _MOST_PARTS else [f"… ({len(value):,} in all)"]
-            return [*(_told(inner, hidden, name) for inner in value[:_MOST_PARTS]), *more]
-        case _:
+            return [*(_told(inner, hidden, is_named=is_named) for inner in value[:_MOST_PARTS]), *more]
+        case bool() | None:
             return value
-
-
-def _is_masked(name: str, value: str) -> bool:
-    # A template names the secret, and does not hold it.
-    return bool(_SECRET_NAME.search(name)) and not value.startswith("${") and value != ""
+        case _:
+            return _MASK if is_named else value

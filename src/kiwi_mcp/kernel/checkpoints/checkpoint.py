@@ -129,7 +129,7 @@ async def vault_for(space: Space, paths: tuple[str, ...]) -> Vault:
     if not paths:
         raise Unavailable(
             "the project is no git repository, and the tool does not say which paths it changes.",
-            suggestion="Make it one with `git init`, or write `checkpoint: {paths: [...]}` in the tool's manifest.",
+            suggestion="Make it one with `git init`, or write `needs: {write: [...]}` in the tool's manifest.",
         )
     return Copies(space.project, paths)
 

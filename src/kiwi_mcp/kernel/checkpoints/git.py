@@ -20,13 +20,13 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import CommandMissing, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.run import is_run_id
-from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.kernel.checkpoints.record import Record
 from kiwi_mcp.kernel.checkpoints.scope import is_left_out
 from kiwi_mcp.kernel.checkpoints.tree import LARGEST, SECONDS, Entry, Snapshot, content
 from kiwi_mcp.kernel.checkpoints.vault import Listing
 from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives import subprocess
+from kiwi_mcp.primitives.program import search_path
 from kiwi_mcp.primitives.subprocess import ProcessResult
 
 REFS = "refs/kiwi/checkpoints/"

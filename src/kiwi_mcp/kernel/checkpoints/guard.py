@@ -97,7 +97,7 @@ def wish(manifest: Manifest, plan: Plan, owner: str, *, is_asked: bool) -> Wish:
     # What a server behind MCP does is mostly not about this folder, and saying so at every call would teach nobody.
     is_offered = mode == "explicit" and not is_asked and plan.driver == "process"
     is_offered = is_offered and manifest.written.get("mutates_state") is True
-    return Wish(is_made, is_asked, is_offered, is_disabled=mode == "disabled", paths=paths_of(written))
+    return Wish(is_made, is_asked, is_offered, is_disabled=mode == "disabled", paths=_changed(manifest, written))
 
 
 async def guard_of(space: Space, owner: str, chain: Chain, plan: Plan, run_id: str, *, is_asked: bool) -> Guard:
@@ -131,6 +131,12 @@ def mode_of(written: Json) -> Mode | None:
     """
     word = as_object(written).get("mode") if isinstance(written, Mapping) else written
     return next((mode for mode in MODES if mode == word), "auto" if word else None)
+
+
+def _changed(manifest: Manifest, written: Json) -> tuple[str, ...]:
+    """Return the paths below the project that an item says it changes or, where it does not, that it needs to write."""
+    needed = (text.removesuffix("/**").rstrip("/") for text in manifest.needs.write)
+    return paths_of(written) or tuple(path for path in needed if is_safe_path(path))
 
 
 def paths_of(written: Json) -> tuple[str, ...]:

@@ -74,6 +74,11 @@ class Adding:
                 f"The request does not say what {server.id!r} may have.",
                 suggestion=f"`kiwi mcp allow {server.id} --read PATH`, `--write PATH` or `--host HOST`.",
             )
+        if server.origin.source not in {"project", "user"}:
+            raise InvalidRequest(
+                f"{server.id!r} comes from a registry, so its manifest is not changed here.",
+                suggestion=f"Copy it first: `kiwi load {server.id} --to user`, then say this again.",
+            )
         was_meant = catalog.is_meant(server)
         needs = with_needs({"needs": server.manifest.needs.to_json()}, said)["needs"]
         words: dict[str, object] = {"needs": needs, "location": server.origin.source}

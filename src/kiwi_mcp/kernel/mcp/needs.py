@@ -12,7 +12,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.needs import Needs, together
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.seen import is_too_wide, script_in
+from kiwi_mcp.drivers.seen import is_too_wide, script_in, seen_by
+from kiwi_mcp.policy.reaching import is_private
 from kiwi_mcp.sandbox.profile import base_profile
 
 _WORDS = {"read": "read", "write": "change", "hosts": "reach", "commands": "start"}
@@ -21,15 +22,18 @@ _WORDS = {"read": "read", "write": "change", "hosts": "reach", "commands": "star
 def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
     """Return what a command names by itself: an absolute path that is there, a folder to change, a file to read.
 
-    The file that it runs is seen without being named, and a whole home is more than anybody means.
+    The file that it runs is seen without being named, unless it is among the hidden folders of the home; and a whole
+    home is more than anybody means.
     """
     if config.get("transport") != "stdio":
         return Needs()
     argv = (as_text(config.get("command")), *map(text_of, as_list(config.get("args"))))
-    script = script_in(ProcessSpec(argv, cwd="/", env={}))
+    spec = ProcessSpec(argv, cwd="/", env={})
+    script = script_in(spec)
     words = [word for place, word in enumerate(argv) if place and place != script]
     values = map(text_of, as_object(config.get("env")).values())
-    read: list[str] = []
+    named = seen_by(spec, has_folder=False).named
+    read = [folder for path, around in named.items() if is_private(path) for folder in around]
     write: list[str] = []
     for path in _paths((*words, *values)):
         if is_too_wide(path):

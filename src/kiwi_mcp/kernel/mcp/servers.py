@@ -32,8 +32,9 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord, State, plain, version_of
 from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.domain.times import moment
-from kiwi_mcp.kernel.confining import Judge, jail_of
+from kiwi_mcp.kernel.confining import Judge, jail_of_server
 from kiwi_mcp.kernel.delivery import delivered, holder_of
 from kiwi_mcp.kernel.mcp.clean import without_secrets
 from kiwi_mcp.kernel.mcp.following import Following
@@ -69,6 +70,9 @@ class Lister(Protocol):
 
     on_change: Callable[[str], None] | None
     eras: Eras
+
+    def spec_of(self, chain: Chain, space: Space) -> ProcessSpec | HttpSpec:
+        """Return how a server is reached."""
 
     async def list_items(
         self,
@@ -169,9 +173,15 @@ class Servers:
         """Ask no more."""
         await self._following.aclose()
 
-    def _jail(self, chain: Chain, catalog: Catalog, rights: Rights) -> Jail:
+    def _jail(self, chain: Chain, catalog: Catalog, rights: Rights) -> Jail | None:
+        """Return how the process of a server is held; None where it is none of this machine's."""
+        spec = _lister().spec_of(chain, catalog.space)
+        if not isinstance(spec, ProcessSpec):
+            return None
         try:
-            return jail_of(Chain(chain.links, "mcp"), catalog.space, self.judge, rights)
+            process = Chain(chain.links, "mcp", project=chain.project)
+            is_meant = catalog.is_meant(chain.tool)
+            return jail_of_server(process, spec, catalog.space, self.judge, rights, is_meant=is_meant)
         except PolicyDenied as refused:
             server = chain.tool
             if not catalog.is_meant(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,8 @@ from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.mcp import ServerKey
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
+from kiwi_mcp.domain.mcp import ServerKey, plain
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.confining import Judge
@@ -23,6 +24,7 @@ from kiwi_mcp.kernel.mcp.adding import Adding
 from kiwi_mcp.kernel.mcp.asking import asked_all, known_servers
 from kiwi_mcp.kernel.mcp.connecting import connect_client
 from kiwi_mcp.kernel.mcp.login import Logins
+from kiwi_mcp.kernel.mcp.needs import needs_told
 from kiwi_mcp.kernel.mcp.servers import Servers, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import SHOWN, counted, items_told, looking, package_told, server_told, waiting, warned
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
@@ -130,6 +132,8 @@ class McpVerb:
             server = server_named(request.server, catalog)
             if not is_owner and not self._is_the_owners(server, catalog):
                 raise _not_the_owners(server)
+            if not request.yes and not self._may_start(server, catalog):
+                raise _never_accepted(server)
             if not is_owner and not self._is_due(server, catalog):
                 message = f"{server.id} was asked less than a minute ago; this is what it offered then"
                 return {**self._list(request, catalog), "action": "refresh", "message": message}
@@ -144,8 +148,11 @@ class McpVerb:
         servers = [
             server
             for server in known
-            if is_owner or (self._is_the_owners(server, catalog) and self._is_due(server, catalog))
+            if self._may_start(server, catalog)
+            and (is_owner or (self._is_the_owners(server, catalog) and self._is_due(server, catalog)))
         ]
+        if is_owner:
+            unanswered += [_unstarted(server) for server in known if not self._may_start(server, catalog)]
         asked = await asked_all(self._servers, servers, catalog, unanswered, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
@@ -181,6 +188,11 @@ class McpVerb:
         record = self._remembered().find(key_of(server, catalog.space))
         return record is not None and record.digest == server.digest
 
+    def _may_start(self, server: Tool, catalog: Catalog) -> bool:
+        """Whether asking a server starts no program that its owner has not meant."""
+        is_process = server.manifest.config.get("transport") == "stdio"
+        return not is_process or server.origin.source == "builtin" or self._is_the_owners(server, catalog)
+
     def _is_due(self, server: Tool, catalog: Catalog) -> bool:
         """Whether a server may be asked for somebody else than the owner, which counts as asked then."""
         key, now = key_of(server, catalog.space), monotonic()
@@ -195,6 +207,23 @@ def _refuse_strangers(request: McpRequest) -> None:
     if request.action in {*_OWNERS, "connect"}:
         typed = f"kiwi mcp {_OWNERS[request.action]}" if request.action in _OWNERS else "kiwi connect CLIENT"
         raise PolicyDenied(f"Only the owner may {request.action} here.", suggestion=f"Ask the owner to type `{typed}`.")
+
+
+def _never_accepted(server: Tool) -> PolicyDenied:
+    """Return the refusal to start what its owner has not looked at, which shows them all that there is to see."""
+    config = server.manifest.config
+    command = shlex.join(map(text_of, (config.get("command"), *as_list(config.get("args")))))
+    return PolicyDenied(
+        f"{server.id!r} was never accepted as its manifest ({server.origin.path}) is now. To ask it starts "
+        f"`{plain(command)}`{needs_told(server.manifest.needs)}.",
+        suggestion=f"If that is right, `kiwi mcp refresh {server.id} --yes` starts it.",
+        tool_id=server.id,
+    )
+
+
+def _unstarted(server: Tool) -> JsonObject:
+    fix = f"`kiwi mcp refresh {server.id}` shows what would be started."
+    return Issue(server.id, "was never accepted as it is, and was not started", fix, "warning").to_json()
 
 
 def _not_the_owners(server: Tool) -> PolicyDenied:

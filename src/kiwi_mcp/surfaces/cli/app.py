@@ -245,7 +245,10 @@ def sign(
 
 @app.command(context_settings=_UNKNOWN_ALLOWED)
 def why(context: typer.Context, item: Item, project: Project = None, is_json: IsJson = False) -> None:
-    """Show what a tool stands on, where its variables come from, and whether it would run."""
+    """Show what a tool stands on, where its variables come from, and whether it would run.
+
+    Parameters are given as for `run`; without them, what depends on them is left out.
+    """
     shell = shell_for(project, is_json=is_json)
     parameters: JsonObject = {}
     if context.args:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.surfaces.cli.screen import Screen, show_message, talk
 
-_NARROWED = ("actor", "paths", "hosts", "argv", "expires_at")
+_NARROWED = ("project", "digest", "actor", "paths", "hosts", "argv", "expires_at")
 
 
 def _list(content: JsonObject, screen: Screen) -> None:
@@ -46,6 +46,8 @@ def _rules(content: JsonObject, screen: Screen) -> None:
 
 
 def _change(content: JsonObject, screen: Screen) -> None:
+    if preview := as_text(content.get("preview")):
+        talk(preview)
     show_message(content, screen)
     if rule := as_object(content.get("rule")):
         talk(f"hint: `kiwi approvals rules remove {as_text(rule.get('rule_id'))}` takes the rule back.")

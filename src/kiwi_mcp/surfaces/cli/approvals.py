@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.surfaces.cli.screen import talk
 from kiwi_mcp.surfaces.cli.shell import IsJson, Project, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
 
@@ -15,7 +16,6 @@ rules = typer.Typer(help="The rules by which you are not asked.", invoke_without
 approvals.add_typer(rules, name="rules")
 
 Which = Annotated[str, typer.Argument(metavar="ID", help="The question: its id, or the beginning of it.")]
-_PATHS = "this tool and path"
 
 
 @approvals.command("list")
@@ -39,14 +39,15 @@ def show(approval_id: Which, is_json: IsJson = False) -> None:
 @approvals.command()
 def approve(
     approval_id: Which,
-    is_always: Annotated[bool, typer.Option("--always", help="Do not ask about this tool again.")] = False,
-    is_path: Annotated[bool, typer.Option("--always-path", help="Nor about this tool and these paths, hosts.")] = False,
+    is_always: Annotated[
+        bool, typer.Option("--always", help="Do not ask about this tool again, as long as it stays as it is.")
+    ] = False,
     is_run: Annotated[bool, typer.Option("--run", help="Run it at once.")] = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
     """Say yes: exactly this may run, once."""
-    always = _PATHS if is_path else "this tool" if is_always else "none"
+    always = "this tool" if is_always else "none"
     shell = shell_for(project, is_json=is_json)
     request = payload(action="approve", approval_id=approval_id, always=always)
     if not is_run:
@@ -57,6 +58,7 @@ def approve(
     if answer.is_error or not again:
         shell.show(answer, view="approvals change")
         return
+    talk(as_text(answer.content.get("preview")))
     shell.tell("execute", {"action": "run", **again}, view="run")
 
 
@@ -80,7 +82,9 @@ def rules_(context: typer.Context, is_json: IsJson = False) -> None:
 
 @rules.command("add")
 def add(
-    item: Annotated[str, typer.Argument(help="A name, a full identity, or a pattern such as 'user/local/*'.")],
+    item: Annotated[
+        str, typer.Argument(help="One item, NAME@* for all its versions, or a pattern such as 'user/local/*'.")
+    ],
     paths: Annotated[list[str] | None, typer.Option("--path", help="Only where it changes these real paths.")] = None,
     hosts: Annotated[list[str] | None, typer.Option("--host", help="Only where it sends to these hosts.")] = None,
     argv: Annotated[

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import termios
+from contextlib import suppress
 
 from kiwi_mcp.domain.caller import Answers, Ask, Question, Questions, nobody
 from kiwi_mcp.domain.errors import Unanswered
@@ -45,9 +47,16 @@ def _refuse_others(questions: Questions) -> None:
 async def _asked(question: Question) -> JsonObject:
     talk(f"\n{as_text(question.params.get('message'))}\n")
     asked = as_object(as_object(question.params.get("requestedSchema")).get("properties"))
+    _forget_typed()
     sys.stderr.write(shown(_PROMPT if "always" in asked else _SHORT_PROMPT))
     sys.stderr.flush()
     return _WORDS.get((await _typed()).strip().lower(), _NO)
+
+
+def _forget_typed() -> None:
+    """Drop what was typed before the question stood there: it was no answer to it."""
+    with suppress(termios.error, ValueError):  # no terminal, or one that is gone
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
 
 async def _typed() -> str:

@@ -92,9 +92,14 @@ def list_(server: MaybeServer = None, project: Project = None, is_json: IsJson =
 
 
 @mcp.command()
-def refresh(server: MaybeServer = None, project: Project = None, is_json: IsJson = False) -> None:
+def refresh(
+    server: MaybeServer = None,
+    is_sure: Annotated[bool, typer.Option("--yes", help="Start it although it was never accepted.")] = False,
+    project: Project = None,
+    is_json: IsJson = False,
+) -> None:
     """Ask servers what they offer now."""
-    request = payload(action="refresh", server=server)
+    request = payload(action="refresh", server=server, yes=is_sure or None)
     shell_for(project, is_json=is_json).tell("mcp", request, view="mcp offered" if server else "mcp list")
 
 

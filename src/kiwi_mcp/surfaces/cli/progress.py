@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
 from kiwi_mcp.domain.caller import Answers, Ask, Questions, nobody
 from kiwi_mcp.domain.outcome import Progress, Report, silent
@@ -47,11 +47,19 @@ def unspun(report: Report, ask: Ask) -> Ask:
     return nobody if ask is nobody else asking
 
 
+class _Turning(Protocol):
+    """The line of `rich`, which loads it when one is shown."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def update(self, status: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Spinner:
     """Reports as one line that changes."""
 
-    status: Status
+    status: _Turning
 
     def __call__(self, step: Progress) -> None:
         self.status.update(escape(_line(step) or "…"))

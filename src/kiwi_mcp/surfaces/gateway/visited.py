@@ -84,9 +84,9 @@ class VisitedKernel(Kernel):
         visitor = visiting.get()
         return None if visitor is None else Permission(self.catalog(), self.rights(self.acting()))
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, caller: Caller) -> None:
         """Refuse what a visitor may not do, and other projects than the one that is served."""
-        super().check(request)
+        super().check(request, caller)
         if self._only is not None and any(path != self._only for path in _paths(request)):
             raise PolicyDenied(
                 "This server is for another project.",

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.drivers.process.words import texts
+from kiwi_mcp.drivers.words import texts
 
 
 @dataclass(frozen=True, slots=True)

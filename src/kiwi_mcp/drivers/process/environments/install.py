@@ -19,10 +19,10 @@ from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.held import held_by
 from kiwi_mcp.drivers.process.environments.indexes import Indexes, npm_indexes, uv_indexes
-from kiwi_mcp.drivers.process.surroundings import search_path
 from kiwi_mcp.drivers.seen import needed_by
 from kiwi_mcp.manifest.render import escape
 from kiwi_mcp.primitives import subprocess
+from kiwi_mcp.primitives.program import search_path
 from kiwi_mcp.sandbox.profile import base_profile
 
 _TIMEOUT = 600.0

@@ -17,9 +17,9 @@ from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
 from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
 from kiwi_mcp.drivers.process.once import make_once
-from kiwi_mcp.drivers.process.surroundings import search_path
-from kiwi_mcp.drivers.process.words import texts
+from kiwi_mcp.drivers.words import texts
 from kiwi_mcp.manifest.requirements import is_node_requirement
+from kiwi_mcp.primitives.program import search_path
 
 _MANIFEST = "package.json"
 MODULES = "node_modules"

@@ -18,7 +18,7 @@ from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
 from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
 from kiwi_mcp.drivers.process.once import make_once
-from kiwi_mcp.drivers.process.words import texts
+from kiwi_mcp.drivers.words import texts
 from kiwi_mcp.manifest.requirements import is_python_requirement, package_name
 from kiwi_mcp.primitives.subprocess import ProcessResult
 from kiwi_mcp.sandbox.profile import base_profile

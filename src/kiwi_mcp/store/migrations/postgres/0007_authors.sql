@@ -16,6 +16,7 @@ create table relaxations (
   chain text collate "C" not null,
   identity text collate "C" not null,
   digest text collate "C" not null,
+  project text collate "C" not null,
   level text collate "C" not null check (level in ('trusted', 'standard', 'sandboxed')),
   reason text collate "C" not null,
   actor text collate "C" not null,

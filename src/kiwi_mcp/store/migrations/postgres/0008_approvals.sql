@@ -15,6 +15,7 @@ create table approvals (
   touched text collate "C" not null,
   first_runs text collate "C" not null,
   request text collate "C" not null,
+  content text collate "C" not null,
   status text collate "C" not null check (status in ('pending', 'approved', 'denied', 'expired', 'used')),
   created_at bigint not null,
   expires_at bigint not null,
@@ -38,7 +39,9 @@ create table approval_rules (
   argv text collate "C" not null,
   created_at bigint not null,
   created_by text collate "C" not null,
-  expires_at bigint
+  expires_at bigint,
+  project text collate "C" not null,
+  digest text collate "C" not null
 );
 create index idx_approval_rules_owner on approval_rules (owner, created_at);
 

@@ -16,6 +16,7 @@ create table relaxations (
   chain text not null,
   identity text not null,
   digest text not null,
+  project text not null,
   level text not null check (level in ('trusted', 'standard', 'sandboxed')),
   reason text not null,
   actor text not null,

@@ -15,6 +15,7 @@ create table approvals (
   touched text not null,
   first_runs text not null,
   request text not null,
+  content text not null,
   status text not null check (status in ('pending', 'approved', 'denied', 'expired', 'used')),
   created_at integer not null,
   expires_at integer not null,
@@ -38,7 +39,9 @@ create table approval_rules (
   argv text not null,
   created_at integer not null,
   created_by text not null,
-  expires_at integer
+  expires_at integer,
+  project text not null,
+  digest text not null
 ) without rowid;
 create index idx_approval_rules_owner on approval_rules (owner, created_at);
 
