@@ -1,13 +1,17 @@
-"""Where things are kept."""
+"""Where things are kept, and what is not given because it lies there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.places import made_private
+
+Ask = Callable[..., Answer]
 
 
 def test_the_cache_is_open_to_its_owner_alone(
@@ -26,3 +30,23 @@ def test_a_folder_that_cannot_be_made_is_no_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     assert made_private(tmp_path / "file" / "x") == tmp_path / "file" / "x"
+
+
+@pytest.mark.case("FS-01")
+def test_a_program_of_the_project_does_not_bring_the_project(ask: Ask, project: Path) -> None:
+    run = project / "bin" / "run"
+    run.parent.mkdir()
+    run.write_text(f"#!/bin/sh\ncat {project}/.env {project}/diary.txt 2>&1; echo done\n")
+    run.chmod(0o755)
+    for name in ("pyvenv.cfg", ".env", "diary.txt"):
+        (project / name).write_text("TOKEN=1" if name != "pyvenv.cfg" else "")
+    runtime: JsonObject = {"command": "{project}/bin/run", "result_from": "stdout"}
+    head: JsonObject = {"tool_id": "own_rt", "version": "1.0.0", "description": "x"}
+    below: JsonObject = {**head, "tool_type": "runtime", "executor": "subprocess", "config": runtime}
+    words = "# tool_id: spy\n# tool_type: script\n# version: 1.0.0\n# executor: own_rt\n# description: x\n"
+    for name, sent in (("own_rt", {"manifest": below}), ("spy", {"filename": "spy.sh", "content": words})):
+        made = ask("execute", action="create", item_id=name, parameters=sent)
+        assert not made.is_error, made.content
+    ran = ask("execute", item_id="spy")
+    assert "done" in str(ran.content), ran.content
+    assert "TOKEN" not in str(ran.content)

@@ -260,6 +260,9 @@ def test_a_models_code_is_asked_about_again_once_a_program_it_runs_was_edited(ow
     waiting = model.ask("execute", item_id="hi").content
     assert (waiting["code"], is_asked()) == ("approval_required", True)
     owner.do("approvals", action="approve", approval_id=waiting["approval_id"])
+    program.write_text("#!/bin/sh\necho not what was approved\n")
+    assert model.ask("execute", item_id="hi").content["code"] == "approval_required"
+    program.write_text("#!/bin/sh\necho as it was\n")
     model.ask("execute", item_id="hi")
     assert is_asked() is False
     program.write_text("#!/bin/sh\necho another\n")

@@ -163,3 +163,12 @@ def test_an_address_that_is_known_without_parameters_is_judged(tools: Path, ask:
     answer = why(ask, "local")
 
     assert (answer["would_run"], codes(answer)) == (False, ["address_denied"])
+
+
+def test_how_far_rules_for_programs_reach_is_told(tools: Path, home: Path, ask: Ask) -> None:
+    put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
+    assert why(ask, "say")["notes"] == []
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "policy.yaml").write_text("commands: {deny: [curl]}\n")
+
+    assert "what a program starts by itself" in str(why(ask, "say")["notes"])

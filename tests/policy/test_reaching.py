@@ -70,6 +70,24 @@ def test_outside_of_the_project_only_what_a_rule_names_is_given(space: Space, ho
     assert "no rule" in refusal(Needs(read=(str(home),)), allowed, space)
 
 
+def test_a_list_of_places_outside_of_the_project_leaves_the_project_as_it_is(space: Space, home: Path) -> None:
+    both = Needs(read=("docs", "~/notes"))
+
+    for beside in (("~/notes",), (str(home / "notes"), "~/other/**")):
+        given = reach(both, files(read=Rules(beside)), space).readable
+        assert given == (str(space.project / "docs"), str(home / "notes"))
+    for rules in (Rules(), Rules(("out", "~/notes")), Rules((str(space.project / "out"), "~/notes"))):
+        assert "no rule of policy.yaml allows" in refusal(Needs(read=("docs",)), files(read=rules), space)
+    denied = Rules(("~/notes",), ("docs",))
+    assert "'docs'" in refusal(Needs(read=("docs",)), files(read=denied), space).replace(f"{space.project}/", "")
+
+
+def test_a_list_of_somebody_else_is_all_that_they_have(space: Space) -> None:
+    theirs = narrow(Rights(), Grant(read=Rules(("~/notes",)), name="bob"))
+
+    assert "no rule of bob allows" in refusal(Needs(read=("docs",)), theirs, space)
+
+
 def test_a_rule_for_files_of_one_kind_does_not_give_their_folder(space: Space) -> None:
     some = files(read=Rules(("docs/*.md",)))
 
@@ -213,7 +231,7 @@ def test_a_rule_that_denies_wins_over_what_a_command_names(space: Space) -> None
     put(space.project, "secrets/one.py", "docs/private/two.py")
     rights = files(read=Rules(("**",), ("secrets", "docs/private/*.pem")))
 
-    with pytest.raises(PolicyDenied, match="'.*secrets'"):
+    with pytest.raises(PolicyDenied, match=r"the rule '.*secrets'"):
         named(space, space.project / "secrets/one.py", rights)
     given = named(space, space.project / "docs/private/two.py", rights)
     assert given.hidden == (str(space.project / "docs/private/key.pem"),)

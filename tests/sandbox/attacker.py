@@ -193,6 +193,9 @@ def main(place: dict[str, str]) -> dict[str, object]:
             "remove": outcome(lambda: Path(workspace, ".git").rmdir()),
             "new": outcome(lambda: Path(bare, ".git/hooks").mkdir(parents=True)),
             "items": outcome(lambda: Path(bare, ".ai/tools").mkdir(parents=True)),
+            "unheld": outcome(Path(bare, ".ai").unlink),
+            "renamed": outcome(lambda: Path(bare, ".claude").rename(f"{bare}/other")),
+            "filled": outcome(lambda: Path(bare, ".cursor").write_text("mine")),
             "elsewhere": outcome(lambda: Path(bare, "src").mkdir()),
         },
         "FS-08": {

@@ -14,6 +14,7 @@ from tests.sandbox.conftest import Cell, Warden
 
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.kernel.places import project_around
 from kiwi_mcp.sandbox.grants import Opened, open_grants
 from kiwi_mcp.sandbox.profile import base_profile
 from kiwi_mcp.sandbox.protected import shielded
@@ -99,7 +100,32 @@ def test_a_place_that_is_kept_empty_is_gone_when_the_last_one_leaves(tmp_path: P
         with ExitStack() as second:
             [*shielded([grant], profile, second)]
         assert {path.name for path in folder.iterdir()} == kept
+        assert {path.name for path in folder.iterdir() if path.is_dir()} == {".git"}
+        assert project_around(folder) is None
     assert [*folder.iterdir()] == []
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_a_kiwi_that_was_killed_left_behind_goes_with_the_next_run(tmp_path: Path, is_folder: bool) -> None:
+    left = tmp_path / "workspace" / ".ai"
+    left.parent.mkdir()
+    left.mkdir() if is_folder else left.touch()
+    os.utime(left, (0, 0))
+    with ExitStack() as keep:
+        [*shielded(opened(keep, writable=(left.parent,)), base_profile(), keep)]
+    assert [*left.parent.iterdir()] == []
+
+
+def test_a_place_that_the_owner_took_meanwhile_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    with ExitStack() as keep:
+        [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
+        (folder / ".claude").unlink()
+        (folder / ".claude").mkdir()
+        (folder / ".cursor").chmod(0o644)
+        (folder / ".cursor").write_text("mine")
+    assert {path.name for path in folder.iterdir()} == {".claude", ".cursor"}
 
 
 def test_an_empty_folder_of_the_owners_own_stays(tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def test_a_program_in_a_home_does_not_bring_the_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("FS-01")
+def test_a_rust_compiler_brings_the_libraries_it_was_installed_with(tmp_path: Path) -> None:
+    compiler = tmp_path / "toolchain" / "bin" / "rustc"
+    for folder in (compiler.parent, tmp_path / "toolchain" / "lib" / "rustlib"):
+        folder.mkdir(parents=True)
+    shutil.copy("/bin/true", compiler)
+    assert program_at(str(compiler), lambda _: False) == Program(str(compiler), (str(tmp_path / "toolchain"),))
+
+
 def test_a_project_that_looks_like_an_installation_is_none(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "pyvenv.cfg").touch()

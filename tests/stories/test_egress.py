@@ -72,6 +72,17 @@ def test_a_tool_reaches_the_hosts_that_it_names_and_the_owner_allows(ask: Ask, s
     assert as_object(detail["network"])["bytes_in"] == network["bytes_in"]
 
 
+def test_a_tool_that_fails_at_a_host_that_it_does_not_name_is_told_so(ask: Ask) -> None:
+    failing = "import urllib.request\n\n\ndef main(urls: list):\n    urllib.request.urlopen(urls[0], timeout=10)\n"
+    assert not create(ask, ["example.test"], files={"main.py": failing}).is_error
+
+    told = ask("execute", item_id="fetch", parameters={"urls": ["http://other.test:8080/"]}).content
+
+    suggestion = str(told["suggestion"])
+    assert "denied port 8080 of other.test (it is not among the hosts to be reached)" in suggestion
+    assert "needs: {hosts:" in suggestion
+
+
 def test_what_is_not_public_needs_the_owner_s_word(ask: Ask, serve: Serve, home: Path) -> None:
     address, requests = serve(lambda _: (200, {}, b"welcome"))
     allow(home, "127.0.0.1:1")

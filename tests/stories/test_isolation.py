@@ -154,3 +154,19 @@ def test_an_item_that_nothing_can_hold_is_not_run_as_if_it_were(ask: Ask, projec
     told = ask("execute", action="run", item_id="call", parameters={}).content
     assert told["code"] == "invalid_manifest"
     assert "asks to be held" in str(told["message"])
+
+
+@pytest.mark.parametrize("needs", [{"read": ["notes"]}, {"write": ["notes/a.md"]}, {"read": ["."]}])
+def test_a_tool_that_is_given_something_of_the_project_starts_in_it(ask: Ask, project: Path, needs: JsonObject) -> None:
+    (project / "notes").mkdir()
+    (project / "notes" / "a.md").write_text("1")
+    created = create(ask, "look", "bash_runtime", {"main.sh": "pwd; ls notes\n"}, needs=needs)
+    assert not created.is_error, created.content
+
+    assert ask("execute", item_id="look").content["result"] == f"{project.resolve()}\na.md"
+
+
+def test_a_tool_that_is_given_nothing_starts_in_its_home_and_knows_the_project(ask: Ask, project: Path) -> None:
+    create(ask, "look", "bash_runtime", {"main.sh": 'pwd; echo "$KIWI_PROJECT"\n'})
+
+    assert ask("execute", item_id="look").content["result"] == f"/tmp/home\n{project.resolve()}"

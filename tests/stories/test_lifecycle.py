@@ -26,6 +26,12 @@ NAP = f"60.{os.getpid()}"
 Answer = dict[str, Any]
 
 
+@pytest.fixture(autouse=True)
+def agreed(house: House) -> None:
+    """The owner has agreed to all that servers do: they note what they do, and some are reached over the network."""
+    house.own("approvals", action="add_rule", item="*")
+
+
 def tool(name: str, description: str = "", **words: Json) -> JsonObject:
     return {"name": name, "description": description or f"Does {name}", "inputSchema": PLAIN, **words}
 
@@ -42,7 +48,8 @@ def script(house: House, name: str, text: str, **config: Json) -> None:
 def add(house: House, placed: Placed, server: str = "placed", **config: Json) -> None:
     """Add the server as the owner, with these words in its manifest."""
     words: JsonObject = {"transport": "stdio", **placed.command, **config}
-    house.own("mcp", action="add", server=server, manifest={"executor": "subprocess", "config": words})
+    notes: JsonObject = {"write": [str(placed.folder)]}
+    house.own("mcp", action="add", server=server, manifest={"executor": "subprocess", "config": words, "needs": notes})
 
 
 def reach(house: House, host: str, **words: Json) -> None:
@@ -83,7 +90,7 @@ def is_alive(pid: str) -> bool:
 
 
 def running(words: str) -> list[int]:
-    """The processes that have these words in their command line."""
+    """The processes that have these words in their command line; a server's own folder is such a word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it may have ended meanwhile
@@ -112,12 +119,13 @@ def test_a_server_starts_at_the_first_call_and_stops_after_the_idle_time_of_its_
         for _ in range(3):
             assert (await run(client, "greet"))["status"] == "success"
         assert len(placed.noted("starts")) == 2
-        await until(lambda: not is_alive(placed.noted("starts")[-1]))
+        assert running(str(placed.folder))
+        await until(lambda: not running(str(placed.folder)))
         assert (await run(client, "greet"))["status"] == "success"
         assert len(placed.noted("starts")) == 3
 
     house.told(story)
-    assert not any(map(is_alive, placed.noted("starts")))
+    assert not running(str(placed.folder))
 
 
 # --- when they cannot be had ---
@@ -245,7 +253,7 @@ def test_the_time_that_a_call_may_take_is_the_tools_else_its_sources_else_the_de
 
     house.told(story)
     assert not running(NAP)
-    assert not any(map(is_alive, placed.noted("starts")))
+    assert not running(str(placed.folder))
 
 
 # --- when they change ---
@@ -300,7 +308,9 @@ def test_a_server_is_replaced_by_its_next_version_while_a_client_is_there(
         hanging = asyncio.create_task(run(client, "hang"))
         await until(lambda: placed.noted("calls")[-1] == "hang")
         placed.offer(tool("greet", "Greet by name", inputSchema=named), tool("hang"), version="2.0.0")
-        os.kill(int(placed.noted("starts")[-1]), signal.SIGKILL)
+        for pid in running(str(placed.folder)):  # what it noted is its number in its jail
+            with suppress(ProcessLookupError):  # gone with the one before
+                os.kill(pid, signal.SIGKILL)
         assert (await hanging)["code"] == "unavailable"
         if port:
             stack.enter_context(placed.listening(port))
@@ -363,7 +373,7 @@ def test_a_hundred_crashes_leave_kiwi_and_every_other_tool_standing(house: House
 
     asyncio.run(story())
     assert placed.noted("calls").count("crash") == 50  # and as many scripts, each once
-    assert not any(map(is_alive, placed.noted("starts")))
+    assert not running(str(placed.folder))
 
 
 @pytest.mark.full

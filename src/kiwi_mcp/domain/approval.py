@@ -52,7 +52,7 @@ class Approval:
     decided_at: int = 0
     decided_by: str = ""
     decided_how: str = ""
-    """The way the answer came: `cli`, `mcp`, `python`; `unanswered` where none did."""
+    """The way the answer came: `cli`, `mcp`, `python`."""
     reason: str = ""
     run_id: str = ""
     """The run that used it."""

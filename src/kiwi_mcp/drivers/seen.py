@@ -23,7 +23,7 @@ _LONGEST_LINE = 256
 _INTERPRETER = re.compile(
     r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
 )
-_CODE = re.compile(r"-[A-Za-z]{0,3}[cemp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)
+_CODE = re.compile(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)
 """What is followed by code, or by the name of a module: then no word is the file that runs."""
 
 
@@ -85,6 +85,11 @@ def script_in(spec: ProcessSpec) -> int | None:
     return None
 
 
+def is_in(path: str, folder: str) -> bool:
+    """Whether a path without links lies in a folder."""
+    return Path(path).is_relative_to(Path(folder).resolve())
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -95,6 +100,8 @@ def _is_file(path: Path) -> bool:
 def _around(path: Path) -> tuple[str, ...]:
     """Return the folder that a file is part of; none where it is a program of its own, or lies in a home."""
     real = path.resolve()
+    if not _is_file(real):
+        return ()
     if _MODULES in real.parts:
         # A package finds what it depends on beside itself, in the outermost folder of modules.
         return (str(Path(*real.parts[: real.parts.index(_MODULES) + 1])),)

@@ -15,6 +15,7 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.seen import seen_by
+from kiwi_mcp.kernel.watching import watched
 from kiwi_mcp.policy.floors import Holding
 from kiwi_mcp.policy.reaching import reach, seen
 
@@ -41,7 +42,9 @@ def confine(plan: Plan, chain: Chain, space: Space, judge: Judge, rights: Rights
         jail, warnings = _kept(of_server(chain), plan.spec, space, judge, rights, is_meant=is_meant)
     else:
         jail, warnings = _held(chain, space, judge, rights)
-    return replace(plan, jail=jail, warnings=(*plan.warnings, *warnings))
+    # What runs and is in no digest of an item is part of the plan, so that a word about the plan is about it too.
+    code = {"code": dict(beside)} if (beside := watched(chain)) else {}
+    return replace(plan, jail=jail, warnings=(*plan.warnings, *warnings), facts={**plan.facts, **code})
 
 
 def of_server(chain: Chain) -> Chain:

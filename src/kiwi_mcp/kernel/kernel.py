@@ -390,6 +390,7 @@ class Kernel:
             actor=caller.name,
             how=self._surface,
             has_read_others=caller.name in self._readers,
+            is_by_hand=self._is_own_hand(caller),
         )
 
     async def _approvals(self, request: ApprovalsRequest, caller: Caller) -> JsonObject:

@@ -12,7 +12,7 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, IsolationUnavailable, KiwiError, PolicyDenied
-from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.domain.grants import ALL, Rights
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text, text_of
 from kiwi_mcp.domain.needs import Needs
@@ -33,6 +33,10 @@ from kiwi_mcp.primitives.bounds import PORTS, refuse_holder, refuse_target
 from kiwi_mcp.primitives.secrets import Bound, Variables
 
 _FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
+_COMMANDS = (
+    "rules for `commands` hold for the program that is started, and for those that `needs.commands` declares; what a "
+    "program starts by itself is bounded by its sandbox"
+)
 Preview: TypeAlias = Callable[[Plan, Chain], JsonObject]
 """Says whether a plan would wait for the owner."""
 
@@ -94,7 +98,8 @@ def explain_call(
         "rights": rows,
         "lockfile": list(changes),
         "shadowed": list(chain.shadowed),
-        "notes": [*chain.drift, *chain.notes],
+        "notes": [*chain.drift, *chain.notes, *_bounds(effective, process)],
+        **_given(plan),
         **(_approval(preview, plan) if preview else {}),
         "would_run": not reasons,
         "reasons": _distinct(reasons),
@@ -123,6 +128,23 @@ def _untold(rows: Sequence[JsonObject], reasons: Sequence[JsonObject]) -> list[J
         for reason in refused
         if reason not in told
     ]
+
+
+def _bounds(rights: Rights, process: Chain | None) -> list[str]:
+    """Return how far rules for programs reach, where there are any."""
+    is_ruled = process is not None and any(grant.commands != ALL for grant in rights.grants)
+    return [_COMMANDS] if is_ruled else []
+
+
+def _given(bind: Callable[[], Planned]) -> JsonObject:
+    """Return what of the owner's the process is given, by its needs and by its command; nothing where there is none."""
+    try:
+        jail = bind().plan.jail
+    except KiwiError:
+        return {}
+    told = jail.to_json() if jail else {}
+    given = {word: told[word] for word in ("readable", "writable", "hidden", "hosts") if told.get(word)}
+    return {"given": given} if given else {}
 
 
 def _approval(preview: Preview, bind: Callable[[], Planned]) -> JsonObject:

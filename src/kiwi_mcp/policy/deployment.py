@@ -79,7 +79,7 @@ def _at(path: Path) -> Deployment | None:
         if known is None or known[0] != stat:
             known = _read[path] = stat, _parse(path)
     except FileNotFoundError:
-        if path == Path(SYSTEM_FOLDER, _NAME):
+        if path == Path(SYSTEM_FOLDER, _NAME) and not path.is_symlink():
             return None
         raise _unreadable(path, "it is not there") from None  # somebody means rules by it
     except (OSError, UnicodeDecodeError) as error:

@@ -251,7 +251,7 @@ class _FileRules:
                 raise _denied("read", path, refused, name)
 
     def _beside(self, rules: Rules) -> Rules:
-        """Return the owner's rules; a list of places that are all outside of the project leaves the project as it is."""
+        """Return the owner's rules; a list of places that are all outside of the project leaves that as it is."""
         is_beside = bool(rules.allow) and all(is_outside(pattern, self._project) for pattern in rules.allow)
         return replace(rules, allow=(*EVERYWHERE.allow, *rules.allow)) if is_beside else rules
 

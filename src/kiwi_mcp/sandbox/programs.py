@@ -78,9 +78,9 @@ def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], ar
 def program_at(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
     """Return the program at a path; `is_there` tells of a path whether every sandbox has it.
 
-    An interpreter needs the folder it was installed to, a virtual environment also the one it was made from, and a
-    script its interpreter. Of any other program only the file itself is taken, under its real name: the folder around
-    it may be a home.
+    An interpreter and the Rust compiler need the folder they were installed to, a virtual environment also the one it
+    was made from, and a script its interpreter. Of any other program only the file itself is taken, under its real
+    name: the folder around it may be a home.
     """
     places = [*_links(found)]
     path = next((place for place in places if _is_seen(place, is_there, around)), places[-1])
@@ -149,5 +149,6 @@ def _is_in(path: Path, folders: Sequence[str]) -> bool:
 
 
 def _is_installation(prefix: Path) -> bool:
-    is_virtual = (prefix / "pyvenv.cfg").is_file()
-    return is_virtual or any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))
+    if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib" / "rustlib").is_dir():
+        return True
+    return any((folder / "os.py").is_file() for folder in prefix.glob("lib/python3*"))

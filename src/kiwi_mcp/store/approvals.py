@@ -19,8 +19,6 @@ MOST_PENDING = 20
 MOST_A_MINUTE = 10
 """How many new questions one actor may ask in a minute; those that the owner said yes to are not counted."""
 MOST_RULES = 1_000
-UNANSWERED = "unanswered"
-"""How a question was decided that nobody answered."""
 _MINUTE_MS = 60_000
 _KEPT_MS = 30 * 86_400_000
 """How long a question is kept that is over."""
@@ -32,6 +30,9 @@ _COLUMNS = tuple(field.name for field in fields(Approval))
 _JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request"})
 _READ = f"select {', '.join(_COLUMNS)} from approvals where owner = ?"  # noqa: S608 - our own names
 _ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
+_YESES = ("approved", "used")
+_ANSWERABLE = frozenset({"pending", "approved", "denied"})
+"""What may still be answered otherwise, as long as it is not expired."""
 _OPEN = "status in ('pending', 'approved')"
 _NOW = f"(case when {_OPEN} and expires_at <= ? then 'expired' else status end)"
 """The status as it is at a time, whether or not that was written down."""
@@ -105,8 +106,8 @@ class Approvals:
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
         """Keep the owner's yes to a question that is being asked, and use it up for the run that waits for it.
 
-        Whoever else asked the same meanwhile may have used the question up, or left without an answer; each of them
-        gets an answer of its own. A no that was said meanwhile stays a no.
+        Whoever else asked the same meanwhile may have used the question up; each of them gets an answer of its own. A
+        no that was said meanwhile stays a no.
         """
         with within(_PATIENCE), self._database.transaction() as transaction:
             found = _current(self._found(transaction, asked.id), now)
@@ -120,10 +121,12 @@ class Approvals:
             return replace(answered, status="used", run_id=run_id)
 
     def denied(self, plan: Approval, since: int) -> Approval | None:
-        """Return the owner's no to the same plan, if it was said after a time."""
-        found = self._latest(plan, "denied", f"and decided_how <> '{UNANSWERED}' and decided_at > ?", (since,))
-        later = self._latest(plan, "approved")
-        return found if found and not (later and later.decided_at > found.decided_at) else None
+        """Return the owner's no to the same plan, if it was said after a time, and no yes was since."""
+        found = self._latest(plan, "denied", "and decided_at > ?", (since,))
+        if found is None:
+            return None
+        later = (self._latest(plan, status, "and decided_at > ?", (found.decided_at,)) for status in _YESES)
+        return None if any(later) else found
 
     def unfinished(self, plan: Approval) -> str:
         """Return the run that used up the last approval of a plan and left no record; empty where there is none."""
@@ -137,16 +140,16 @@ class Approvals:
     def decide(
         self, wanted: str, status: Literal["approved", "denied"], *, by: str, how: str, now: int, reason: str = ""
     ) -> Approval:
-        """Answer a question; the same answer again changes nothing, and what is over stays as it is."""
+        """Answer a question, also otherwise than before; what was used, or waited too long, stays as it is."""
         with within(_PATIENCE), self._database.transaction() as transaction:
             self._tidy(transaction, now)
             found = self._found(transaction, wanted)
             if found.status == status:
                 return found
-            # A yes may be taken back as long as it was not used; after a no the question has to be asked anew.
-            if found.status != "pending" and (found.status, status) != ("approved", "denied"):
+            is_late = found.status == "denied" and found.expires_at <= now
+            if is_late or found.status not in _ANSWERABLE:
                 raise Conflict(
-                    f"The question {found.id} is {found.status} already.",
+                    f"The question {found.id} is {'expired' if is_late else found.status} already.",
                     suggestion="Let the call be made again: then it is asked anew.",
                     approval_id=found.id,
                     status=found.status,
@@ -272,8 +275,8 @@ class Approvals:
 
 
 def _refuse_over(found: Approval) -> None:
-    """Refuse a question to which the owner said no elsewhere, or that waited too long; silence elsewhere is no no."""
-    if found.status == "expired" or (found.status == "denied" and found.decided_how != UNANSWERED):
+    """Refuse a question to which the owner said no elsewhere, or that waited too long."""
+    if found.status in {"expired", "denied"}:
         said = "waited too long" if found.status == "expired" else "was answered with no meanwhile"
         raise Denied(
             f"The question about {found.identity} {said}. Nothing was done.",

@@ -121,7 +121,10 @@ class Bench:
 
     def _jail(self, server: Tool) -> Jail:
         spec = self.driver.spec_of(Chain((server,), ""), self.space)
-        return seeing(self.jail, server, spec, self.space, Rights())[0] if isinstance(spec, ProcessSpec) else self.jail
+        if not isinstance(spec, ProcessSpec):
+            return self.jail
+        # No server is talked to before its owner accepted it.
+        return seeing(self.jail, server, spec, self.space, Rights(), is_meant=True)[0]
 
     def run(self, work: Coroutine[object, object, Result]) -> Result:
         """Do the work in a loop of its own, and close the driver afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,12 @@ def written(project: Path) -> Path:
     """A project with a server and three items of its."""
     folder = project / ".ai" / "tools"
     folder.mkdir(parents=True, exist_ok=True)
+    # What a project's server is lies in the project: nothing else may be named that is not declared.
+    program = shutil.copy(HOSTILE, project / "server.py")
     (folder / "helper.yaml").write_text(
         f"tool_id: helper\ntool_type: mcp_server\nexecutor: subprocess\nversion: '1.0.0'\n"
         f"description: A server\nconfig:\n  transport: stdio\n  command: {sys.executable}\n"
-        f"  args: [{HOSTILE}]\n  env: {{KEY: '${{HELPER_KEY}}'}}\n"
+        f"  args: [{program}]\n  env: {{KEY: '${{HELPER_KEY}}'}}\n"
     )
     for name, words in {
         "shout": "mcp_tool_name: echo",

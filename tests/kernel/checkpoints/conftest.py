@@ -22,7 +22,6 @@ State = Callable[[], object]
 @pytest.fixture
 def tool(project: Path, ask: Ask) -> Callable[..., None]:
     """Write the tool `change`, which changes state as its owner always lets it, with further words in its manifest."""
-    assert not ask("approvals", action="add_rule", item="project/local/change@*").is_error
     folder = project / ".ai" / "tools" / "change"
     folder.mkdir(parents=True)
     (folder / "main.sh").write_text('cd "$KIWI_PROJECT" && eval "$KIWI_PARAM_do"\n')
@@ -42,6 +41,7 @@ def tool(project: Path, ask: Ask) -> Callable[..., None]:
         (folder / "tool.yaml").write_text(json.dumps({**manifest, **words}))
 
     write()
+    assert not ask("approvals", action="add_rule", item="change").is_error
     return write
 
 

@@ -62,6 +62,17 @@ def test_the_owner_decides_then_the_item_then_the_call(owner: str, item: Json, i
     assert wish(replace(manifest, mutates_state=False), PROCESS, owner, is_asked=False) == NOTHING
 
 
+@pytest.mark.parametrize(
+    ("item", "paths"), [(None, ("notes", "out")), ({"paths": ["src"]}, ("src",)), ("auto", ("notes", "out"))]
+)
+def test_what_an_item_needs_to_write_is_what_it_changes_where_it_does_not_say(
+    item: Json, paths: tuple[str, ...]
+) -> None:
+    needs = {"write": ["notes", "out/**", "~/elsewhere", "/srv/data"]}
+    manifest = Manifest("change", "script", "1.0.0", extra={"checkpoint": item, "needs": needs})
+    assert wish(manifest, PROCESS, "", is_asked=True).paths == paths
+
+
 @pytest.mark.req("K-GI-01")
 def test_what_the_owner_and_the_item_say_is_heard(git: Git, run: Run, tool: Tool, policy: Path) -> None:
     assert is_saved(run("echo 1 > kept.txt", checkpoint=False)) is False

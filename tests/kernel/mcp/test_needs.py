@@ -90,6 +90,8 @@ def test_what_a_command_brings_with_it_is_part_of_the_plan(ask: Ask, script: Pat
     planned = ask("execute", item_id="peek", parameters={"path": str(outside)}, dry_run=True).content
     jail = as_object(as_object(planned["plan"])["jail"])
     assert str(script.parent) in as_list(jail["readable"])
+    why = ask("execute", action="why", item_id="peek").content
+    assert as_object(why["given"])["readable"] == jail["readable"]
     assert {str(script.parent / name) for name in (".env", "deep/.env.local", ".npmrc")} == set(as_list(jail["hidden"]))
 
 

@@ -149,6 +149,9 @@ def test_a_whole_file_is_created_from_its_text(kiwi: Kiwi, tmp_path: Path, proje
 
     assert kiwi("create", "say", "--content", str(tmp_path / "say.py")).code == 0
     assert kiwi("create", "--manifest", str(tmp_path / "look.yaml")).code == 0
+    (tmp_path / "own.py").write_text((tmp_path / "say.py").read_text())
+    assert kiwi("create", "--content", str(tmp_path / "own.py")).code == 0
+    assert "--content FILE" in kiwi("create", "bare").err
 
     assert (project / ".ai" / "tools" / "say.py").read_text() == SOURCE + CODE
     assert kiwi("create", "x", "--content", str(tmp_path / "lost.py")).code == 4

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urljoin
@@ -22,7 +21,7 @@ from kiwi_mcp.drivers.mcp.messages import Inbound, Incoming, Outbound
 from kiwi_mcp.drivers.mcp.oauth.account import account_of
 from kiwi_mcp.drivers.mcp.oauth.bearer import AccountBearer
 from kiwi_mcp.drivers.mcp.server import Server
-from kiwi_mcp.drivers.seen import seen_by
+from kiwi_mcp.drivers.seen import is_in, seen_by
 from kiwi_mcp.primitives import http_channel, http_client, peer, websocket
 
 _POST = 30.0
@@ -108,9 +107,7 @@ async def _started(
     if jail.level != "trusted":
         seen = seen_by(spec, has_folder=server.has_folder)
         # What its command names is in its jail already; what Kiwi installed for it was not there then.
-        made = tuple(
-            path for path in seen.readable if server.package and Path(path).is_relative_to(server.package.folder)
-        )
+        made = tuple(path for path in seen.readable if server.package and is_in(path, server.package.folder))
         jail, spec = replace(jail, readable=(*jail.readable, *made)), seen.spec
     held = await held_by(jail, server.space)
     async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touche
 from kiwi_mcp.domain.call import Call
 from kiwi_mcp.domain.caller import Caller, nobody
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, KiwiError, Unanswered
+from kiwi_mcp.domain.errors import ApprovalRequired, Conflict, Denied, Unanswered
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import Plan, ReadSpec
@@ -24,7 +24,7 @@ from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.provenance import chain_digest
 from kiwi_mcp.kernel.watching import known_as
 from kiwi_mcp.policy.asking import covering, installed, is_carrying, is_of_project, reasons, touched
-from kiwi_mcp.store.approvals import UNANSWERED, Approvals
+from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.runs import new_run
 
 _REPEATED_MS = 600_000
@@ -90,7 +90,8 @@ async def unasked(_: Arrival) -> None:
 class Gate:
     """The gate for one call of an actor, the owner where none is named; `how` is the way that it came.
 
-    `has_read_others` says whether the actor was given words from outside before, which may have asked for the call.
+    `has_read_others` says whether the actor was given words from outside before, which may have asked for the call;
+    `is_by_hand` whether it is the owner's own hand that calls.
     """
 
     def __init__(
@@ -102,9 +103,11 @@ class Gate:
         actor: str,
         how: str,
         has_read_others: bool = False,
+        is_by_hand: bool = False,
     ) -> None:
         self._approvals = approvals
         self._has_read_others = has_read_others
+        self._is_by_hand = is_by_hand
         self._judge = judge
         self._call = call
         self._actor = actor
@@ -180,14 +183,18 @@ class Gate:
         )
 
     def _look(self, arrival: Arrival, need: Need) -> Passed | Approval:
-        """Return by what a plan goes on, or the question that waits; a no that was said lately still holds."""
+        """Return by what a plan goes on, or the question that waits.
+
+        A no that was said lately still holds, but not for the owner, who may think better of it.
+        """
         if rule := self._rule(arrival.plan, arrival.chain, need):
             return Passed(rule_id=rule.id)
         asked = self._question(arrival, need)
         if used := self._take(asked, arrival.run_id):
             return used
         approvals = self._approvals()
-        if refused := approvals.denied(asked, asked.created_at - _REPEATED_MS):
+        is_by_hand = self._is_by_hand and is_askable(arrival.caller)
+        if not is_by_hand and (refused := approvals.denied(asked, asked.created_at - _REPEATED_MS)):
             raise _denied(arrival.chain.tool.id, refused)
         doubt = ""
         if begun := approvals.unfinished(asked):
@@ -220,30 +227,27 @@ class Gate:
         )
 
     async def _ask(self, arrival: Arrival, asked: Approval) -> str:
-        """Ask the owner, and return for what the yes is from now on; whatever is not a yes is a no, which is kept."""
+        """Ask the owner, and return for what the yes is from now on; a no is kept, and without a word it waits on."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 answers = await arrival.caller.ask({"approve": question_of(asked)})
         except (Unanswered, TimeoutError) as silence:
-            await self._deny(asked, UNANSWERED)
-            raise _denied(arrival.chain.tool.id, asked, is_silent=True) from silence
-        except asyncio.CancelledError:
-            # The thread writes it down also where this task is cancelled again.
-            with suppress(KiwiError, asyncio.CancelledError):
-                await asyncio.shield(self._deny(asked, UNANSWERED))
-            raise
+            raise _required(arrival, asked) from silence
         answer = as_object(answers.get("approve"))
         said = as_object(answer.get("content"))
-        if answer.get("action") != "accept" or said.get("approve") is not True:
-            await self._deny(asked, self._how)
+        is_accepted = answer.get("action") == "accept"
+        if is_accepted and said.get("approve") is True:
+            return as_text(said.get("always"))
+        if answer.get("action") == "decline" or (is_accepted and said.get("approve") is False):
+            await self._deny(asked)
             raise _denied(arrival.chain.tool.id, asked)
-        return as_text(said.get("always"))
+        raise _required(arrival, asked)  # the form was closed, or left as it was
 
-    async def _deny(self, asked: Approval, how: str) -> None:
+    async def _deny(self, asked: Approval) -> None:
         def deny() -> None:
             approvals = self._approvals()
             with suppress(Conflict):  # whoever asked the same beside this call was answered already
-                approvals.decide(asked.id, "denied", by=approvals.owner, how=how, now=_now())
+                approvals.decide(asked.id, "denied", by=approvals.owner, how=self._how, now=_now())
 
         await asyncio.to_thread(deny)
 
@@ -295,12 +299,12 @@ def _required(arrival: Arrival, asked: Approval) -> ApprovalRequired:
     )
 
 
-def _denied(tool_id: str, asked: Approval, *, is_silent: bool = False) -> Denied:
-    said = "did not answer" if is_silent else "said no"
+def _denied(tool_id: str, asked: Approval) -> Denied:
     because = f": {asked.reason}" if asked.reason else ""
     return Denied(
-        f"The owner {said} to {tool_id!r}{because}. Nothing was done.",
-        suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it.",
+        f"The owner said no to {tool_id!r}{because}. Nothing was done.",
+        suggestion="Do not call it again as it is; tell the owner what it was for, and go on without it. "
+        f"The owner can take the no back: `kiwi approvals approve {asked.id}`.",
         tool_id=tool_id,
         approval_id=asked.id,
         reasons=list(asked.reasons),

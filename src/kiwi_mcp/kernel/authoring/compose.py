@@ -61,11 +61,12 @@ def _refuse_two_names(tool_id: str, item_id: str | None) -> None:
 
 
 def _name_inside(words: JsonObject, files: Mapping[str, bytes]) -> str:
-    """Return the name that a text sent whole gives itself."""
+    """Return the name that a text sent whole gives itself or, where it does not, has from its file."""
     text = as_text(words.get("content")) or files.get(MANIFEST_NAME, b"").decode("utf-8", errors="replace")
     name = as_text(words.get("filename")) or MANIFEST_NAME
     written = read_written(Path(name), text) if text else None
-    return as_text(written.value.get("tool_id")) if written else ""
+    said = as_text(written.value.get("tool_id")) if written else ""
+    return said or ("" if name == MANIFEST_NAME else PurePosixPath(name).stem)
 
 
 def _mapping(word: str, value: Json) -> JsonObject:

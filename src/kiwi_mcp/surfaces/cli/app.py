@@ -161,6 +161,12 @@ def create(
     is_json: IsJson = False,
 ) -> None:
     """Create a tool from a manifest, from files, or many from an OpenAPI document."""
+    if not (tool_type or manifest or files or content or params or from_openapi):
+        raise InvalidRequest(
+            "There is nothing to create it from.",
+            suggestion="Add `--content FILE` (one file that is the whole item), or `--manifest FILE` with `--file` for "
+            "each of its files; `kiwi help create` shows both.",
+        )
     words: dict[str, Json] = dict(read_object(params)) if params else {}
     words |= payload(
         tool_type=tool_type, executor=executor, description=description, category=category, location=location
