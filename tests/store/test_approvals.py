@@ -11,7 +11,7 @@ import pytest
 from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
 from kiwi_mcp.domain.run import run_id
-from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, UNANSWERED, Approvals
+from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, Approvals
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 
@@ -121,10 +121,27 @@ def test_a_no_that_was_said_elsewhere_holds_against_a_yes_that_comes_later(appro
     assert [one.run_id for one in approvals.list(NOW)] == ["", ""]
 
 
-def test_that_one_caller_left_is_no_answer_for_another(approvals: Approvals) -> None:
+def test_a_no_is_taken_back_as_long_as_it_is_not_expired(approvals: Approvals) -> None:
+    first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
+    for asked in (first, second):
+        approvals.decide(asked.id, "denied", by="ann", how="mcp", now=NOW, reason="not now")
+    taken_back = yes(approvals, first, NOW + 1)
+    assert (taken_back.status, taken_back.reason) == ("approved", "")
+    assert approvals.denied(first, NOW - 1) is None
+    assert approvals.take(first, RUN) is not None
+    with pytest.raises(Conflict):
+        approvals.decide(first.id, "denied", by="ann", how="cli", now=NOW + 2)
+    with pytest.raises(Conflict, match="expired"):
+        yes(approvals, second, second.expires_at)
+
+
+def test_a_yes_that_was_used_is_newer_than_the_no_before_it(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
-    approvals.decide(asked.id, "denied", by="ann", how=UNANSWERED, now=NOW)
-    assert approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW).status == "used"
+    approvals.decide(asked.id, "denied", by="ann", how="mcp", now=NOW)
+    again = approvals.ask(replace(a_question(2), plan_digest=asked.plan_digest))
+    assert approvals.denied(asked, NOW - 1) is not None
+    approvals.accept(again, RUN, by="ann", how="cli", now=NOW + 1)
+    assert approvals.denied(asked, NOW - 1) is None
 
 
 @pytest.mark.parametrize("end", ["used", "accepted", "denied", "expired"])
@@ -164,8 +181,6 @@ def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals)
     denied = approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW + 9, reason="not now")
     assert (denied.status, denied.reason) == ("denied", "not now")
     assert approvals.take(asked, RUN) is None
-    with pytest.raises(Conflict):
-        yes(approvals, asked)
     assert approvals.denied(asked, NOW) is not None
     assert approvals.denied(asked, NOW + 9) is None
 

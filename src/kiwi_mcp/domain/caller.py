@@ -59,6 +59,8 @@ class Caller:
     """Who it is, where it is somebody else than the owner of the store: whose runs these are then."""
     identity: Identity = OWNER
     """Who it is for the rules."""
+    client: str = ""
+    """The program that it calls through, as that names itself; nothing is decided by it."""
 
 
 NOBODY = Caller()

@@ -452,7 +452,8 @@ class ApprovalRequired(Denied):
         super().__init__(
             f"{tool_id!r} waits for the owner, since it {'; '.join(reasons)}. Nothing was done.",
             suggestion=f"The owner looks at it with `kiwi approvals show {approval_id}` and types "
-            f"`kiwi approvals approve {approval_id}`; then call it again, exactly as before.",
+            f"`kiwi approvals approve {approval_id}`, with `--run` to run it at once; else call it again then, exactly "
+            "as before.",
             tool_id=tool_id,
             approval_id=approval_id,
             reasons=list(reasons),

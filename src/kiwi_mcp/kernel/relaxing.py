@@ -81,6 +81,9 @@ def _relaxed(request: RelaxRequest, chain: Chain, store: Store, origins: Origins
     store.authors().relax(one)
     after = held(chain, [link.provenance for link in before.floors], level)
     warnings: list[Json] = [f"under {level} it sees and reaches what you do"] if level in _OUTSIDE else []
+    if level in _OUTSIDE and (chain.driver == _SERVED or tool.manifest.mutates_state or chain.needs.write):
+        named = f"'mcp/{tool.id}/*'" if chain.driver == _SERVED else tool.id
+        warnings.append(f"what changes things asks you first; for a standing yes: `kiwi approvals rules add {named}`")
     if beside := [path for path, _ in watched(chain)]:
         warnings.append(f"an edit of {', '.join(beside)} ends it too; files beside those, and modules, are not watched")
     return {

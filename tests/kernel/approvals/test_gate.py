@@ -180,30 +180,92 @@ def test_nobody_but_the_owner_answers_or_makes_rules(
 
 @pytest.mark.case("APPR-06")
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "code", "status"),
     [
-        None,
-        {"action": "decline"},
-        {"action": "cancel"},
-        {"action": "accept"},
-        {"action": "accept", "content": {"approve": "true"}},
-        {"action": "accept", "content": {"approve": False, "always": "this tool"}},
+        (None, "approval_required", "pending"),
+        ({"action": "cancel"}, "approval_required", "pending"),
+        ({"action": "accept"}, "approval_required", "pending"),
+        (accept(approve="true", always="this tool"), "approval_required", "pending"),
+        ({"action": "decline"}, "denied", "denied"),
+        (accept(approve=False, always="this tool"), "denied", "denied"),
     ],
 )
-def test_whatever_is_not_a_yes_is_a_no(
-    answer: JsonObject | None, kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
+def test_whatever_is_not_a_yes_does_nothing_and_only_a_no_is_a_no(
+    answer: JsonObject | None,
+    code: str,
+    status: str,
+    kernel: Kernel,
+    home: Path,
+    add_tool: AddTool,
+    sent: list[str],
 ) -> None:
     add_tool()
     owner = Owner(answer)
 
     async def story() -> None:
-        assert (await note(kernel, caller=owner.caller))["code"] == "denied"
+        told = await note(kernel, caller=owner.caller)
+        (kept,) = stored(home).list(0)
+        assert (told["code"], told["approval_id"], kept.status) == (code, kept.id, status)
         await kernel.aclose()
 
     run(story())
-    (kept,) = stored(home).list(0)
-    assert (len(owner.asked), sent, kept.status) == (1, [], "denied")
+    assert (len(owner.asked), sent) == (1, [])
     assert not stored(home).rules()
+
+
+def test_a_closed_form_leaves_the_question_to_be_answered_later(
+    kernel: Kernel, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+
+    async def story() -> None:
+        waiting = await note(kernel, caller=Owner({"action": "cancel"}).caller)
+        await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
+        done = await note(kernel, caller=Owner({"action": "cancel"}).caller)
+        assert done["approval"] == {"approval_id": waiting["approval_id"]}
+        await kernel.aclose()
+
+    run(story())
+    assert len(sent) == 1
+
+
+def test_a_no_is_taken_back_by_a_yes_of_the_owners(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+    add_tool()
+
+    async def story() -> None:
+        refused = await note(kernel, caller=Owner({"action": "decline"}).caller)
+        again = await note(kernel)
+        assert (again["code"], again["approval_id"]) == ("denied", refused["approval_id"])
+        assert f"`kiwi approvals approve {refused['approval_id']}`" in as_text(again["suggestion"])
+        yes = await approvals(kernel, action="approve", approval_id=refused["approval_id"])
+        assert yes.content["status"] == "approved"
+        assert (await note(kernel))["status"] == "success"
+        assert (await note(kernel))["code"] == "approval_required"
+        await kernel.aclose()
+
+    run(story())
+    assert len(sent) == 1
+
+
+def test_an_earlier_no_stops_a_model_and_not_the_owners_own_hand(
+    kernel: Kernel, project: Path, add_tool: AddTool, sent: list[str]
+) -> None:
+    add_tool()
+    model = Kernel(project, is_owner=False, surface="mcp")
+    yes = Owner(accept(approve=True))
+
+    async def story() -> None:
+        await note(model, caller=Owner({"action": "decline"}).caller)
+        assert (await note(model, caller=yes.caller))["code"] == "denied"
+        assert (yes.asked, sent) == ([], [])
+        assert (await note(kernel, caller=yes.caller))["status"] == "success"
+        # Whoever said yes since then has thought better of it, so that a model may ask again.
+        assert (await note(model))["code"] == "approval_required"
+        await kernel.aclose()
+        await model.aclose()
+
+    run(story())
+    assert (len(yes.asked), len(sent)) == (1, 1)
 
 
 @pytest.mark.case("APPR-06")
@@ -227,7 +289,7 @@ def test_a_caller_that_leaves_has_not_agreed(kernel: Kernel, home: Path, add_too
 
     run(story())
     (kept,) = stored(home).list(0)
-    assert (kept.status, kept.decided_how, sent) == ("denied", "unanswered", [])
+    assert (kept.status, sent) == ("pending", [])
 
 
 def test_an_owner_who_is_there_is_asked_and_may_say_always(
@@ -345,6 +407,42 @@ def test_what_a_model_wrote_does_not_run_where_nobody_can_say_who_wrote_it(
 
     run(story())
     assert sent == []
+
+
+@pytest.mark.case("APPR-05")
+def test_a_first_run_shows_the_code_and_who_asks(project: Path, kernel: Kernel) -> None:
+    model = Kernel(project, is_owner=False, surface="mcp")
+    main = 'echo "hi"\nstatus: approved\n\x1b[2J\n'
+    words: JsonObject = {
+        "tool_type": "script",
+        "executor": "bash_runtime",
+        "version": "1.0.0",
+        "description": "Say something",
+        "config": {"entrypoint": "main.sh"},
+        "files": {"main.sh": main, "long.txt": "x" * 20_000},
+    }
+
+    async def story() -> JsonObject:
+        made = await model.call("execute", {"action": "create", "item_id": "say", "parameters": words})
+        assert "signed after a run was approved" in as_text(made.content["next"])
+        waiting = await model.call("execute", {"item_id": "say"}, Caller(client="desk\ntop"))
+        shown = await approvals(kernel, action="show", approval_id=waiting.content["approval_id"])
+        await kernel.aclose()
+        await model.aclose()
+        return shown.content
+
+    shown = run(story())
+    lines = as_text(shown["preview"]).splitlines()
+    start = lines.index(f"code: main.sh ({len(main)} bytes)")
+    assert lines[start + 1 : start + 4] == ['  | echo "hi"', "  | status: approved", r"  | \u001b[2J"]
+    assert "code: long.txt (20000 bytes)" in lines
+    assert "  (not all of it: `kiwi load say` shows the rest)" in lines
+    assert any(line.startswith("asked by: ") and line.endswith(r" (mcp, client desk\ntop)") for line in lines)
+    assert as_text(shown["preview"]).isascii()
+    assert len(as_text(shown["preview"])) < 10_000
+    files = {as_text(one["path"]): one for one in map(as_object, as_list(as_object(shown["plan"])["code"]))}
+    assert (files["main.sh"]["text"], files["main.sh"]["whole"]) == (main, True)
+    assert files["long.txt"]["whole"] is False
 
 
 def test_a_first_run_tells_what_would_be_installed(project: Path) -> None:

@@ -123,6 +123,7 @@ def test_a_server_sees_nothing_else_until_its_owner_allows_it(
     assert f"`kiwi mcp allow reader --read {note}`" in as_text(refused.content["suggestion"])
     allowed = ask("mcp", action="allow", server="reader", read=[str(outside)], hosts=["api.example.test"])
     assert allowed.content["status"] == "allowed", allowed.content
+    assert "`kiwi approvals rules add 'mcp/reader/*'`" in as_text(allowed.content["next"])
     assert written(project) == {"read": [str(outside)], "hosts": ["api.example.test"]}
     # What it offered was accepted before, and the owner has just said what else it may have.
     assert peek(ask, note).content["result"] == "tea at five"

@@ -109,6 +109,11 @@ def test_a_no_is_told_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
     refused = kiwi("run", "post_note", "text=hi")
     assert (refused.code, sent) == (6, [])
     assert "The owner said no to 'post_note': not yours." in refused.err
+    assert f"`kiwi approvals approve {approval}`" in refused.err
+    assert kiwi("run", "post_note", "text=hi", "--yes").code == 0
+    assert kiwi("approvals", "approve", approval).code == 0
+    assert kiwi("run", "post_note", "text=hi").code == 0
+    assert len(sent) == 2
 
 
 def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, project: Path, sent: list[str]) -> None:

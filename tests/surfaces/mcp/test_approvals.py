@@ -98,6 +98,7 @@ def test_a_person_at_the_client_is_asked_and_says_yes_once_and_for_always(
     assert "rule_id" in second["approval"]
     assert len(person.asked) == 1
     assert 'parameters: {"text": "one"}' in person.asked[0].message
+    assert "(mcp, client mcp)\n" in f"{person.asked[0].message}\n"
     assert sent == ['{"text":"one"}', '{"text":"two"}']
 
 
@@ -109,6 +110,16 @@ def test_a_person_who_declines_is_not_asked_again_about_the_same(mode: Mode, pro
     told = asyncio.run(person.story(mode, project, note("one"), note("one")))
     assert [one["code"] for one in told] == ["denied", "denied"]
     assert (len(person.asked), sent) == (1, [])
+
+
+@EACH_ERA
+@pytest.mark.case("APPR-06")
+def test_a_person_who_closes_the_form_has_said_nothing(mode: Mode, project: Path, sent: list[str]) -> None:
+    person = Person(ElicitResult(action="cancel"))
+    first, second = asyncio.run(person.story(mode, project, note("one"), note("one")))
+    assert (first["code"], second["code"]) == ("approval_required", "approval_required")
+    assert first["approval_id"] == second["approval_id"]
+    assert (len(person.asked), sent) == (2, [])
 
 
 @EACH_ERA

@@ -19,6 +19,7 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import Plan, ReadSpec
 from kiwi_mcp.domain.run import iso
+from kiwi_mcp.kernel.approvals.code import code_of
 from kiwi_mcp.kernel.approvals.question import ALWAYS, in_words, is_keepable, question_of, shown_plan
 from kiwi_mcp.kernel.confining import Judge
 from kiwi_mcp.kernel.provenance import chain_digest
@@ -199,7 +200,10 @@ class Gate:
         doubt = ""
         if begun := approvals.unfinished(asked):
             doubt = f"you said yes to exactly this before; the run {begun} began, and whether it was done is unknown"
-        return approvals.ask(replace(asked, preview=in_words(arrival.plan, arrival.chain, asked, doubt)))
+        if code := code_of(arrival.chain, asked.first_runs, arrival.secrets):
+            asked = replace(asked, plan={**asked.plan, "code": code})
+        way = f"{self._how}, client {arrival.caller.client}" if arrival.caller.client else self._how
+        return approvals.ask(replace(asked, preview=in_words(arrival.plan, arrival.chain, asked, doubt, way)))
 
     def _take(self, asked: Approval, run_id: str) -> Passed | None:
         used = self._approvals().take(replace(asked, created_at=_now()), run_id)

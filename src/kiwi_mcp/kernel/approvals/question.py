@@ -12,6 +12,7 @@ from kiwi_mcp.domain.caller import Question
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.kernel.approvals.code import code_in_words
 from kiwi_mcp.primitives.secrets import redact
 
 ALWAYS = ("none", "this tool")
@@ -62,8 +63,11 @@ def shown_plan(plan: Plan, secrets: Mapping[str, str]) -> JsonObject:
     return {**kept, "left_out": cut(text, 0)}
 
 
-def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "") -> str:
-    """Return the question: what would be run, from where, what it touches, and with which parameters."""
+def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "", way: str = "") -> str:
+    """Return the question: what would be run, from where, what it touches, and with which parameters.
+
+    `way` is how it was asked: through what, and by which program.
+    """
     tool = chain.tool
     vouchers = (tool.integrity, tool.trust, f"key {tool.signer}" if tool.signer else "")
     vouched = ", ".join(dict.fromkeys(filter(None, vouchers)))
@@ -79,8 +83,9 @@ def in_words(plan: Plan, chain: Chain, asked: Approval, doubt: str = "") -> str:
         *([f"secrets: {', '.join(map(_word, plan.variables))}"] if plan.variables else []),
         f"parameters: {cut(escaped(asked.plan.get('inputs', {})), _LONGEST_PARAMETERS)}",
         f"project: {_word(asked.project)}",
-        f"asked by: {_word(asked.actor)}",
+        f"asked by: {_word(asked.actor)}{f' ({_word(way)})' if way else ''}",
         *([f"careful: {doubt}"] if doubt else []),
+        *code_in_words(asked.plan.get("code")),
     ]
     return "\n".join(lines)
 

@@ -292,7 +292,9 @@ class Author:
             "message": f"{tool_id} {'would be' if request.dry_run else 'was'} {done}",
             "path": str(draft.manifest_path(base)),
             "files": sorted(draft.files),
-            "next": f"Sign it (action sign, `kiwi sign {tool_id}`), then run it (action run, `kiwi run {tool_id}`).",
+            # The owner's yes to a run is to these very bytes, the line of a signature among them.
+            "next": f"Sign it (action sign, `kiwi sign {tool_id}`), then run it (action run, `kiwi run {tool_id}`): "
+            "if it is signed after a run was approved, that is asked about again.",
         }
         if verdict.warnings:
             told["warnings"] = [issue.to_json() for issue in verdict.warnings]

@@ -92,7 +92,7 @@ class Adding:
             self._remembered().change(key, lambda record, known: (_meant(record, now, key), tuple(known)))
         unaccepted_too = "" if was_meant else f"; nothing of it runs before `kiwi mcp accept {server.id}`"
         message = f"{server.id} was given more{needs_told(now.manifest.needs)}{unaccepted_too}"
-        return {**told, "status": "allowed", "message": message, "needs": needs}
+        return {**told, "status": "allowed", "message": message, "needs": needs, **_asking(now)}
 
     async def import_(self, request: McpRequest, catalog: Catalog, report: Report) -> JsonObject:
         """Add the servers of other clients' configurations."""
@@ -195,6 +195,14 @@ def _reached(servers: Sequence[Tool]) -> str:
     hosts = [nearby_host(as_text(server.manifest.config.get("url"))) for server in servers]
     listed = ", ".join(dict.fromkeys(filter(None, hosts)))
     return f"; Kiwi may reach {listed} for {'it' if len(servers) == 1 else 'them'}" if listed else ""
+
+
+def _asking(server: Tool) -> JsonObject:
+    """Return what follows for whoever calls its tools, where it may change files or reach hosts."""
+    if not (server.manifest.needs.write or server.manifest.needs.hosts):
+        return {}
+    rule = f"`kiwi approvals rules add 'mcp/{server.id}/*'` says yes beforehand"
+    return {"next": f"Its tools ask you from now on, unless they were accepted as ones that only read; {rule}."}
 
 
 def _next(tool_id: str, offered: Refreshed | None, request: McpRequest) -> str:

@@ -130,9 +130,9 @@ class Calls:
         # A client of the new era comes back with the answers; one of the old era is asked while it waits, if it can be.
         is_askable = is_modern(context) or session.can_send_request
         capabilities = askable(session.client_capabilities) if is_askable else {}
-        return Errand(
-            self._principal(context), capabilities, None if is_modern(context) else partial(ask_client, context)
-        )
+        ask = None if is_modern(context) else partial(ask_client, context)
+        told = session.client_params
+        return Errand(self._principal(context), capabilities, ask, told.client_info.name if told else "")
 
     def _binding(self, context: Context, asked: Asked) -> str:
         return bind(self._principal(context), asked.method, asked.name, asked.params)

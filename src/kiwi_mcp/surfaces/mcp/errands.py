@@ -62,11 +62,12 @@ class _Asked:
 class Errand:
     """One call on its way: its work, the questions it waits with, and whoever hears of it now.
 
-    `ask` is another way to put questions than to wait with them.
+    `ask` is another way to put questions than to wait with them; `client` is what the client calls itself.
     """
 
-    def __init__(self, principal: str, capabilities: JsonObject, ask: Ask | None = None) -> None:
+    def __init__(self, principal: str, capabilities: JsonObject, ask: Ask | None = None, client: str = "") -> None:
         self.principal = principal
+        self._client = client
         self.hear: Report = silent
         self.log: Note = unheard
         self.on_change: Callable[[], None] | None = None
@@ -162,6 +163,7 @@ class Errand:
             self._capabilities,
             # The client that a person has started shows its questions to that person.
             is_owner=self.principal == STDIO,
+            client=self._client,
         )
 
     def _report(self, progress: Progress) -> None:
