@@ -173,6 +173,7 @@ def test_the_owner_relaxes_one_exact_content_and_it_is_told_everywhere(owner: Wh
     owner.create()
     told = owner.do("relax", action="apply", item_id="hi", to="trusted", reason="it is slow")
     assert (told["status"], told["level"]) == ("relaxed", "trusted")
+    assert "asks you first" not in str(told["warnings"])
     assert owner.held() == ("trusted", "owner_pinned")
     ran = as_object(owner.do("execute", item_id="hi")["isolation"])
     assert (ran["used"], ran["provenance"], ran["backend"]) == ("trusted", "owner_pinned", "none")
@@ -184,6 +185,12 @@ def test_the_owner_relaxes_one_exact_content_and_it_is_told_everywhere(owner: Wh
     assert [check["check"] for check in checks if "runs under trusted" in str(check["detail"])] == ["relaxed"]
     receipts = map(as_object, as_list(owner.do("audit", did="relax apply")["receipts"]))
     assert [receipt["item"] for receipt in receipts] == ["hi"]
+
+
+def test_relaxing_what_changes_things_tells_that_it_asks(owner: Who) -> None:
+    owner.create(words="mutates_state: true\n")
+    told = owner.do("relax", action="apply", item_id="hi")
+    assert "asks you first; for a standing yes: `kiwi approvals rules add hi`" in str(told["warnings"])
 
 
 @pytest.mark.req("H5", "H8")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
 from kiwi_mcp.catalog.read import load_bytes
 from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.items import Tool, ToolFile
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text, text_of
 from kiwi_mcp.kernel.watching import known_as
 from kiwi_mcp.primitives.secrets import redact
@@ -22,17 +24,23 @@ _INDENT = "  | "
 def code_of(chain: Chain, first_runs: Collection[str], secrets: Mapping[str, str]) -> list[Json]:
     """Return the files of what never ran, each with its size and as much of its text as there is room for."""
     links = [link for link in chain.links if known_as(link, chain) in first_runs]
+    files = [(link, file) for link in links for file in sorted(link.files, key=partial(_rank, link))]
     told: list[Json] = []
     room = _MOST_LETTERS
-    for link in links:
-        for file in link.files[: _MOST_FILES - len(told)]:
-            text = redact(load_bytes(link, file).decode(errors="replace"), secrets) if room else ""
-            is_whole = len(text) <= room and room > 0
-            told.append(
-                {"item": link.id, "path": file.path, "bytes": file.size, "text": text[:room], "whole": is_whole}
-            )
-            room -= min(len(text), room)
+    for link, file in files[:_MOST_FILES]:
+        text = redact(load_bytes(link, file).decode(errors="replace"), secrets) if room else ""
+        is_whole = len(text) <= room and room > 0
+        told.append({"item": link.id, "path": file.path, "bytes": file.size, "text": text[:room], "whole": is_whole})
+        room -= min(len(text), room)
+    if rest := [file for _, file in files[_MOST_FILES:]]:
+        size = sum(file.size for file in rest)
+        told.append({"item": chain.tool.id, "path": f"{len(rest)} more", "bytes": size, "text": "", "whole": False})
     return told
+
+
+def _rank(link: Tool, file: ToolFile) -> tuple[bool, int, str]:
+    """Return where a file stands: what is run first, and nothing large in the way of what is small."""
+    return file.path != link.entrypoint, file.size, file.path
 
 
 def code_in_words(files: Json) -> Iterator[str]:

@@ -46,7 +46,7 @@ def approve(
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
-    """Say yes: exactly this may run, once."""
+    """Say yes: exactly this may run, once; a no is taken back so."""
     always = "this tool" if is_always else "none"
     shell = shell_for(project, is_json=is_json)
     request = payload(action="approve", approval_id=approval_id, always=always)
@@ -56,6 +56,8 @@ def approve(
     answer = shell.ask("approvals", request)
     again = as_object(answer.content.get("request"))
     if answer.is_error or not again:
+        if not answer.is_error:  # its call is not the owner's to make, or its parameters are not kept
+            talk("hint: It was not run: whoever asked calls it again, exactly as before.")
         shell.show(answer, view="approvals change")
         return
     talk(as_text(answer.content.get("preview")))
