@@ -23,7 +23,7 @@ check: setup
 
 test: check
 	@scripts/setup.sh --test
-	@pytest -q -n 2 -m full
+	@pytest -q -n 3 -m full
 
 bench: setup
 	@scripts/setup.sh --bench
