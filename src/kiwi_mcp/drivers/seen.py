@@ -23,8 +23,13 @@ _LONGEST_LINE = 256
 _INTERPRETER = re.compile(
     r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|tsx|ts-node|ruby|perl|php|java|dotnet|lua|Rscript|uv|(?:ba|da|k|z)?sh"
 )
-_CODE = re.compile(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)
-"""What is followed by code, or by the name of a module: then no word is the file that runs."""
+_CODE = (
+    (re.compile(r"(?:ba|da|k|z)?sh"), re.compile(r"-[A-Za-z]*c[A-Za-z]*")),
+    (re.compile(r"(?:python|pypy)[\d.]*|uv"), re.compile(r"-[bBdEiIOPqsSuvx]*[cm].*", re.DOTALL)),
+    (re.compile(r"php"), re.compile(r"-[rBRE].*", re.DOTALL)),
+    (re.compile(r".+"), re.compile(r"-[A-Za-z]{0,3}[ceEmp]|-[ceEm].+|--(?:eval|print)(?:=.*)?", re.DOTALL)),
+)
+"""By program, what is followed by code or by the name of a module: then no word is the file that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,12 @@ def needed_by(program: str, path: str) -> tuple[str, ...]:
 
 def script_in(spec: ProcessSpec) -> int | None:
     """Return which word of an interpreter's command is the file that it runs: the first that names one, before code."""
-    if not _INTERPRETER.fullmatch(Path(spec.argv[0]).name):
+    program = Path(spec.argv[0]).name
+    if not _INTERPRETER.fullmatch(program):
         return None
+    code = next(words for programs, words in _CODE if programs.fullmatch(program))
     for place, word in enumerate(spec.argv[1:], 1):
-        if _CODE.fullmatch(word) or (word == "-r" and Path(spec.argv[0]).name == "php"):
+        if code.fullmatch(word):
             return None
         if not word.startswith("-") and "${" not in word and _is_file(Path(spec.cwd, word)):
             return place
