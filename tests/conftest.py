@@ -19,7 +19,12 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.drivers.held import standings
 from kiwi_mcp.kernel import Answer, Kernel
 
-pytest_plugins = ["tests.plugins.machines", "tests.plugins.postgres", "tests.plugins.tiers"]
+pytest_plugins = [
+    "tests.plugins.machines",
+    "tests.plugins.posting",
+    "tests.plugins.postgres",
+    "tests.plugins.tiers",
+]
 
 
 @pytest.fixture(scope="session")
