@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.readers  # noqa: F401 - loaded before rights are dropped
-import os
-import pwd
+import ctypes
 import resource
 import signal
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -204,7 +203,8 @@ def test_a_tool_runs_where_not_even_its_run_can_be_recorded(session: Session) ->
 
 @pytest.mark.case("DB-06")
 def test_a_home_that_is_read_only_is_told_and_used_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as name, asyncio.Runner() as runner, as_nobody_special(Path(name)) as folder:
+    with tempfile.TemporaryDirectory() as name, asyncio.Runner() as runner, bound_by_modes():
+        folder = Path(name)
         monkeypatch.setattr(store, "_PATIENCE", 0.0)
         for variable, place in (("HOME", "home"), ("USER_SPACE", "home/.ai"), ("XDG_CACHE_HOME", "cache")):
             (folder / place).mkdir()
@@ -229,20 +229,23 @@ def test_a_home_that_is_read_only_is_told_and_used_again_afterwards(monkeypatch:
         session.close()
 
 
+_CAPABILITIES = 0x20080522  # the third version of the interface: two sets of 32 bits each
+
+
 @contextmanager
-def as_nobody_special(folder: Path) -> Iterator[Path]:
-    """Do something with the rights of an ordinary user, who owns the folder: nothing is read-only for root."""
-    if os.geteuid() != 0:
-        yield folder
-        return
-    nobody = pwd.getpwnam("nobody").pw_uid
-    os.chown(folder, nobody, -1)
-    # Real and effective, so that what is started is that user's too; the way back is kept.
-    os.setresuid(nobody, nobody, 0)
+def bound_by_modes() -> Iterator[None]:
+    """Take from this thread, and those it starts, root's right to write where a file's mode forbids it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITIES, 0))
+    before = ctypes.create_string_buffer(24)
+    assert libc.capget(header, before) == 0
+    effective, *others = struct.unpack("=6I", before.raw)
+    without = ctypes.create_string_buffer(struct.pack("=6I", effective & ~0b110, *others))  # CAP_DAC_*: bits 1 and 2
+    assert libc.capset(header, without) == 0
     try:
-        yield folder
+        yield
     finally:
-        os.setresuid(0, 0, 0)
+        assert libc.capset(header, before) == 0
 
 
 @pytest.fixture

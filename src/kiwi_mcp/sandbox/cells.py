@@ -106,7 +106,7 @@ def _taken(groups: Groups | None) -> Cell:
     key = (os.getpid(), groups is None, *((state.st_dev, state.st_ino, state.st_mtime_ns) for state in states))
     with _lock:
         _idle[:] = [cell for cell in _idle if cell.key[0] == key[0]]
-        found = next((cell for cell in _idle if cell.key == key), None)
+        found = next((cell for cell in reversed(_idle) if cell.key == key), None)
         if found is not None:
             _idle.remove(found)
     return found or Cell(profile, groups, key)
