@@ -72,7 +72,6 @@ SLOW = frozenset(
         "primitives/test_vault.py",
         "properties/test_an_approval_is_for_one_plan.py",
         "properties/test_the_kernel_always_answers.py",
-        "search/test_keywords.py",
         "security/test_chains.py",
         "security/test_collecting.py",
         "security/test_names_and_paths.py",

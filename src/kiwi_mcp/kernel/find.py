@@ -17,8 +17,10 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.search.choose import Filter, arrange
-from kiwi_mcp.search.keywords import Keywords
-from kiwi_mcp.search.port import Card, Hit, Search
+from kiwi_mcp.search.index import Index
+from kiwi_mcp.search.port import Card, Hit
+from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.search.request import read_request
 
 _SOURCES: Mapping[str, tuple[Source, ...]] = MappingProxyType(
     {"local": ("project", "user", "mcp"), "all": get_args(Source), **{word: (word,) for word in get_args(Source)}}
@@ -35,7 +37,7 @@ class Desk:
     def __init__(self) -> None:
         self._entries: Sequence[Entry] = ()
         self.cards: tuple[Card, ...] = ()
-        self.search: Search = Keywords()
+        self.index = Index()
         self.shared: frozenset[str] = frozenset()
         """The short names that several items have."""
 
@@ -48,6 +50,8 @@ class Desk:
             homes = Counter(tool_id for _, _, tool_id in {(one.source, one.namespace, one.tool_id) for one in entries})
             self.shared = frozenset(name for name, count in homes.items() if count > 1)
             self._entries = entries
+            self.index.follow(self.cards)
+            self.index.catch_up(None, None, seconds=60)
 
 
 class _Room:
@@ -81,8 +85,13 @@ def _found(request: SearchRequest, catalog: Catalog, desk: Desk, permission: Per
         for fault in catalog.faults():
             raise fault.with_traceback(None)
     wanted = _filter(request)
-    ranked = desk.search.rank(request.query, desk.cards, limit=len(desk.cards))
-    hits = [hit for hit in ranked if wanted.keeps(hit.card) and not permission.is_hidden(hit.card.identity)]
+    ranked = rank(
+        read_request(request.query, None),
+        [desk.index],
+        limit=len(desk.cards),
+        keeps=lambda card: wanted.keeps(card) and not permission.is_hidden(card.identity),
+    )
+    hits = ranked.hits
     told: dict[str, Json] = {
         "results": [_result(hit, permission, desk.shared) for hit in arrange(hits, request.sort_by)[: request.limit]],
         "total": len(hits),
@@ -123,6 +132,8 @@ def _card(entry: Entry) -> Card:
         tool_type=entry.tool_type,
         path=entry.path,
         modified=entry.modified,
+        namespace=entry.namespace,
+        server=entry.namespace if entry.source == "mcp" else "",
     )
 
 
@@ -138,7 +149,7 @@ def _result(hit: Hit, permission: Permission, shared: Collection[str]) -> JsonOb
         "tool_type": card.tool_type,
         "identity": card.identity,
         **({"full_name": full_name} if card.tool_id in shared else {}),
-        "why": list(hit.why),
+        "why": list(hit.why.words),
         **_flag(card),
         **({"permitted": False} if permission.refusal(card.identity) else {}),
     }

@@ -9,6 +9,7 @@ _WIDE = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 # Scripts without spaces are cut into characters.
 _WORD = re.compile(rf"[{_WIDE}]|[^\W_{_WIDE}]+")
 _CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_MARKS = re.compile(r"[_\-./:{}@#]+")
 _MAX_WORD = 40
 
 COMMON = frozenset({
@@ -29,6 +30,11 @@ _ENDINGS = (
     ("ions", ""), ("ion", ""), ("ings", ""), ("ing", ""), ("ers", ""), ("ors", ""), ("er", ""), ("or", ""),
     ("ed", ""), ("es", ""), ("ly", ""), ("al", ""), ("e", ""), ("s", ""),
 )  # fmt: skip
+
+
+def spelled(name: str) -> str:
+    """Return a name as words: `getUser_byId` is `get User by Id`."""
+    return _MARKS.sub(" ", _CASE.sub(" ", name)).strip()
 
 
 def words(text: str) -> list[str]:

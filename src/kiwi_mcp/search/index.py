@@ -1,0 +1,173 @@
+"""The index: everything that searches know of some cards, which follows them as they come, change and go.
+
+Cards are held in segments. New ones make a segment of their own; many small ones are made into one. Searches read
+whatever segments there are, without waiting; `catch_up` is for another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from time import monotonic
+from typing import NamedTuple
+
+from kiwi_mcp.domain.sheet import Kept
+from kiwi_mcp.search.port import Card, Encoder, Keep
+from kiwi_mcp.search.segment import Segment, merge
+from kiwi_mcp.search.sheet import digest_of, impacts_of, pack_vectors, pack_words, passage_of
+
+_Key = tuple[str, str]
+_AT_ONCE = 64
+"""How many new cards are indexed, words only, on the time of whoever asks: so many cost no more than a few ms."""
+_WORDED, _ENCODED = 2_000, 64
+"""How many cards are taken at a time."""
+_MOST_SEGMENTS = 8
+
+
+class Progress(NamedTuple):
+    """How many cards there are, how many can be found by words, and how many by meaning."""
+
+    cards: int
+    worded: int
+    encoded: int
+
+
+class _Place(NamedTuple):
+    segment: Segment
+    slot: int
+    digest: bytes
+
+
+class Index:
+    """Searches some cards, whose vectors come from one encoder; may be used from several threads."""
+
+    def __init__(self, encoder: str = "") -> None:
+        self._encoder = encoder
+        self._lock = Lock()
+        self._cards: Sequence[Card] = ()
+        self._places: dict[_Key, _Place] = {}
+        self._new: dict[_Key, Card] = {}
+        self._named: Mapping[str, Sequence[Card]] = {}
+        self.segments: tuple[Segment, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many cards can be found."""
+        return len(self._places)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the index is."""
+        encoded = sum(int((one.is_encoded & one.is_alive).sum()) for one in self.segments)
+        return Progress(len(self._places) + len(self._new), len(self._places), encoded)
+
+    def holding(self, stem: str) -> int:
+        """Return how many cards hold a stem."""
+        return sum(segment.holding(stem) for segment in self.segments)
+
+    def named(self, tool_id: str) -> Sequence[Card]:
+        """Return the cards of a name."""
+        return self._named.get(tool_id, ())
+
+    def follow(self, cards: Sequence[Card]) -> None:
+        """Make it an index over exactly these cards; where many are new, `catch_up` has to be called for them."""
+        with self._lock:
+            if cards is self._cards and not isinstance(cards, list):  # a list may have changed under the same name
+                return
+            wanted = {(card.identity, card.path): card for card in cards}
+            for key in [key for key, place in self._places.items() if not _is_same(wanted.get(key), place)]:
+                place = self._places.pop(key)
+                place.segment.drop(place.slot)
+            self._new = {key: card for key, card in wanted.items() if key not in self._places}
+            self._cards, self._named = cards, _by_name(cards)
+            if len(self._new) <= _AT_ONCE:
+                self._add(self._new, {})
+
+    def catch_up(self, keep: Keep | None, encoder: Encoder | None, *, seconds: float) -> bool:
+        """Index what is new, words first, for about so long; return whether more is to do."""
+        until = monotonic() + seconds
+        while self._new:
+            self._take_words(keep)
+            if monotonic() > until:
+                return True
+        self._tidy()
+        while encoder and (places := self._unencoded()):
+            self._encode(places, keep, encoder)
+            if monotonic() > until:
+                return True
+        return False
+
+    def _take_words(self, keep: Keep | None) -> None:
+        some = dict([*self._new.items()][:_WORDED])
+        digests = {key: digest_of(card, self._encoder) for key, card in some.items()}
+        kept = dict(keep.read([*digests.values()])) if keep else {}
+        made = {
+            digests[key]: Kept(pack_words(impacts_of(card)), b"")
+            for key, card in some.items()
+            if digests[key] not in kept
+        }
+        if keep and made:
+            keep.write(made)
+        with self._lock:
+            # Whatever was followed meanwhile has the last word.
+            still = {key: card for key, card in some.items() if self._new.get(key) is card}
+            self._add(still, {**kept, **made})
+
+    def _add(self, cards: Mapping[_Key, Card], kept: Mapping[bytes, Kept]) -> None:
+        if not cards:
+            return
+        digests = [digest_of(card, self._encoder) for card in cards.values()]
+        sheets = [
+            kept.get(digest) or Kept(pack_words(impacts_of(card)), b"")
+            for digest, card in zip(digests, cards.values(), strict=True)
+        ]
+        segment = Segment([*cards.values()], [sheet.words for sheet in sheets])
+        if encoded := [(slot, sheet.vector) for slot, sheet in enumerate(sheets) if sheet.vector]:
+            segment.put_vectors([slot for slot, _ in encoded], [vector for _, vector in encoded])
+        for slot, (key, digest) in enumerate(zip(cards, digests, strict=True)):
+            self._places[key] = _Place(segment, slot, digest)
+        self._new = {key: card for key, card in self._new.items() if key not in cards}
+        self.segments = (*self.segments, segment)
+
+    def _unencoded(self) -> Sequence[tuple[Card, _Place]]:
+        """Return some of the cards that have no vector yet, of one segment."""
+        for segment in self.segments:
+            missing = (segment.is_alive & ~segment.is_encoded).nonzero()[0][:_ENCODED].tolist()
+            cards = [segment.cards[slot] for slot in missing]
+            with self._lock:
+                found = [(card, self._places.get((card.identity, card.path))) for card in cards]
+            if some := [(card, place) for card, place in found if place and place.segment is segment]:
+                return some
+        return ()
+
+    def _encode(self, places: Sequence[tuple[Card, _Place]], keep: Keep | None, encoder: Encoder) -> None:
+        vectors = pack_vectors(encoder.encode([passage_of(card) for card, _ in places]))
+        places[0][1].segment.put_vectors([place.slot for _, place in places], vectors)
+        if keep:
+            made = zip((place for _, place in places), vectors, strict=True)
+            keep.write({one.digest: Kept(one.segment.words[one.slot], vector) for one, vector in made})
+
+    def _tidy(self) -> None:
+        """Make one segment of many small ones, and of those most of whose cards are gone."""
+        with self._lock:
+            largest = max((len(segment.cards) for segment in self.segments), default=0)
+            poor = [one for one in self.segments if len(one.cards) * 2 <= largest or one.dead * 2 > len(one.cards)]
+            if len(poor) <= _MOST_SEGMENTS and not any(one.dead * 2 > len(one.cards) for one in poor):
+                return
+            merged = merge(poor)
+            for slot, card in enumerate(merged.cards):
+                place = self._places[card.identity, card.path]
+                self._places[card.identity, card.path] = place._replace(segment=merged, slot=slot)
+            self.segments = (*(one for one in self.segments if one not in poor), merged)
+
+
+def _is_same(card: Card | None, place: _Place) -> bool:
+    known = place.segment.cards[place.slot]
+    return card is known or card == known
+
+
+def _by_name(cards: Sequence[Card]) -> Mapping[str, Sequence[Card]]:
+    named: dict[str, list[Card]] = {}
+    for card in cards:
+        named.setdefault(card.tool_id, []).append(card)
+    return named
