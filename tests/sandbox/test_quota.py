@@ -94,5 +94,17 @@ def test_room_that_others_take_is_not_counted(workspace: Path, tmp_path: Path) -
     assert "wrote more than" in exceeded()
 
 
+def test_room_that_others_make_hides_nothing(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kiwi_mcp.sandbox.quota._PAUSE", 0.0)
+    (tmp_path / "large").write_bytes(os.urandom(16 * MEGABYTE))
+    watch = quota([str(workspace)], Limits(workspace_bytes=4 * MEGABYTE))
+    assert watch is not None
+    (tmp_path / "large").unlink()
+    (workspace / "much").write_bytes(os.urandom(8 * MEGABYTE))
+    assert "wrote more than" in watch()
+
+
 def test_a_process_that_may_write_nowhere_is_not_watched() -> None:
     assert quota((), Limits()) is None

@@ -1,7 +1,8 @@
 """A quota: what a confined process may add to the folders that it is given to write to, while it runs.
 
-No file system here counts for one process, so the room that is left is looked at, which costs nothing; only when it
-has shrunk by as much as may be added are the folders gone through, for what was changed since the process began.
+No file system here counts for one process, so the room that is left is looked at, which costs nothing; when it has
+shrunk by as much as may be added the folders are gone through, for what was changed since the process began. Others may
+make room meanwhile, so they are gone through now and then in any case.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _BLOCK = 512
 """What `st_blocks` counts in, whatever the file system's own blocks are."""
 _MOST_SEEN = 1_000_000
 """How many files are gone through before what cannot be counted is taken for too much."""
+_PAUSE, _SHARE = 1.0, 20
+"""How long the folders are left alone: a second, and so many times as long as it took to go through them."""
 _STEPS = 4
 """A shrinking that was somebody else's is looked into again after this part of the quota."""
 
@@ -44,12 +47,16 @@ class _Quota:
         # A file system may keep time in steps as long as the system's clock takes from tick to tick.
         self._began_ns = time.time_ns() - 20_000_000
         self._rooms = [_room(folder) for folder in folders]
+        self._next = time.monotonic() + _PAUSE
 
     def exceeded(self) -> str:
         """Return why the process has to be stopped; nothing while it keeps to its quota."""
-        if not any(self._has_shrunk(index) for index in range(len(self._folders))):
+        began = time.monotonic()
+        if not any([self._has_shrunk(index) for index in range(len(self._folders))]) and began < self._next:
             return ""
         size, count = self._added()
+        ended = time.monotonic()
+        self._next = ended + max(_PAUSE, _SHARE * (ended - began))
         if size > self._limits.workspace_bytes:
             return f"wrote more than {self._limits.workspace_bytes:,} bytes into the folders it was given"
         if count > self._limits.workspace_files:
