@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Node brings certificates of its own and does not look for the machine's unless it is told to.
 export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 
-.PHONY: setup demo check test bench reference lock clean
+.PHONY: setup demo check test bench reference encoder lock clean
 .NOTPARALLEL:
 
 setup:
@@ -32,6 +32,9 @@ bench: setup
 reference: setup
 	@python scripts/reference.py
 	@python -m kiwi_mcp.surfaces.mcp.prepare
+
+encoder: setup
+	@python scripts/make_encoder.py
 
 lock: setup
 	@scripts/lock.sh
