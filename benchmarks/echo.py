@@ -1,6 +1,7 @@
 """An MCP server that costs as little as one in Python can: it echoes a text, over its pipes or over HTTP.
 
-Usage: echo.py [--http | --tools N]; over HTTP it prints the port that it took. N tools are N of the same kind.
+Usage: echo.py [--http | --tools N | --listing FILE]; over HTTP it prints the port that it took. N tools are N of the
+same kind; those of a file are told as it tells them, and echo their first argument.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def answer(line: bytes) -> bytes:
     said = {"jsonrpc": "2.0", "id": message["id"]}
     match message["method"]:
         case "tools/call":
-            said["result"] = {"content": [{"type": "text", "text": message["params"]["arguments"]["text"]}]}
+            (text, *_) = message["params"]["arguments"].values()
+            said["result"] = {"content": [{"type": "text", "text": text}]}
         case "initialize":
             said["result"] = _greeting(message["params"])
         case "tools/list":
@@ -105,4 +107,7 @@ if __name__ == "__main__":
             run(over_http())
         case ["--tools", number]:
             _TOOLS += [{**_ECHO, "name": f"echo_{one}"} for one in range(1, int(number))]
+        case ["--listing", file]:
+            with open(file, encoding="utf-8") as listing:  # noqa: PTH123 - a server that imports as little as it can
+                _TOOLS[:] = json.load(listing)
     over_pipes(sys.stdin.buffer, sys.stdout.buffer)

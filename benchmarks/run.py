@@ -16,6 +16,8 @@ from pathlib import Path
 
 import bookkeeping
 import chains
+import context
+import discovery
 import gateways
 import jails
 import listing
@@ -191,7 +193,9 @@ def main() -> None:
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         *published(asked.tools, asked.turns),
         listed(listing.measure(max(asked.turns // 3, 3))),
+        context.table(context.measure()),
         *(passed_through(upstream, rows) for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()),
+        *discovery.report(discovery.options().parse_args([]), is_page=True),
         imports(),
     ]
     page = "\n".join(sections)

@@ -46,6 +46,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standing: Path) -> Pat
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
+    # Meanings arrive in their own time; whatever is about them says so.
+    monkeypatch.setenv("KIWI_SEARCH", "words")
     # The interpreters that set-up chose come first, however the tests were started.
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)]))
     return folder

@@ -13,7 +13,7 @@ import pytest
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.kernel import Answer, Kernel, kernel
+from kiwi_mcp.kernel import Answer, Kernel, find
 from kiwi_mcp.kernel.places import cache_folder, nearest_project, project_space, user_space
 from kiwi_mcp.kernel.verbs import VERBS
 
@@ -52,7 +52,7 @@ def test_a_fault_of_kiwis_own_is_an_incident_and_not_a_traceback(
     def broken(*_: object, **__: object) -> JsonObject:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(kernel, "find", broken)
+    monkeypatch.setattr(find, "find", broken)
     with caplog.at_level(logging.ERROR, logger="kiwi"):
         answer = ask("search", query="x")
 

@@ -94,10 +94,29 @@ def test_there_is_one_receipt_for_every_call_at_each_level(
     assert ask("audit", action="verify").content["status"] == "verified"
 
 
+@pytest.mark.req("E7")
+def test_what_is_searched_for_and_loaded_is_written_down_like_any_call(
+    ask: Ask, make: Callable[..., None], receipts: Read
+) -> None:
+    make()
+    assert ask("search", query="say it").content["total"] == 1
+    ask("load", item_id="say")
+    ask("load", item_id="nothing")
+    ask("search", query="say it", limit=0)
+    kept = receipts()
+    assert [told(one, "action", "item", "status", "code", "verdict") for one in kept] == [
+        ("search", "", "success", "", "allow"),
+        ("load", "say", "success", "", "allow"),
+        ("load", "nothing", "refused", "tool_not_found", ""),
+        ("search", "", "refused", "invalid_request", ""),
+    ]
+    assert kept[0]["arguments_sha256"] == sha256(canonical({"query": "say it"})).hexdigest()
+    assert "say it" not in json.dumps(kept)  # what somebody looks for is theirs, and may hold anything
+    assert ask("audit", action="verify").content["status"] == "verified"
+
+
 def test_what_only_looks_leaves_none(ask: Ask, make: Callable[..., None], receipts: Read) -> None:
     make()
-    ask("search", query="say")
-    ask("load", item_id="say")
     ask("execute", item_id="say", dry_run=True)
     ask("execute", item_id="say", action="sign", dry_run=True)
     for action in ("why", "validate"):
@@ -285,11 +304,55 @@ def test_a_store_that_cannot_be_used_is_told_and_hides_no_answer(
     ask: Ask, make: Callable[..., None], home: Path
 ) -> None:
     make("echo done\n")
-    (home / ".ai" / "state").mkdir(parents=True)
-    Path(default_url(home / ".ai").removeprefix("sqlite://")).write_bytes(b"not a database at all" * 100)
-    signed = ask("execute", item_id="say", action="sign").content
-    assert signed["status"] == "signed"
-    assert any("No receipt was written" in str(warning) for warning in as_list(signed["warnings"]))
+    break_store(home)
+    removed = ask("execute", item_id="say", action="delete", parameters={"confirm": True}).content
+    assert "error" not in removed
+    (warning,) = [str(one) for one in as_list(removed["warnings"]) if "receipt" in str(one)]
+    assert warning.startswith("It was done, and no receipt of it was written: ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("execute", {"action": "sign", "item_id": "say"}),
+        ("key", {"action": "new"}),
+        ("key", {"action": "rotate"}),
+        ("relax", {"action": "apply", "item_id": "say", "to": "standard"}),
+        ("migrate", {"apply": True, "sign": True}),
+    ],
+)
+def test_nothing_is_trusted_without_a_receipt(
+    ask: Ask, make: Callable[..., None], home: Path, project: Path, verb: str, words: JsonObject
+) -> None:
+    make("echo done\n")
+    break_store(home)
+    before = files_below(project, home)
+    refused = ask(verb, **words).content
+    assert refused["code"] == "store_damaged", refused
+    assert files_below(project, home) == before
+
+
+def test_a_key_is_revoked_also_where_no_receipt_can_be_written(ask: Ask, home: Path) -> None:
+    made = as_object(ask("key", action="new").content["key"])
+    break_store(home)
+    revoked = ask("key", action="revoke", key=made["fingerprint"]).content
+    assert "error" not in revoked, revoked
+    assert any("It was done, and no receipt" in str(one) for one in as_list(revoked["warnings"]))
+
+
+def break_store(home: Path) -> None:
+    """Leave something in the place of the store that is none."""
+    place = Path(default_url(home / ".ai").removeprefix("sqlite://"))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(f"{place.name}*"):
+        left.unlink()
+    place.write_bytes(b"not a database at all" * 100)
+
+
+def files_below(*folders: Path) -> dict[Path, bytes]:
+    """Return the files below some folders, but what is derived."""
+    found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts]
+    return {path: path.read_bytes() for path in found}
 
 
 @pytest.fixture

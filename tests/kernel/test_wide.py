@@ -20,6 +20,7 @@ from kiwi_mcp.kernel.gathering import MOST
 from kiwi_mcp.kernel.kernel import Kernel
 from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.requests import SearchRequest
+from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.policy.preferences import FILE_NAME
 from kiwi_mcp.store.definitions import Definitions
@@ -83,7 +84,10 @@ def record(space: Space, store: Definitions, tools: Sequence[Definition]) -> Ser
 @pytest.mark.usefixtures("record")
 def test_a_search_says_why_only_of_what_it_shows(space: Space, store: Definitions) -> None:
     catalog, request = Catalog(space, definitions=lambda: store), SearchRequest(query="invoice report", limit=3)
-    found = find(request, catalog)
+    library = Library(load=lambda: None)
+    find(request, catalog, library)
+    assert library.settle(60)
+    found = find(request, catalog, library)
     assert int(str(found["total"])) > MANY / 2
     assert [bool(as_object(one)["why"]) for one in as_list(found["results"])] == [True] * 3
 
@@ -131,7 +135,12 @@ def test_thousands_of_tools_are_looked_through_beside_the_loop(space: Space, mon
         kernel = Kernel(space.project, user=space.user, cache=space.cache)
         space.project_ai.mkdir(parents=True)
         try:
-            found = (await kernel.call("search", {"query": "invoice", "source": "local"})).content
+            words: JsonObject = {"query": "invoice", "source": "local"}
+            found: JsonObject = {}
+            for _ in range(100):  # each waits for a moment
+                found = (await kernel.call("search", words)).content
+                if "indexing" not in found:
+                    break
             assert int(str(found["total"])) > 0
             for action in ("list", "diff"):
                 assert not (await kernel.call("mcp", {"action": action, "server": "wide"})).is_error

@@ -338,6 +338,22 @@ def test_cancelling_ends_the_family_and_is_passed_on() -> None:
     assert marked() == []
 
 
+def test_what_has_ended_already_is_waited_for_and_was_not_left_behind() -> None:
+    mark = Mark.new()
+    with mark.pressed():
+        ended = Popen(["/bin/true"], start_new_session=True)
+        living = Popen(["/bin/sleep", "317"], start_new_session=True)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert Family(0, mark).kill() == [living.pid]
+        with pytest.raises(ChildProcessError):
+            os.waitpid(ended.pid, os.WNOHANG)
+    finally:
+        living.kill()
+        for process in (ended, living):
+            process.wait()
+
+
 @pytest.mark.case("RACE-06")
 def test_only_children_that_carry_the_mark_are_ever_signalled() -> None:
     stranger = Popen(["/bin/sleep", "317"])

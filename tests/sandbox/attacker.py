@@ -180,8 +180,8 @@ def main(place: dict[str, str]) -> dict[str, object]:
         "FS-01": {path: outcome(read(path)) for path in json.loads(place["secrets"])},
         "FS-02": {path: outcome(write(f"{path}/marker")) for path in json.loads(place["closed"])},
         "FS-03": {
-            "by_path": outcome(read(f"{granted}/../../../../../../etc/hostname")),
-            "by_folder": outcome(relative(granted, "../../../../../../../../etc/hostname")),
+            "by_path": outcome(read(f"{granted}/../../../../../../etc/profile")),
+            "by_folder": outcome(relative(granted, "../../../../../../../../etc/profile")),
             "to_sibling": outcome(read(f"{granted}/../{place['sibling_name']}/secret.txt")),
         },
         "FS-04": [outcome(read(f"{workspace}/way-out")), outcome(read(f"{workspace}/shadow"))],

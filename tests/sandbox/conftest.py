@@ -27,6 +27,7 @@ from kiwi_mcp.primitives.user_namespace import owner_map as make_owner_map
 from kiwi_mcp.sandbox.bubblewrap import NOBODY
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.port import Confined
+from kiwi_mcp.sandbox.programs import find_launcher
 from kiwi_mcp.sandbox.standing import choose, examine
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class Warden:
     state: Path
     python: str
     owner_map: int | None = None
+    backend: str = ""
+    """The only backend that it has; empty where it has all."""
 
     def do(self, work: Callable[[], T]) -> T:
         """Do something as the user; what it raises is raised here."""
@@ -82,7 +85,8 @@ class Warden:
         env = {"PATH": PLAIN_PATH, **cell.env}
         spec = ProcessSpec(argv, cwd=str(cell.cwd), env=env, timeout=cell.timeout)
         jail = Jail(self.level, _paths(cell.readable), _paths(cell.writable), limits=cell.limits)
-        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
+        found = [one for one in backends(owner_map=self.owner_map) if self.backend in {"", one.name}]
+        standings = await examine(found, self.state, run_confined)
         with choose(self.level, standings).backend.wrap(spec, jail) as confined:
             ended = await run_confined(confined, cell.secrets)
             confined.check(ended)
@@ -101,10 +105,14 @@ class Warden:
         folder.mkdir()
         for file, content in files.items():
             (folder / file.replace("__", ".")).write_text(content)
-        if self.user == "ordinary" and IS_ROOT:
-            for path in (folder, *folder.iterdir()):
-                os.chown(path, ORDINARY, ORDINARY)
+        self.own(folder)
         return folder
+
+    def own(self, *folders: Path) -> None:
+        """Make folders and what is in them an ordinary user's own, unless what holds its processes works for root."""
+        if (self.user == "ordinary" or self.backend == "podman") and IS_ROOT:
+            for path in (path for folder in folders for path in (folder, *folder.rglob("*"))):
+                os.chown(path, ORDINARY, ORDINARY)
 
 
 def _paths(paths: tuple[Path, ...]) -> tuple[str, ...]:
@@ -161,7 +169,12 @@ def grounds() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-HELD: tuple[tuple[str, Level], ...] = (("ordinary", "sandboxed"), ("root", "sandboxed"), ("root", "restricted"))
+HELD: tuple[tuple[str, Level], ...] = (
+    ("ordinary", "sandboxed"),
+    ("root", "sandboxed"),
+    ("root", "restricted"),
+    ("podman", "restricted"),
+)
 
 
 @pytest.fixture(scope="module", params=HELD, ids="-".join)
@@ -189,10 +202,18 @@ def strict(grounds: Path, owner_map: int | None) -> Warden:
     return hire("root", "restricted", grounds, owner_map)
 
 
+@pytest.fixture(scope="module")
+def contained(grounds: Path) -> Warden:
+    """Kiwi as root, at the level `restricted`, with nothing but podman."""
+    return hire("podman", "restricted", grounds, None)
+
+
 def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warden:
     """Return Kiwi as a user; the tests that need root are not run by anybody else."""
-    if user == "root" and not IS_ROOT:
+    if user != "ordinary" and not IS_ROOT:
         pytest.skip("only root can start Kiwi as root")
+    if user == "podman" and find_launcher("podman") is None:
+        pytest.skip("there is no podman here")
     is_other = user == "ordinary" and IS_ROOT
     python = shutil.which("python3", path=PLAIN_PATH) if is_other else sys.executable
     if python is None:
@@ -202,4 +223,5 @@ def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warde
         folder.mkdir(exist_ok=True)
         if is_other:
             os.chown(folder, ORDINARY, ORDINARY)
-    return Warden(user, level, home, state, python, owner_map if user == "root" else None)
+    given = owner_map if user == "root" else None
+    return Warden(user, level, home, state, python, given, "podman" if user == "podman" else "")

@@ -80,5 +80,5 @@ def test_groups_of_a_kiwi_that_is_gone_are_swept(tmp_path: Path) -> None:
     assert groups is not None
     for name in ("kiwi-999999999-left", "kiwi-1-living", "other"):
         (root / name).mkdir()
-    sweep(groups)
+    sweep(groups.folders.values())
     assert {path.name for path in root.iterdir() if path.is_dir()} == {"kiwi-1-living", "other"}

@@ -22,12 +22,17 @@ from kiwi_mcp.domain.isolation import Jail, Level
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.host import backends
-from kiwi_mcp.sandbox.levels import demands
+from kiwi_mcp.sandbox.levels import demands, offers
 from kiwi_mcp.sandbox.port import Backend, Confined
 from kiwi_mcp.sandbox.seccomp import filter_program
 from kiwi_mcp.sandbox.standing import Standing, choose, examine, forget
 
 SANDBOXES: tuple[Level, ...] = ("sandboxed", "restricted")
+
+
+def usual() -> list[Backend]:
+    """Return the backends of this machine without the last resort, which needs none of what is taken away here."""
+    return [one for one in backends() if not offers()[one.name].is_last_resort]
 
 
 def standings(state: Path, found: Sequence[Backend]) -> tuple[Standing, ...]:
@@ -37,7 +42,7 @@ def standings(state: Path, found: Sequence[Backend]) -> tuple[Standing, ...]:
 @pytest.mark.case("DEG-01")
 @pytest.mark.parametrize("level", SANDBOXES)
 def test_without_a_sandbox_program_the_level_is_refused_with_what_is_missing(level: Level, tmp_path: Path) -> None:
-    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
+    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in usual()]
     with pytest.raises(Unavailable) as refused:
         choose(level, standings(tmp_path, without))
     assert level in refused.value.message
@@ -49,7 +54,7 @@ def test_without_a_sandbox_program_the_level_is_refused_with_what_is_missing(lev
 
 @pytest.mark.case("DEG-01")
 def test_without_a_sandbox_program_standard_still_works(tmp_path: Path) -> None:
-    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
+    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in usual()]
     chosen = choose("standard", standings(tmp_path, without))
     assert chosen.backend.name == "rlimits"
     with chosen.backend.wrap(ProcessSpec(("/bin/sh", "-c", "ulimit -n"), cwd="/"), Jail("standard")) as confined:
@@ -63,7 +68,7 @@ def test_where_user_namespaces_are_blocked_nothing_runs_weaker(keeper: Warden) -
         child_filter(filter_program(machine(), families=(1, 2, 10, 16)))
         fresh = keeper.state / "blocked"
         try:
-            choose("sandboxed", standings(fresh, backends()))
+            choose("sandboxed", standings(fresh, usual()))
         except KiwiError as fault:
             return fault.message, fault.suggestion
         return "", ""
@@ -111,7 +116,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.standing import choose, examine
 try:
-    choose("sandboxed", asyncio.run(examine(backends(), Path(sys.argv[2]), run_confined)))
+    choose("sandboxed", asyncio.run(examine(backends()[:3], Path(sys.argv[2]), run_confined)))
     print(json.dumps(["ran", ""]))
 except KiwiError as fault:
     print(json.dumps([fault.message, fault.suggestion]))
@@ -137,7 +142,7 @@ def test_where_proc_is_masked_nothing_runs_weaker(tmp_path: Path) -> None:
 
 @pytest.mark.case("DEG-04")
 def test_without_control_groups_restricted_is_refused_and_sandboxed_is_not(tmp_path: Path) -> None:
-    without = [replace(one, groups=None) if isinstance(one, Bubblewrap) else one for one in backends()]
+    without = [replace(one, groups=None) if isinstance(one, Bubblewrap) else one for one in usual()]
     found = standings(tmp_path, without)
     assert choose("sandboxed", found).backend.name == "bubblewrap"
     with pytest.raises(Unavailable, match="cpu_limit, mem_limit") as refused:
@@ -185,7 +190,7 @@ class Counting:
 
 
 def test_a_self_test_is_run_once_and_again_when_the_launcher_changed(tmp_path: Path) -> None:
-    _, rlimits, _ = backends()
+    _, rlimits, _ = usual()
     runs = 0
 
     async def counted(confined: Confined) -> object:
@@ -209,7 +214,7 @@ def test_a_self_test_is_run_once_and_again_when_the_launcher_changed(tmp_path: P
 
 def test_a_damaged_or_forged_memory_of_self_tests_gives_nothing(tmp_path: Path) -> None:
     (tmp_path / "isolation.json").write_text("{not json")
-    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends()]
+    without = [replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in usual()]
     honest = standings(tmp_path, without)
     everything = sorted(demands("restricted").requires | demands("standard").prefers)
     known = json.loads((tmp_path / "isolation.json").read_text())

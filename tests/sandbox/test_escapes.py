@@ -83,6 +83,7 @@ def attack(warden: Warden) -> Iterator[Attack]:
         (workspace / ".git").mkdir()
 
     warden.do(furnish)
+    warden.own(project, workspace)
     listeners = _listen(workspace)
     before = _state(granted)
     place = {

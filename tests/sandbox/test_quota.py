@@ -94,9 +94,7 @@ def test_room_that_others_take_is_not_counted(workspace: Path, tmp_path: Path) -
     assert "wrote more than" in exceeded()
 
 
-def test_room_that_others_make_hides_nothing(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_that_others_make_hides_nothing(workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kiwi_mcp.sandbox.quota._PAUSE", 0.0)
     (tmp_path / "large").write_bytes(os.urandom(16 * MEGABYTE))
     watch = quota([str(workspace)], Limits(workspace_bytes=4 * MEGABYTE))

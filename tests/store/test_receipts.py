@@ -16,7 +16,7 @@ from kiwi_mcp.domain.receipt import Head, Receipt
 from kiwi_mcp.domain.run import Run, iso, run_id
 from kiwi_mcp.store.database import Database, IntegrityFault
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.receipts import ReceiptFilter, Receipts
+from kiwi_mcp.store.receipts import Glance, ReceiptFilter, Receipts
 from kiwi_mcp.store.runs import RunFilter, RunRetention, Runs
 
 Begin = Callable[..., subprocess.Popen[str]]
@@ -274,3 +274,18 @@ def test_what_was_acknowledged_outlives_kill_9(store_url: str, begin: Begin) -> 
     assert {*seen, *rest.split("\n")[:-1]} <= {*kept}
     assert head.count == len(kept)
     database.close()
+
+
+def test_a_glance_shows_the_newest_in_their_order_and_looks_at_no_others(receipts: Receipts) -> None:
+    assert [one.item for one in receipts.glance(3)] == ["tool_3", "tool_4", "tool_5"]
+    assert receipts.glance(1) == (Glance(receipt(5).at, "ana", "cli", "run", "tool_5", ""),)
+    assert len(receipts.glance(1_000)) == SEVERAL
+
+
+def test_a_glance_knows_people_by_the_names_that_a_filter_does(receipts: Receipts) -> None:
+    actors = ("ben", "oauth:ben", "token:ben:7", "token:ben", "token:benno:7", "oauth:benno", "Ben", "benno")
+    for number, actor in enumerate(actors, start=SEVERAL + 1):
+        receipts.add(receipt(number, actor=actor))
+    for name in ("ana", "ben", "benno", "b", ""):
+        listed = {entry.receipt.actor for entry in receipts.list(ReceiptFilter(actor=name, limit=100))}
+        assert {one.actor for one in receipts.glance(1_000) if one.is_of(name)} == listed

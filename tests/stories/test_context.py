@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable
 from typing import Any
@@ -12,7 +13,8 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from tests.stories.conftest import House
 
-from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.json import Json, compact
+from kiwi_mcp.kernel.context.cost import cost_of
 
 META = ["search", "load", "execute", "help"]
 
@@ -52,6 +54,16 @@ class Context:
         return {name for name in names if f"only_of_{name}" in self.words}
 
 
+async def found_by_words(client: Client, query: str) -> types.CallToolResult:
+    """Search once all that there is can be found by its words; what is new in great number is indexed beside."""
+    while True:
+        found = await client.call_tool("search", {"query": query})
+        left = found.structured_content.get("indexing")
+        if left is None or left["words"] == left["cards"]:
+            return found
+        await asyncio.sleep(0.02)
+
+
 async def refusal(work: Awaitable[object]) -> Any:
     with pytest.raises(MCPError) as refused:
         await work
@@ -70,6 +82,7 @@ def test_a_model_is_given_what_is_always_sent_and_what_it_loads_and_no_other_def
         context = Context(client)
         assert await context.listed() == [*META, "tool_0003"]
         assert context.holds(names) == {"tool_0003"}
+        await found_by_words(client, "the matter")
         cards = (await context.ask("search", query="handle the matter"))["results"]
         assert len(cards) == 10
         (card, *_) = (await context.ask("search", query="the matter of tool_0017"))["results"]
@@ -80,6 +93,27 @@ def test_a_model_is_given_what_is_always_sent_and_what_it_loads_and_no_other_def
         assert done["result"] == "yes"
         assert await context.listed() == [*META, "tool_0003"]
         assert context.holds(names) == {"tool_0003", "tool_0017"}
+
+    house.told(story)
+
+
+@pytest.mark.req("D5", "E5")
+@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.full)])
+def test_the_way_from_a_need_to_its_result_costs_no_more_among_many_tools(count: int, house: House) -> None:
+    write_tools(house, count)
+
+    async def story(client: Client) -> None:
+        tools = (await client.list_tools()).tools
+        assert sum(cost_of(tool.model_dump_json(by_alias=True, exclude_none=True)).tokens for tool in tools) < 900
+        found = await found_by_words(client, "the matter of tool_0017")
+        card = found.structured_content["results"][0]
+        loaded = await client.call_tool("load", {"item_id": card["identity"]})
+        request = {"item_id": card["identity"], "parameters": {"only_of_tool_0017": "yes"}}
+        done = await client.call_tool("execute", request)
+        spent = [result.meta["kiwi/context"]["tokens"] for result in (found, loaded, done) if result.meta]
+        # Ten cards, one definition with its code, and one short result, whatever else is here.
+        assert all(tokens < most for tokens, most in zip(spent, (1_500, 600, 300), strict=True)), spent
+        assert spent[0] == cost_of(compact(found.structured_content)).tokens
 
     house.told(story)
 

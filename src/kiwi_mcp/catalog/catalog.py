@@ -120,6 +120,10 @@ class Catalog:
             self._listed[key] = (generation, tuple(sorted(found, key=lambda entry: (entry.tool_id, entry.identity))))
         return self._listed[key][1]
 
+    def sources(self, names: Collection[Source]) -> Sequence[ItemSource]:
+        """Return the sources that some names stand for here."""
+        return [source for source in self._sources if self._is_meant(source, names)]
+
     def generation(self, sources: Collection[Source]) -> tuple[int, ...]:
         """Return numbers that change when an item of some sources is seen to come or to go."""
         sheets = self.sheets
@@ -135,6 +139,15 @@ class Catalog:
         for source in offered:
             source.sync(self.sheets)
         return any(not source.is_empty for source in offered)
+
+    def servers(self) -> Sequence[str]:
+        """Return the MCP servers that are known here and offer something, those that offer most first."""
+        sizes: dict[str, int] = {}
+        for source in self._sources:
+            if isinstance(source, McpSource):
+                source.sync(self.sheets)
+                sizes |= source.sizes
+        return sorted(filter(sizes.get, sizes), key=lambda name: (-sizes[name], name))
 
     def meant_hosts(self, server: Tool) -> tuple[str, ...]:
         """Return the hosts beyond the public network that the owner meant by accepting an MCP server as it is."""
@@ -153,6 +166,11 @@ class Catalog:
         """Return the files that look like items and cannot be read, each with its error."""
         self._refresh()
         return [broken for source in self._sources for broken in source.broken()]
+
+    def seen_broken(self, sources: Collection[Source]) -> Sequence[Broken]:
+        """Return those of some sources, as they were when these were last looked through."""
+        asked = (source for source in self._sources if self._is_meant(source, sources))
+        return [broken for source in asked for broken in source.broken()]
 
     def shadows(self, tool: Tool) -> tuple[str, ...]:
         """Return one sentence for each item that answers to the same name and is not used."""

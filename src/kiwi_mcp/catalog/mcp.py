@@ -17,6 +17,7 @@ from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
 from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, read_file, stamp_of
 from kiwi_mcp.catalog.read import Opened
 from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.saved import Offered, load_offered, save_offered
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, Unavailable
 from kiwi_mcp.domain.items import Origin, Source, Tool, ToolFile
@@ -45,8 +46,9 @@ _ASKED_BY: Mapping[str, AbstractSet[OfferKind]] = {
     "mcp_resource_uri": {"resource", "template"},
 }
 """The words of a manifest that ask a server for something, and for which kinds of things."""
-_Made: TypeAlias = tuple[ServerKey, str, Sketch]
-"""What an entry is made from: a server in a version, and one state of something that it offers."""
+_SAVE_SHARE, _FEW = 200, 500
+_Made: TypeAlias = tuple[str, Sketch]
+"""What an entry is made from: the version of a server, and one state of something that it offers."""
 Told = TypeVar("Told")
 
 
@@ -63,12 +65,18 @@ class McpSource:
         self._spaces = (str(space.project_ai), str(space.user), PUBLISHED)
         self._copies = space.cache / "mcp"
         self._marks: Mapping[ServerKey, str] = {}
+        self._mark: str | None = None
+        self._seen: tuple[Mapping[ServerKey, tuple[str, str]], Sequence[bool]] | None = None
         self._servers: Mapping[ServerKey, ServerRecord] = {}
         self._named: dict[str, Sequence[Entry]] = {}
         self._found: dict[str, tuple[ServerRecord, Definition]] = {}
         self._opened: dict[str, Opened] = {}
         self._entries: Sequence[Entry] | None = None
-        self._made: Mapping[_Made, Entry] = {}
+        self._made: dict[ServerKey, dict[_Made, Entry]] = {}
+        self._place = (
+            space.cache / "catalog" / f"mcp-{sha256_hex(self.home.encode(errors='surrogateescape'))[:32]}.json"
+        )
+        self._offered: Mapping[ServerKey, Offered] | None = None
         self._generation = 0
         self._fault: KiwiError | None = None
 
@@ -78,9 +86,30 @@ class McpSource:
         return self._fault
 
     @property
+    def home(self) -> str:
+        """The spaces whose servers are seen."""
+        return "\n".join(self._spaces)
+
+    @property
+    def mark(self) -> str:
+        """The marks of all servers: the store gives each a new one whenever anything about it changes."""
+        if self._fault:
+            return ""
+        if self._mark is None:
+            listed = "\n".join(f"{key.space}\t{key.server}\t{mark}" for key, mark in self._marks.items())
+            self._mark = sha256_hex(listed.encode(errors="surrogateescape"))
+        return self._mark
+
+    @property
     def is_empty(self) -> bool:
         """Whether no server is known, as of the last look."""
         return not self._servers
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many things each server that is known offers or once did, as of the last look, by its name."""
+        known = (self._asked(lambda store: store.sizes()) if self._servers else None) or {}
+        return {key.server: known.get(key, 0) for key in self._servers}
 
     def sync(self, sheets: Sheets) -> int:  # noqa: ARG002 - sources have one port
         """Notice whether a server was added, removed or asked anew, by whichever process."""
@@ -88,7 +117,7 @@ class McpSource:
             with within(_GLANCE):
                 definitions = self._definitions()
                 marks = self._visible(definitions.marks()) if definitions else {}
-                if marks != self._marks:
+                if marks is not self._marks and marks != self._marks:
                     servers = definitions.servers() if definitions else ()
                     self._begin_anew(marks, servers)
             self._fault = None
@@ -102,12 +131,30 @@ class McpSource:
 
     def entries(self) -> Sequence[Entry]:
         """Return everything that is offered."""
+        if self._fault:
+            return ()
         if self._entries is None:
-            made = self._asked(lambda store: dict(self._listed(store)))
-            if made is None:
+            known = load_offered(self._place) if self._offered is None else self._offered
+            offered = self._asked(
+                lambda store: {key: self._offered_by(key, known.get(key), store) for key in self._servers}
+            )
+            if offered is None:
                 return ()
-            self._made, self._entries = made, [*made.values()]
+            self._entries = [entry for one in offered.values() for entry in one.entries]
+            self._offered = offered
+            self._save(known)
         return self._entries
+
+    def _offered_by(self, key: ServerKey, known: Offered | None, store: Definitions) -> Offered:
+        mark = self._marks[key]
+        return known if known and known.mark == mark else Offered(mark, tuple(self._listed(key, store)))
+
+    def _save(self, known: Mapping[ServerKey, Offered]) -> None:
+        # Writing costs as much as there are items: a few are read again instead, and so is a change or two of many.
+        offered = self._offered or {}
+        new = sum(len(one.entries) for key, one in offered.items() if known.get(key) is not one)
+        if new * _SAVE_SHARE > len(self._entries or ()) > _FEW:
+            save_offered(self._place, offered)
 
     def broken(self) -> Sequence[Broken]:
         """Return nothing: what is not sound was left out when it was listed."""
@@ -200,16 +247,20 @@ class McpSource:
 
     def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
         """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""
+        there = [not path or stamp_of(path) != MISSING for _, path in marks.values()]
+        if self._seen is not None and self._seen[0] is marks and self._seen[1] == there:
+            return self._marks
+        self._seen = (marks, there)
         seen: dict[str, ServerKey] = {}
         for space in self._spaces:
-            for key, (_, path) in marks.items():
-                if key.space == space and (not path or stamp_of(path) != MISSING):
+            for key, is_there in zip(marks, there, strict=True):
+                if key.space == space and is_there:
                     seen.setdefault(key.server, key)
         return {key: marks[key][0] for key in sorted(seen.values(), key=lambda key: key.server)}
 
     def _begin_anew(self, marks: Mapping[ServerKey, str], servers: Iterable[ServerRecord]) -> None:
         known = {one.key: one for one in servers}
-        self._marks = marks
+        self._marks, self._mark = marks, None
         self._servers = {key: known[key] for key in marks if key in known}
         self._generation += 1
         self._entries = None
@@ -217,6 +268,7 @@ class McpSource:
             kept.clear()
 
     def _fail(self, fault: KiwiError) -> None:
+        self._seen = None
         if self._fault is None:
             self._begin_anew({}, ())
         self._fault = fault
@@ -231,14 +283,15 @@ class McpSource:
             self._fail(fault)
             return None
 
-    def _listed(self, store: Definitions) -> Iterator[tuple[_Made, Entry]]:
-        """Give an entry for everything that is offered; what is as it was has the one that it had."""
-        for key, server in self._servers.items():
-            for sketch, read in store.sketches(key):
-                made = (key, server.version, sketch)
-                if sketch.state != "gone":
-                    with suppress(*_UNREADABLE):
-                        yield made, self._made.get(made) or entry_of_definition(read(), server)
+    def _listed(self, key: ServerKey, store: Definitions) -> Iterator[Entry]:
+        """Give an entry for everything that a server offers; what is as it was has the one that it had."""
+        server, before = self._servers[key], self._made.pop(key, {})
+        made = self._made[key] = {}
+        for sketch, read in store.sketches(key):
+            if sketch.state != "gone":
+                with suppress(*_UNREADABLE):
+                    what = (server.version, sketch)
+                    yield made.setdefault(what, before.get(what) or entry_of_definition(read(), server))
 
     def _entered(self, known: Iterable[tuple[ServerKey, Definition]]) -> Iterator[Entry]:
         for key, definition in known:

@@ -39,6 +39,10 @@ class RegistrySource:
     """
 
     name: Source = "registry"
+    home = ""
+    """Whichever store the user has."""
+    mark = ""
+    """Nothing: of two stores the log may be just as long."""
 
     def __init__(self, registry: Callable[[], Registry], cache: Path, trust_file: Path | None = None) -> None:
         self._registry = registry
@@ -276,6 +280,11 @@ def _is_usable(listed: Listed) -> bool:
 
 def _is_shown(listed: Listed) -> bool:
     return _is_usable(listed) and listed.yanked is None
+
+
+def shown(listed: Listed) -> Entry | None:
+    """Return the entry of a version that lists may show, and None for any other."""
+    return entry_of_version(listed) if _is_shown(listed) else None
 
 
 def _item(listed: Listed) -> Item:

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.catalog.files import Stamp
 from kiwi_mcp.catalog.folder import Listing
+from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.manifest.sheets import Sheets
 
 _ListingRow: TypeAlias = tuple[str, int, list[int], list[str], list[str], list[tuple[str, str]]]
@@ -33,6 +34,13 @@ class Saved:
     records: Mapping[str, tuple[Stamp, Entry | None]]
 
 
+class Offered(NamedTuple):
+    """What one server offered at one mark."""
+
+    mark: str
+    entries: tuple[Entry, ...]
+
+
 def place_for(cache: Path, base: Path, sheets: Sheets) -> Path:
     """Return where the findings of a source are kept; they hold for one set of types."""
     name = sha256(os.fsencode(base) + b"\0" + repr(sheets.by_type).encode()).hexdigest()
@@ -41,15 +49,8 @@ def place_for(cache: Path, base: Path, sheets: Sheets) -> Path:
 
 def load(place: Path) -> Saved | None:
     """Return what was kept, or None where that is missing, damaged, or from another Kiwi."""
-    try:
-        if place.stat().st_size > _MAX_BYTES:
-            return None
-        seal, _, body = place.read_bytes().partition(b"\n")
-        # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
-        if seal.decode(errors="replace") != _seal(body):
-            return None
-        rows: tuple[dict[str, _ListingRow], dict[str, _RecordRow]] = json.loads(body)
-    except (OSError, ValueError):
+    rows = cast("tuple[dict[str, _ListingRow], dict[str, _RecordRow]] | None", _read(place))
+    if rows is None:
         return None
     listings, records = rows
     return Saved(
@@ -60,7 +61,35 @@ def load(place: Path) -> Saved | None:
 
 def save(place: Path, saved: Saved) -> None:
     """Keep what was found; where nothing can be written, nothing is kept."""
-    rows = ({path: astuple(listing) for path, listing in saved.listings.items()}, dict(saved.records))
+    _write(place, ({path: astuple(listing) for path, listing in saved.listings.items()}, dict(saved.records)))
+
+
+def load_offered(place: Path) -> Mapping[ServerKey, Offered]:
+    """Return what servers offered, as far as it was kept."""
+    rows = cast("list[tuple[str, str, str, list[list[object]]]] | None", _read(place))
+    return {
+        ServerKey(space, server): Offered(mark, tuple(map(_entry, entries)))
+        for space, server, mark, entries in rows or ()
+    }
+
+
+def save_offered(place: Path, offered: Mapping[ServerKey, Offered]) -> None:
+    """Keep what servers offered; where nothing can be written, nothing is kept."""
+    _write(place, [(*key, *one) for key, one in offered.items()])
+
+
+def _read(place: Path) -> object:
+    try:
+        if place.stat().st_size > _MAX_BYTES:
+            return None
+        seal, _, body = place.read_bytes().partition(b"\n")
+        # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
+        return json.loads(body) if seal.decode(errors="replace") == _seal(body) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _write(place: Path, rows: object) -> None:
     body = json.dumps(rows, separators=(",", ":")).encode()
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

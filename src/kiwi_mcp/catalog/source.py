@@ -32,6 +32,14 @@ class ItemSource(Protocol):
     def name(self) -> Source:
         """Which of the sources it is."""
 
+    @property
+    def home(self) -> str:
+        """Where that is: sources of one name and one home hold the same items."""
+
+    @property
+    def mark(self) -> str:
+        """A text that is another one for other items, in whichever process; empty where nobody can tell."""
+
     def sync(self, sheets: Sheets) -> int:
         """Notice what was added or removed, and return a number that changes when an entry does."""
 
@@ -110,6 +118,16 @@ class FolderSource:
     def name(self) -> Source:
         """Which of the sources it is."""
         return self._name
+
+    @property
+    def home(self) -> str:
+        """The folder."""
+        return str(self._base)
+
+    @property
+    def mark(self) -> str:
+        """Nothing: what files hold is known once they were looked at."""
+        return ""
 
     def sync(self, sheets: Sheets) -> int:
         """Notice files and folders that came or went."""

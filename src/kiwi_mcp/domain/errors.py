@@ -27,6 +27,7 @@ KiwiError
 │   ├── IntegrityMismatch
 │   ├── LockMismatch
 │   ├── ArtifactRefused
+│   ├── PackageChanged
 │   ├── SignatureRefused
 │   ├── DefinitionChanged
 │   └── DefinitionNew
@@ -352,6 +353,20 @@ class IntegrityMismatch(Untrusted):
             tool_id=tool_id,
             expected=expected,
             actual=actual,
+        )
+
+
+class PackageChanged(Untrusted):
+    """An index offers other bytes for a package than those that were locked."""
+
+    code, error = "package_changed", "Package changed"
+
+    def __init__(self, packages: Sequence[str], *, lock: str, said: str) -> None:
+        super().__init__(
+            f"A package is not the one that was locked, so nothing was installed. {said}",
+            suggestion=f"Find out who changed it at the index; if the change is right, renew or remove {lock}.",
+            packages=list(packages),
+            lock=lock,
         )
 
 

@@ -161,6 +161,13 @@ class Handover:
     """Where it waits for its way to the network; None where it gets none."""
     start: Start = start_here
     """What it is started through."""
+    makes_session: bool = False
+    """Whether what is started makes a session of its own for the process; two of them would take twice the time."""
+
+    @property
+    def group(self) -> int | None:
+        """The process group that its start makes, as a number for `Popen`; None where that comes with a session."""
+        return 0 if self.makes_session else None
 
 
 NOTHING = Handover()

@@ -51,3 +51,5 @@ class Offers:
     templates: tuple[Offer, ...] = ()
     notices: tuple[str, ...] = ()
     """What the owner prefers and is not here, not permitted, or not possible, each with what to do."""
+    servers: tuple[str, ...] = ()
+    """The MCP servers whose items are found by searching, those with most first."""

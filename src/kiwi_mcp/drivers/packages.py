@@ -21,9 +21,9 @@ from kiwi_mcp.domain.errors import EnvironmentFailed
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import address
-from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
+from kiwi_mcp.drivers.process.environments.install import Installer
 from kiwi_mcp.drivers.process.environments.node import MODULES, build_node
-from kiwi_mcp.drivers.process.environments.python import base_interpreter, fetched, locked, make_venv
+from kiwi_mcp.drivers.process.environments.python import base_interpreter, install_locked, make_venv
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.manifest.requirements import is_node_requirement, is_python_requirement, package_name
 
@@ -189,12 +189,8 @@ def _node_program(folder: Path, package: Package) -> Path:
 async def _make_python(folder: Path, *, package: Package, installer: Installer) -> None:
     installer.report(Progress(f"Installing {', '.join(package.wanted)}"))
     await make_venv(folder, package.wanted, installer)
-    lock = folder / _LOCK
-    result = await locked(folder, package.wanted, lock, installer)
-    if is_done(result):
-        result = await fetched(folder, ("--require-hashes", "--requirements", str(lock)), installer)
-    if not is_done(result):
-        raise failure(package.wanted, result)
+    lock = await install_locked(folder, package.wanted, "", installer)
+    lock.rename(folder / _LOCK)
     if not (folder / "bin" / package.program).is_file():
         raise _no_program(package)
 

@@ -73,6 +73,13 @@ def held(names: Collection[str], user: Path) -> Mapping[str, Stored]:
     return {name: known[name] for name in names if name in known}
 
 
+def every_value(space: Space) -> Mapping[str, str]:
+    """Return all values that may be secret here, so that a text that is kept can be cleaned of them."""
+    vault = vault_of(space.user)
+    sealed = {name: Found(STORE, vault.value(one)) for name, one in vault.all().items()} if vault else {}
+    return {**Variables().every(project=space.project, user=space.user), **Revealed(sealed)}
+
+
 def delivered(
     needed: Collection[str],
     holder: Holder | None,

@@ -41,10 +41,22 @@ _MOST_FIXES = 10
 _ABSENT = "No tool named"
 _WAITING = frozenset({"changed", "new"})
 _WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
+_UNASKED: JsonObject = {}
 
 
-def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[JsonObject] = ()) -> JsonObject:
-    """Return every check with its state, and the worst of them; `servers` are the MCP servers, as a list tells them."""
+def examine(
+    catalog: Catalog,
+    store: Store,
+    offers: Offers,
+    servers: Sequence[JsonObject] = (),
+    context: JsonObject = _UNASKED,
+    search: str = "",
+) -> JsonObject:
+    """Return every check with its state, and the worst of them.
+
+    `servers` are the MCP servers, as a list tells them; `context` is what a model is given, as its report tells it;
+    `search` is by what items are found, and how far the index is.
+    """
     space = catalog.space
     checks = [
         *_machine(),
@@ -54,15 +66,17 @@ def examine(catalog: Catalog, store: Store, offers: Offers, servers: Sequence[Js
         *_policy(space.user),
         *_deployment(catalog),
         *_preferences(space.user, offers),
+        *_context(context),
         *_secrets(space.user),
         *_keys(space.user),
         *_store(store),
+        *_search(search),
         *_runtimes(catalog),
         *(check for server in servers for check in _server(server, catalog)),
         *_items(catalog),
     ]
     worst = max((str(check["status"]) for check in checks), key=_WEIGHT.__getitem__)
-    return {"status": worst, "version": __version__, "checks": list(checks)}
+    return {"status": worst, "version": __version__, "checks": list(checks), "context": context}
 
 
 def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> JsonObject:
@@ -191,6 +205,14 @@ def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
         yield _check("preferences", f"{told}{', …' if absent[_MOST_FIXES:] else ''}", status="warning", fix=fix)
 
 
+def _context(context: JsonObject) -> Iterator[JsonObject]:
+    if summary := as_text(context.get("summary")):
+        yield _check("context", summary)
+    for advice in map(as_object, as_list(context.get("suggestions"))):
+        told = f"{as_text(advice.get('name'))} was {as_text(advice.get('why'))}"
+        yield _check("context", told, fix=f"`{as_text(advice.get('command'))}`")
+
+
 def _store(store: Store) -> Iterator[JsonObject]:
     try:
         registry = store.registry()
@@ -203,6 +225,14 @@ def _store(store: Store) -> Iterator[JsonObject]:
         yield _check("store", told, status="warning", fix=fix)
     for doubt in registry.database.doubts():
         yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
+
+
+def _search(told: str) -> Iterator[JsonObject]:
+    if not told:
+        return
+    is_lame = told.startswith("words only:")
+    fix = "Install Kiwi anew, with all that it needs: what is like a request in meaning is not found." if is_lame else ""
+    yield _check("search", told, status="warning" if is_lame else "ok", fix=fix)
 
 
 def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:

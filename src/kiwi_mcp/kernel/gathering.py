@@ -27,7 +27,7 @@ from kiwi_mcp.kernel.offered import (
     offer_of,
     own_address,
 )
-from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.permission import Permission, all_of
 from kiwi_mcp.kernel.verbs import VERBS
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.policy.preferences import Preferences, Section, Wish
@@ -95,7 +95,12 @@ class Gathering:
         notices = [*self._notices][:_MOST_NOTICES]
         if len(self._notices) > _MOST_NOTICES:
             notices.append(f"And {len(self._notices) - _MOST_NOTICES} more notices like these.")
-        return Offers(meta_tools, tools, prompts, resources, templates, tuple(notices))
+        return Offers(meta_tools, tools, prompts, resources, templates, tuple(notices), self._servers())
+
+    def _servers(self) -> tuple[str, ...]:
+        """Return the servers that a model is told of, since it does not search for what it does not know to exist."""
+        self.sources.add("mcp")
+        return tuple(name for name in self._catalog.servers() if not self._permission.is_hidden(all_of(name)))
 
     def _meta_tools(self) -> tuple[str, ...]:
         decided = {name: self._preferences.always_send.about([name]) for name in _META_TOOLS}

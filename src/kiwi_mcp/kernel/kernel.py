@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
@@ -43,7 +44,9 @@ from kiwi_mcp.kernel.authoring import Author
 from kiwi_mcp.kernel.checkpoints.guard import guard_of
 from kiwi_mcp.kernel.completing import complete
 from kiwi_mcp.kernel.confining import Judge
-from kiwi_mcp.kernel.find import asks_registry, find
+from kiwi_mcp.kernel.context.advice import Advice
+from kiwi_mcp.kernel.context.report import advice_for, tell
+from kiwi_mcp.kernel.context.tally import Tally
 from kiwi_mcp.kernel.help import explain
 from kiwi_mcp.kernel.init import lay_out
 from kiwi_mcp.kernel.keys.signer import Signer
@@ -55,12 +58,13 @@ from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.permitting import named_item, permit_verb, refuse_bringing, refuse_hidden
 from kiwi_mcp.kernel.pipeline import close_drivers, execute, prepare
 from kiwi_mcp.kernel.places import cache_folder, made_private, no_project_space, project_space, user_space
-from kiwi_mcp.kernel.preferences import prefer
+from kiwi_mcp.kernel.preferences import prefer, suggested
 from kiwi_mcp.kernel.provenance import Authorship, Origins
 from kiwi_mcp.kernel.reading import read
 from kiwi_mcp.kernel.registry.actions import act
 from kiwi_mcp.kernel.registry.exchange import exchange
 from kiwi_mcp.kernel.registry.owner import refuse_strangers
+from kiwi_mcp.kernel.remembering import Remembering
 from kiwi_mcp.kernel.requests import (
     ACTIONS,
     REGISTRY_ACTIONS,
@@ -73,6 +77,7 @@ from kiwi_mcp.kernel.requests import (
     KeyRequest,
     LoadRequest,
     McpRequest,
+    MemoryRequest,
     MigrateRequest,
     PreferRequest,
     RegistryRequest,
@@ -85,6 +90,7 @@ from kiwi_mcp.kernel.requests import (
     UndoRequest,
 )
 from kiwi_mcp.kernel.runs import runs
+from kiwi_mcp.kernel.searching.sources import asks_registry
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.tasks import tasks
 from kiwi_mcp.kernel.trail import Recorder
@@ -126,6 +132,13 @@ class McpDesk(Protocol):
         """Let go of everything."""
 
 
+class LibraryPort(Protocol):
+    """What searches have indexed; it is loaded at the first search."""
+
+    def close(self) -> None:
+        """End what is done in the background."""
+
+
 class Kernel:
     """Answers every verb for one user: `await kernel.call("execute", {...})`.
 
@@ -154,6 +167,7 @@ class Kernel:
         self._authority = authority or OwnerAuthority(self._user)
         self._is_owner = is_owner
         self._surface = surface
+        self._tally = Tally(self._cache, surface)
         self._readers: set[str] = set()
         """Who was given words from outside since this kernel began, by name; the owner has none."""
         self._catalogs: dict[Space, Catalog] = {}
@@ -162,6 +176,9 @@ class Kernel:
         self._offerings: dict[Space, Offering] = {}
         self._definitions: Definitions | None = None
         self._desk: McpDesk | None = None
+        self._library: LibraryPort | None = None
+        self._remembering = Remembering(self._store)
+        self._opening = Lock()
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
@@ -184,7 +201,8 @@ class Kernel:
             request = read_request(verb, payload)
             self.check(request, caller)
             self._permit(verb, request, caller)
-            return await self._answer(request, caller, witness)
+            await self._ledger.demand(witness)
+            return self._tally.counted(verb, await self._answer(request, caller, witness))
         except KiwiError as error:
             return refusal(self._pointed(error, payload), item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
@@ -263,6 +281,9 @@ class Kernel:
         if self._desk is not None:
             await self._desk.aclose()
             self._desk = None
+        await asyncio.to_thread(self._remembering.close)
+        if self._library is not None:
+            await asyncio.to_thread(self._library.close)
         self._catalogs.clear()
         self._offerings.clear()
         await self._ledger.aclose()
@@ -274,14 +295,15 @@ class Kernel:
         match request:
             case SearchRequest():
                 aside = self._far if asks_registry(request) else self._near
-                search = partial(find, request, rights=self.rights(caller))
-                return Answer(await aside.do(self._space_for(request), search))
+                return Answer(await aside.do(self._space_for(request), partial(self._found, request, caller)))
             case LoadRequest():
                 # The owner's files are the owner's to read; whoever else calls sees what they made themselves.
                 check = self._runs(caller).get if caller.name and request.item_type == "output" else None
                 catalog, authorship = self._catalog_for(request), self._authorship(caller)
                 result_of = lambda run_id: self._runs(caller).result(run_id)  # noqa: E731 - looked for when it is asked for
-                return Answer(load(request, catalog, result_of, check, authorship, self.rights(caller)))
+                told = load(request, catalog, result_of, check, authorship, self.rights(caller))
+                self._remembering.used(as_text(told.get("identity")), catalog.space, caller, is_run=False)
+                return Answer(told)
             case ExecuteRequest():
                 return await self._execute(request, caller, witness)
             case HelpRequest():
@@ -305,6 +327,8 @@ class Kernel:
                 return Answer(await asyncio.to_thread(runs, request, seen, now=datetime.now(UTC)))
             case AuditRequest():
                 return await asyncio.to_thread(self._audit, request, caller)
+            case PreferRequest(action="suggest"):
+                return Answer(suggested(await self._advice(request, caller)))
             case PreferRequest():
                 offering, is_owner = self._offering(request.project_path), self._is_own_hand(caller)
                 told = await asyncio.to_thread(prefer, request, self._user, offering, is_owner=is_owner)
@@ -323,6 +347,9 @@ class Kernel:
                 return Answer(await asyncio.to_thread(act_on, request, self._user, is_owner=is_owner))
             case ApprovalsRequest():
                 return Answer(await self._approvals(request, caller))
+            case MemoryRequest():
+                is_own = bool(caller.name) or self._is_own_hand(caller)
+                return Answer(await asyncio.to_thread(self._remembering.tell, request, caller, is_own=is_own))
             case UndoRequest():
                 undo = import_module("kiwi_mcp.kernel.checkpoints.undo").undo
                 space, recorder = self._space(request.project_path), self._recorder(caller)
@@ -337,6 +364,28 @@ class Kernel:
                 return Answer(await migrate(request, catalog, caller.report, authorship))
             case _:
                 raise TypeError(type(request))
+
+    def _found(self, request: SearchRequest, caller: Caller, catalog: Catalog) -> JsonObject:
+        """Search, in a thread beside the loop: the first time, loading what searches need takes a moment."""
+        find = import_module("kiwi_mcp.kernel.find").find
+        recall = self._remembering.recall(catalog.space, caller)
+        told: JsonObject = find(request, catalog, self._searched(), rights=self.rights(caller), recall=recall)
+        self._remembering.asked(request.query, told, catalog.space, caller)
+        return told
+
+    def _told_of_search(self, catalog: Catalog) -> str:
+        told: str = import_module("kiwi_mcp.kernel.searching.opening").told_of_search(
+            catalog, self._searched(), self._store
+        )
+        return told
+
+    def _searched(self) -> LibraryPort:
+        with self._opening:
+            if self._library is None:
+                make: Callable[[Store], LibraryPort]
+                make = import_module("kiwi_mcp.kernel.searching.opening").open_library
+                self._library = make(self._store)
+            return self._library
 
     def _audit(self, request: AuditRequest, caller: Caller) -> Answer:
         receipts, anchor = self._store.receipts(), self._ledger.anchor
@@ -372,6 +421,8 @@ class Kernel:
                 self._readers.add(caller.name)
             if self._desk is not None and run.outcome.is_success and run.bound.chain.driver == "mcp":
                 self._desk.used(run.bound.chain.executor.identity)
+            if run.outcome.is_success:
+                self._remembering.used(run.bound.chain.tool.identity, catalog.space, caller, is_run=True)
             return ran(run, item_type=request.item_type)
         if request.action in REGISTRY_ACTIONS:
             authorship = self._authorship(caller)
@@ -412,8 +463,20 @@ class Kernel:
         offers = await self.offers(request.project_path)
         servers = await self._servers(request, caller)
         await standings(self._space(request.project_path))  # tests the machine, unless that was done before
-        health = examine(self._catalog(request.project_path), self._store, offers, servers)
+        is_owner = self._is_own_hand(caller)
+        context = tell(offers, self._tally, await self._advice(request, caller) if is_owner else None)
+        search = await self._far.do(self._space(request.project_path), self._told_of_search)
+        health = examine(self._catalog(request.project_path), self._store, offers, servers, context, search)
         return Answer(health, exit_code=1 if health["status"] == "problem" else 0)
+
+    async def _advice(self, request: DoctorRequest | PreferRequest, caller: Caller) -> Sequence[Advice]:
+        """Return what the owner might send always, or send no longer, from how it was used."""
+        if not self._is_own_hand(caller):
+            message = "What was used, and how often, is the owner's to know."
+            raise PolicyDenied(message, suggestion="Ask them to type `kiwi prefer suggest`.")
+        offers = await self.offers(request.project_path)
+        space = self._space_if_any(request.project_path)
+        return await self._near.do(space, lambda catalog: advice_for(catalog, self._store, offers, self._tally))
 
     async def _servers(self, request: DoctorRequest, caller: Caller) -> Sequence[JsonObject]:
         """Return the MCP servers as a list tells of them; that a store cannot be read is told by itself."""

@@ -1,4 +1,4 @@
-"""The ledger: every call that runs or changes something is in it, refused ones too, and only then is it answered."""
+"""The ledger: every call that runs, changes or searches is in it, refused ones too, and only then is it answered."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from kiwi_mcp.domain.errors import Internal, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list
+from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import RunStatus
 from kiwi_mcp.kernel.anchor import Anchor
 from kiwi_mcp.kernel.answers import Answer
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.witness import Witness, changes
+from kiwi_mcp.kernel.witness import Witness, recorded
 
 
 class Ledger:
@@ -25,9 +26,14 @@ class Ledger:
         self._surface = surface
 
     def witness(self, verb: str, payload: JsonObject) -> Witness | None:
-        """Return whoever sees a call through; None where it only looks."""
-        action = changes(verb, payload)
+        """Return whoever sees a call through; None where it is not written down."""
+        action = recorded(verb, payload)
         return Witness(action, payload, self._surface, self._store.audit_level) if action else None
+
+    async def demand(self, witness: Witness | None) -> None:
+        """Refuse a call that must leave a receipt where none can be written, before it changes anything."""
+        if witness is not None and witness.is_of_trust:
+            await asyncio.to_thread(self._store.receipts)
 
     async def enter(self, witness: Witness, answer: Answer, actor: str) -> Answer:
         """Write a call down that left no run, and return its answer, which tells if that could not be done."""
@@ -38,7 +44,8 @@ class Ledger:
         try:
             await self._write(witness, _status(answer), answer.content, actor)
         except KiwiError as reason:
-            warnings = [*as_list(answer.content.get("warnings")), f"No receipt was written: {reason.message}"]
+            told = "No receipt was written" if answer.is_error else "It was done, and no receipt of it was written"
+            warnings = [*as_list(answer.content.get("warnings")), f"{told}: {reason.message}"]
             return replace(answer, content={**answer.content, "warnings": warnings})
         return answer
 
@@ -51,8 +58,13 @@ class Ledger:
 
     async def _write(self, witness: Witness, status: RunStatus, answer: JsonObject, actor: str) -> None:
         receipt = witness.of_answer(actor or self._store.actor.name, status, answer)
-        await asyncio.to_thread(lambda: self._store.receipts().add(receipt))
+        await asyncio.to_thread(self._add, receipt, is_of_look=witness.is_of_look)
         self.anchor.note()
+
+    def _add(self, receipt: Receipt, *, is_of_look: bool) -> None:
+        receipts = self._store.receipts()
+        if not (is_of_look and receipts.add_now(receipt)):
+            receipts.add(receipt)
 
     async def aclose(self) -> None:
         """Keep the place of what was written."""

@@ -92,7 +92,7 @@ def offer_of(chain: Chain, name: str) -> Offer:
 
 
 def characters_of(offer: Offer) -> int:
-    """Return how long the definition is that a client shows to its model, roughly: four characters are a token."""
+    """Return how long the definition is that a client shows to its model, roughly."""
     said: list[Json] = [offer.name, offer.title, offer.description, offer.parameters, offer.outputs]
     return len(compact(said))
 

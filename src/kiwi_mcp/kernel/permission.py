@@ -10,6 +10,11 @@ from kiwi_mcp.domain.grants import Deny, Grant, Rights
 from kiwi_mcp.policy.authority import rights_of
 
 
+def all_of(server: str) -> str:
+    """Return what stands for all items of a server in rules that are about names."""
+    return f"mcp/{server}/*@*"
+
+
 class Permission:
     """What the rules say of the items of one catalog, as they stand now: those of the owner, if no others are given."""
 
@@ -26,6 +31,11 @@ class Permission:
         self._is_open = not self.fault and all(one == Grant().items for one in rules)
         # A rule on something below an item counts too, and what that is takes opening the item.
         self._is_deep = any(one.deny for one in rules) or any(grant.is_whole for grant in self._rights.grants)
+
+    @property
+    def hides(self) -> bool:
+        """Whether there may be items that are not even told of."""
+        return any(grant.is_secretive or grant.is_whole for grant in self._rights.grants)
 
     def is_hidden(self, identity: str) -> bool:
         """Whether an item is not even told of: it is off a list that is all that whoever asks, or this machine, has."""

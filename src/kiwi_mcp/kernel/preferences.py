@@ -8,7 +8,9 @@ from pathlib import Path
 from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.offers import Offer, Offers
-from kiwi_mcp.kernel.offered import characters_of, names_of
+from kiwi_mcp.kernel.context.advice import Advice
+from kiwi_mcp.kernel.context.sent import offer_cost, own_cost
+from kiwi_mcp.kernel.offered import names_of
 from kiwi_mcp.kernel.offers import Offering
 from kiwi_mcp.kernel.private_yaml import rewrite
 from kiwi_mcp.kernel.requests import PreferRequest
@@ -26,7 +28,6 @@ from kiwi_mcp.policy.preferences import (
 
 _SECTIONS: Mapping[str, Section] = {"tool": "always_send", "prompt": "prompts", "resource": "resources"}
 _ALWAYS = "search"
-_PER_TOKEN = 4
 _LINE = 200
 
 
@@ -57,6 +58,13 @@ def prefer(request: PreferRequest, user: Path, offering: Offering, *, is_owner: 
         "went": sorted(_names(before) - _names(after)),
         "warnings": [notice for notice in after.notices if notice not in before.notices],
     }
+
+
+def suggested(advice: Sequence[Advice]) -> JsonObject:
+    """Return what to send always and what to send no longer, as the answer to a request for it."""
+    many = f"{len(advice)} change{'s' * (len(advice) != 1)}" if advice else "Nothing"
+    message = f"{many} would save tokens{'' if advice else ', as far as is known'}"
+    return {"action": "suggest", "message": message, "suggestions": [one.to_json() for one in advice]}
 
 
 def _put(user: Path, section: Section, word: str, called: str | None, offers: Offers) -> None:
@@ -171,19 +179,16 @@ def _told(offers: Offers) -> JsonObject:
     rows = {section: [_row(offer) for offer in _of_section(offers, section)] for section in SECTIONS}
     return {
         "meta_tools": list(offers.meta_tools),
+        "meta_tool_tokens": {name: own_cost(name).tokens for name in offers.meta_tools},
         "tools": rows["always_send"],
         "prompts": rows["prompts"],
         "resources": rows["resources"],
-        "tokens": sum(_tokens(offer) for offer in offers.tools),
+        "tokens": sum(offer_cost(offer).tokens for offer in offers.tools),
         "notices": list(offers.notices),
     }
 
 
 def _row(offer: Offer) -> JsonObject:
     line = offer.description.partition("\n")[0][:_LINE] or offer.title
-    told: dict[str, Json] = {"name": offer.name, "description": line, "tokens": _tokens(offer)}
+    told: dict[str, Json] = {"name": offer.name, "description": line, "tokens": offer_cost(offer).tokens}
     return {**told, "identity": offer.identity} if offer.identity else told
-
-
-def _tokens(offer: Offer) -> int:
-    return -(-characters_of(offer) // _PER_TOKEN)

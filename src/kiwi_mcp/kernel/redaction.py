@@ -26,6 +26,11 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     )
 
 
+def cleaned(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a text without the value of any secret in it."""
+    return Redactor(secrets).text(text) if secrets else text
+
+
 def careful(caller: Caller, secrets: Mapping[str, str]) -> Caller:
     """Return a caller who is told no secret's value before the outcome either."""
     if not secrets or caller == NOBODY:

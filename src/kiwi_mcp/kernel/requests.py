@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from kiwi_mcp.domain.approval import ApprovalStatus
 from kiwi_mcp.domain.run import RunStatus
@@ -23,6 +23,14 @@ Text = Annotated[str, Field(max_length=4_000)]
 Name = Annotated[str, Field(max_length=400)]
 
 
+def _joined(value: object) -> object:
+    return ",".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value
+
+
+Names = Annotated[Name | None, BeforeValidator(_joined)]
+"""One name or several: `a,b`; a list of them is taken as well."""
+
+
 class Request(BaseModel):
     """What every verb is asked with."""
 
@@ -39,16 +47,17 @@ class ProjectRequest(Request):
 class SearchRequest(ProjectRequest):
     """Find items by what they do."""
 
-    query: Annotated[Text, Field(description="What you need, in words")]
+    query: Annotated[Text, Field(description="One need: verb + object + service")]
     source: Annotated[
         Literal["local", "all", "project", "user", "builtin", "registry", "mcp"],
         Field(description="local = project, user, mcp; all adds registry, builtin"),
     ] = "local"
     limit: Annotated[int, Field(ge=1, le=100)] = 10
     sort_by: Literal["score", "date", "name"] = "score"
-    tool_type: Annotated[Name | None, Field(description="Only this type")] = None
-    category: Name | None = None
-    tag: Name | None = None
+    tool_type: Annotated[Names, Field(description="Only these: a,b")] = None
+    category: Names = None
+    tag: Names = None
+    server: Names = None
 
 
 class LoadRequest(ProjectRequest):
@@ -159,7 +168,9 @@ class McpRequest(Request):
 class PreferRequest(Request):
     """Look at what a client sees without searching, or change it."""
 
-    action: Literal["list", "add", "remove"] = "list"
+    action: Annotated[
+        Literal["list", "add", "remove", "suggest"], Field(description="suggest: what to change, from how it was used")
+    ] = "list"
     name: Annotated[
         Name | None, Field(description="add, remove: a name, namespace/name, server/name, a full name, or a pattern")
     ] = None
@@ -269,6 +280,14 @@ class RelaxRequest(Request):
     )
     reason: Annotated[Name, Field(description="apply: why, for the record")] = ""
     project_path: Text | None = None
+
+
+class MemoryRequest(Request):
+    """Look at the requests that searches are remembered by, or forget them."""
+
+    action: Literal["list", "forget"] = "list"
+    item: Annotated[Name | None, Field(description="Only requests after which this item was used")] = None
+    limit: Annotated[int, Field(ge=1, le=2_000)] = 50
 
 
 class RunsRequest(Request):

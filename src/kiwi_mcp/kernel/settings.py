@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import get_args
+from typing import Literal, get_args
 
 from kiwi_mcp.domain import paths
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
@@ -24,10 +24,14 @@ from kiwi_mcp.store.open import DIALECTS
 FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
-_WORDS = ("url", "actor", "namespaces", "remotes", "runs", "audit")
+SearchHalf = Literal["meaning", "words"]
+"""By what items are found: by words and by what they mean, or by words alone, which takes less memory."""
+
+_WORDS = ("url", "actor", "namespaces", "remotes", "runs", "audit", "search", "remember")
 _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
 _LEVELS: tuple[AuditLevel, ...] = get_args(AuditLevel)
+_HALVES: tuple[SearchHalf, ...] = get_args(SearchHalf)
 _REMOTE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -47,7 +51,7 @@ class RemoteSettings:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """What the owner chose: the store, the actor, the remotes, how many runs are kept, and what receipts tell."""
+    """What the owner chose: the store, the actor, the remotes, which runs are kept, what receipts tell, how to find."""
 
     url: str
     actor: Actor
@@ -55,6 +59,9 @@ class RegistrySettings:
     run_count: int = 10_000
     run_days: int = 90
     audit: AuditLevel = "standard"
+    search: SearchHalf = "meaning"
+    remember: bool = True
+    """Whether it is remembered which items were used after which searches."""
 
 
 def registry_settings(user: Path) -> RegistrySettings:
@@ -128,6 +135,8 @@ def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistryS
         run_count=_number(runs, "count", 10_000, issues),
         run_days=_number(runs, "days", 90, issues),
         audit=_level(written.get("audit"), issues),
+        search=_half(written.get("search"), issues),
+        remember=_yes_or_no(written, "remember", issues),
     )
 
 
@@ -201,6 +210,20 @@ def _level(written: Json, issues: list[Issue]) -> AuditLevel:
     if written is not None and as_text(written) not in known:
         issues.append(Issue("audit", "is not how much a receipt tells", f"Write one of: {', '.join(_LEVELS)}."))
     return known.get(as_text(written), "standard")
+
+
+def _half(written: Json, issues: list[Issue]) -> SearchHalf:
+    known: dict[str, SearchHalf] = {half: half for half in _HALVES}
+    if written is not None and as_text(written) not in known:
+        issues.append(Issue("search", "is not how items are found", f"Write one of: {', '.join(_HALVES)}."))
+    return known.get(as_text(written), "meaning")
+
+
+def _yes_or_no(words: JsonObject, word: str, issues: list[Issue]) -> bool:
+    value = words.get(word)
+    if value is not None and not isinstance(value, bool):
+        issues.append(Issue(word, "says neither yes nor no", f"Write `{word}: true` or `{word}: false`."))
+    return value is not False
 
 
 def _login() -> str:

@@ -20,8 +20,12 @@ from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.plain import LONGEST
 from kiwi_mcp.store.runs import new_run
 
-_LOOKS = frozenset({"list", "show", "rules", "why", "validate", "versions", "diff", "verify", "export"})
+_LOOKS = frozenset({"list", "show", "rules", "why", "validate", "versions", "diff", "verify", "export", "suggest"})
 """Actions that change nothing. What is not among them is written down, so that a new one cannot be forgotten."""
+_SEARCHES = frozenset({"search", "load"})
+"""Verbs that only look, and are written down all the same: what is looked for is part of what a model does."""
+_GIVES_TRUST = frozenset({"sign", "key new", "key trust", "key rotate", "relax apply"})
+"""Actions by which something is trusted from then on: whoever asks later why must find who did so, and when."""
 _NAMES = (
     "item_id", "approval_id", "rule_id", "server", "name", "remote", "task_id", "run_id", "path", "client", "tool_id",
 )  # fmt: skip
@@ -42,6 +46,10 @@ class Witness:
     def __init__(self, action: str, payload: JsonObject, surface: str, level: Callable[[], AuditLevel]) -> None:
         self.is_heard = False
         """Whether its receipt was given for the run that the call left, and so must not be written again."""
+        self.is_of_look = action in _SEARCHES
+        """Whether the call changed nothing."""
+        self.is_of_trust = action in _GIVES_TRUST or (action == "migrate" and payload.get("sign") is True)
+        """Whether the call is not to happen without a receipt; what takes trust away never waits for one."""
         self._action = action
         self._payload = payload
         self._surface = surface
@@ -116,10 +124,11 @@ class Witness:
     def _arguments(self, secrets: Mapping[str, str]) -> bytes | None:
         """Return the canonical arguments; None where they may hold a secret, which could be guessed from a hash.
 
-        Of all verbs `execute` alone has `parameters`; what the others are told is not kept, as it may be anything.
+        Of all verbs `execute` alone has `parameters`, and those that look have a need or a name; what the others are
+        told is not kept, as it may be anything.
         """
         try:
-            data = canonical(self._payload["parameters"])
+            data = canonical(self._payload if self.is_of_look else self._payload["parameters"])
         except (KeyError, InvalidRequest):
             return None
         text = data.decode() if secrets else ""
@@ -141,6 +150,11 @@ def _detail(told: JsonObject, arguments: bytes | None, secrets: Mapping[str, str
         if len(text) <= LONGEST:
             return text
     return ""
+
+
+def recorded(verb: str, payload: JsonObject) -> str:
+    """Return the word under which a request is written down; empty where it is not."""
+    return changes(verb, payload) or (verb if verb in _SEARCHES else "")
 
 
 def changes(verb: str, payload: JsonObject) -> str:

@@ -29,6 +29,7 @@ MARK = "KIWI_RUN"
 _SWEEP = 5.0
 """How long the killed may take to be gone, in seconds."""
 _MOMENT = 0.05
+_ROUNDS = 100
 _SET_CHILD_SUBREAPER = 36
 # Only realtime processes are bound by this limit, and the numbers are days, so it is free to carry a stamp.
 _STAMPED = resource.RLIMIT_RTTIME
@@ -120,13 +121,26 @@ class Family:
 
     def kill(self) -> list[int]:
         """Kill and wait for the members that are Kiwi's children now; return which there were."""
-        members = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
+        members = self._living()
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return members
+
+    def _living(self) -> list[int]:
+        """Return the members that have not ended, after those that have were waited for.
+
+        The first process of a sandbox ends a moment after its launcher, and has nothing left to be ended.
+        """
+        living: list[int] = []
+        for _ in range(_ROUNDS):
+            members = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
+            living = [pid for pid in members if not _has_ended(pid)]
+            if len(living) == len(members):  # otherwise the children of those that ended may have come since
+                break
+        return living
 
     def _is_member(self, pid: int) -> bool:
         with suppress(ProcessLookupError):
@@ -152,6 +166,14 @@ async def _end_of(members: list[int]) -> None:
         await asyncio.wait(exits, timeout=_MOMENT)
     for exited in exits:
         exited.cancel()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is waited for then."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
 
 
 def _stamps(pid: int) -> tuple[int, ...]:

@@ -99,7 +99,8 @@ class Peer:
                         stdout=stdout[1],
                         stderr=stderr[1],
                         pass_fds=handover.descriptors,
-                        start_new_session=True,
+                        start_new_session=not handover.makes_session,
+                        process_group=handover.group,
                     )
                 )
             ours.callback(abandon, self._process)

@@ -39,6 +39,8 @@ Form: TypeAlias = Literal["header", "env", "any"]
 FORMS: tuple[Form, ...] = ("header", "env", "any")
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_PROCESS = "process"
+_SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|cookie|auth")
 
 
 class Secret:
@@ -134,6 +136,15 @@ class Variables:
             raise VariableMissing(missing, needed_by=needed_by)
         return found
 
+    def every(self, *, project: Path, user: Path, environ: Mapping[str, str] | None = None) -> Revealed:
+        """Return all values that files set, and those of the process whose names say that they are secret."""
+        found: dict[str, Found] = {}
+        for source, values in _places(project, user, environ):
+            for name, value in values.items():
+                if value and (source != _PROCESS or _SECRET_NAME.search(name)):
+                    found[f"{name}@{source}"] = Found(source, Secret(value))
+        return Revealed(found)
+
     def locate(
         self, names: Iterable[str], *, project: Path, user: Path, environ: Mapping[str, str] | None = None
     ) -> Mapping[str, str | None]:
@@ -212,7 +223,7 @@ def _find(names: Iterable[str], places: Iterator[tuple[str, Mapping[str, str]]])
 
 
 def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, str]]]:
-    yield "process", os.environ if environ is None else environ
+    yield _PROCESS, os.environ if environ is None else environ
     for path in (project / ".env.local", project / ".env", project / ".ai" / ".env"):
         # A project may come from anybody: a link in it must not make another file's lines into variables.
         if path.is_symlink() and not path.resolve().is_relative_to(project.resolve()):

@@ -150,7 +150,8 @@ class _Child:
                         stdout=stdout[1],
                         stderr=stderr[1],
                         pass_fds=(result[1], *handover.descriptors),
-                        start_new_session=True,
+                        start_new_session=not handover.makes_session,
+                        process_group=handover.group,
                     )
                 )
             ours.callback(abandon, self._process)

@@ -7,8 +7,6 @@ limits, so nothing runs before. Started as root, Kiwi stages what it grants and 
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,25 +15,21 @@ from hashlib import sha256
 from pathlib import Path
 from platform import machine
 
-from kiwi_mcp.domain.errors import CommandMissing
 from kiwi_mcp.domain.isolation import Handover, Jail, Limits, Start, no_entry, start_here
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.cells import Cell, laid_out
 from kiwi_mcp.sandbox.cgroup import Groups
 from kiwi_mcp.sandbox.counts import count_at
-from kiwi_mcp.sandbox.grants import Opened, open_grants
+from kiwi_mcp.sandbox.grants import Opened
 from kiwi_mcp.sandbox.instructions import Instructions, has_begun
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
 from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest
+from kiwi_mcp.sandbox.prepared import prepare
 from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
-from kiwi_mcp.sandbox.programs import Around, known_program
-from kiwi_mcp.sandbox.protected import shielded
-from kiwi_mcp.sandbox.proxied import proxy_variables, refuse_hosts
-from kiwi_mcp.sandbox.refusals import failed, ungrantable
+from kiwi_mcp.sandbox.refusals import failed, ungrantable, unlaid
 from kiwi_mcp.sandbox.seccomp import is_supported
 from kiwi_mcp.sandbox.self_test import self_test
 from kiwi_mcp.sandbox.staging import ROOT, staged_path
-from kiwi_mcp.sandbox.variables import divided
 
 NOBODY = 65_117
 """The user that sandboxes run as when Kiwi itself is started as root: a number that systems give to no account.
@@ -44,8 +38,8 @@ The one that is called nobody is several services' own, which could send signals
 """
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 _ROOMS = (
-    *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
-    *("--hostname", "kiwi", "--uid", USER, "--gid", USER),
+    *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
+    *("--die-with-parent", "--new-session", "--hostname", "kiwi", "--uid", USER, "--gid", USER),
 )
 
 
@@ -94,27 +88,24 @@ class Bubblewrap:
             yield self._wrapped(spec, jail, keep)
 
     def _wrapped(self, spec: ProcessSpec, jail: Jail, keep: ExitStack) -> Confined:
-        refuse_hosts(jail)
-        profile, (passed, inside) = base_profile(), divided({**spec.env, **proxy_variables(jail)})
-        around = Around(jail.closed, jail.trusted, (*jail.readable, *jail.writable))
-        program = known_program(_found(spec), _is_everywhere, around)
-        granted = open_grants(jail, program.roots, keep)
-        grants = (*granted, *shielded(granted, profile, keep))
-        told, owner = Instructions(keep), self._user(granted)
+        made = prepare(spec, jail, keep)
+        profile, told, owner = base_profile(), Instructions(keep), self._user(made.granted)
         told.add(*_ROOMS, *(_made(profile, told) if owner is None else _staged()))
+        if owner is None or jail.hosts:  # what is started from a cell has the network of the cell, which leads nowhere
+            told.add("--unshare-net")
         told.add(*_masks(profile), *_scratch(jail.limits))
-        way = self._give(grants, jail, told, owner, keep)
-        told.add(*_covered((*jail.hidden, *_secrets(program.roots))))
-        told.add("--remount-ro", "/", "--chdir", _folder(spec, granted, jail))
-        for name, value in inside.items():
+        way = self._give(made.grants, jail, told, owner, keep)
+        told.add(*_covered(made.hidden))
+        told.add("--remount-ro", "/", "--chdir", made.folder)
+        for name, value in made.inside.items():
             told.add("--setenv", name, value)
         report = told.ask_for_report()
         gate = told.ask_to_wait() if jail.hosts else None
         told.filter_by(jail)
         launcher = (*way.words, str(self.bwrap), "--args", str(told.pipe), "--", *way.limits)
         return Confined(
-            replace(spec, argv=(*launcher, program.path, *spec.argv[1:]), cwd="/", env=passed),
-            Handover(told.descriptors(), owner, partial(told.release, way.bound), gate, way.start),
+            replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
+            Handover(told.descriptors(), owner, partial(told.release, way.bound), gate, way.start, makes_session=True),
             partial(_check, report),
         )
 
@@ -143,7 +134,7 @@ class Bubblewrap:
         try:
             cell = keep.enter_context(laid_out(grants, self.owner_map if owner == NOBODY else None, self.groups))
         except OSError as fault:
-            raise failed(self.name, f"what was granted cannot be laid out: {fault}".encode()) from fault
+            raise unlaid(fault) from fault
         for index, grant in enumerate(grants):
             told.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
         bound, counted = self._bound(jail, told, cell, keep), self._counted(jail)
@@ -213,40 +204,10 @@ def _covered(hidden: Iterable[str]) -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", str(path))
 
 
-def _secrets(roots: Sequence[str]) -> Iterator[str]:
-    """Yield the files with variables that lie in what a program was installed to: it may be a project of its own."""
-    for root in filter(os.path.isdir, roots):
-        yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - names, at every start
-
-
 def _scratch(limits: Limits) -> Iterator[str]:
     size = str(limits.tmp_bytes)
     yield from ("--size", size, "--perms", "1777", "--tmpfs", TMP, "--perms", "0700", "--dir", HOME)
     yield from ("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
-
-
-def _is_everywhere(path: str) -> bool:
-    """Whether every sandbox has a path."""
-    return base_profile().covers(path)
-
-
-def _found(spec: ProcessSpec) -> str:
-    """Return where the program of a process lies."""
-    command = spec.argv[0]
-    folders = [folder for folder in spec.env.get("PATH", os.defpath).split(":") if folder.startswith("/")]
-    found = str(Path(spec.cwd, command)) if "/" in command else shutil.which(command, path=":".join(folders))
-    if found is None or not Path(found).is_file() or not os.access(found, os.X_OK):
-        raise CommandMissing(command, needed_by="the call")
-    return found
-
-
-def _folder(spec: ProcessSpec, grants: Sequence[Opened], jail: Jail) -> str:
-    """Return where the process starts: where it was to, if that or something in it was granted, else in its home."""
-    around = {spec.cwd, *map(str, Path(spec.cwd).parents)}
-    # What is given of a folder lies in it under its own name, so that paths that begin in the folder lead there.
-    is_around = any(grant.path in around for grant in grants if grant.is_folder)
-    is_there = is_around or any(Path(path).is_relative_to(spec.cwd) for path in (*jail.readable, *jail.writable))
-    return spec.cwd if is_there else HOME
 
 
 def _check(report: int, ended: Ended) -> None:

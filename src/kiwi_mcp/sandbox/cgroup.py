@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,11 @@ from kiwi_mcp.domain.isolation import Limits
 
 CONTROLLERS = ("memory", "cpu", "pids")
 ROOT = Path("/sys/fs/cgroup")
-_PREFIX = "kiwi-"
+PREFIX = "kiwi-"
+"""What the name of every group of Kiwi's begins with; the number of the process that made it comes next."""
 _PERIOD = 100_000
+_QUOTA = "cpu.cfs_quota_us"
+_ALL = str(_PERIOD * 10_000)
 _PATIENCE = 1.0
 """How long the kernel may take to let go of an ended process, in seconds."""
 
@@ -39,7 +42,7 @@ class Groups:
 
     def make(self) -> Group:
         """Return a new group without limits, for the caller to remove."""
-        name = f"{_PREFIX}{os.getpid()}-{token_hex(8)}"
+        name = f"{PREFIX}{os.getpid()}-{token_hex(8)}"
         group = Group({controller: folder / name for controller, folder in self.folders.items()}, self.is_unified)
         try:
             for folder in group.folders:
@@ -65,11 +68,17 @@ class Group:
     def limit(self, limits: Limits, *, besides: int = 0) -> None:
         """Set its limits; `besides` is how many of its processes and threads are not the run's own."""
         for controller, word, value in self._settings(limits, besides):
-            (self.places[controller] / word).write_text(value)
+            _set(self.places[controller], word, value)
+
+    def share(self, limits: Limits) -> None:
+        """Set its share of the processors again, which had been lifted; the newer interface has no use for that."""
+        _set(self.places["cpu"], _QUOTA, _quota(limits))
 
     def lift(self) -> None:
         """Let what is still in it have all processors again; the newer interface has no use for that."""
-        (self.places["cpu"] / "cpu.cfs_quota_us").write_text("-1")
+        # More than there is, and not none at all: with the first share of a machine, and without the last one, the
+        # kernel changes its own code.
+        _set(self.places["cpu"], _QUOTA, _ALL)
 
     def add(self, pid: int) -> None:
         """Put a process, and all it will start, under the limits."""
@@ -83,26 +92,44 @@ class Group:
 
     def remove(self) -> None:
         """Remove the group; its processes have ended, and the kernel may take a moment to know."""
-        end = monotonic() + _PATIENCE
-        for folder in self.folders:
-            while folder.is_dir():
-                try:
-                    folder.rmdir()
-                except OSError:
-                    if monotonic() > end:
-                        break
-                    sleep(0.001)
+        remove(self.folders)
 
     def _settings(self, limits: Limits, besides: int) -> Iterator[tuple[str, str, str]]:
-        quota = str(max(int(limits.cpus * _PERIOD), 1_000))
+        quota = _quota(limits)
         memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
         if self.is_unified:
             yield from (("memory", "memory.max", memory), ("memory", "memory.swap.max", "0"))
             yield from (("cpu", "cpu.max", f"{quota} {_PERIOD}"), ("pids", "pids.max", pids))
         else:
             yield "memory", "memory.limit_in_bytes", memory
-            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", "cpu.cfs_quota_us", quota))
+            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", _QUOTA, quota))
             yield "pids", "pids.max", pids
+
+
+def _quota(limits: Limits) -> str:
+    return str(max(int(limits.cpus * _PERIOD), 1_000))
+
+
+def _set(folder: Path, word: str, value: str) -> None:
+    file = os.open(f"{folder}/{word}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(file, value.encode())
+    finally:
+        os.close(file)
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Remove groups and those in them, as soon as the kernel knows that they are empty."""
+    end = monotonic() + _PATIENCE
+    for folder in folders:
+        for one in (*folder.glob("*/"), folder):
+            while one.is_dir():
+                try:
+                    one.rmdir()
+                except OSError:
+                    if monotonic() > end:
+                        break
+                    sleep(0.001)
 
 
 def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | None:
@@ -115,14 +142,20 @@ def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Gro
     return Groups(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
 
 
-def sweep(groups: Groups) -> None:
+def tops(root: Path = ROOT) -> tuple[Path, ...]:
+    """Return the outermost groups, one for each controller with the older interface; the newer has one for all."""
+    return (root,) if (root / "cgroup.controllers").exists() else tuple(root.glob("*/"))
+
+
+def sweep(folders: Iterable[Path]) -> None:
     """Remove groups that a killed Kiwi left behind: theirs are the ones whose maker is gone, and they are empty."""
-    for folder in dict.fromkeys(groups.folders.values()):
-        for left in folder.glob(f"{_PREFIX}*"):
-            maker = left.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in dict.fromkeys(folders):
+        for left in folder.glob(f"{PREFIX}*"):
+            maker = left.name.removeprefix(PREFIX).partition("-")[0]
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                with suppress(OSError):
-                    left.rmdir()
+                for one in (*left.glob("*/"), left):
+                    with suppress(OSError):
+                        one.rmdir()
 
 
 def _places(own: Path) -> Mapping[str, str]:

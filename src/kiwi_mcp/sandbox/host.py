@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from kiwi_mcp.sandbox import landlock
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
-from kiwi_mcp.sandbox.cgroup import find_groups, sweep
+from kiwi_mcp.sandbox.cgroup import ROOT, find_groups, sweep, tops
 from kiwi_mcp.sandbox.none import Unconfined
+from kiwi_mcp.sandbox.podman import Podman
 from kiwi_mcp.sandbox.port import Backend
 from kiwi_mcp.sandbox.programs import FOLDERS, find_launcher
 from kiwi_mcp.sandbox.rlimits import Rlimits
@@ -19,10 +20,12 @@ def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) 
 
     `owner_map` is a user namespace in which root is the unprivileged user, for what root grants to be written to.
     """
-    groups = find_groups()
+    groups, is_root = find_groups(), os.geteuid() == 0
     if groups is not None:
-        sweep(groups)
-    prlimit, setpriv = find_launcher("prlimit", folders), find_launcher("setpriv", folders)
+        sweep(groups.folders.values())
+    prlimit, setpriv, podman = (find_launcher(name, folders) for name in ("prlimit", "setpriv", "podman"))
+    if podman is not None and is_root:
+        sweep(tops())
     return (
         Unconfined(),
         Rlimits(prlimit, landlock.is_there()),
@@ -30,8 +33,16 @@ def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) 
             find_launcher("bwrap", folders),
             prlimit,
             setpriv,
-            is_root=os.geteuid() == 0,
+            is_root=is_root,
             groups=groups,
             owner_map=owner_map,
         ),
+        Podman(podman, _runtime(folders), is_root=is_root),
     )
+
+
+def _runtime(folders: Sequence[str]) -> str | None:
+    """Return what containers are started with, where podman's own choice is not to be relied on."""
+    # crun gives up where groups of both interfaces are mounted.
+    is_mixed = (ROOT / "unified").exists()
+    return find_launcher("runc", folders) if is_mixed else None

@@ -74,8 +74,7 @@ class Instructions:
 
     def filter_by(self, jail: Jail) -> None:
         """Let the launcher filter system calls, from its own first process inside on."""
-        denied = ("memfd_create",) if "memfd" in demands(jail.level).denies else ()
-        families = _INTERNET if jail.hosts else ()
+        families, denied = _INTERNET if jail.hosts else (), demands(jail.level).denied_calls
         self.add("--seccomp", self.file_of(filter_program(machine(), families=families, denied=denied)))
 
     def descriptors(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
 _NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
-_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
 _MS_RDONLY, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 0x1, 0x8, 0x20, 0x1000, 2
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x00100000
@@ -68,6 +68,11 @@ def leave_mounts() -> None:
     """Give the calling thread a table of mounts of its own, changes of which nobody else sees."""
     _done(_libc.unshare(_CLONE_NEWNS), "/")
     _done(_libc.mount(_text(b"none"), _text(b"/"), None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "/")
+
+
+def leave_network() -> None:
+    """Give the calling thread a network of its own, in which there is nothing."""
+    _done(_libc.unshare(_CLONE_NEWNET), "")
 
 
 def mount_memory(path: str, *, size: int) -> None:

@@ -26,6 +26,11 @@ class Demands:
     prefers: frozenset[str] = frozenset()
     denies: frozenset[str] = frozenset()
 
+    @property
+    def denied_calls(self) -> tuple[str, ...]:
+        """The system calls that are refused at this level besides those that always are."""
+        return ("memfd_create",) if "memfd" in self.denies else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -33,11 +38,18 @@ class Offer:
 
     provides: frozenset[str]
     proves: frozenset[str] = frozenset()
+    is_last_resort: bool = False
+    """Whether it is taken only where nothing else has all that a level requires."""
 
     @property
     def whole(self) -> frozenset[str]:
         """All that it does where nothing hinders it."""
         return self.provides | self.proves
+
+    @property
+    def usual(self) -> frozenset[str]:
+        """All that a machine should have it for."""
+        return frozenset() if self.is_last_resort else self.whole
 
 
 @cache
@@ -63,7 +75,10 @@ def demands(level: Level) -> Demands:
 def offers() -> Mapping[str, Offer]:
     """Return what each backend does, by its name."""
     rows = {name: as_object(row) for name, row in read_data("backends").items()}
-    return {name: Offer(words(row.get("provides")), words(row.get("proves"))) for name, row in rows.items()}
+    return {
+        name: Offer(words(row.get("provides")), words(row.get("proves")), row.get("last_resort") is True)
+        for name, row in rows.items()
+    }
 
 
 def floor(origin: str) -> Level:

@@ -23,7 +23,7 @@ def start_limited(limits: Limits, spawn: Callable[[], T], /) -> T:
     end = monotonic() + _PATIENCE
     while True:
         try:
-            _limit(process.pid, limits)
+            limit_process(process.pid, limits)
         except PermissionError:
             # It counts as started a moment before it has shed the last of the user that started it.
             if monotonic() > end:
@@ -58,7 +58,8 @@ def _limits(limits: Limits) -> Mapping[str, int]:
     }
 
 
-def _limit(pid: int, limits: Limits) -> None:
+def limit_process(pid: int, limits: Limits) -> None:
+    """Put a process that waits under limits."""
     with suppress(ProcessLookupError):  # it has been ended, and nothing of it will run
         for name, most in _limits(limits).items():
             kind = getattr(resource, f"RLIMIT_{name.upper()}")

@@ -53,6 +53,11 @@ def failed(backend: str, said: bytes) -> IsolationUnavailable:
     )
 
 
+def unlaid(fault: OSError) -> IsolationUnavailable:
+    """Return the error of a sandbox for which what was granted could not be laid out."""
+    return failed("bubblewrap", f"what was granted cannot be laid out: {fault}".encode())
+
+
 def remedy(complaint: str) -> str:
     """Return what to do about a complaint of a launcher."""
     return next((told for sign, told in _REMEDIES.items() if sign in complaint), _OTHERWISE)

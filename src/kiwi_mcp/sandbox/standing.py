@@ -53,13 +53,14 @@ def choose(level: Level, standings: Sequence[Standing]) -> Standing:
     wanted = demands(level)
     able = [standing for standing in standings if wanted.requires <= standing.properties]
     if able:
+        ordinary = [standing for standing in able if not offers()[standing.backend.name].is_last_resort]
         # Of those that give as much of what is preferred, the first one: they stand in order of what they cost.
-        return max(able, key=lambda standing: len(wanted.prefers & standing.properties))
+        return max(ordinary or able, key=lambda standing: len(wanted.prefers & standing.properties))
     lacks = {standing.backend.name: list(in_order(wanted.requires - standing.properties)) for standing in standings}
     given = frozenset[str]().union(*(standing.properties for standing in standings))
     missing = [*(wanted.requires - given)] or min(lacks.values(), key=len)
     # The remedies of those that could give the level, were it not for this machine.
-    could = [one for one in standings if wanted.requires <= offers()[one.backend.name].whole]
+    could = [one for one in standings if wanted.requires <= offers()[one.backend.name].usual]
     raise unavailable(level, missing, lacks, [reason for standing in could for reason in standing.reasons])
 
 
@@ -76,10 +77,15 @@ async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tupl
     The answers are kept by kernel, user and launcher; a changed one is a new machine.
     """
     known = _read(state / _FILE)
-    standings = [
-        _remembered(backend, known.get(_key(backend))) or await _examined(backend, state, run) for backend in backends
-    ]
-    shown = {_key(standing.backend): list(in_order(standing.properties)) for standing in standings}
+    standings: list[Standing] = []
+    shown: dict[str, list[str]] = {}
+    for backend in backends:
+        if (spared := _spared(backend, standings)) is not None:
+            standings.append(spared)
+            continue
+        key = _key(backend)
+        standings.append(_remembered(backend, known.get(key)) or await _examined(backend, state, run))
+        shown[key] = list(in_order(standings[-1].properties))
     if shown != known:
         _write(state / _FILE, shown)
     return tuple(standings)
@@ -88,15 +94,27 @@ async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tupl
 def recall(backends: Iterable[Backend], state: Path) -> tuple[Standing, ...] | None:
     """Return the standing of each backend without running anything; None where a self-test is still to be run."""
     known = _read(state / _FILE)
-    found = [_obstructed(backend) or _recalled(backend, known) for backend in backends]
-    standings = tuple(standing for standing in found if standing is not None)
-    return standings if len(standings) == len(found) else None
+    standings: list[Standing] = []
+    for backend in backends:
+        found = _spared(backend, standings) or _obstructed(backend) or _recalled(backend, known)
+        if found is None:
+            return None
+        standings.append(found)
+    return tuple(standings)
 
 
 def forget(state: Path) -> None:
     """Drop what was shown, because a launch failed: the next one shows it again, or says why not."""
     with suppress(OSError):
         (state / _FILE).unlink()
+
+
+def _spared(backend: Backend, others: Iterable[Standing]) -> Standing | None:
+    """Return that a last resort is not tested, where another backend has all that the strictest level requires."""
+    strictest = demands("restricted").requires
+    if offers()[backend.name].is_last_resort and any(strictest <= one.properties for one in others):
+        return Standing(backend, frozenset(), ("It is not needed here, and was not tested.",))
+    return None
 
 
 def _remembered(backend: Backend, properties: Json) -> Standing | None:

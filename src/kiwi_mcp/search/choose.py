@@ -29,12 +29,14 @@ class Filter:
     sources: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
 
     def keeps(self, card: Card) -> bool:
         """Whether a card passes: one of the words for each kind that is named; a category covers those below it."""
         return (
             _passes(card.tool_type, self.types)
             and _passes(card.source, self.sources)
+            and _passes(card.server, self.servers)
             and (not self.tags or not {*self.tags}.isdisjoint(card.tags))
             and (not self.categories or any(f"{card.category}/".startswith(f"{word}/") for word in self.categories))
         )

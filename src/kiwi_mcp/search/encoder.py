@@ -1,35 +1,23 @@
-"""The meaning half of search: the encoder, where it can be loaded, and if not, why.
+"""The meaning half of search: its encoder, where it can be loaded, and if not, why.
 
-Both functions load it at their first call, which takes about a tenth of a second and imports onnxruntime: they are for the first search
-and for `doctor`, never for a start. One encoder serves all threads. A request is encoded on the caller's thread, the passages of
-cards on a thread in the background; while a text is encoded other Python threads run, and each call uses one core.
+`load_encoder` and `encoder_state` load it when first called, which imports onnxruntime and takes about a tenth of a
+second: they are for the first search and for `doctor`, never for a start. One encoder serves all threads. A request is
+encoded on the thread of its caller, the passages of cards on one in the background: meanwhile other Python threads run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from kiwi_mcp.search.port import Encoder
 
-
-class Encoder(Protocol):
-    """Texts to vectors of length one: the nearer two are, the more their texts mean the same."""
-
-    @property
-    def name(self) -> str:
-        """A fingerprint: vectors of another name cannot be compared with these."""
-
-    @property
-    def dimension(self) -> int:
-        """How long the vectors are."""
-
-    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one row for each text."""
+_FACTS = Path(__file__).parent.parent / "data" / "encoder" / "encoder.json"
+_loading = Lock()
 
 
 class _Loaded(NamedTuple):
@@ -37,21 +25,28 @@ class _Loaded(NamedTuple):
     state: str
 
 
-_loading = Lock()
-
-
 def load_encoder() -> Encoder | None:
     """Return the encoder, or None where search has words only."""
     return _loaded().encoder
 
 
+@cache
+def encoder_name() -> str:
+    """Return the name that the encoder has once it is loaded, without loading it; empty where there is none."""
+    try:
+        facts = json.loads(_FACTS.read_bytes())
+        return f"{facts['name']}-{facts['fingerprint']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def encoder_state() -> str:
-    """Return which encoder is active, or why there is none."""
+    """Return which encoder is active, or why none is."""
     return _loaded().state
 
 
 def _loaded() -> _Loaded:
-    # Two threads that search first at the same time share what one of them loads.
+    # Threads that search first at the same time share what one of them loads.
     with _loading:
         return _load()
 
@@ -59,9 +54,10 @@ def _loaded() -> _Loaded:
 @cache
 def _load() -> _Loaded:
     try:
-        encoder: Encoder = import_module("kiwi_mcp.search.minilm").MiniLM()
+        minilm = import_module("kiwi_mcp.search.minilm")
+        encoder: Encoder = minilm.MiniLM(minilm.HOME)
     except ImportError as error:
-        return _Loaded(None, f"words only: `{error.name or 'onnxruntime'}` cannot be imported ({error})")
-    except (OSError, ValueError, KeyError) as error:
-        return _Loaded(None, f"words only: the encoder cannot be read ({error})")
+        return _Loaded(None, f"words only: {error}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _Loaded(None, f"words only: the encoder cannot be loaded ({error})")
     return _Loaded(encoder, f"words and meaning ({encoder.name})")

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.port import Card, Encoder, Keep
 from kiwi_mcp.search.segment import Segment, merge
-from kiwi_mcp.search.sheet import digest_of, impacts_of, pack_vectors, pack_words, passage_of
+from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, words_of
 
 _Key = tuple[str, str]
 _AT_ONCE = 64
 """How many new cards are indexed, words only, on the time of whoever asks: so many cost no more than a few ms."""
-_WORDED, _ENCODED = 2_000, 64
-"""How many cards are taken at a time."""
-_MOST_SEGMENTS = 8
+_WORDED, _ENCODED = 2_000, 8
+"""How many cards are taken at a time: what takes part of a second must not be lost when a process ends."""
+_MOST_SEGMENTS, _FAR_LARGER = 4, 4
 
 
 class Progress(NamedTuple):
@@ -101,11 +101,7 @@ class Index:
         some = dict([*self._new.items()][:_WORDED])
         digests = {key: digest_of(card, self._encoder) for key, card in some.items()}
         kept = dict(keep.read([*digests.values()])) if keep else {}
-        made = {
-            digests[key]: Kept(pack_words(impacts_of(card)), b"")
-            for key, card in some.items()
-            if digests[key] not in kept
-        }
+        made = {digests[key]: Kept(words_of(card), b"") for key, card in some.items() if digests[key] not in kept}
         if keep and made:
             keep.write(made)
         with self._lock:
@@ -118,10 +114,12 @@ class Index:
             return
         digests = [digest_of(card, self._encoder) for card in cards.values()]
         sheets = [
-            kept.get(digest) or Kept(pack_words(impacts_of(card)), b"")
-            for digest, card in zip(digests, cards.values(), strict=True)
+            kept.get(digest) or Kept(words_of(card), b"") for digest, card in zip(digests, cards.values(), strict=True)
         ]
-        segment = Segment([*cards.values()], [sheet.words for sheet in sheets])
+        largest = max(self.segments, key=lambda one: len(one.cards), default=None)
+        # A few cards say little about how long texts usually are.
+        usual = largest.usual if largest and len(largest.cards) > len(cards) else None
+        segment = Segment([*cards.values()], [sheet.words for sheet in sheets], usual)
         if encoded := [(slot, sheet.vector) for slot, sheet in enumerate(sheets) if sheet.vector]:
             segment.put_vectors([slot for slot, _ in encoded], [vector for _, vector in encoded])
         for slot, (key, digest) in enumerate(zip(cards, digests, strict=True)):
@@ -141,19 +139,30 @@ class Index:
         return ()
 
     def _encode(self, places: Sequence[tuple[Card, _Place]], keep: Keep | None, encoder: Encoder) -> None:
-        vectors = pack_vectors(encoder.encode([passage_of(card) for card, _ in places]))
-        places[0][1].segment.put_vectors([place.slot for _, place in places], vectors)
-        if keep:
-            made = zip((place for _, place in places), vectors, strict=True)
-            keep.write({one.digest: Kept(one.segment.words[one.slot], vector) for one, vector in made})
+        # What was indexed at once was not looked for, and another process may have been quicker.
+        kept = keep.read([place.digest for _, place in places]) if keep else {}
+        known = {digest: one.vector for digest, one in kept.items() if one.vector}
+        new = {place.digest: card for card, place in places if place.digest not in known}
+        made = (
+            dict(zip(new, pack_vectors(encoder.encode([*map(passage_of, new.values())])), strict=True)) if new else {}
+        )
+        vectors = {**known, **made}
+        segment = places[0][1].segment
+        segment.put_vectors([place.slot for _, place in places], [vectors[place.digest] for _, place in places])
+        if keep and made:
+            words = {place.digest: segment.words[place.slot] for _, place in places}
+            keep.write({digest: Kept(words[digest], vector) for digest, vector in made.items()})
 
     def _tidy(self) -> None:
         """Make one segment of many small ones, and of those most of whose cards are gone."""
         with self._lock:
-            largest = max((len(segment.cards) for segment in self.segments), default=0)
-            poor = [one for one in self.segments if len(one.cards) * 2 <= largest or one.dead * 2 > len(one.cards)]
-            if len(poor) <= _MOST_SEGMENTS and not any(one.dead * 2 > len(one.cards) for one in poor):
+            by_size = sorted(self.segments, key=lambda one: len(one.cards), reverse=True)
+            are_worn = any(one.dead * 2 > len(one.cards) for one in by_size)
+            if len(by_size) <= _MOST_SEGMENTS and not are_worn:
                 return
+            # One that is far larger than all others together stays as it is.
+            others = sum(len(one.cards) for one in by_size[1:])
+            poor = by_size[1:] if len(by_size[0].cards) > _FAR_LARGER * others and not are_worn else by_size
             merged = merge(poor)
             for slot, card in enumerate(merged.cards):
                 place = self._places[card.identity, card.path]

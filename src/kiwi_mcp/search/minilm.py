@@ -1,63 +1,69 @@
-"""The sentence encoder that ships with Kiwi: all-MiniLM-L6-v2 in bytes, run by onnxruntime on one thread.
+"""The sentence encoder that ships with Kiwi: all-MiniLM-L6-v2 in bytes, run by onnxruntime.
 
-Importing this takes onnxruntime, so nothing does but `load_encoder` of `search/encoder.py`, at the first search.
+Search gets it from `load_encoder`, which imports this module late: onnxruntime takes a moment, and may be missing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
+from hashlib import file_digest
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]  # it ships no types
-from numpy.typing import NDArray
 
+from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.wordpiece import WordPieces
 
-HOME: Final = Path(__file__).parent.parent / "data" / "encoder"
+HOME = Path(__file__).parent.parent / "data" / "encoder"
+"""The files that ship with Kiwi; `scripts/make_encoder.py` makes them."""
 
-
-class Damaged(Exception):
-    """A file of the encoder is not the one that was shipped."""
+WIDTH = 384
+ROW = np.dtype([("row", "i1", WIDTH), ("scale", "<f4")])
+"""What is known of a piece by itself: a byte for each coordinate, and the scale of all."""
 
 
 class MiniLM:
-    """Texts to unit vectors.
+    """Turns texts into vectors; threads may share one.
 
-    Texts go through one at a time: padding them to a common length costs more than it saves here, and the scales of
-    the bytes are found per run, so that a text's vector would depend on its neighbours. Any number of threads may encode at once;
-    each uses one core, and other Python threads run meanwhile.
+    Texts go through one by one. Filling them up to a common length costs more than it saves on one core, and the scales
+    of the bytes are found per run, so that the vector of a text would depend on its neighbours.
     """
 
-    def __init__(self, home: Path = HOME) -> None:
+    def __init__(self, home: Path) -> None:
         facts = json.loads((home / "encoder.json").read_bytes())
         model, vocabulary = (_whole(home / name, facts["sha256"][name]) for name in ("model.onnx", "vocabulary.txt"))
-        self.dimension: int = facts["dimension"]
-        self.name: str = f"{facts['name']}-{facts['sha256']['model.onnx'][:12]}"
-        self._pieces = WordPieces(vocabulary.decode().split("\n"))
-        self._session = onnxruntime.InferenceSession(model, _options(), providers=["CPUExecutionProvider"])
+        self.name = f"{facts['name']}-{facts['fingerprint']}"
+        self.dimension = WIDTH
+        self._longest = int(facts["positions"])
+        self._pieces = WordPieces(vocabulary.read_text(encoding="utf-8").split())
+        # Read as it is needed: a text takes a few rows of thirty thousand.
+        self._rows = np.load(home / "pieces.npy", mmap_mode="r", allow_pickle=False)
+        self._session = _session(model)
 
-    def encode(self, texts: Sequence[str], *, most: int = 256) -> NDArray[np.float32]:
-        """Return one row of length one for each text, of which at most so many pieces are read."""
-        rows = np.empty((len(texts), self.dimension), np.float32)
-        for row, text in zip(rows, texts, strict=True):
-            pieces = np.array(self._pieces.numbers(text, most=most), np.int64)
-            row[:] = self._session.run(None, {"pieces": pieces})[0]
-        return rows
-
-
-def _whole(path: Path, expected: str) -> bytes:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise Damaged(f"`{path.name}` is not the file that was shipped")
-    return content
+    def encode(self, texts: Sequence[str]) -> Floats:
+        """Return a row of length one for each text; of a long one the beginning counts."""
+        vectors = np.empty((len(texts), WIDTH), np.float32)
+        for vector, text in zip(vectors, texts, strict=True):
+            found = self._rows[self._pieces.numbers(text, most=self._longest)]
+            vector[:] = self._session.run(None, {"rows": found["row"] * found["scale"][:, None]})[0]
+        return vectors
 
 
-def _options() -> onnxruntime.SessionOptions:
+def _whole(path: Path, sha256: str) -> Path:
+    with path.open("rb") as file:
+        if file_digest(file, "sha256").hexdigest() != sha256:
+            raise ValueError(f"`{path.name}` is damaged")
+    return path
+
+
+def _session(model: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    # More threads would wait for each other in a loop, and make a request slow where others have work too.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return options
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors share no class of their own
+        raise ValueError(f"onnxruntime {onnxruntime.__version__} does not take it: {error}") from error

@@ -12,6 +12,7 @@ from string import ascii_lowercase, digits
 from typing import Protocol
 
 from kiwi_mcp.search.clauses import parts_of
+from kiwi_mcp.search.frequency import weight_of
 from kiwi_mcp.search.port import Card, Encoder, Floats
 from kiwi_mcp.search.segment import Segment
 from kiwi_mcp.search.words import COMMON, stem, words
@@ -97,7 +98,8 @@ def _counted(text: str) -> Mapping[str, int]:
 def _term(word: str, pools: Sequence[Pool], total: int) -> Term:
     stems = _meanings(word, pools)
     held = sum(pool.holding(found) for pool in pools for found in stems)
-    return Term(word, stems, log(1 + (max(total - held, 0) + 0.5) / (held + 0.5)), held)
+    rarity = log(1 + (max(total - held, 0) + 0.5) / (held + 0.5))
+    return Term(word, stems, rarity * weight_of(word), held)
 
 
 def _meanings(word: str, pools: Sequence[Pool]) -> Mapping[str, float]:
@@ -113,7 +115,7 @@ def _meanings(word: str, pools: Sequence[Pool]) -> Mapping[str, float]:
     if len(word) < _SHORTEST_TYPO:
         return {}
     slips = {*_slips(word), *_slips(root)}
-    near = {slip for slip in slips if any(segment.holding(slip) for segment in segments)}
+    near = {found for segment in segments for found in segment.among(slips)}
     return dict.fromkeys(sorted(near)[:_MOST_EXPANSIONS], _TYPO)
 
 

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kiwi_mcp.search.port import Card, Floats
-from kiwi_mcp.search.sheet import SIZE, unpack_vectors, unpack_words
+from kiwi_mcp.search.sheet import FIELDS, SIZE, Counts, unpack_vectors, unpack_words
 
 COARSE = 128
 """How many coordinates are compared with all cards; the few that are near are compared in full."""
 
-Slots = NDArray[np.int32]
+_SATURATION = 1.2
+
+Slots: TypeAlias = NDArray[np.int32]
 
 
 class Segment:
     """Cards with, for each stem, those that hold it and how much it says about each, and with their vectors."""
 
-    def __init__(self, cards: Sequence[Card], packed: Sequence[bytes]) -> None:
+    def __init__(self, cards: Sequence[Card], packed: Sequence[bytes], usual: Floats | None = None) -> None:
         self.cards = tuple(cards)
         self.words = tuple(packed)
         self.is_alive = np.ones(len(cards), bool)
-        self._ranges, self._slots, self._impacts = _postings(packed)
+        self._ranges, self._slots, self._impacts, self._in_name, self.usual = _postings(packed, usual)
+        self.name_sizes = np.maximum(np.bincount(self._slots[self._in_name], minlength=len(cards)), 1).astype(
+            np.float32
+        )
         self._packed = np.zeros((len(cards), SIZE), np.uint8)
         self._coarse = np.zeros((len(cards), COARSE), np.float32)
         self.is_encoded = np.zeros(len(cards), bool)
         self.dead = 0
 
-    def postings(self, stem: str) -> tuple[Slots, Floats]:
-        """Return the slots of the cards that hold a stem, ascending, and its impact on each."""
+    def postings(self, stem: str) -> tuple[Slots, Floats, NDArray[np.bool_]]:
+        """Return the slots of the cards that hold a stem, ascending, its impact on each, and whose name holds it."""
         begin, end = self._ranges.get(stem, (0, 0))
-        return self._slots[begin:end], self._impacts[begin:end]
+        return self._slots[begin:end], self._impacts[begin:end], self._in_name[begin:end]
 
     def holding(self, stem: str) -> int:
         """Return how many cards hold a stem, those that are gone among them."""
@@ -44,7 +51,7 @@ class Segment:
 
     def holds(self, stem: str, slot: int) -> bool:
         """Whether a card holds a stem."""
-        slots, _ = self.postings(stem)
+        slots, _, _ = self.postings(stem)
         place = int(np.searchsorted(slots, slot))
         return place < len(slots) and int(slots[place]) == slot
 
@@ -52,6 +59,14 @@ class Segment:
         """Return some of the stems that begin so."""
         start = bisect_left(self._vocabulary, word)
         return [stem for stem in self._vocabulary[start : start + most] if stem.startswith(word)]
+
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of some stems that a card holds."""
+        return self._ranges.keys() & stems
+
+    def of_items(self, items: Iterable[str]) -> Slots:
+        """Return the slots of the cards of some items, named in full but for their versions."""
+        return np.array([slot for item in items for slot in self._of_item.get(item, ())], np.int32)
 
     def drop(self, slot: int) -> None:
         """Take a card out of every search."""
@@ -69,7 +84,7 @@ class Segment:
 
     def packed_vector(self, slot: int) -> bytes:
         """Return the vector of a card as it is kept."""
-        return self._packed[slot].tobytes()
+        return bytes(self._packed[slot])
 
     def nearness(self, requests: Floats) -> Floats:
         """Return, for each request and each card, nearly how near they are, from the coordinates that say most."""
@@ -78,6 +93,13 @@ class Segment:
     def exact_nearness(self, requests: Floats, slots: Slots) -> Floats:
         """Return how near some cards are to each request."""
         return requests @ unpack_vectors(self._packed[slots].tobytes()).T
+
+    @cached_property
+    def _of_item(self) -> Mapping[str, Sequence[int]]:
+        slots: dict[str, list[int]] = {}
+        for slot, card in enumerate(self.cards):
+            slots.setdefault(card.identity.partition("@")[0], []).append(slot)
+        return slots
 
     @cached_property
     def _vocabulary(self) -> Sequence[str]:
@@ -94,14 +116,33 @@ def merge(segments: Sequence[Segment]) -> Segment:
     return merged
 
 
-def _postings(packed: Iterable[bytes]) -> tuple[Mapping[str, tuple[int, int]], Slots, Floats]:
+def impacts_of(counts: Counts, slots: Slots, cards: int, usual: Floats | None = None) -> tuple[Floats, Floats]:
+    """Return how much each word says about its card, from 0 to 1: fields weighed, lengths allowed for, saturated.
+
+    The second is how long each field usually is, which is taken from these cards unless it is given.
+    """
+    lengths = np.stack([np.bincount(slots, column, cards) for column in counts.T], axis=1).astype(np.float32)
+    if usual is None:
+        usual = np.maximum(lengths.mean(axis=0), np.float32(1)) if cards else np.ones(len(FIELDS), np.float32)
+    weights = np.array([field.weight for field in FIELDS], np.float32)
+    by_length = np.array([field.by_length for field in FIELDS], np.float32)
+    norms = weights / (1 - by_length + by_length * lengths / usual)
+    frequency = (counts * norms[slots]).sum(axis=1)
+    return frequency / (_SATURATION + frequency), usual
+
+
+def _postings(
+    packed: Sequence[bytes], usual: Floats | None
+) -> tuple[Mapping[str, tuple[int, int]], Slots, Floats, NDArray[np.bool_], Floats]:
     sheets = [unpack_words(one) for one in packed]
     numbers: dict[str, int] = {}
-    counts = np.fromiter((len(stems) for stems, _ in sheets), np.int32, len(sheets))
+    sizes = np.fromiter((len(stems) for stems, _ in sheets), np.int32, len(sheets))
     every = chain.from_iterable(stems for stems, _ in sheets)
-    numbered = np.fromiter((numbers.setdefault(stem, len(numbers)) for stem in every), np.int32, int(counts.sum()))
+    numbered = np.fromiter((numbers.setdefault(stem, len(numbers)) for stem in every), np.int32, int(sizes.sum()))
+    counts = np.concatenate([counts for _, counts in sheets] or [np.zeros((0, len(FIELDS)), np.uint8)])
+    slots = np.repeat(np.arange(len(sheets), dtype=np.int32), sizes)
+    impacts, usual = impacts_of(counts, slots, len(sheets), usual)
     order = np.argsort(numbered, kind="stable")
-    slots = np.repeat(np.arange(len(sheets), dtype=np.int32), counts)[order]
-    impacts = np.concatenate([impacts for _, impacts in sheets] or [np.zeros(0, np.float32)])[order]
     ends = np.cumsum(np.bincount(numbered, minlength=len(numbers))).tolist()
-    return dict(zip(numbers, zip([0, *ends], ends, strict=False), strict=True)), slots, impacts
+    ranges = dict(zip(numbers, zip([0, *ends], ends, strict=False), strict=True))
+    return ranges, slots[order], impacts[order], counts[order, 0] > 0, usual

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kiwi_mcp.search.port import Card, Floats
 from kiwi_mcp.search.words import COMMON, spelled, stem, words
@@ -16,26 +17,23 @@ from kiwi_mcp.search.words import COMMON, spelled, stem, words
 SIZE = 388
 """How many bytes a vector takes: a byte for each of 384 coordinates, and the scale of all."""
 
-_RECIPE = b"1"  # raised when the same text would give other words
-_SATURATION = 1.2
+_RECIPE = b"3"  # raised when the same text would give other words
+_MOST = 255
 _SCALE = np.dtype("<f4")
-_IMPACT = np.dtype("<f2")
+
+Counts: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One part of a card: how much its words count, how much its length counts, and how long it usually is."""
+    """One part of a card: how much its words count, and how much it matters that there are many of them."""
 
     weight: float
     by_length: float
-    usual: int
 
 
-_NAME = Field(2.0, 0.3, 3)
-_HOME = Field(1.0, 0.3, 2)
-_DESCRIPTION = Field(1.0, 0.6, 16)
-_PARAMETERS = Field(0.7, 0.6, 6)
-_PARAMETER_TEXTS = Field(0.3, 0.7, 24)
+FIELDS = (Field(2.0, 0.3), Field(1.0, 0.3), Field(1.0, 0.6), Field(0.7, 0.6), Field(0.3, 0.7))
+"""The name, where it is at home, the description, the names of parameters, and what is said of them."""
 
 
 def digest_of(card: Card, encoder: str) -> bytes:
@@ -46,7 +44,9 @@ def digest_of(card: Card, encoder: str) -> bytes:
 
 def home_of(card: Card) -> str:
     """Return what tells where an item is at home: its server, its folder, its tags."""
-    return " ".join(filter(None, (card.server, card.category, *card.tags)))
+    # What a server offers has the server for a category, and tags that all of it has.
+    words = (card.server,) if card.server else (card.category, *card.tags)
+    return " ".join(dict.fromkeys(filter(None, words)))
 
 
 def passage_of(card: Card) -> str:
@@ -56,26 +56,21 @@ def passage_of(card: Card) -> str:
     return f"{head}: {card.description}{f' Parameters: {names}' if names else ''}"
 
 
-def impacts_of(card: Card) -> Mapping[str, float]:
-    """Return for each stem of a card how much it says about it, from 0 to 1: its fields weighed, and saturated."""
-    frequency: dict[str, float] = {}
-    for part, text in _fields(card):
-        found = [stem(word) for word in words(text) if word not in COMMON]
-        norm = 1 - part.by_length + part.by_length * len(found) / part.usual
-        for word, count in Counter(found).items():
-            frequency[word] = frequency.get(word, 0.0) + part.weight * count / norm
-    return {word: weight / (_SATURATION + weight) for word, weight in frequency.items()}
+def words_of(card: Card) -> bytes:
+    """Return the stems of a card, with how often each field holds them, as bytes."""
+    counts: dict[str, list[int]] = {}
+    for place, text in enumerate(_texts(card)):
+        for word in words(text):
+            if word not in COMMON:
+                counts.setdefault(stem(word), [0] * len(FIELDS))[place] += 1
+    table = np.minimum(np.array([*counts.values()], int).reshape(-1, len(FIELDS)), _MOST).astype(np.uint8)
+    return b"\0".join((" ".join(counts).encode(), table.tobytes()))
 
 
-def pack_words(impacts: Mapping[str, float]) -> bytes:
-    """Return stems and impacts as bytes."""
-    return " ".join(impacts).encode() + b"\0" + np.fromiter(impacts.values(), _IMPACT, len(impacts)).tobytes()
-
-
-def unpack_words(packed: bytes) -> tuple[Sequence[str], Floats]:
-    """Return the stems, and the impact of each."""
-    stems, _, values = packed.partition(b"\0")
-    return stems.decode().split(), np.frombuffer(values, _IMPACT).astype(np.float32)
+def unpack_words(packed: bytes) -> tuple[Sequence[str], Counts]:
+    """Return the stems, and a row for each with how often each field holds it."""
+    stems, _, table = packed.partition(b"\0")
+    return stems.decode().split(), np.frombuffer(table, np.uint8).reshape(-1, len(FIELDS))
 
 
 def pack_vectors(rows: Floats) -> Sequence[bytes]:
@@ -92,9 +87,11 @@ def unpack_vectors(packed: bytes) -> Floats:
     return table[:, : SIZE - 4].view(np.int8).astype(np.float32) * scales
 
 
-def _fields(card: Card) -> Iterator[tuple[Field, str]]:
-    yield _NAME, card.tool_id if stem(card.name) == stem(card.tool_id) else f"{card.tool_id} {card.name}"
-    yield _HOME, home_of(card)
-    yield _DESCRIPTION, card.description
-    yield _PARAMETERS, " ".join(name for name, _ in card.parameters)
-    yield _PARAMETER_TEXTS, " ".join(text for _, text in card.parameters)
+def _texts(card: Card) -> tuple[str, ...]:
+    return (
+        card.tool_id if stem(card.name) == stem(card.tool_id) else f"{card.tool_id} {card.name}",
+        home_of(card),
+        card.description,
+        " ".join(name for name, _ in card.parameters),
+        " ".join(text for _, text in card.parameters),
+    )

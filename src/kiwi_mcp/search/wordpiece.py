@@ -1,7 +1,7 @@
 """Word pieces: a text as the numbers that a sentence encoder was trained on.
 
-Lower case, accents off, punctuation and Chinese characters apart, then each word as the longest pieces that the vocabulary holds.
-Marks such as `[SEP]` in a text are text.
+Lower case, accents off, punctuation and Chinese characters apart, then each word as the longest pieces that the
+vocabulary holds. Marks such as `[SEP]` in a text are text.
 """
 
 from __future__ import annotations

@@ -93,6 +93,12 @@ class Definitions:
         rows = self.database.read(statement, (self._actor, *key))
         return {cast("State", state): int(str(count)) for state, count in rows}
 
+    def sizes(self) -> Mapping[ServerKey, int]:
+        """Return how many things each server offers or once did."""
+        statement = "select space, server, count(*) from mcp_definitions where actor = ? group by space, server"
+        rows = self.database.read(statement, self._own)
+        return {ServerKey(str(space), str(server)): int(str(count)) for space, server, count in rows}
+
     def first(self, key: ServerKey, count: int) -> Sequence[Definition]:
         """Return the first things that a server offers or once did, in the order of their names."""
         rows = self.database.read(f"{_DEFINITIONS} where {_IS} {_ORDER} limit ?", (self._actor, *key, count))

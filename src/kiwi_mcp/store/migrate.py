@@ -85,7 +85,7 @@ def _missing(url: str, known: Sequence[Migration], applied: Mapping[int, str]) -
 
 def _changed(url: str, step: Migration) -> StoreDamaged:
     return StoreDamaged(
-        f"The store {url} was made with another {step.name} than this Kiwi has. Nothing was changed.",
+        f"The store {url} was made with another {step.name} than this Kiwi has, and is left as it is.",
         suggestion="Use the Kiwi that made it to export it, then import that into a new store.",
         migration=step.name,
     )

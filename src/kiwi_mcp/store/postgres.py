@@ -32,6 +32,9 @@ _SETTINGS = {
     "statement_timeout": "60s",
     "lock_timeout": f"{PATIENCE:.0f}s",
     "idle_in_transaction_session_timeout": "300s",
+    # For pgvector, where there is one: a filter must not leave a search for what is near with too few answers.
+    "hnsw.iterative_scan": "relaxed_order",
+    "hnsw.ef_search": "100",
 }
 """What holds for every connection."""
 _CONNECTING = 4

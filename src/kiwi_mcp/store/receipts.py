@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from operator import attrgetter
+from typing import NamedTuple
 
 from kiwi_mcp.domain.errors import NotFound, StoreUnavailable
 from kiwi_mcp.domain.issues import Issue
@@ -14,7 +15,7 @@ from kiwi_mcp.domain.run import RunStatus, iso
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
 from kiwi_mcp.store.json_bytes import canonical
 from kiwi_mcp.store.plain import clean, plain
-from kiwi_mcp.store.whose import named
+from kiwi_mcp.store.whose import is_named, named
 
 KIND = b"kiwi-receipt-v1\0"
 """What is hashed before a receipt, so that its hash can never be taken for one of something else."""
@@ -42,6 +43,21 @@ class ReceiptFilter:
     until: int | None = None
     before: int | None = None
     limit: int = 20
+
+
+class Glance(NamedTuple):
+    """What a receipt says of who did what, and when, in short."""
+
+    at: str
+    actor: str
+    surface: str
+    action: str
+    item: str
+    identity: str
+
+    def is_of(self, name: str) -> bool:
+        """Whether it tells of somebody whom people know by a name."""
+        return is_named(self.actor, name)
 
 
 def append(transaction: Transaction, receipt: Receipt) -> None:
@@ -75,9 +91,21 @@ class Receipts:
             with within(_RECORDING), self._database.transaction() as transaction:
                 append(transaction, receipt)
         except IntegrityFault as fault:
-            raise StoreUnavailable(
-                f"The store refused the receipt: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
-            ) from fault
+            raise _refused(fault) from fault
+
+    def add_now(self, receipt: Receipt) -> bool:
+        """Write down a call without waiting, and say whether that was done; if not, `add` it where waiting is no harm.
+
+        A loss of power may take it away until the chain is settled, so it is for what changed nothing.
+        """
+        try:
+            with self._database.transaction_now() as transaction:
+                if transaction is None:
+                    return False
+                append(transaction, receipt)
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
+        return True
 
     def list(self, wanted: ReceiptFilter) -> tuple[Entry, ...]:
         """Return the receipts that are wanted, the newest first."""
@@ -97,6 +125,15 @@ class Receipts:
     def after(self, seq: int, limit: int) -> tuple[Entry, ...]:
         """Return the receipts behind a number, the oldest first."""
         return tuple(map(_entry, self._database.read(f"{_READ} where seq > ? order by seq limit ?", (seq, limit))))
+
+    def glance(self, most: int) -> tuple[Glance, ...]:
+        """Return what the newest receipts say in short, in their order; no others are looked at."""
+        rows = self._database.read(
+            "select at, actor, surface, action, item, identity from receipts"
+            " where seq > (select max(seq) from receipts) - ? order by seq",
+            (most,),
+        )
+        return tuple(Glance(*map(str, row)) for row in rows)
 
     def settled_head(self) -> Head:
         """Return the end of the chain, once a loss of power cannot take it away."""
@@ -142,6 +179,12 @@ def _faults(entry: Entry, before: Head) -> Iterator[Issue]:
         yield Issue(place, "it does not follow the one before it", _FIX)
     if seal(entry.seq, _values(entry.receipt), entry.previous) != entry.hash:
         yield Issue(place, "it was changed after it was written", _FIX)
+
+
+def _refused(fault: IntegrityFault) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"The store refused the receipt: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
+    )
 
 
 def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:

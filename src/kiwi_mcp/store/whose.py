@@ -35,3 +35,8 @@ def named(name: str) -> tuple[str, Sequence[Value]]:
         len(start),
         start,
     )
+
+
+def is_named(actor: str, name: str) -> bool:
+    """Whether people know an actor by a name."""
+    return actor in {name, account_principal(name)} or actor.startswith(token_principal(name, ""))

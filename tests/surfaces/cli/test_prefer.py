@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.domain.receipt import Receipt
+from kiwi_mcp.domain.run import iso, run_id
+from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.surfaces import start
 
 
@@ -65,6 +69,24 @@ def test_notices_are_talk_and_a_gap_is_no_failure(kiwi: Kiwi) -> None:
     listed = kiwi("prefer")
     assert (listed.code, "nowhere" in listed.out) == (0, False)
     assert "notice: `nowhere` is not sent" in listed.err
+
+
+def test_suggestions_are_commands_that_can_be_typed_with_their_reasons(kiwi: Kiwi, home: Path) -> None:
+    ended = kiwi("prefer", "suggest")
+    assert (ended.code, ended.out, ended.err) == (0, "", "Nothing would save tokens, as far as is known.\n")
+    store = Store(home / ".ai")
+    for day in range(5):
+        moment = int(time.time() - day * 86_400) * 1_000
+        identity = "project/local/weather@1.0.0"
+        store.receipts().add(
+            Receipt(run_id(moment, 0), iso(moment), "ana", "mcp", "run", "weather", "success", "standard", "", identity)
+        )
+    store.close()
+    ended = kiwi("prefer", "suggest")
+    assert ended.out.startswith("kiwi prefer add weather  # called in 5 of 5 conversations: ")
+    assert ended.err == "1 change would save tokens.\n"
+    (told,) = json.loads(kiwi("prefer", "suggest", "--json").out)["suggestions"]
+    assert told["command"] == "kiwi prefer add weather"
 
 
 def test_json_is_the_answer_itself(kiwi: Kiwi) -> None:

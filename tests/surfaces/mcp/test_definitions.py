@@ -6,14 +6,16 @@ import json
 from mcp_types import Tool
 
 from kiwi_mcp.domain.json import compact
+from kiwi_mcp.kernel.context.cost import cost_of, cost_of_json
+from kiwi_mcp.kernel.context.sent import own_cost
 from kiwi_mcp.kernel.requests import ProjectRequest, Request, SearchRequest
+from kiwi_mcp.kernel.schemas import input_schema
 from kiwi_mcp.kernel.verbs import BY_NAME, VERBS
-from kiwi_mcp.surfaces.mcp.definitions import definitions, input_schema
+from kiwi_mcp.surfaces.mcp.definitions import definitions
 from kiwi_mcp.surfaces.mcp.greeting import load_prepared
 from kiwi_mcp.surfaces.mcp.prepare import prepared
 
 MOST_TOKENS = 900
-CHARACTERS_IN_A_TOKEN = 4
 
 
 def wire_form(tool: Tool) -> str:
@@ -25,8 +27,15 @@ def test_a_client_is_told_of_search_load_execute_and_help_and_of_nothing_else() 
 
 
 def test_all_definitions_together_cost_less_than_nine_hundred_tokens() -> None:
-    tools = definitions()
-    assert sum(len(wire_form(tool)) + 1 for tool in tools) / CHARACTERS_IN_A_TOKEN < MOST_TOKENS
+    assert cost_of("\n".join(map(wire_form, definitions()))).tokens < MOST_TOKENS
+
+
+def test_what_a_report_says_of_a_definition_is_what_a_client_is_sent_of_it() -> None:
+    for tool in definitions():
+        sent = tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+        assert own_cost(tool.name) == cost_of_json(
+            {word: sent[word] for word in ("name", "description", "inputSchema")}
+        )
 
 
 def test_a_schema_holds_every_parameter_of_its_request_and_no_reference() -> None:

@@ -35,8 +35,43 @@ What to do: Mend it.\
 
 
 def test_a_search_is_told_as_lines() -> None:
-    one: JsonObject = {"name": "shout", "source": "project", "tool_type": "script", "description": "Write capitals"}
-    assert gist({"results": [one], "total": 1}) == snapshot("shout (project script): Write capitals\n1 found.")
+    shout: JsonObject = {
+        "name": "shout",
+        "identity": "project/local/shout@1.0.0",
+        "source": "project",
+        "tool_type": "script",
+        "score": 0.9,
+        "why": ["write", "capitals"],
+        "part": 1,
+        "description": "Write capitals",
+    }
+    post: JsonObject = {
+        "identity": "mcp/outbox/post@0.0.0",
+        "tool_type": "mcp_tool",
+        "score": 0.2,
+        "why": [],
+        "meaning": 0.4,
+        "state": "new",
+        "permitted": False,
+        "not_permitted": "the item is denied",
+        "description": "Post a letter",
+    }
+    found: JsonObject = {"results": [shout, post], "total": 7, "note": "Weak match.", "indexing": {"cards": 9}}
+    assert gist(found) == snapshot("""\
+project/local/shout (script, 0.9 by write capitals, part 1): Write capitals
+mcp/outbox/post (mcp_tool, 0.2 by meaning, new, not accepted, not permitted: the item is denied): Post a letter
+7 found. Weak match.
+still indexing, so some may be missing: {"cards":9}\
+""")
+
+
+def test_where_nothing_was_found_the_lines_say_what_is_close_and_how_to_ask() -> None:
+    close: JsonObject = {"identity": "mcp/outbox/post@0.0.0", "description": "Post a letter"}
+    found: JsonObject = {"results": [], "total": 0, "close": [close], "suggestion": "Ask for one need."}
+    assert gist(found) == snapshot("""\
+close: mcp/outbox/post: Post a letter
+0 found. Ask for one need.\
+""")
 
 
 def test_a_definition_is_told_with_its_parameters_and_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.context.cost import cost_of_json
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.store.definitions import Definitions
 from kiwi_mcp.store.open import open_database
@@ -20,6 +22,7 @@ from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.rehearsal import tool_lists
 from kiwi_mcp.surfaces.mcp.server import build_server
 
+MOST_TOKENS = 900
 SERVER = """\
 tool_id: many
 tool_type: mcp_server
@@ -77,7 +80,7 @@ def listed(project: Path, user: Path) -> Mapping[str, str]:
     return asyncio.run(rehearsed())
 
 
-@pytest.mark.req("D5")
+@pytest.mark.req("D5", "E5")
 @pytest.mark.parametrize("preferences", ["", "always_send: {mcp/many/tool_5: true}\n"])
 def test_the_list_of_tools_is_the_same_to_the_byte_with_ten_and_with_ten_thousand_known(
     tmp_path: Path, preferences: str
@@ -92,4 +95,6 @@ def test_the_list_of_tools_is_the_same_to_the_byte_with_ten_and_with_ten_thousan
         found.append(listed(project, user))
 
     assert found[0] == found[1] == found[2]
+    if not preferences:  # the bound on Kiwi's own definitions holds whatever is known
+        assert all(cost_of_json(json.loads(answer)["tools"]).tokens < MOST_TOKENS for answer in found[2].values())
     assert ("many_tool_5" in found[0]["legacy"]) is bool(preferences)

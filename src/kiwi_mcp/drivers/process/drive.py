@@ -66,7 +66,7 @@ async def _prepare(plan: Plan, chain: Chain, space: Space, report: Report) -> Ma
     environment = Environment.from_json(as_object(plan.facts.get("environment")))
     level = install_level(plan.jail.level if plan.jail else strictest(()))
     if environment.kind:
-        await KINDS[environment.kind].make(environment, Installer(space, level, report))
+        await KINDS[environment.kind].make(environment, chain.tool, Installer(space, level, report))
     facts = frame_of(chain, space).facts
     tool_files, runtime_files = Path(facts["tool.files"]), Path(facts["runtime.files"])
     have_snapshot(chain.tool, tool_files, linked=environment.linked)

@@ -21,6 +21,7 @@ from kiwi_mcp.surfaces.cli.audit import audit
 from kiwi_mcp.surfaces.cli.gateway import up
 from kiwi_mcp.surfaces.cli.keys import keys
 from kiwi_mcp.surfaces.cli.mcp import commands as mcp_commands
+from kiwi_mcp.surfaces.cli.memory import memory
 from kiwi_mcp.surfaces.cli.parameters import from_words, read_object
 from kiwi_mcp.surfaces.cli.prefer import prefer
 from kiwi_mcp.surfaces.cli.registry import commands as registry_commands
@@ -46,6 +47,7 @@ app.add_typer(registry_commands)
 app.add_typer(mcp_commands)
 app.add_typer(up, name="up")
 app.add_typer(prefer, name="prefer")
+app.add_typer(memory, name="memory")
 app.add_typer(secrets, name="secrets")
 app.add_typer(keys, name="key")
 app.add_typer(task_commands)
@@ -55,6 +57,7 @@ app.add_typer(audit, name="audit")
 app.add_typer(approvals, name="approvals")
 
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # its base, which has no public name
+_ITEM_TYPES = ("tool", "directive", "knowledge")
 _UNKNOWN_ALLOWED = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -75,18 +78,23 @@ def search(
         str, typer.Option(help="local (project, user, mcp), all, project, user, registry, mcp or builtin.")
     ] = "local",
     limit: Annotated[int, typer.Option(help="At most this many.")] = 10,
-    sort_by: Annotated[str, typer.Option(help="score, date or name.")] = "score",
-    item_type: Annotated[str, typer.Option("--type", help="tool, directive or knowledge.")] = "tool",
-    tool_type: Annotated[str | None, typer.Option(help="Only this type of tool.")] = None,
-    category: Annotated[str | None, typer.Option(help="Only this category.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
+    sort_by: Annotated[str, typer.Option("--sort", "--sort-by", help="score, date or name.")] = "score",
+    item_type: Annotated[
+        str, typer.Option("--type", help="tool, directive or knowledge; or a type of tools, such as api.")
+    ] = "tool",
+    tool_type: Annotated[list[str] | None, typer.Option(help="Only these types of tools; may be repeated.")] = None,
+    category: Annotated[list[str] | None, typer.Option(help="Only these categories; may be repeated.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only with one of these tags; may be repeated.")] = None,
+    server: Annotated[list[str] | None, typer.Option(help="Only of these MCP servers; may be repeated.")] = None,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
-    """Find tools by what they do."""
+    """Find tools by what they do, and see why each was found."""
+    types = tool_type or ([] if item_type in _ITEM_TYPES else [item_type])
     request = payload(
-        query=" ".join(query), source=source, limit=limit, sort_by=sort_by, item_type=item_type,
-        tool_type=tool_type, category=category, tag=tag,
+        query=" ".join(query), source=source, limit=limit, sort_by=sort_by,
+        item_type=item_type if item_type in _ITEM_TYPES else None,
+        tool_type=types or None, category=category or None, tag=tag or None, server=server or None,
     )  # fmt: skip
     shell_for(project, is_json=is_json).tell("search", request)
 

@@ -28,6 +28,12 @@ def list_again(project: Project = None, is_json: IsJson = False) -> None:
 
 
 @prefer.command()
+def suggest(project: Project = None, is_json: IsJson = False) -> None:
+    """Show what to send always, and what to send no longer, from how it was used."""
+    shell_for(project, is_json=is_json).tell("prefer", payload(action="suggest"), view="prefer suggest")
+
+
+@prefer.command()
 def add(
     name: Annotated[str, typer.Argument(help="A name, server/name, a full name, or a pattern such as 'github/*'.")],
     called: Annotated[str | None, typer.Option("--as", help="The name that clients call it by.")] = None,

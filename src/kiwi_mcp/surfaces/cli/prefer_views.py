@@ -21,8 +21,9 @@ def _list(content: JsonObject, screen: Screen) -> None:
 
 
 def _rows(content: JsonObject) -> Iterator[tuple[str, str, str, str]]:
+    own = as_object(content.get("meta_tool_tokens"))
     for name in as_list(content.get("meta_tools")):
-        yield "tool", text_of(name), "", "Kiwi's own"
+        yield "tool", text_of(name), text_of(own.get(text_of(name), "")), "Kiwi's own"
     for kind in ("tool", "prompt", "resource"):
         for row in map(as_object, as_list(content.get(f"{kind}s"))):
             name, item = as_text(row.get("name")), as_text(row.get("identity")).partition("@")[0]
@@ -40,6 +41,12 @@ def _change(content: JsonObject, screen: Screen) -> None:
     talk(f"  path: {as_text(content.get('path'))}")
 
 
+def _suggest(content: JsonObject, screen: Screen) -> None:
+    for one in map(as_object, as_list(content.get("suggestions"))):
+        screen.line(f"{as_text(one.get('command'))}  # {as_text(one.get('why'))}")
+    talk(f"{as_text(content.get('message'))}.")
+
+
 VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = MappingProxyType(
-    {"prefer list": _list, "prefer change": _change}
+    {"prefer list": _list, "prefer change": _change, "prefer suggest": _suggest}
 )

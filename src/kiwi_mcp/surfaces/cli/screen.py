@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from shutil import get_terminal_size
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.search.words import stem
 from kiwi_mcp.surfaces.cli.terminal import shown
 
+_WORD = re.compile(r"[^\W_]+")
 # A full stop within a number, a name or an abbreviation such as `e.g.` ends nothing.
 _SENTENCE_END = re.compile(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
 
@@ -27,9 +30,14 @@ class Screen:
         sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
         sys.stdout.flush()
 
-    def line(self, text: str) -> None:
-        """Write a line of a table; what a terminal has no room for is cut, and that is shown."""
-        self.data(fitted(text, get_terminal_size().columns) if sys.stdout.isatty() else text)
+    def line(self, text: str, marks: Iterable[str] = ()) -> None:
+        """Write a line of a table; what a terminal has no room for is cut, and forms of the marked words stand out."""
+        if not sys.stdout.isatty():
+            self.data(text)
+            return
+        whole = fitted(shown(text), get_terminal_size().columns)
+        sys.stdout.write((whole if "NO_COLOR" in os.environ else strong(whole, marks)) + "\n")
+        sys.stdout.flush()
 
     def json(self, value: Json) -> None:
         """Write a value as JSON for people."""
@@ -39,6 +47,12 @@ class Screen:
 def fitted(text: str, width: int) -> str:
     """Return a line that is no longer than a width, with a sign where it was cut."""
     return text if len(text) <= width else f"{text[: max(width - 1, 0)].rstrip()}…"
+
+
+def strong(text: str, marks: Iterable[str]) -> str:
+    """Return a text in which some words stand out on a terminal, in whichever form they are written."""
+    stems = {stem(word) for word in marks}
+    return _WORD.sub(lambda one: f"\x1b[1m{one[0]}\x1b[0m" if stem(one[0].lower()) in stems else one[0], text)
 
 
 def first_sentence(text: str) -> str:

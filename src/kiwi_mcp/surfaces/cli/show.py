@@ -10,10 +10,12 @@ from kiwi_mcp.surfaces.cli.approval_views import VIEWS as APPROVAL_VIEWS
 from kiwi_mcp.surfaces.cli.audit_views import VIEWS as AUDIT_VIEWS
 from kiwi_mcp.surfaces.cli.key_views import VIEWS as KEY_VIEWS
 from kiwi_mcp.surfaces.cli.mcp_views import VIEWS as MCP_VIEWS
+from kiwi_mcp.surfaces.cli.memory_views import VIEWS as MEMORY_VIEWS
 from kiwi_mcp.surfaces.cli.prefer_views import VIEWS as PREFER_VIEWS
 from kiwi_mcp.surfaces.cli.registry_views import VIEWS as REGISTRY_VIEWS
 from kiwi_mcp.surfaces.cli.relax_views import VIEWS as RELAX_VIEWS
-from kiwi_mcp.surfaces.cli.screen import Screen, first_sentence, issue_text, show_message, show_warnings, talk
+from kiwi_mcp.surfaces.cli.screen import Screen, issue_text, show_message, show_warnings, talk
+from kiwi_mcp.surfaces.cli.search_views import VIEWS as SEARCH_VIEWS
 from kiwi_mcp.surfaces.cli.secret_views import VIEWS as SECRET_VIEWS
 from kiwi_mcp.surfaces.cli.task_views import VIEWS as TASK_VIEWS
 from kiwi_mcp.surfaces.cli.undo_views import VIEWS as UNDO_VIEWS
@@ -82,31 +84,6 @@ def _checkpoint(told: JsonObject) -> None:
         talk(f"hint: {hint}")
     if run_id := as_text(told.get("undo")):
         talk(f"hint: `kiwi undo {run_id}` puts back what it changed.")
-
-
-def _search(content: JsonObject, screen: Screen) -> None:
-    results = [as_object(one) for one in as_list(content.get("results"))]
-    width = max((len(_name(one)) for one in results), default=0)
-    for one in results:
-        name = _name(one).ljust(width)
-        kind = f"{as_text(one.get('source'))}/{as_text(one.get('tool_type'))}"
-        said = first_sentence(as_text(one.get("description")))
-        screen.line(f"{name}  {kind:<18} {text_of(one.get('score')):<6}  {said}")
-    show_warnings(content)
-    total = content.get("total")
-    talk(f"{len(results)} of {total} found" if results else f"Nothing found. {as_text(content.get('suggestion'))}")
-    for broken in map(as_object, as_list(content.get("broken"))):
-        talk(f"warning: {as_text(broken.get('message'))}")
-
-
-def _name(found: JsonObject) -> str:
-    """Return the name by which a result is asked for: what is published is told with its namespace."""
-    if found.get("source") == "mcp":
-        state = f" ({as_text(found['state'])})" if "state" in found else ""
-        return as_text(found.get("identity")).partition("@")[0] + state
-    if found.get("source") != "registry":
-        return as_text(found.get("name"))
-    return as_text(found.get("identity")).removeprefix("registry/").partition("@")[0]
 
 
 def _load(content: JsonObject, screen: Screen) -> None:
@@ -220,14 +197,15 @@ def _help(content: JsonObject, screen: Screen) -> None:
 
 _VIEWS: Mapping[str, Callable[[JsonObject, Screen], None]] = {
     "run": _run,
-    "search": _search,
     "load": _load,
     "validate": _validate,
     "why": _why,
     "doctor": _doctor,
     "help": _help,
+    **SEARCH_VIEWS,
     **REGISTRY_VIEWS,
     **MCP_VIEWS,
+    **MEMORY_VIEWS,
     **PREFER_VIEWS,
     **SECRET_VIEWS,
     **KEY_VIEWS,

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.permission import Permission, all_of
 from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.kernel.requests import (
     Action,
@@ -70,7 +70,9 @@ class VisitedKernel(Kernel):
             )
             for some in (offers.tools, offers.prompts, offers.resources, offers.templates)
         )
-        return replace(offers, tools=tools, prompts=prompts, resources=resources, templates=templates)
+        known = () if permission.fault else offers.servers
+        servers = tuple(name for name in known if not permission.is_hidden(all_of(name)))
+        return replace(offers, tools=tools, prompts=prompts, resources=resources, templates=templates, servers=servers)
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, if it is for a visitor to know of."""

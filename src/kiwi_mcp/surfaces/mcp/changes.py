@@ -194,7 +194,7 @@ class Changes:
 
 def differences(before: Offers, now: Offers) -> Iterator[ServerEvent]:
     """Give an event for each list that is another than before."""
-    if (before.meta_tools, before.tools) != (now.meta_tools, now.tools):
+    if (before.meta_tools, before.tools, before.servers) != (now.meta_tools, now.tools, now.servers):
         yield ToolsListChanged()
     if before.prompts != now.prompts:
         yield PromptsListChanged()

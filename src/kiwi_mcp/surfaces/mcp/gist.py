@@ -42,12 +42,33 @@ def _ran(content: JsonObject) -> Iterator[str]:
 
 
 def _found(content: JsonObject) -> Iterator[str]:
-    for one in map(as_object, as_list(content["results"])):
-        kind = f"{as_text(one.get('source'))} {as_text(one.get('tool_type'))}"
-        name = as_text(one.get("full_name")) or as_text(one.get("name"))
-        yield f"{name} ({kind}): {as_text(one.get('description'))}"
-    yield f"{content.get('total')} found. {as_text(content.get('suggestion'))}".strip()
+    yield from map(_card, map(as_object, as_list(content["results"])))
+    for one in map(as_object, as_list(content.get("close"))):
+        yield f"close: {_full_name(one)}: {as_text(one.get('description'))}"
+    said = (as_text(content.get(word)) for word in ("note", "suggestion"))
+    yield " ".join(filter(None, (f"{content.get('total')} found.", *said)))
+    if "indexing" in content:
+        yield f"still indexing, so some may be missing: {compact(content['indexing'])}"
     yield from (f"warning: {text_of(warning)}" for warning in as_list(content.get("warnings")))
+
+
+def _card(card: JsonObject) -> str:
+    """Return one hit as a line: what it is asked for by, what it is, how well it fits and why, if it may be run."""
+    reasons = [*map(text_of, as_list(card.get("why"))), *(("meaning",) if "meaning" in card else ())]
+    facts = [as_text(card.get("tool_type"))]
+    if "score" in card:
+        facts.append(f"{text_of(card['score'])}{' by ' if reasons else ''}{' '.join(reasons)}")
+    if "part" in card:
+        facts.append(f"part {text_of(card['part'])}")
+    if state := as_text(card.get("state")):
+        facts.append(f"{state}, not accepted")
+    if refusal := as_text(card.get("not_permitted")):
+        facts.append(f"not permitted: {refusal}")
+    return f"{_full_name(card)} ({', '.join(facts)}): {as_text(card.get('description'))}"
+
+
+def _full_name(card: JsonObject) -> str:
+    return as_text(card.get("identity")).partition("@")[0] or as_text(card.get("name"))
 
 
 def _defined(content: JsonObject) -> Iterator[str]:

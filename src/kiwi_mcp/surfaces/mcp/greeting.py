@@ -149,10 +149,8 @@ def load_prepared() -> dict[str, dict[str, str]]:
 
 
 def load_tools(prepared: dict[str, dict[str, str]], project: str) -> dict[str, str]:
-    """Return the list of tools by era: as prepared, or as the owner's own was last; nothing if neither holds."""
-    if stamp() is None:
-        return prepared["tools"]
-    return recall(project)
+    """Return the list of tools by era: as it was here last, or as prepared; nothing if neither holds."""
+    return recall(project) or (prepared["tools"] if stamp() is None else {})
 
 
 def read(line: bytes) -> dict[str, object] | None:

@@ -1,8 +1,8 @@
-"""Marks: every result that a client may put before its model says whether it is data or instructions, and whose.
+"""Marks: every result that a client may put before its model says if it is data or instructions, whose, and its cost.
 
 What a tool printed or a page holds is data: words in it that look like orders are words. Only what the owner asks for
 as instructions is marked so, a directive or a page of help. The mark is Kiwi's own: what a server puts in its place is
-replaced.
+replaced. What stands in `_meta` is for clients: no model pays for being told what it pays.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import mcp_types as types
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.kernel import Answer
+from kiwi_mcp.surfaces.mcp.costs import cost_of_result
 
 CONTENT = "kiwi/content"
 """The key of the mark in the `_meta` of a result."""
+COST = "kiwi/context"
+"""The key beside it, of what the result costs: bytes, and about how many tokens."""
 Kind: TypeAlias = Literal["data", "instructions"]
 
 _INSTRUCTIONS = frozenset({("help", ""), ("execute", "directive"), ("load", "directive")})
@@ -38,7 +41,8 @@ def marked(result: ResultT, answer: Answer, kind: Kind = "data") -> ResultT:
         "source": source,
         "trust": _trust(source, answer.content),
     }
-    return result.model_copy(update={"meta": {**(result.meta or {}), CONTENT: mark}})
+    cost = dict(cost_of_result(result).to_json())
+    return result.model_copy(update={"meta": {**(result.meta or {}), CONTENT: mark, COST: cost}})
 
 
 def _trust(source: str, content: JsonObject) -> str:

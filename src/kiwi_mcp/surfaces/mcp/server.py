@@ -12,10 +12,10 @@ from mcp.server.models import InitializationOptions
 from mcp.server.runner import ServerRunner
 
 from kiwi_mcp import __version__
+from kiwi_mcp.kernel.verbs import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.completions import Completions
-from kiwi_mcp.surfaces.mcp.definitions import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.levels import set_level
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
 from kiwi_mcp.surfaces.mcp.prompts import Prompts

@@ -15,7 +15,7 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.whose import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.changes import Changes
-from kiwi_mcp.surfaces.mcp.greeting import Opening
+from kiwi_mcp.surfaces.mcp.greeting import Opening, load_prepared
 from kiwi_mcp.surfaces.mcp.lean import ShortWay
 from kiwi_mcp.surfaces.mcp.lists import conditions, path_of, stamp
 from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
@@ -68,15 +68,22 @@ async def serve(kernel: KernelApi, wire: Wire, opening: Opening, *, calls: Calls
 async def settle(server: McpServer, changes: Changes, opening: Opening, project: str) -> None:
     """Keep the list of tools that holds for the next start, and notice whether stage one gave out another.
 
-    Where the owner prefers nothing of their own, the prepared list holds.
+    Where the owner prefers nothing of their own, and has no servers, it is the prepared one, which is not kept again.
     """
-    made_under = stamp()
-    if made_under is None:
-        return
+    made_under, path = stamp(), Path(path_of(project))
     tools = await tool_lists(server)
-    await asyncio.to_thread(keep, Path(path_of(project)), {**conditions(project, made_under), "tools": tools})
+    if made_under is None and tools == load_prepared()["tools"]:
+        await asyncio.to_thread(forget, path)
+    else:
+        await asyncio.to_thread(keep, path, {**conditions(project, made_under), "tools": tools})
     if opening.listed is not None and tools[opening.listed[0]] != opening.listed[1]:
         changes.outdate_tools()
+
+
+def forget(path: Path) -> None:
+    """Keep a list no longer."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def keep(path: Path, kept: Mapping[str, object]) -> None:

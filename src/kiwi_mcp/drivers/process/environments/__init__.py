@@ -27,10 +27,13 @@ class Environment:
     """Commands that mean a program of this environment, whatever the PATH says."""
     linked: str = ""
     """The folder of modules that must be found beside the tool's files."""
+    lock: str = ""
+    """The file of the tool's that says which versions and hashes; empty where Kiwi finds out."""
 
     def to_json(self) -> JsonObject:
         """Return what a plan says about it."""
-        return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked}
+        own = {"lock": self.lock} if self.lock else {}
+        return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked, **own}
 
     @classmethod
     def from_json(cls, fact: JsonObject) -> Environment:
@@ -40,6 +43,7 @@ class Environment:
             folder=as_text(fact.get("folder")),
             packages=texts(fact.get("packages")),
             linked=as_text(fact.get("linked")),
+            lock=as_text(fact.get("lock")),
         )
 
 

@@ -20,5 +20,5 @@ class EnvironmentKind(Protocol):
     def bare(self) -> Environment:
         """Name the environment without any package."""
 
-    async def make(self, environment: Environment, installer: Installer) -> None:
-        """Install it, unless it is there."""
+    async def make(self, environment: Environment, tool: Tool, installer: Installer) -> None:
+        """Install it by the lock of a tool, or else by what was found the first time, unless it is there."""

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from sysconfig import get_platform
 
@@ -16,6 +17,7 @@ from kiwi_mcp.domain.json import as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
 from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
+from kiwi_mcp.drivers.process.environments.locks import keep_lock, kept_lock, lock_failure, lock_of, refuse_lock
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.words import texts
 from kiwi_mcp.manifest.requirements import is_node_requirement
@@ -24,7 +26,13 @@ from kiwi_mcp.primitives.program import search_path
 _MANIFEST = "package.json"
 MODULES = "node_modules"
 # Scripts of packages are not run: they would act at install time, before anybody allowed anything.
-_ARGUMENTS = ("install", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline")
+_ARGUMENTS = (
+    *("--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--prefer-offline"),
+    # It tries again also where a package is not what was locked, and would wait for minutes in between.
+    *("--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=4000"),
+)
+_LOCK = "package-lock.json"
+_RENEW = "npm install --package-lock-only"
 
 
 class Node:
@@ -38,18 +46,23 @@ class Node:
         refuse_others(tool, packages, is_node_requirement)
         if not packages:
             return self.bare()
-        folder = cache / "envs" / "node" / address(get_platform(), *packages)
-        modules = folder / MODULES
-        return Environment("node", str(folder), packages, bin=str(modules / ".bin"), linked=str(modules))
+        lock = text_in(tool, _LOCK)
+        if lock:
+            _refuse_unlocked(tool, wanted, lock)
+        own = (sha256(lock.encode()).hexdigest(),) if lock else ()
+        folder = cache / "envs" / "node" / address(get_platform(), *packages, *own)
+        modules, named = folder / MODULES, _LOCK if lock else ""
+        return Environment("node", str(folder), packages, bin=str(modules / ".bin"), linked=str(modules), lock=named)
 
     def bare(self) -> Environment:
         """Name no folder at all: node itself is on the PATH."""
         return Environment(kind="node")
 
-    async def make(self, environment: Environment, installer: Installer) -> None:
-        """Install the dependencies, unless they are there."""
+    async def make(self, environment: Environment, tool: Tool, installer: Installer) -> None:
+        """Install the dependencies by their lock, unless they are there."""
         if environment.packages:
-            build = partial(build_node, packages=environment.packages, installer=installer)
+            own = text_in(tool, environment.lock) if environment.lock else ""
+            build = partial(build_node, packages=environment.packages, own=own, installer=installer)
             await make_once(Path(environment.folder), build, proof=MODULES)
 
 
@@ -72,14 +85,34 @@ def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-async def build_node(folder: Path, *, packages: Sequence[str], installer: Installer) -> None:
-    """Install packages of npm into a folder, with the lock that it writes."""
+def _refuse_unlocked(tool: Tool, wanted: Mapping[str, str], lock: str) -> None:
+    """Refuse a lock that leaves out a dependency, or has one without the hash of what is fetched."""
+    try:
+        entries = as_object(as_object(json.loads(lock)).get("packages"))
+    except (ValueError, RecursionError) as error:
+        issue = Issue(_LOCK, f"is not JSON: {error}", "Write it as npm does.")
+        raise InvalidManifest(f"{tool.id!r}", [issue]) from error
+    bare = [path for path, entry in entries.items() if path and not as_object(entry).get("integrity")]
+    missing = [name for name in wanted if f"{MODULES}/{name}" not in entries]
+    faults = (*(f"{path!r} has no hash" for path in bare), *(f"{name!r} is not locked" for name in missing))
+    refuse_lock(tool, faults, _LOCK, _RENEW)
+
+
+async def build_node(folder: Path, *, packages: Sequence[str], installer: Installer, own: str = "") -> None:
+    """Install packages of npm into a folder, by a lock: the one given, or else the one of the first time."""
     program = shutil.which("npm", path=search_path())
     if program is None:
         raise CommandMissing("npm", needed_by="node_runtime", install="Install Node.js with npm: https://nodejs.org.")
     installer.report(Progress(f"Installing {', '.join(packages)}"))
     (folder / _MANIFEST).write_text(compact({"private": True, "dependencies": _by_name(packages)}), encoding="utf-8")
-    result = await installer.npm((program, *_ARGUMENTS), folder)
-    if not is_done(result):
-        raise failure(packages, result)
+    if text := own or kept_lock(folder):
+        (folder / _LOCK).write_text(text, encoding="utf-8")
+        result = await installer.npm((program, "ci", *_ARGUMENTS), folder)
+        if not is_done(result):
+            raise lock_failure(packages, result, _LOCK if own else str(lock_of(folder)))
+    else:
+        result = await installer.npm((program, "install", *_ARGUMENTS), folder)
+        if not is_done(result):
+            raise failure(packages, result)
+        keep_lock(folder, folder / _LOCK)
     (folder / MODULES).mkdir(exist_ok=True)

@@ -1,0 +1,1 @@
+"""Context: what definitions and answers cost the model that reads them, and what would cost it less."""

@@ -1,0 +1,181 @@
+"""What a search answers with: cards to choose by, why each was found, and where nothing was, what there is instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.requests import SearchRequest
+from kiwi_mcp.search.choose import Filter, arrange
+from kiwi_mcp.search.near import nearest
+from kiwi_mcp.search.port import Card, Hit
+from kiwi_mcp.search.ranking import Ranked
+from kiwi_mcp.search.request import Pool, Request
+
+HOW_TO_ASK = "Ask for one need per search, in plain words: verb + object + service."
+_LINE, _REASON = 200, 200
+_MOST_WORDS = 6
+"""How many of the words that a card holds are told of, the rarest first."""
+_LIKELY = 0.28
+"""Below this the best card is the wrong one, or there is no right one, in two of three requests of our own corpus."""
+_ORDERED = 100
+"""How many of the best are put in another order than that of their scores."""
+_CLOSE, _NAMED = 5, 12
+"""How many near misses, and how many words of a kind, are told of."""
+_MARKDOWN = ("directive", "knowledge")
+"""What an `item_type` narrows a search to; every other word means everything."""
+
+_VALUES: Mapping[str, Callable[[Card], Collection[str]]] = MappingProxyType(
+    {
+        "tool_type": lambda card: (card.tool_type,),
+        "category": lambda card: (card.category,),
+        "tag": lambda card: card.tags,
+        "server": lambda card: (card.server,),
+    }
+)
+"""The words of a request that narrow a search, and what a card has of each kind."""
+
+
+def filter_of(request: SearchRequest) -> Filter:
+    """Return which cards a request is about."""
+    narrowed = (request.item_type,) if request.item_type in _MARKDOWN else ()
+    return Filter(
+        types=_values(request.tool_type) or narrowed,
+        tags=_values(request.tag),
+        categories=_values(request.category),
+        servers=_values(request.server),
+    )
+
+
+def keeping(wanted: Filter, permission: Permission) -> Callable[[Card], bool] | None:
+    """Return what tells which cards may be found; None where all may."""
+    if permission.hides:
+        return lambda card: wanted.keeps(card) and not permission.is_hidden(card.identity)
+    return wanted.keeps if wanted != Filter() else None
+
+
+def most_hits(request: SearchRequest) -> int:
+    """Return how many hits an answer is chosen from."""
+    return request.limit if request.sort_by == "score" else max(request.limit, _ORDERED)
+
+
+def tell(
+    request: SearchRequest, need: Request, ranked: Ranked, permission: Permission, is_shared: Callable[[str], bool]
+) -> dict[str, Json]:
+    """Return the hits as cards, best first or as asked for; `is_shared` says whether several items have a name."""
+    hits = arrange(ranked.hits, request.sort_by)[: request.limit]
+    told: dict[str, Json] = {
+        "results": [_result(hit, need, permission, is_shared) for hit in hits],
+        "total": ranked.total,
+        "query": request.query,
+        "source": request.source,
+    }
+    if any(hit.why.part for hit in hits):
+        told["parts"] = [*need.texts[1:]]
+    if hits and max(hit.score for hit in ranked.hits) < _LIKELY:
+        told["note"] = f"Weak match: perhaps none of these is meant. {HOW_TO_ASK}"
+    return told
+
+
+def tell_nothing(
+    request: SearchRequest,
+    need: Request,
+    pools: Sequence[Pool],
+    permission: Permission,
+    cards: Callable[[], Iterable[Card]],
+) -> dict[str, Json]:
+    """Return what is close to a need that nothing answers, and how to ask; `cards` gives all that there is."""
+    keeps = keeping(filter_of(request), permission) or (lambda _: True)
+    known = [card for card in cards() if not permission.is_hidden(card.identity)]
+    told: dict[str, Json] = {}
+    if close := nearest(need, pools, limit=_CLOSE, keeps=keeps):
+        told["close"] = [{"identity": card.identity, "description": _line(card.description)} for card in close]
+    return {**told, "suggestion": " ".join(_hints(request, known, has_close=bool(close)))}
+
+
+def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) -> Iterator[str]:
+    if not known:
+        yield "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
+        return
+    if not any(map(filter_of(request).keeps, known)):
+        yield from [*_unknown(request, known)] or ["Nothing here passes all of these filters."]
+        return
+    if has_close:
+        yield f"Nothing matches; `close` is what comes nearest. {HOW_TO_ASK}"
+    else:
+        yield f"Nothing matches: try other words. {HOW_TO_ASK}"
+    homes = _most(home for card in known if (home := card.server or card.category))
+    yield f"Here: {homes or _most(card.tool_id for card in known)}."
+    if request.source != "all":
+        yield "`source: all` searches what is published or built in too."
+
+
+def _unknown(request: SearchRequest, known: Sequence[Card]) -> Iterator[str]:
+    """Give a sentence for each word of a filter that nothing here has, with those that there are."""
+    for kind, values_of in _VALUES.items():
+        asked = _values(getattr(request, kind))
+        there = Counter(value for card in known for value in values_of(card) if value)
+        for value in asked:
+            is_there = value in there or any(one.startswith(f"{value}/") for one in there if kind == "category")
+            if not is_there:
+                yield f"There is no {kind} {value[:60]!r}" + (f"; there are {_most(there)}." if there else " here.")
+
+
+def _most(names: Iterable[str] | Counter[str]) -> str:
+    """Return names, those of most first, and how many more there are."""
+    counted = names if isinstance(names, Counter) else Counter(names)
+    ordered = sorted(counted, key=lambda name: (-counted[name], name))
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return ", ".join(f"`{name[:60]}`" for name in ordered[:_NAMED]) + more
+
+
+def _values(written: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (one.strip() for one in (written or "").split(","))))
+
+
+def _result(hit: Hit, need: Request, permission: Permission, is_shared: Callable[[str], bool]) -> JsonObject:
+    card = hit.card
+    refusal = permission.refusal(card.identity)
+    return {
+        "name": card.tool_id,
+        "description": _line(card.description),
+        "source": card.source,
+        "path": card.path,
+        "score": round(hit.score, 3) or 0.001,
+        "tool_type": card.tool_type,
+        "identity": card.identity,
+        **({"full_name": card.identity.partition("@")[0]} if is_shared(card.tool_id) else {}),
+        **_reasons(hit, need),
+        **_flag(card),
+        **({"permitted": False, "not_permitted": _cut(refusal, _REASON)} if refusal else {}),
+    }
+
+
+def _reasons(hit: Hit, need: Request) -> JsonObject:
+    """Return why a card was found: the words it holds, the part it answers, and its meaning where words are few."""
+    why = hit.why
+    said: dict[str, Json] = {"why": [*why.words[:_MOST_WORDS]]}
+    if why.part:
+        said["part"] = need.texts.index(why.part)
+    if why.meaning and len(why.words) * 2 <= len(need.counted[0]):
+        said["meaning"] = round(why.meaning, 2)
+    if why.is_remembered:
+        said["remembered"] = True
+    return said
+
+
+def _line(description: str) -> str:
+    return _cut(description.partition("\n")[0], _LINE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _flag(card: Card) -> JsonObject:
+    """Return that an item of an MCP server is not used before the owner accepts it, where that is so."""
+    state = next((tag for tag in card.tags if tag in {"changed", "new"}), "") if card.source == "mcp" else ""
+    return {"state": state} if state else {}

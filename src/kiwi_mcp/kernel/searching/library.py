@@ -1,0 +1,174 @@
+"""The library: every shelf of a kernel, which a thread in the background keeps up with the catalogs.
+
+Nobody who searches waits for an item to be indexed, but for a moment at the first search after a start, when all that
+is known has to be read once. What is not there by then is told in the answer, and found later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.source import ItemSource
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.kernel.searching.remote import Remote
+from kiwi_mcp.kernel.searching.saved import place_for
+from kiwi_mcp.kernel.searching.shelf import Shelf
+from kiwi_mcp.kernel.searching.view import View, summed
+from kiwi_mcp.kernel.searching.worker import Worker
+from kiwi_mcp.search.encoder import encoder_name, load_encoder
+from kiwi_mcp.search.index import Progress
+from kiwi_mcp.search.port import Encoder, Floats, Keep
+from kiwi_mcp.store.registry import Registry
+
+_PATIENCE = 0.25
+"""For how many seconds a search waits for the encoder, and for words that are being read."""
+_SPARE, _END = 0.3, 1.0
+"""For how many seconds what is being indexed may go on at the end, and how long its end is waited for."""
+
+
+class _Closing(Exception):
+    """The kernel is being closed."""
+
+
+class Library:
+    """What one kernel has indexed. It may be used from several threads, each with catalogs of its own.
+
+    `keep` gives where sheets are kept, `load` the encoder, and `server` the registry that is on a server, if it is.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[], Keep | None] = lambda: None,
+        load: Callable[[], Encoder | None] = load_encoder,
+        server: Callable[[], Registry | None] = lambda: None,
+    ) -> None:
+        self._keep = keep
+        self._load = load
+        self._server = server
+        self._encoder: Encoder | None = None
+        self._is_loaded = False
+        self._is_patient = True
+        self._remote: Remote | None = None
+        self._lock = Lock()
+        self._shelves: WeakValueDictionary[tuple[Source, str], Shelf] = WeakValueDictionary()
+        # A shelf is there as long as somebody has a catalog that looks at it.
+        self._used: WeakKeyDictionary[ItemSource, Shelf] = WeakKeyDictionary()
+        self._worker = Worker(self._step)
+
+    def view(self, catalog: Catalog, sources: Collection[Source]) -> View:
+        """Return what is known of some sources of a catalog, up to date with them but for what is still indexed."""
+        if not self._is_loaded:
+            self._worker.wake()  # it loads the encoder while the catalog is read
+        shelves, remote = self._followed(catalog, sources)
+        if self._has_work(shelves, remote):
+            self._worker.wake()
+        self._wait(lambda: any(one.is_behind for one in shelves) or (remote is not None and remote.is_unread))
+        return View(shelves, remote, self._encoder, is_loading=not self._is_loaded)
+
+    def progress(self) -> Progress:
+        """Return how far everything is that was searched here."""
+        return summed(self._known())
+
+    def settle(self, seconds: float) -> bool:
+        """Wait, for so long at the most, until nothing is left to be indexed; return whether that is so."""
+        return self._worker.rest(seconds)
+
+    def close(self) -> None:
+        """End what is done in the background; a little that is left may be finished, so that it need not be again."""
+        self._worker.close(_SPARE, _END)
+
+    def _wait(self, is_behind: Callable[[], bool]) -> None:
+        """Wait for a moment; whoever searches next does not, if that was in vain."""
+        if self._is_patient and not self._worker.wait(lambda: self._is_loaded and not is_behind(), _PATIENCE):
+            self._is_patient = False
+
+    def _followed(self, catalog: Catalog, names: Collection[Source]) -> tuple[Sequence[Shelf], Remote | None]:
+        shelves, remote = [], None
+        for source in catalog.sources(names):
+            if source.name == "registry" and (remote := self._reached()):
+                remote.follow(catalog.generation((source.name,)))
+                continue
+            shelf = self._shelf(source, catalog.space.cache)
+            if source.mark:
+                catalog.generation((source.name,))  # so that it is the mark of now
+            shelf.follow(source, partial(catalog.all, (source.name,)))
+            shelves.append(shelf)
+        return shelves, remote
+
+    def _reached(self) -> Remote | None:
+        """Return the index of the registry that is on a server, if it is, and can be reached."""
+        registry = self._server()
+        with self._lock:
+            if registry is None:
+                self._remote = None
+            elif self._remote is None or self._remote.registry is not registry:
+                self._remote = Remote(registry)
+            return self._remote
+
+    def _shelf(self, source: ItemSource, cache: Path) -> Shelf:
+        with self._lock:
+            known = self._used.get(source) or self._shelves.get((source.name, source.home))
+            shelf = known or Shelf(encoder_name(), place_for(cache, source.name, source.home))
+            self._used[source] = self._shelves[source.name, source.home] = shelf
+            return shelf
+
+    def _known(self) -> Sequence[Shelf]:
+        with self._lock:
+            return [*self._shelves.values()]
+
+    def _has_work(self, shelves: Sequence[Shelf], remote: Remote | None) -> bool:
+        cards, worded, encoded = summed(shelves)
+        is_behind = worded < cards or (self._encoder is not None and encoded < cards)
+        return not self._is_loaded or is_behind or (remote is not None and remote.is_behind)
+
+    def _step(self, seconds: float) -> bool:
+        """Do some of what is left: load the encoder, then words, then meanings; say whether that was not all."""
+        if not self._is_loaded:
+            self._encoder = self._load()
+            self._is_loaded = True
+            return True
+        keep, shelves, remote = self._keep(), self._known(), self._remote
+        encoder = _Interruptible(self._encoder, self._worker) if self._encoder else None
+        try:
+            for able in (None, encoder):
+                for shelf in shelves:
+                    if shelf.catch_up(keep, able, seconds=seconds):
+                        return True
+                self._is_patient = True
+            for shelf in shelves:
+                shelf.save()
+            return remote is not None and remote.is_behind and remote.catch_up(encoder, seconds=seconds)
+        except _Closing:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Interruptible:
+    """An encoder that stops between two texts once its kernel is being closed."""
+
+    inner: Encoder
+    worker: Worker
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def dimension(self) -> int:
+        return self.inner.dimension
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        rows: list[Floats] = []
+        for text in texts:
+            if self.worker.is_closing:
+                raise _Closing
+            rows.append(self.inner.encode([text]))
+        return np.concatenate(rows)

@@ -1,0 +1,59 @@
+"""An index on disk between processes, for a source that can tell whether it is the same; safe to delete at any time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from kiwi_mcp import __version__
+from kiwi_mcp.search.frozen import freeze, recipe_of, thaw
+from kiwi_mcp.search.index import Index
+
+MANY, MOST = 1_000, 50_000
+"""How many items are worth a file, and how many are too many for one."""
+_MAX_BYTES = 400_000_000
+_SEAL = 32
+
+
+def load_index(place: Path, mark: str, encoder: str) -> Index | None:
+    """Return the index of a source at a mark; None where it was not kept, is damaged, or is from another Kiwi."""
+    try:
+        with place.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+                return None
+            if file.read(_SEAL) != _named(mark, encoder):
+                return None
+            seal, data = file.read(_SEAL), bytearray(os.fstat(file.fileno()).st_size - 2 * _SEAL)
+            file.readinto(data)
+        # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
+        return thaw(data, encoder) if sha256(data).digest() == seal else None
+    except (OSError, ValueError):
+        return None
+
+
+def save_index(place: Path, mark: str, encoder: str, index: Index) -> None:
+    """Keep an index; where nothing can be written, nothing is kept."""
+    data = freeze(index)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".new-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_named(mark, encoder) + sha256(data).digest())
+                file.write(data)
+            os.replace(name, place)  # noqa: PTH105 - text from mkstemp
+        except OSError:
+            os.unlink(name)  # noqa: PTH108 - text from mkstemp
+            raise
+
+
+def place_for(cache: Path, name: str, home: str) -> Path:
+    """Return where the index of a source is kept."""
+    return cache / "search" / f"{sha256(os.fsencode(f'{name} {home}')).hexdigest()[:32]}.index"
+
+
+def _named(mark: str, encoder: str) -> bytes:
+    return sha256(f"{__version__} {recipe_of(encoder)} {mark}".encode()).digest()

@@ -1,0 +1,83 @@
+"""A view: what one search looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel.searching.remote import Remote
+from kiwi_mcp.kernel.searching.shelf import Shelf
+from kiwi_mcp.search.choose import Filter
+from kiwi_mcp.search.index import Progress
+from kiwi_mcp.search.likely import Likely
+from kiwi_mcp.search.port import Card, Encoder
+from kiwi_mcp.search.request import Pool, Request, read_request
+
+
+class View:
+    """Some shelves as they are now, a registry on a server, if there is one, and the encoder, where it is there."""
+
+    def __init__(
+        self,
+        shelves: Sequence[Shelf],
+        remote: Remote | None = None,
+        encoder: Encoder | None = None,
+        *,
+        is_loading: bool = False,
+    ) -> None:
+        self._shelves = shelves
+        self._remote = remote
+        self._encoder = encoder
+        self._is_loading = is_loading
+        self._likely: Likely | None = None
+        self.fault: KiwiError | None = None
+        """Why the server could not be asked, if so."""
+
+    def read(self, query: str) -> Request:
+        """Return what is asked for; what it means only where there is something to compare that with."""
+        is_compared = self._remote is not None or summed(self._shelves).encoded
+        return read_request(query, self._encoder if is_compared else None)
+
+    def pools(self, need: Request, wanted: Filter) -> Sequence[Pool]:
+        """Return what is ranked for a need: all that is on shelves, and what a server finds likely."""
+        shelves = [shelf.index for shelf in self._shelves]
+        if self._remote is not None:
+            try:
+                self._likely = self._remote.pool(need, wanted)
+            except KiwiError as fault:
+                self.fault = fault
+        return [*shelves, self._likely] if self._likely else shelves
+
+    @property
+    def cards(self) -> Iterator[Card]:
+        """Every item that is known here, whether it can be found already or not."""
+        on_shelves = (card for shelf in self._shelves for card in shelf.cards)
+        return chain(on_shelves, *(segment.cards for segment in (self._likely.segments if self._likely else ())))
+
+    def is_shared(self, name: str) -> bool:
+        """Whether several items have a name."""
+        remote = len(self._likely.named(name)) if self._likely else 0
+        return sum(shelf.homes(name) for shelf in self._shelves) + remote > 1
+
+    @property
+    def progress(self) -> Progress:
+        """How many items there are, how many can be found by words, and how many by meaning."""
+        return summed(self._shelves, self._remote)
+
+    @property
+    def indexing(self) -> JsonObject | None:
+        """How far the index is, in numbers; None where it is complete."""
+        cards, worded, encoded = summed(self._shelves)
+        has_meaning = self._is_loading or self._encoder is not None
+        is_complete = worded == cards and (encoded == cards or not has_meaning)
+        if is_complete and not (self._remote and self._remote.is_behind):
+            return None
+        return {"cards": cards, "words": worded, "meaning": encoded}
+
+
+def summed(shelves: Sequence[Shelf], remote: Remote | None = None) -> Progress:
+    """Return how far some shelves, and a registry on a server, are together."""
+    each = [*(shelf.index.progress for shelf in shelves), *([remote.progress] if remote else ())]
+    return Progress(*map(sum, zip(*each, strict=True))) if each else Progress(0, 0, 0)

@@ -1,0 +1,144 @@
+"""Likely cards: those of a registry on a server that may answer a request, as a pool that is ranked like any other.
+
+Where the registry is on PostgreSQL, this stands in for an index over all of its cards. With `model = model_of(name)`:
+
+- in the background, `fill(Embeddings(database, model), encoder, card_of, seconds=…)` until nothing is left, then
+  `tend()`; again whenever the head of the registry's log has moved. One kernel or several may do it.
+- for a request, `likely(request, Candidates(database, actor, model), card_of, wanted)`, beside the pools of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import log
+from time import monotonic
+
+import numpy as np
+
+from kiwi_mcp.domain.registry import Listed
+from kiwi_mcp.search.frequency import weight_of
+from kiwi_mcp.search.port import Card, Encoder, Floats
+from kiwi_mcp.search.request import Request, _slips
+from kiwi_mcp.search.segment import Segment, impacts_of
+from kiwi_mcp.search.sheet import SIZE, digest_of, pack_vectors, passage_of, unpack_words, words_of
+from kiwi_mcp.search.words import stem
+from kiwi_mcp.store.candidates import EVERYTHING, Candidates, Counts, Wanted
+from kiwi_mcp.store.embeddings import Embeddings, Leaf
+
+_PREFIX, _TYPO = 0.7, 0.6
+_MOST_EXPANSIONS = 16
+_SHORTEST_PREFIX, _SHORTEST_TYPO = 3, 4
+_USUAL = np.array([3, 2, 12, 3, 12], np.float32)
+"""How long the fields of a card usually are, where not all cards are at hand."""
+_WORDED, _ENCODED = 500, 64
+"""How many items are taken at a time."""
+
+
+def model_of(encoder: str) -> str:
+    """Return the word for what an encoder and the words of this Kiwi give: another for whatever cannot be compared."""
+    return f"{encoder or 'words'}:{digest_of(Card('', ''), encoder).hex()}"
+
+
+class Likely:
+    """The cards that a server found for one request; words are counted in all that it holds."""
+
+    def __init__(self, segment: Segment, count: int, held: Mapping[str, int]) -> None:
+        self.segments: Sequence[Segment] = (segment,)
+        self.count = count
+        self._held = held
+
+    def holding(self, stem: str) -> int:
+        """Return how many of all cards hold a stem."""
+        return self._held.get(stem) or self.segments[0].holding(stem)
+
+    def named(self, tool_id: str) -> Sequence[Card]:
+        """Return the cards of a name."""
+        return [card for card in self.segments[0].cards if card.tool_id == tool_id]
+
+
+def likely(
+    request: Request,
+    candidates: Candidates,
+    card_of: Callable[[Listed], Card | None],
+    wanted: Wanted = EVERYTHING,
+    names: Iterable[str] = (),
+) -> Likely:
+    """Return a pool of the cards that may answer a request, and of items of some names, such as are remembered.
+
+    Where `card_of` gives none, an item is left out.
+    """
+    counts = candidates.counts([stem(word) for word in request.counted[0]])
+    shares, more = _expanded(request, candidates, counts.held)
+    held = {**counts.held, **more}
+    weights = {one: share * _rarity(counts.total, held[one]) for one, share in shares.items()}
+    vectors = pack_vectors(request.vectors) if request.vectors is not None else ()
+    said = request.text.strip().rpartition("/")[2].partition("@")[0]
+    found = candidates.find(weights, vectors, wanted=wanted, names=[said, *names])
+    shown = [(card, one) for one in found if (card := card_of(one.listed))]
+    segment = Segment([card for card, _ in shown], [one.words for _, one in shown], _usual(counts))
+    encoded = {slot: one.vector for slot, (_, one) in enumerate(shown) if len(one.vector) == SIZE}
+    if encoded:
+        segment.put_vectors([*encoded], [*encoded.values()])
+    return Likely(segment, counts.total, held)
+
+
+def fill(embeddings: Embeddings, encoder: Encoder | None, card_of: Callable[[Listed], Card], *, seconds: float) -> bool:
+    """Index what the server's index misses, words first, for about so long; return whether more is to do."""
+    until = monotonic() + seconds
+    name = encoder.name if encoder else ""
+    while found := embeddings.stale(_WORDED):
+        embeddings.index(_leaves(found, [card_of(one) for one in found], name))
+        if monotonic() > until:
+            return True
+    while encoder and (found := embeddings.bare(_ENCODED)):
+        cards = [card_of(one) for one in found]
+        vectors = pack_vectors(encoder.encode([passage_of(card) for card in cards]))
+        leaves = zip(_leaves(found, cards, name), vectors, strict=True)
+        embeddings.index([leaf._replace(vector=vector) for leaf, vector in leaves])
+        if monotonic() > until:
+            return True
+    return False
+
+
+def _leaves(found: Sequence[Listed], cards: Sequence[Card], encoder: str) -> Sequence[Leaf]:
+    """Return versions as the server's index takes them; how much a word says need only be nearly right there."""
+    leaves = []
+    for listed, card in zip(found, cards, strict=True):
+        packed = words_of(card)
+        stems, counts = unpack_words(packed)
+        impacts, _ = impacts_of(counts, np.zeros(len(stems), np.int32), 1, _USUAL)
+        said = dict(zip(stems, impacts.tolist(), strict=True))
+        leaves.append(Leaf(listed.id, digest_of(card, encoder), said, counts.sum(axis=0, dtype=int).tolist(), packed))
+    return leaves
+
+
+def _usual(counts: Counts) -> Floats | None:
+    return np.maximum(np.array(counts.usual, np.float32), np.float32(1)) if counts.usual else None
+
+
+def _rarity(total: int, held: int) -> float:
+    return log(1 + (max(total - held, 0) + 0.5) / (held + 0.5))
+
+
+def _expanded(
+    request: Request, candidates: Candidates, held: Mapping[str, int]
+) -> tuple[Mapping[str, float], Mapping[str, int]]:
+    """Return the stems that the words of a request stand for, how much each counts, and how many hold new ones."""
+    shares: dict[str, float] = {}
+    more: dict[str, int] = {}
+    for word, count in request.counted[0].items():
+        stems, share = ({stem(word): held[stem(word)]}, 1.0) if held.get(stem(word)) else _nearby(word, candidates)
+        more |= stems
+        for one in stems:
+            shares[one] = shares.get(one, 0.0) + share * weight_of(word) * (1 + log(count))
+    return shares, more
+
+
+def _nearby(word: str, candidates: Candidates) -> tuple[Mapping[str, int], float]:
+    """Return the stems that a word nobody holds may mean: longer ones, else some one slip away."""
+    if len(word) >= _SHORTEST_PREFIX and (longer := candidates.beginning_with(word, _MOST_EXPANSIONS)):
+        return longer, _PREFIX
+    if len(word) < _SHORTEST_TYPO:
+        return {}, 0.0
+    near = candidates.counts([*{*_slips(word), *_slips(stem(word))}]).held
+    return {one: near[one] for one in sorted(near)[:_MOST_EXPANSIONS]}, _TYPO

@@ -1,0 +1,148 @@
+"""Memory: the requests after which items were used, held against a new one, so that what helped before stands higher.
+
+A remembered request counts as one more description of its item: where the new one is more like it than the item's own
+score says, the item is lifted a part of the way. Nothing is ever lowered, and what was never used stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from kiwi_mcp.domain.trace import Trace
+from kiwi_mcp.search.port import Floats
+from kiwi_mcp.search.request import Request
+from kiwi_mcp.search.sheet import SIZE, unpack_vectors
+from kiwi_mcp.search.words import COMMON, stem, words
+
+_WHOLE = 0.5
+"""How much the whole of a request counts against the best of its parts."""
+_MEANING, _OVERLAP = 0.9, 0.09
+"""How much nearness in meaning says of how alike two requests are, and words that they share beside it."""
+_WORDS = 1.8
+"""The same for shared words, where nothing is known of meanings: two that ask for the same share about half of them."""
+_READ = 0.9
+"""How much of a use it is to read an item and not to run it."""
+_LIFT, _LIFT_BY_EACH, _MOST = 0.5, 0.02, 10
+"""How far an item is lifted towards how alike requests are: by its first request, by each of so many."""
+_FOUND = 0.4
+"""From how alike on an item is found by what is remembered alone."""
+_NOTHING = 1e-6
+_SAME = 0.8
+"""How much of their words two requests share that are one."""
+
+
+class Known(NamedTuple):
+    """How like a request is to the best of those that an item was used after, and how far that lifts it."""
+
+    alike: float
+    lift: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What is remembered of requests like one that is made now."""
+
+    items: Mapping[str, Known]
+
+    @property
+    def found(self) -> Sequence[str]:
+        """The items that were wanted by requests so like this one that they are found by that alone."""
+        return [item for item, known in self.items.items() if known.alike >= _FOUND]
+
+    def lifted(self, score: float, identity: str) -> float:
+        """Return the score of an item with what is remembered of it counted in: never less, and never above that."""
+        known = self.items.get(item_of(identity))
+        return score + known.lift * (known.alike - score) if known and known.alike > score else score
+
+
+class Memory:
+    """Remembered requests, ready to be compared with; it never changes, so that any thread may ask it."""
+
+    def __init__(self, traces: Sequence[Trace], encoder: str = "") -> None:
+        self._items = [*dict.fromkeys(trace.item for trace in traces)]
+        places = {item: place for place, item in enumerate(self._items)}
+        self._item = np.array([places[trace.item] for trace in traces], np.int32)
+        counts = np.bincount(self._item, minlength=len(self._items)).tolist()
+        self._lift = [_LIFT + _LIFT_BY_EACH * min(count, _MOST) for count in counts]
+        self._worth = np.array([1.0 if trace.is_run else _READ for trace in traces], np.float32)
+        self._read_words([stems_of(trace.request) for trace in traces])
+        known = [_is_known(trace, encoder) for trace in traces]
+        self._is_encoded = np.array(known, bool)
+        packed = b"".join(
+            trace.vector if is_known else bytes(SIZE) for trace, is_known in zip(traces, known, strict=True)
+        )
+        self._vectors = unpack_vectors(packed)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it is known of all requests what they mean."""
+        return bool(self._is_encoded.all())
+
+    def recall(self, request: Request) -> Recall:
+        """Return what is remembered of requests like this one."""
+        best = np.zeros(len(self._items), np.float32)
+        np.maximum.at(best, self._item, self._worth * self._likeness(request))
+        known = zip(self._items, best.tolist(), self._lift, strict=True)
+        return Recall({item: Known(alike, lift) for item, alike, lift in known if alike > 0})
+
+    def _likeness(self, request: Request) -> Floats:
+        overlap = _joined(np.stack([self._overlap({stem(word) for word in counted}) for counted in request.counted]))
+        by_words = np.minimum(_WORDS * overlap, 1)
+        if request.vectors is None:
+            return np.asarray(by_words, np.float32)
+        near = _joined(request.vectors @ self._vectors.T)
+        by_meaning = np.clip(_MEANING * near + _OVERLAP * overlap, 0, 1)
+        return np.asarray(np.where(self._is_encoded, by_meaning, by_words), np.float32)
+
+    def _overlap(self, stems: AbstractSet[str]) -> Floats:
+        """Return how many of its words each remembered request shares with another, rare ones counting more."""
+        shared = np.zeros(len(self._item), np.float32)
+        unknown = log(1 + (len(self._item) + 0.5) / 0.5)
+        for one in stems:
+            if (slots := self._holding.get(one)) is not None:
+                shared[slots] += np.float32(self._rarity[one])
+        asked = sum(self._rarity.get(one, unknown) for one in stems)
+        return np.asarray(2 * shared / np.maximum(self._weight + asked, _NOTHING), np.float32)
+
+    def _read_words(self, stems: Sequence[AbstractSet[str]]) -> None:
+        counts = Counter(one for some in stems for one in some)
+        self._rarity = {one: log(1 + (len(stems) - held + 0.5) / (held + 0.5)) for one, held in counts.items()}
+        self._weight = np.array([sum(self._rarity[one] for one in some) for some in stems], np.float32)
+        slots: dict[str, list[int]] = {}
+        for slot, some in enumerate(stems):
+            for one in some:
+                slots.setdefault(one, []).append(slot)
+        self._holding = {one: np.array(held, np.int32) for one, held in slots.items()}
+
+
+def item_of(identity: str) -> str:
+    """Return the full name of an item, whatever its version."""
+    return identity.partition("@")[0]
+
+
+def stems_of(request: str) -> frozenset[str]:
+    """Return the stems of what a request says."""
+    written = words(request)
+    return frozenset(stem(word) for word in written if word not in COMMON) or frozenset(map(stem, written))
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two requests say the same, so that one of them need not be remembered."""
+    mine, theirs = stems_of(one), stems_of(other)
+    return len(mine & theirs) >= _SAME * len(mine | theirs)
+
+
+def _joined(rows: Floats) -> Floats:
+    whole, parts = rows[0], rows[1:]
+    return np.asarray(_WHOLE * whole + (1 - _WHOLE) * parts.max(axis=0) if len(parts) else whole, np.float32)
+
+
+def _is_known(trace: Trace, encoder: str) -> bool:
+    return bool(encoder) and trace.encoder == encoder and len(trace.vector) == SIZE

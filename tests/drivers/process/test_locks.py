@@ -1,0 +1,230 @@
+"""Locks of dependencies: an environment is made of the files it was first made of, or of those its tool says."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256, sha512
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.places import cache_folder
+
+
+@dataclass
+class Index:
+    """A package index on this machine that notes what it is asked for."""
+
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    address: str = ""
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        index = self
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                index.asked.append(self.path)
+                kind, data = index.files.get(self.path, ("text/plain", b""))
+                self.send_response(200 if self.path in index.files else 404)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Cache-Control", "no-store")
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(data)
+
+            do_HEAD = do_GET  # noqa: N815 - as the library calls it
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
+                return
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+            self.address = f"http://127.0.0.1:{server.server_address[1]}"
+            Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                yield
+            finally:
+                server.shutdown()
+
+    def wheel(self, version: str, says: str) -> str:
+        """Offer a version of a Python package, alone, and return its hash."""
+        info, packed = f"teapot-{version}.dist-info", io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("teapot.py", f"SAYS = {says!r}\n")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: teapot\nVersion: {version}\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        name, data = f"teapot-{version}-py3-none-any.whl", packed.getvalue()
+        digest = sha256(data).hexdigest()
+        self.files[f"/files/{name}"] = ("application/octet-stream", data)
+        page = f'<a href="/files/{name}#sha256={digest}">{name}</a>'
+        self.files["/simple/teapot/"] = ("text/html", page.encode())
+        return digest
+
+    def tarball(self, version: str, says: str) -> None:
+        """Offer a version of a Node package, alone."""
+        manifest, packed = {"name": "teapot", "version": version, "main": "index.js"}, io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for path, text in {"package.json": json.dumps(manifest), "index.js": f"exports.says = '{says}'"}.items():
+                entry = tarfile.TarInfo(f"package/{path}")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+        place, data = f"/teapot/-/teapot-{version}.tgz", packed.getvalue()
+        whole = b64encode(sha512(data).digest()).decode()
+        dist = {"tarball": f"{self.address}{place}", "integrity": f"sha512-{whole}"}
+        offered = {
+            "name": "teapot",
+            "dist-tags": {"latest": version},
+            "versions": {version: {**manifest, "dist": dist}},
+        }
+        self.files[place] = ("application/octet-stream", data)
+        self.files["/teapot"] = ("application/json", json.dumps(offered).encode())
+
+
+@pytest.fixture
+def indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Index, Index]]:
+    """The index of a company and the one of everybody, which is asked after it."""
+    own, public = Index(), Index()
+    with ExitStack() as keep:
+        for index in (own, public):
+            keep.enter_context(index.serving())
+        for name in ("UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_INDEX_URL", "UV_INDEX_STRATEGY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("UV_INDEX", f"{own.address}/simple/")
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"{public.address}/simple/")
+        monkeypatch.setenv("npm_config_registry", f"{own.address}/")
+        yield own, public
+
+
+def make_python_tool(project: Path, **files: str) -> None:
+    folder = project / ".ai/tools/pour"
+    folder.mkdir(parents=True)
+    (folder / "tool.yaml").write_text(
+        "tool_id: pour\ntool_type: script\nversion: 1.0.0\nexecutor: python_runtime\ndescription: Pours\n"
+        "config: {entrypoint: main.py, requires: [teapot]}\n"
+    )
+    (folder / "main.py").write_text("import teapot\n\n\ndef main():\n    return teapot.SAYS\n")
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def make_node_tool(project: Path) -> None:
+    folder = project / ".ai/tools/pour"
+    folder.mkdir(parents=True)
+    (folder / "tool.yaml").write_text(
+        "tool_id: pour\ntool_type: script\nversion: 1.0.0\nexecutor: node_runtime\ndescription: Pours\n"
+        "config: {entrypoint: main.js, requires: [teapot@1.x]}\n"
+    )
+    (folder / "main.js").write_text("console.log(JSON.stringify(require('teapot').says));\n")
+
+
+def pour(project: Path) -> JsonObject:
+    """Run the tool in a kernel of its own, as the owner who signed it."""
+
+    async def run() -> JsonObject:
+        kernel = Kernel(project)
+        signed = await kernel.call("execute", {"item_type": "tool", "action": "sign", "item_id": "pour"})
+        assert "error" not in signed.content, signed.content
+        answer = await kernel.call("execute", {"item_id": "pour"})
+        await kernel.aclose()
+        return answer.content
+
+    return asyncio.run(run())
+
+
+def lose(kind: str) -> None:
+    """Lose the environments and what was downloaded for them, as a cleaned or another disk would."""
+    for name in (f"envs/{kind}", "packages"):
+        shutil.rmtree(cache_folder() / name)
+
+
+@pytest.mark.case("SIG-09")
+def test_a_private_name_is_not_taken_from_the_index_of_everybody(indexes: tuple[Index, Index], project: Path) -> None:
+    own, public = indexes
+    own.wheel("1.0.0", "ours")
+    public.wheel("99.0.0", "theirs")
+    make_python_tool(project)
+    assert pour(project).get("result") == "ours"
+    assert not [path for path in public.asked if "teapot" in path]
+    # The index of the company is gone, and somebody has taken the name, with the same version, at the other one.
+    lose("python")
+    own.files.clear()
+    public.files.clear()
+    public.wheel("1.0.0", "theirs")
+    refused = pour(project)
+    assert refused.get("code") == "package_changed", refused
+    assert "teapot" in str(refused["message"])
+    assert str(refused["lock"]) in str(refused["suggestion"])
+    assert not [*(cache_folder() / "envs/python").glob("*/bin")]
+
+
+@pytest.mark.case("SIG-09")
+def test_an_environment_that_was_lost_is_made_of_the_same_files(indexes: tuple[Index, Index], project: Path) -> None:
+    own, _ = indexes
+    own.wheel("1.0.0", "first")
+    make_python_tool(project)
+    assert pour(project).get("result") == "first"
+    lose("python")
+    own.wheel("2.0.0", "second")
+    own.files["/simple/teapot/"] = (
+        "text/html",
+        b" ".join(f'<a href="{path}">{path[7:]}</a>'.encode() for path in own.files if path.startswith("/files/")),
+    )
+    assert pour(project).get("result") == "first"
+
+
+@pytest.mark.case("SIG-09")
+def test_a_lock_of_the_tools_own_says_what_is_installed(indexes: tuple[Index, Index], project: Path) -> None:
+    own, _ = indexes
+    digest = own.wheel("1.0.0", "locked")
+    make_python_tool(project, requirements__lock=f"teapot==1.0.0 \\\n    --hash=sha256:{digest}\n")
+    assert pour(project).get("result") == "locked"
+    lose("python")
+    own.wheel("1.0.0", "changed")
+    refused = pour(project)
+    assert refused.get("code") == "package_changed", refused
+    assert refused["lock"] == "requirements.lock"
+
+
+@pytest.mark.parametrize(
+    ("lock", "told"),
+    [
+        ("other==1 --hash=sha256:00\n", "'teapot' is not locked"),
+        ("teapot==1.0.0\n", "is not a version with its hashes"),
+        ("--index-url http://x\nteapot==1.0.0 --hash=sha256:00\n", "'--index-url http://x' is not a version"),
+        ("teapot @ http://x/teapot.whl --hash=sha256:00\n", "is not a version with its hashes"),
+        ("-r /etc/passwd\nteapot==1.0.0 --hash=sha256:00\n", "'-r /etc/passwd' is not a version"),
+    ],
+)
+def test_a_lock_that_leaves_something_open_is_refused(lock: str, told: str, project: Path) -> None:
+    make_python_tool(project, requirements__lock=lock)
+    refused = pour(project)
+    assert refused.get("code") == "invalid_manifest", refused
+    assert told in json.dumps(refused)
+
+
+@pytest.mark.case("SIG-09")
+def test_a_node_package_that_changed_is_refused(indexes: tuple[Index, Index], project: Path) -> None:
+    own, _ = indexes
+    own.tarball("1.0.0", "ours")
+    make_node_tool(project)
+    assert pour(project).get("result") == "ours"
+    lose("node")
+    own.tarball("1.0.0", "theirs")
+    refused = pour(project)
+    assert refused.get("code") == "package_changed", refused

@@ -1,0 +1,109 @@
+"""A large index is kept on disk: the next process reads it at once, if it is whole and still true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.mcp import McpSource
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.kernel.searching.library import Library
+from kiwi_mcp.kernel.searching.saved import MANY
+from kiwi_mcp.kernel.searching.view import View
+from kiwi_mcp.search.choose import Filter
+from kiwi_mcp.search.port import Encoder
+from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.store.open import open_database
+
+MCP: tuple[Source, ...] = ("mcp",)
+COUNT = MANY + 10
+
+
+def tool(number: int, said: str = "bill") -> Definition:
+    offered: JsonObject = {
+        "name": f"tool_{number}",
+        "description": f"Sends {said} {number}",
+        "inputSchema": {"type": "object"},
+    }
+    digest = sha256(f"{said} {number}".encode()).hexdigest()
+    return Definition("tool", f"tool_{number}", f"tool_{number}", "accepted", offered, digest, offered, digest)
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> Space:
+    return Space(tmp_path / "project", tmp_path / "user", tmp_path / "cache")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Definitions]:
+    database = open_database(f"sqlite://{tmp_path}/registry.db")
+    yield Definitions(database, "ana")
+    database.close()
+
+
+@pytest.fixture
+def record(space: Space, store: Definitions) -> ServerRecord:
+    """Let a server have offered many tools."""
+    record = ServerRecord(ServerKey(str(space.user), "wide"), "user/local/wide@1.0.0", "", "")
+    store.change(record.key, lambda *_: (record, [tool(number) for number in range(COUNT)]))
+    return record
+
+
+def settled(library: Library, catalog: Catalog) -> View:
+    library.view(catalog, MCP)
+    assert library.settle(60)
+    return library.view(catalog, MCP)
+
+
+def hits(view: View, query: str) -> Sequence[tuple[str, float]]:
+    need = view.read(query)
+    return [(hit.card.tool_id, hit.score) for hit in rank(need, view.pools(need, Filter()), limit=5).hits]
+
+
+@pytest.mark.req("E1")
+@pytest.mark.usefixtures("record")
+def test_a_large_index_is_read_at_once_and_lists_no_source(
+    space: Space, store: Definitions, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    monkeypatch.setattr(McpSource, "entries", lambda _: pytest.fail("the source was listed"))
+    view = Library(load=lambda: encoder).view(Catalog(space, definitions=lambda: store), MCP)
+    assert view.progress == (COUNT, COUNT, COUNT)
+    assert hits(view, "invoice 7") == hits(made, "invoice 7")
+    assert hits(view, "tool_1001")[0] == ("tool_1001", 1.0)
+    assert len([*view.cards]) == COUNT
+
+
+def test_what_changed_since_is_found_and_what_went_is_not(
+    space: Space, store: Definitions, record: ServerRecord, encoder: Encoder
+) -> None:
+    settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    offered = [tool(0, "weather"), *(tool(number) for number in range(1, COUNT - 1))]
+    store.change(record.key, lambda *_: (record, offered))
+    catalog, library = Catalog(space, definitions=lambda: store), Library(load=lambda: encoder)
+    assert hits(settled(library, catalog), "weather")[0][0] == "tool_0"
+    store.change(record.key, lambda *_: (record, offered[1:]))
+    view = settled(library, catalog)
+    assert view.progress.cards == COUNT - 2
+    assert not [name for name, score in hits(view, "tool_0") if score == 1.0]
+    assert not [name for name, score in hits(view, f"tool_{COUNT - 1}") if score == 1.0]
+
+
+@pytest.mark.usefixtures("record")
+def test_a_file_that_is_damaged_or_gone_is_made_again(space: Space, store: Definitions, encoder: Encoder) -> None:
+    made = hits(settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store)), "invoice 7")
+    (file,) = (space.cache / "search").iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], whole[:-1] + b"x", whole + b"x"):
+        file.write_bytes(damaged)
+        view = settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+        assert hits(view, "invoice 7") == made
+    assert file.read_bytes()[:32] == whole[:32]

@@ -1,0 +1,69 @@
+"""A registry on a server is searched where it is: it is never loaded, and its index is kept up in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.catalog.registry import RegistrySource
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.kernel import Kernel
+
+TOOL = """tool_id: {name}
+tool_type: script
+version: 1.0.0
+executor: bash_runtime
+description: {description}
+config: {{entrypoint: main.sh}}
+"""
+
+
+@pytest.fixture
+def publish(project: Path) -> Callable[..., JsonObject]:
+    """Write a tool, and give the request that publishes it."""
+
+    def write(name: str, description: str) -> JsonObject:
+        folder = project / ".ai" / "tools" / name
+        folder.mkdir(parents=True)
+        (folder / "tool.yaml").write_text(TOOL.format(name=name, description=description))
+        (folder / "main.sh").write_text("echo hi\n")
+        return {"action": "publish", "item_id": name}
+
+    return write
+
+
+@pytest.mark.req("K-SE-01", "E2")
+@pytest.mark.usefixtures("encoder")
+def test_what_is_published_on_a_server_is_found_there_by_words_and_by_meaning(
+    project: Path, postgres_url: str, publish: Callable[..., JsonObject], owner: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
+    monkeypatch.setattr(RegistrySource, "entries", lambda _: pytest.fail("the registry was loaded"))
+
+    async def story() -> None:
+        kernel = Kernel(project)
+
+        async def found(query: str) -> list[object]:
+            told: JsonObject = {}
+            for _ in range(100):  # each waits for a moment
+                told = (await kernel.call("search", {"query": query, "source": "registry"}, owner)).content
+                if "indexing" not in told:
+                    break
+            return [as_object(one).get("name") for one in as_list(told.get("results"))]
+
+        try:
+            assert await found("bill") == []
+            answer = await kernel.call("execute", publish("send_bill", "Sends a bill"), owner)
+            assert not answer.is_error, answer.content
+            assert await found("bill") == ["send_bill"]
+            assert await found("invoice") == ["send_bill"]
+            assert not (await kernel.call("execute", publish("look_out", "Tells the weather"), owner)).is_error
+            assert await found("forecast") == ["look_out"]
+        finally:
+            await kernel.aclose()
+
+    asyncio.run(story())

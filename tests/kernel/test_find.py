@@ -1,0 +1,269 @@
+"""What a search answers: cards that are short and say why, filters that say what exists, and never a bare nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.plugins.machines import Machine
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.grants import Grant, Rights, Rules
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel.find import find
+from kiwi_mcp.kernel.requests import SearchRequest
+from kiwi_mcp.kernel.searching.library import Library
+from kiwi_mcp.search.port import Floats
+
+SCRIPT = Path(__file__).parents[1] / "data" / "mcp" / "scripted.py"
+FIELDS = {"name", "description", "source", "path", "score", "tool_type", "identity", "why"}
+MOST_BYTES = 450
+"""What a card with a long description may take up, but for its path."""
+Ask = Callable[..., Answer]
+
+
+def script(name: str, description: str, *words: str) -> str:
+    head = f'"""{description}"""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n__executor_id__ = "python_runtime"\n'
+    return "\n".join((head, *words, "\n\ndef main():\n    return 1\n"))
+
+
+@pytest.fixture(autouse=True)
+def tools(project: Path) -> None:
+    for path, description in {
+        "mail/send_letter": "Send a letter to somebody by mail",
+        "mail/read_letters": "Read the letters in the mailbox",
+        "maps/find_route": "Find the way between two cities",
+        "maps/draw_map": "Draw a map of a city",
+    }.items():
+        file = project / ".ai" / "tools" / f"{path}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(script(file.stem, description, '__tags__ = ["office"]' if "mail" in path else ""))
+
+
+@pytest.fixture
+def serve(ask: Ask, tmp_path: Path) -> Callable[..., None]:
+    """Add a server that offers some tools."""
+
+    def add(server: str, **tools: str) -> None:
+        offers = tmp_path / f"{server}.json"
+        schema = {"type": "object", "properties": {"text": {"type": "string", "description": "What to look for"}}}
+        offered = [{"name": name, "description": said, "inputSchema": schema} for name, said in tools.items()]
+        offers.write_text(json.dumps({"tools": offered}))
+        added = ask("mcp", action="add", server=server, command=sys.executable, args=[str(SCRIPT), str(offers)])
+        assert not added.is_error
+
+    return add
+
+
+def search(ask: Ask, query: str, **words: Json) -> JsonObject:
+    answer = ask("search", query=query, **words)
+    assert not answer.is_error, answer.content
+    return answer.content
+
+
+def cards(content: JsonObject) -> list[JsonObject]:
+    return [*map(as_object, as_list(content["results"]))]
+
+
+def names(content: JsonObject) -> list[str]:
+    return [as_text(card["name"]) for card in cards(content)]
+
+
+@pytest.mark.req("E3", "K-SE-02")
+def test_a_card_says_what_it_is_how_well_it_fits_and_why_and_has_no_schema(ask: Ask) -> None:
+    found = search(ask, "send a letter to my aunt")
+
+    first = cards(found)[0]
+    assert first.keys() == FIELDS
+    assert (first["name"], first["identity"]) == ("send_letter", "project/local/send_letter@1.0.0")
+    assert {*as_list(first["why"])} == {"send", "letter"}
+    scores = [float(str(card["score"])) for card in cards(found)]
+    assert all(0 < score <= 1 for score in scores)
+    assert scores == sorted(scores, reverse=True)
+    assert "properties" not in compact(found)
+    assert found.keys() == {"results", "total", "query", "source"}
+
+
+@pytest.mark.req("E3")
+def test_an_answer_holds_no_more_than_was_asked_for_and_each_card_is_short(ask: Ask, project: Path) -> None:
+    for number in range(30):
+        path = project / ".ai" / "tools" / f"letter_{number}.py"
+        path.write_text(script(path.stem, "Write a letter " + "to somebody " * 100))
+
+    found = search(ask, "write a letter to somebody")
+    assert len(cards(found)) == 10
+    assert int(str(found["total"])) > 30
+    assert all(len(compact({**card, "path": ""})) <= MOST_BYTES for card in cards(found))
+    assert len(cards(search(ask, "write a letter", limit=3))) == 3
+
+
+def test_a_request_for_several_things_says_which_part_each_card_answers(ask: Ask) -> None:
+    found = search(ask, "Read the letters in my mailbox, then find the way between the cities")
+
+    assert found["parts"] == ["Read the letters in my mailbox", "find the way between the cities"]
+    answered = {card["name"]: card["part"] for card in cards(found)}
+    assert (answered["read_letters"], answered["find_route"]) == (1, 2)
+
+
+@pytest.mark.req("B6")
+def test_what_is_not_permitted_says_so_and_by_which_rule(ask: Ask, home: Path) -> None:
+    (home / ".ai").mkdir()
+    (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['*/send_letter@*']}\n")
+
+    by_name = {card["name"]: card for card in cards(search(ask, "letter"))}
+
+    assert by_name["send_letter"]["permitted"] is False
+    assert "'*/send_letter@*'" in as_text(by_name["send_letter"]["not_permitted"])
+    assert len(as_text(by_name["send_letter"]["not_permitted"])) <= 200
+    assert by_name["read_letters"].keys() == FIELDS
+
+
+@pytest.mark.req("K-SE-02")
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ({"category": "maps"}, {"draw_map", "find_route"}),
+        ({"category": ["maps", "mail"], "limit": 50}, {"draw_map", "find_route", "send_letter", "read_letters"}),
+        ({"category": "maps,mail"}, {"draw_map", "find_route", "send_letter", "read_letters"}),
+        ({"tag": "office"}, {"send_letter", "read_letters"}),
+        ({"tool_type": "script,api"}, {"draw_map", "find_route", "send_letter", "read_letters", "loose"}),
+        ({"server": "outbox"}, {"post"}),
+        ({"source": "mcp"}, {"post"}),
+        ({"server": "outbox", "tag": "office"}, set()),
+    ],
+)
+def test_filters_keep_what_has_one_of_their_words(
+    ask: Ask, project: Path, serve: Callable[..., None], words: dict[str, Json], kept: set[str]
+) -> None:
+    serve("outbox", post="Post a letter for a city, with a map")
+    (project / ".ai" / "tools" / "loose.py").write_text(script("loose", "A letter"))
+
+    assert {*names(search(ask, "letter map city cities", **words))} == kept
+
+
+@pytest.mark.req("K-SE-02")
+def test_hits_are_ordered_by_score_date_or_name(ask: Ask) -> None:
+    assert names(search(ask, "draw a map of the city", sort_by="name")) == ["draw_map", "find_route"]
+    assert names(search(ask, "find a route in the city", sort_by="score"))[0] == "find_route"
+    assert ask("search", query="x", sort_by="magic").content["code"] == "invalid_request"
+
+
+def test_an_unknown_word_of_a_filter_is_answered_with_those_that_exist(ask: Ask, serve: Callable[..., None]) -> None:
+    serve("outbox", post="Post a letter")
+
+    told = as_text(search(ask, "letter", server="inbox", tag="home")["suggestion"])
+    assert "There is no server 'inbox'; there are `outbox`." in told
+    assert "There is no tag 'home'; there are" in told
+    assert "`office`" in told
+    assert "`maps`" in as_text(search(ask, "letter", category="cars")["suggestion"])
+    assert "passes all of these filters" in as_text(search(ask, "letter", server="outbox", tag="office")["suggestion"])
+
+
+def test_where_nothing_matches_what_is_close_is_named_with_what_is_here_and_how_to_ask(
+    ask: Ask, serve: Callable[..., None]
+) -> None:
+    serve("outbox", post="Post a letter", parcel="Pack things")
+
+    found = search(ask, "parsellls")
+
+    assert (found["results"], found["total"]) == ([], 0)
+    assert [as_object(one)["identity"] for one in as_list(found["close"])] == ["mcp/outbox/parcel@1.2.0"]
+    told = as_text(found["suggestion"])
+    assert "one need per search" in told
+    assert "`outbox`" in told
+    assert "`maps`" in told
+    assert "`source: all`" in told
+    far = search(ask, "zzqqxx")
+    assert "close" not in far
+    assert "try other words" in as_text(far["suggestion"])
+
+
+def test_a_poor_match_is_called_weak_and_a_good_one_is_not(ask: Ask) -> None:
+    poor = search(ask, "order fifty metal buckets for some rainy gardens near every city house of theirs")
+
+    assert cards(poor)
+    assert as_text(poor["note"]).startswith("Weak match")
+    assert "note" not in search(ask, "find the way between two cities")
+    assert "note" not in search(ask, "send_letter")
+
+
+@pytest.mark.req("E6")
+def test_two_sources_with_one_name_are_found_loaded_called_permitted_and_recorded_apart(
+    ask: Ask, serve: Callable[..., None], home: Path
+) -> None:
+    serve("tracker", search="Search the issues of a project")
+    serve("library", search="Search the books of a library")
+
+    both = cards(search(ask, "search"))
+    assert {card["full_name"] for card in both} == {"mcp/tracker/search", "mcp/library/search"}
+    assert cards(search(ask, "search books"))[0]["full_name"] == "mcp/library/search"
+    assert [card["identity"] for card in cards(search(ask, "search", server="tracker"))] == ["mcp/tracker/search@1.2.0"]
+    for card in both:
+        name = as_text(card["full_name"])
+        loaded = ask("load", item_id=name).content
+        assert (loaded["identity"], as_object(loaded["metadata"])["description"]) == (
+            card["identity"],
+            card["description"],
+        )
+        assert not ask("execute", item_id=name).is_error
+    (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['mcp/library/*']}\n")
+    assert {card["full_name"]: card.get("permitted", True) for card in cards(search(ask, "search"))} == {
+        "mcp/tracker/search": True,
+        "mcp/library/search": False,
+    }
+    assert ask("execute", item_id="mcp/library/search").content["code"] == "not_permitted"
+    assert not ask("execute", item_id="mcp/tracker/search").is_error
+    ran = {as_object(run).get("identity") for run in as_list(ask("runs").content["runs"])}
+    assert {"mcp/tracker/search@1.2.0", "mcp/library/search@1.2.0"} <= ran
+
+
+class Rainy:
+    """An encoder for which everything is about rain."""
+
+    name, dimension = "rainy", 384
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        rows = np.zeros((len(texts), self.dimension), np.float32)
+        rows[:, 0] = 1
+        return rows
+
+
+def test_a_card_that_was_found_by_meaning_says_so(project: Path, tmp_path: Path) -> None:
+    catalog = Catalog(Space(project, tmp_path / "user", tmp_path / "cache"))
+    library = Library(load=Rainy)
+    asked = SearchRequest(query="umbrella")
+    find(asked, catalog, library)
+    assert library.settle(30)
+    try:
+        first = cards(find(asked, catalog, library))[0]
+        by_words = cards(find(SearchRequest(query="letters"), catalog, library))[0]
+    finally:
+        library.close()
+    assert (first["why"], first["meaning"]) == ([], 1.0)
+    assert "meaning" not in by_words
+
+
+def test_what_is_hidden_is_neither_found_nor_close_nor_named(machine: Machine) -> None:
+    for name in ("open_door", "secret_door"):
+        machine.script(name)
+    listed = Grant(items=Rules(("project/local/open_door@*", "builtin/*")), is_secretive=True)
+    catalog = Catalog(Space(machine.project, machine.user, machine.cache))
+    library = Library(load=lambda: None)
+    try:
+        for query in ("door", "secret_door", "secre", "tsecret", "nothing_like_it", "doo"):
+            told = compact(find(SearchRequest(query=query), catalog, library, rights=lambda: Rights((Grant(), listed))))
+            assert "project/local/secret_door" not in told
+            assert "`secret_door`" not in told
+    finally:
+        library.close()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "ann")

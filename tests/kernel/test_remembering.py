@@ -1,0 +1,172 @@
+"""What is used after a search is found sooner by the next one like it: per actor, without secrets, as the owner wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.remembering import LONGEST, MINUTES, Recent, Who, kept_text
+
+Ask = Callable[..., Answer]
+ANA, BEN = Who("ana", "editor", "/work"), Who("ben", "editor", "/work")
+
+
+@pytest.fixture(autouse=True)
+def items(project: Path) -> None:
+    folder = project / ".ai" / "directives"
+    folder.mkdir()
+    told = {"umbrella": "Tell whether it will rain", "ledger": "Add up what was spent", "parcel": "Follow a parcel"}
+    for name, text in told.items():
+        (folder / f"{name}.md").write_text(
+            f'# {name}\n\n```xml\n<directive name="{name}" version="1.0.0">\n<metadata><description>{text}</description>'
+            "</metadata>\n<process><step name='one'><action>Go</action></step></process>\n</directive>\n```\n"
+        )
+
+
+def names(answer: Answer) -> list[str]:
+    return [as_text(as_object(one)["name"]) for one in as_list(answer.content["results"])]
+
+
+def remembered(answer: Answer) -> list[tuple[str, str, str]]:
+    rows = [as_object(one) for one in as_list(answer.content["remembered"])]
+    return [(as_text(one["item"]), as_text(one["used"]), as_text(one["request"])) for one in rows]
+
+
+async def calls(kernel: Kernel, requests: Sequence[tuple[str, JsonObject]], caller: Caller) -> list[Answer]:
+    try:
+        return [await kernel.call(verb, request, caller) for verb, request in requests]
+    finally:
+        await kernel.aclose()
+
+
+def do(kernel: Kernel, *requests: tuple[str, JsonObject], caller: Caller) -> list[Answer]:
+    return asyncio.run(calls(kernel, requests, caller))
+
+
+def run(name: str) -> tuple[str, JsonObject]:
+    return "execute", {"item_id": name}
+
+
+def search(query: str) -> tuple[str, JsonObject]:
+    return "search", {"query": query}
+
+
+def test_what_was_run_after_a_search_is_found_by_one_like_it(home: Path, kernel: Kernel, owner: Caller) -> None:
+    need = "do I need a coat for my walk, or will it rain"
+    first, ran = do(kernel, search(need), run("umbrella"), caller=owner)
+    assert names(first) == ["umbrella"]
+    assert not ran.is_error
+    again, plain = do(kernel, search("a coat for the walk?"), search("what was spent"), caller=owner)
+    assert names(again) == ["umbrella"]
+    assert as_object(as_list(again.content["results"])[0])["remembered"] is True
+    assert names(plain) == ["ledger"]
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert remembered(told) == [("project/local/umbrella", "run", need)]
+
+
+def test_reading_counts_and_a_run_makes_more_of_it(home: Path, kernel: Kernel, owner: Caller) -> None:
+    read, ran = ("load", {"item_id": "parcel"}), run("parcel")
+    *_, told = do(kernel, search("follow my parcel"), read, caller=owner), *do(kernel, ("memory", {}), caller=owner)
+    assert remembered(told) == [("project/local/parcel", "load", "follow my parcel")]
+    do(kernel, search("follow my parcels"), read, ran, caller=owner)
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert remembered(told) == [("project/local/parcel", "run", "follow my parcels")]
+
+
+def test_what_was_not_shown_or_did_not_run_is_not_remembered(home: Path, kernel: Kernel, owner: Caller) -> None:
+    do(kernel, search("will it rain"), run("ledger"), run("nowhere"), search("ledger"), run("ledger"), caller=owner)
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert told.content["remembered"] == []
+
+
+def test_one_actor_learns_nothing_from_another(home: Path, kernel: Kernel) -> None:
+    ana, ben = Caller(name="token:ana:1"), Caller(name="token:ben:2")
+    do(kernel, search("a coat against rain"), run("umbrella"), caller=ana)
+    theirs, listed = do(kernel, search("a coat, please"), ("memory", {}), caller=ben)
+    assert names(theirs) == []
+    assert listed.content["remembered"] == []
+    mine, listed = do(kernel, search("a coat, please"), ("memory", {}), caller=ana)
+    assert names(mine) == ["umbrella"]
+    assert len(as_list(listed.content["remembered"])) == 1
+
+
+def test_one_word_of_the_owner_switches_it_off(home: Path, kernel: Kernel, owner: Caller) -> None:
+    do(kernel, search("a coat against rain"), run("umbrella"), caller=owner)
+    (home / ".ai" / "registry.yaml").write_text("remember: false\n")
+    off, _, _, listed = do(
+        kernel, search("a coat, please"), search("rain or sun"), run("umbrella"), ("memory", {}), caller=owner
+    )
+    assert names(off) == []
+    assert [request for _, _, request in remembered(listed)] == ["a coat against rain"]
+    assert listed.content["is_on"] is False
+
+
+def test_what_is_forgotten_has_no_effect(home: Path, kernel: Kernel, owner: Caller) -> None:
+    do(kernel, search("a coat against rain"), run("umbrella"), search("parcel of rain"), run("parcel"), caller=owner)
+    forgot, told = do(kernel, ("memory", {"action": "forget", "item": "umbrella"}), ("memory", {}), caller=owner)
+    assert forgot.content["forgotten"] == 1
+    assert [item for item, _, _ in remembered(told)] == ["project/local/parcel"]
+    everything, again = do(kernel, ("memory", {"action": "forget"}), search("a coat, please"), caller=owner)
+    assert everything.content["message"] == "1 remembered request forgotten"
+    assert names(again) == []
+    (unknown,) = do(kernel, ("memory", {"action": "forget", "item": "umbrella"}), caller=owner)
+    assert unknown.content["code"] == "invalid_request"
+
+
+def test_a_model_is_not_shown_what_the_owner_asked_for(home: Path, project: Path) -> None:
+    answer, forgot = do(
+        Kernel(project, is_owner=False, surface="mcp"),
+        ("memory", {}),
+        ("memory", {"action": "forget"}),
+        caller=Caller(),
+    )
+    assert (answer.content["code"], forgot.content["code"]) == ("not_permitted", "not_permitted")
+
+
+def test_no_secret_reaches_the_store(home: Path, project: Path, kernel: Kernel, owner: Caller) -> None:
+    (project / ".env").write_text("CRM_KEY=blue-walrus-nine\n")
+    query = (
+        "will it rain, blue-walrus-nine, password: hunter2, ghp_aB3dE5fG7hJ9kL1m, me@example.org, 4929 1234 5678 9012"
+    )
+    do(kernel, search(query), run("umbrella"), caller=owner)
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    ((_, _, kept),) = remembered(told)
+    assert kept.startswith("will it rain, ")
+    for secret in ("walrus", "hunter2", "ghp_", "example.org", "4929", "9012"):
+        assert secret not in kept
+    database = (home / ".ai" / "state" / "registry.db").read_bytes()
+    assert b"walrus" not in database
+
+
+def test_a_search_counts_for_some_minutes_and_for_whoever_made_it() -> None:
+    now = 0.0
+    recent = Recent(clock=lambda: now)
+    recent.asked(ANA, "will it rain", ["user/local/umbrella@1.0.0"])
+    assert recent.used(BEN, "user/local/umbrella@1.0.0", is_run=True) == ""
+    assert recent.used(ANA._replace(project="/other"), "user/local/umbrella@1.0.0", is_run=True) == ""
+    now = MINUTES * 60.0
+    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == "will it rain"
+    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == ""
+    now += 1
+    recent.asked(ANA, "what was spent", ["user/local/ledger@1.0.0"])
+    now += MINUTES * 60.0 + 1
+    assert recent.used(ANA, "user/local/ledger@1.0.0", is_run=False) == ""
+
+
+def test_a_long_request_is_cut_at_a_word_and_an_empty_one_is_not_kept() -> None:
+    kept = kept_text("word " * 1_000, {})
+    assert len(kept) <= LONGEST
+    assert kept.endswith("word")
+    assert kept_text(" … ? ", {}) == ""
+
+
+def test_whoever_looks_for_a_name_teaches_nothing() -> None:
+    recent = Recent()
+    recent.asked(ANA, "umbrella", ["user/local/umbrella@1.0.0"])
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""

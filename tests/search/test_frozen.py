@@ -1,0 +1,86 @@
+"""A frozen index is searched exactly as it was, and follows its cards from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.search.frozen import freeze, gathered, thaw
+from kiwi_mcp.search.index import Index
+from kiwi_mcp.search.port import Card, Floats, Hit
+from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.search.request import read_request
+
+NOUNS = ("invoice", "weather", "branch", "calendar", "payment", "größe")
+
+
+class Shapes:
+    """An encoder for tests: by the letters of a text."""
+
+    name, dimension = "shapes", 384
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        rows = np.zeros((len(texts), 384), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            row[[ord(letter) % 384 for letter in text] or [0]] += 1
+        unit: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return unit
+
+
+def card(number: int, said: str = "") -> Card:
+    noun = NOUNS[number % len(NOUNS)]
+    return Card(
+        f"mcp/one/{noun}_{number}@1.0.0", f"{noun}_{number}", description=said or f"Does {noun} number {number}",
+        tags=("a", noun), parameters=((noun, "what it is"), ("other", "")), source="mcp", path=f"mcp/{number}",
+    )  # fmt: skip
+
+
+def index_of(*batches: Sequence[Card]) -> Index:
+    index = Index("shapes")
+    cards: list[Card] = []
+    for batch in batches:
+        cards = [*cards, *batch]
+        index.follow(cards)
+        index.catch_up(None, Shapes(), seconds=60)
+    return index
+
+
+def hits(index: Index, query: str) -> Sequence[Hit]:
+    return rank(read_request(query, Shapes()), [index], limit=10).hits
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sets(st.integers(0, 40), min_size=1), st.integers(0, 5), st.sampled_from([*NOUNS, "invoice_0", "nothing"]))
+def test_what_was_frozen_is_searched_as_it_was(numbers: set[int], gone: int, query: str) -> None:
+    cards = [card(number) for number in sorted(numbers)]
+    index = index_of(cards[: len(cards) // 2], cards)
+    index.follow(cards[gone:])
+    thawed = thaw(bytearray(freeze(index)), "shapes")
+    assert thawed.progress == index.progress
+    assert hits(thawed, query) == hits(index, query)
+    assert thawed.named("invoice_0") == index.named("invoice_0")
+
+
+def test_what_was_thawed_follows_its_cards() -> None:
+    cards = [card(number) for number in range(20)]
+    thawed = thaw(bytearray(freeze(index_of(cards))), "shapes")
+    changed = [card(0, "Mows the lawn"), *cards[1:10], card(99, "Mows the lawn")]
+    thawed.follow(changed)
+    thawed.catch_up(None, Shapes(), seconds=60)
+    assert thawed.progress == (11, 11, 11)
+    assert {hit.card.tool_id for hit in hits(thawed, "lawn") if hit.why.words} == {"invoice_0", "calendar_99"}
+    assert not [hit for hit in hits(thawed, "invoice_12") if hit.why.is_exact]
+
+
+def test_an_index_in_one_piece_holds_the_same() -> None:
+    cards = [card(number) for number in range(30)]
+    index = index_of(cards[:10], cards[10:20], cards[20:])
+    index.follow(cards[5:])
+    one = gathered(index)
+    assert len(one.segments) == 1
+    assert one.progress == index.progress == (25, 25, 25)
+    assert next(hit.card for hit in hits(one, "invoice_12")) == cards[12]
+    assert hits(thaw(bytearray(freeze(one)), "shapes"), "weather") == hits(one, "weather")

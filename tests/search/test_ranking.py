@@ -1,0 +1,212 @@
+"""Ranking: the right card first, nothing that does not match, and the same answer every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.search.index import Index
+from kiwi_mcp.search.port import Card, Encoder, Floats, Hit
+from kiwi_mcp.search.ranking import Ranked, rank
+from kiwi_mcp.search.request import read_request
+
+
+def card(name: str, description: str = "", *, source: str = "project", **facts: object) -> Card:
+    made = Card(f"{source}/local/{name}@1.0.0", name, name, description, source=source, path=f"/{source}/{name}.yaml")
+    return replace(made, **facts)  # type: ignore[arg-type]  # each test names fields of the card
+
+
+CARDS = (
+    card("email_enricher", "Enrich email addresses with company data", tags=("crm",)),
+    card("weather_forecast", "Get the weather forecast for coordinates", parameters=(("lat", "Latitude"), ("lon", ""))),
+    card("github_create_pr", "Create a pull request in a repository"),
+    card("slackMessages", "Sends messages to a channel"),
+    card("translate_text", "Translate text into another language", category="language/tools"),
+    card("read_web_page", "Read a web page and return its text"),
+    card("post", "Put a letter into the box", source="mcp", server="outbox"),
+)
+
+
+class Topics:
+    """An encoder that knows some topics: texts are near each other where they speak of the same ones."""
+
+    name, dimension = "topics", 384
+    _TOPICS = (("rain", "weather", "umbrella"), ("mail", "email", "letter"), ("code", "repository", "pull"))
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        rows = np.zeros((len(texts), self.dimension), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for axis, topic in enumerate(self._TOPICS):
+                row[axis] = sum(word in text.lower() for word in topic)
+            row[len(self._TOPICS)] = 0.25  # what every text has in common
+        unit: Floats = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        return unit
+
+
+def ranked(query: str, cards: Sequence[Card] = CARDS, *, limit: int = 10, encoder: Encoder | None = None) -> Ranked:
+    index = Index(encoder.name if encoder else "")
+    index.follow(cards)
+    assert not index.catch_up(None, encoder, seconds=60)
+    return rank(read_request(query, encoder), [index], limit=limit)
+
+
+def names(hits: Sequence[Hit]) -> list[str]:
+    return [hit.card.tool_id for hit in hits]
+
+
+def found(query: str, cards: Sequence[Card] = CARDS, *, limit: int = 10) -> list[str]:
+    return names(ranked(query, cards, limit=limit).hits)
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("weather", "weather_forecast"),
+        ("what will the weather be tomorrow", "weather_forecast"),
+        ("enriching an e-mail address", "email_enricher"),
+        ("pull requests", "github_create_pr"),
+        ("translation", "translate_text"),
+        ("slack message", "slackMessages"),
+        ("latitude", "weather_forecast"),
+        ("crm", "email_enricher"),
+        ("language", "translate_text"),
+        ("outbox", "post"),
+        ("transl", "translate_text"),
+        ("wether", "weather_forecast"),
+        ("emial", "email_enricher"),
+        ("githubCreatePR", "github_create_pr"),
+    ],
+)
+def test_a_need_in_words_finds_its_tool(query: str, first: str) -> None:
+    assert found(query)[0] == first
+
+
+@pytest.mark.req("K-SE-02")
+def test_scores_lie_between_nought_and_one_and_what_does_not_match_is_left_out() -> None:
+    hits = ranked("weather text").hits
+
+    assert {*names(hits)} == {"weather_forecast", "translate_text", "read_web_page"}
+    assert all(0 < hit.score <= 1 for hit in hits)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert next(hit.why.words for hit in hits if hit.card.tool_id == "weather_forecast") == ("weather",)
+
+
+@pytest.mark.parametrize("query", ["", "   ", "the of and", "zzzzqqq", "!!!", "\0", "\ud800"])
+def test_a_query_without_a_match_finds_nothing(query: str) -> None:
+    assert ranked(query) == Ranked([], 0)
+
+
+def test_the_exact_name_comes_first_whatever_else_speaks_of_it() -> None:
+    loud = [card(f"x{number}", "page page page web page read") for number in range(20)]
+    cards = (*loud, card("page", "Nothing to say"))
+
+    hits = ranked("page", cards, limit=3).hits
+
+    assert (hits[0].card.tool_id, hits[0].score, hits[0].why.is_exact) == ("page", 1.0, True)
+    assert all(hit.score < 1 for hit in hits[1:])
+    assert found("project/local/page@1.0.0", cards)[0] == "page"
+    assert found("project/local/page", cards)[0] == "page"
+
+
+@pytest.mark.req("E6")
+def test_a_name_that_two_sources_have_finds_both_and_a_full_name_the_one() -> None:
+    twins = (
+        card("search", "Search issues", source="mcp", identity="mcp/tracker/search@1", path="a", server="tracker"),
+        card("search", "Search mail", source="mcp", identity="mcp/mailbox/search@1", path="b", server="mailbox"),
+    )
+
+    assert [hit.score for hit in ranked("search", twins).hits] == [1.0, 1.0]
+    hits = ranked("mcp/mailbox/search", twins).hits
+    assert (hits[0].card.server, hits[0].score) == ("mailbox", 1.0)
+    assert ranked("search mailbox", twins).hits[0].card.server == "mailbox"
+
+
+@pytest.mark.case("UNI-05")
+def test_of_two_look_alikes_the_built_in_one_comes_first_and_the_source_is_shown() -> None:
+    cards = (
+        card("python-runtime", "Runs Python files", source="project"),
+        card("python_runtime", "Runs Python files", source="user"),
+        card("python_runtime", "Runs Python files", source="builtin"),
+    )
+
+    for order in (cards, cards[::-1]):
+        hits = ranked("run python files", order, limit=3).hits
+        assert [hit.card.source for hit in hits] == ["builtin", "project", "user"]
+        assert len({hit.score for hit in hits}) == 1
+
+
+def test_common_words_count_little() -> None:
+    cards = (*(card(f"tool_{number}", "Send data to the service") for number in range(30)), card("fax", "Send a fax"))
+
+    assert found("send data by fax", cards)[0] == "fax"
+
+
+def test_a_request_for_three_things_finds_three_tools_each_for_its_part() -> None:
+    noise = tuple(card(f"page_{number}", "Read a web page about a forecast") for number in range(20))
+    query = "Get the weather forecast for Paris, then translate the text into French, and create a pull request for it"
+
+    hits = ranked(query, (*CARDS, *noise), limit=4).hits
+
+    answered = {hit.card.tool_id: hit.why.part for hit in hits}
+    assert {"weather_forecast", "translate_text", "github_create_pr"} <= answered.keys()
+    assert answered["weather_forecast"].startswith("Get the weather")
+    assert answered["translate_text"].startswith("translate")
+    assert answered["github_create_pr"].startswith("create a pull request")
+
+
+def test_what_shares_no_word_is_found_by_its_meaning_and_says_so() -> None:
+    hits = ranked("will I need an umbrella", encoder=Topics()).hits
+
+    assert hits[0].card.tool_id == "weather_forecast"
+    assert hits[0].why.words == ()
+    assert hits[0].why.meaning > 0.5
+    assert "translate_text" not in names(hits)
+
+
+def test_what_is_filtered_out_is_neither_shown_nor_counted() -> None:
+    index = Index()
+    index.follow(CARDS)
+    kept = rank(read_request("text", None), [index], limit=5, keeps=lambda one: one.tool_id != "translate_text")
+
+    assert (names(kept.hits), kept.total) == (["read_web_page"], 1)
+    assert rank(read_request("translate_text", None), [index], limit=5, keeps=lambda _: False) == Ranked([], 0)
+
+
+WORDS = ("mail", "send", "weather", "file", "read", "write", "search", "the", "user", "rain", "city", "page")
+texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
+lists = st.lists(st.tuples(st.sampled_from(WORDS), texts), max_size=12, unique_by=lambda pair: pair[0])
+queries = texts | st.text(max_size=40)
+encoders: st.SearchStrategy[Encoder | None] = st.sampled_from([None, Topics()])
+
+
+@pytest.mark.req("K-SE-02")
+@given(some=lists, query=queries, limit=st.integers(0, 15), encoder=encoders)
+@settings(max_examples=150, deadline=None)
+def test_answers_are_bounded_ordered_matching_and_independent_of_the_order_of_cards(
+    some: list[tuple[str, str]], query: str, limit: int, encoder: Encoder | None
+) -> None:
+    cards = tuple(card(*pair) for pair in some)
+
+    hits, total = ranked(query, cards, limit=limit, encoder=encoder)
+
+    assert len(hits) == min(limit, total)
+    assert all(0 < hit.score <= 1 for hit in hits)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert all(hit.why.words or hit.why.meaning or hit.why.is_exact for hit in hits)
+    assert (hits, total) == ranked(query, cards[::-1], limit=limit, encoder=encoder)
+
+
+@given(query=queries, some=lists)
+@settings(max_examples=60, deadline=None)
+def test_no_card_is_found_by_words_that_holds_none_like_those_of_the_request(
+    query: str, some: list[tuple[str, str]]
+) -> None:
+    strangers = [card(f"x{number}", "kiwi quartz") for number, _ in enumerate(some)]
+
+    assert not [hit for hit in ranked(query, strangers).hits if not hit.why.words]
+    assert ranked(" ".join(word for word in WORDS), strangers) == Ranked([], 0)

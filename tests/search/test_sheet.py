@@ -1,0 +1,74 @@
+"""Sheets: what is kept of a card comes from its text alone, and survives being packed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.search.port import Card
+from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, unpack_vectors, unpack_words, words_of
+from kiwi_mcp.search.words import stem
+
+CARD = Card(
+    "mcp/outbox/sendLetter@1", "sendLetter", "sendLetter", "Puts a letter into the box", ("post",), "mail/out",
+    (("toReader", "Who gets it"),), "mcp", "mcp_tool", "x", 1.0, "outbox", "outbox",
+)  # fmt: skip
+
+
+def counted(card: Card) -> dict[str, list[int]]:
+    stems, rows = unpack_words(words_of(card))
+    return dict(zip(stems, rows.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("word", ["send", "letter", "box", "post", "mail", "outbox", "reader", "gets"])
+def test_every_part_of_a_card_is_searched(word: str) -> None:
+    assert sum(counted(CARD)[stem(word)]) > 0
+
+
+def test_words_are_counted_by_the_field_that_holds_them() -> None:
+    counts = counted(CARD)
+    assert counts[stem("letter")] == [1, 0, 1, 0, 0]
+    assert counts[stem("outbox")][1] == 1
+    assert counts[stem("reader")][3] == 1
+    assert "the" not in counts
+    assert counted(Card("p/l/x", "x", description="again " * 400))[stem("again")] == [0, 0, 255, 0, 0]
+
+
+def test_the_digest_follows_the_text_and_the_encoder_and_nothing_else() -> None:
+    known = digest_of(CARD, "one")
+    for other in (
+        replace(CARD, description="Other"),
+        replace(CARD, parameters=()),
+        replace(CARD, tags=()),
+        replace(CARD, server="inbox"),
+    ):
+        assert digest_of(other, "one") != known
+    assert digest_of(CARD, "two") != known
+    assert digest_of(replace(CARD, path="y", modified=9.0, identity="mcp/outbox/sendLetter@2"), "one") == known
+
+
+def test_what_is_encoded_names_the_home_the_item_and_its_parameters() -> None:
+    passage = passage_of(CARD)
+    assert all(word in passage for word in ("outbox", "send Letter", "Puts a letter", "to Reader"))
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=60)
+def test_any_text_has_a_sheet(text: str) -> None:
+    made = Card("p/l/x@1", text, text, text, parameters=((text, text),))
+    assert all(sum(row) > 0 for row in counted(made).values())
+    assert len(digest_of(made, "")) == 16
+    assert isinstance(passage_of(made), str)
+
+
+def test_vectors_survive_being_packed_but_for_a_hair() -> None:
+    rows = np.random.default_rng(7).normal(size=(20, 384)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    packed = pack_vectors(rows)
+
+    assert {len(one) for one in packed} == {388}
+    assert np.abs(unpack_vectors(b"".join(packed)) - rows).max() < 0.002

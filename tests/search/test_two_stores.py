@@ -1,0 +1,187 @@
+"""The registry is searched alike on both stores: from arrays on SQLite, from what the server finds on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import sha256
+from random import Random
+from typing import cast
+
+import numpy as np
+import pytest
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.registry import Actor, Listed, Release, ReleaseFile, VersionName
+from kiwi_mcp.search.index import Index
+from kiwi_mcp.search.likely import fill, likely, model_of
+from kiwi_mcp.search.port import Card, Floats, Keep
+from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.search.request import Pool, read_request
+from kiwi_mcp.search.words import words
+from kiwi_mcp.store.candidates import Candidates
+from kiwi_mcp.store.database import Database
+from kiwi_mcp.store.embeddings import Embeddings
+from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.sheets import Sheets
+
+ACTOR = Actor("ann", ("team", "public"))
+YAML = b"tool_id: x\nversion: 1.0.0\n"
+COUNT = 1_500
+MATCHES = 200
+"""So few matches are scored on the server here, where there are few items: as a share of all, fewer than it scores."""
+ALIKE = (
+    ("send", "deliver", "post"), ("mail", "letter", "email"), ("find", "look", "search"), ("remove", "delete", "erase"),
+    ("picture", "image", "photo"), ("money", "payment", "invoice"), ("buy", "order", "purchase"), ("road", "route"),
+    ("weather", "forecast"), ("people", "contacts"), ("meeting", "appointment"), ("translate", "interpret"),
+)  # fmt: skip
+"""Words that mean the same."""
+OTHERS = [f"{a}{b}{c}" for a in ("ka", "lo", "mi", "ter") for b in "bdgknrs" for c in ("ato", "el", "ir", "um", "ona")]
+
+
+class Meanings:
+    """An encoder for tests: words that mean the same point the same way, all others elsewhere."""
+
+    name, dimension = "meanings", 384
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        self.encoded += len(texts)
+        rows = np.array([sum((_meaning(word) for word in words(text)), np.full(384, 1e-3)) for text in texts])
+        return cast("Floats", (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32))
+
+
+@cache
+def _meaning(word: str) -> Floats:
+    concept = next((alike[0] for alike in ALIKE if word in alike), word)
+    # The first coordinates say most, as those of an encoder do.
+    return cast("Floats", np.random.default_rng([*concept.encode()]).normal(size=384) * ([1.0] * 128 + [0.1] * 256))
+
+
+def release(tool_id: str, description: str, version: str = "1.0.0") -> Release:
+    statement: JsonObject = {
+        "kind": "kiwi.item/1",
+        "tool_id": tool_id,
+        "version": version,
+        "executor": None,
+        "manifest": sha256(YAML).hexdigest(),
+        "files": [],
+    }
+    parameters: JsonObject = {"properties": {f"{description.rsplit(maxsplit=1)[-1]}_id": {"description": "which one"}}}
+    manifest: JsonObject = {"tool_id": tool_id, "tool_type": "primitive", "version": version}
+    return Release(
+        name=VersionName("team", tool_id, version),
+        place=f"tools/{tool_id}/tool.yaml",
+        statement=json.dumps(statement, sort_keys=True, separators=(",", ":")).encode(),
+        manifest={**manifest, "description": description, "parameters": parameters},
+        files=(ReleaseFile("tool.yaml", YAML),),
+    )
+
+
+def card_of(listed: Listed) -> Card:
+    """The card of a version; candidates come without a manifest, and need none."""
+    parameters = cast("dict[str, dict[str, dict[str, str]]]", listed.manifest.get("parameters") or {})
+    named = tuple((name, one["description"]) for name, one in parameters.get("properties", {}).items())
+    name = listed.name
+    return Card(f"registry/{name}", name.tool_id, description=listed.description, parameters=named, source="registry")
+
+
+def described(chance: Random) -> str:
+    """A description: some words that occur everywhere, and a few that are rare."""
+    usual = [chance.choice(chance.choice(ALIKE)) for _ in range(chance.randrange(2, 5))]
+    return " ".join([*usual, *chance.sample(OTHERS, chance.randrange(2, 6))])
+
+
+def requested(chance: Random, descriptions: Sequence[str]) -> str:
+    """A request for one or two things, in other words than those of the items, sometimes misspelt."""
+    parts = []
+    for _ in range(chance.choice((1, 1, 2))):
+        said = chance.choice(descriptions).split()
+        told = [_other(word, chance) for word in chance.sample(said, min(len(said), chance.randrange(2, 5)))]
+        parts.append(f"please {' '.join(told)} for me")
+    return ", and then ".join(parts)
+
+
+def _other(word: str, chance: Random) -> str:
+    alike = next((alike for alike in ALIKE if word in alike), None)
+    if alike:
+        return chance.choice(alike)
+    return f"{word[:2]}{word[3]}{word[2]}{word[4:]}" if chance.random() < 0.05 and len(word) > 5 else word
+
+
+def pool_on(database: Database, registry: Registry, encoder: Meanings) -> Callable[[str], Pool]:
+    """Index all that is published, and return what gives the pool for a request, as kernels do it on this store."""
+    if database.dialect == "postgres":
+        model = model_of(encoder.name)
+        assert not fill(Embeddings(database, model), encoder, card_of, seconds=60)
+        candidates = Candidates(database, ACTOR, model, most_matches=MATCHES)
+        return lambda text: likely(read_request(text, encoder), candidates, card_of)
+    index = arrays(registry, encoder, Sheets(database))
+    return lambda _: index
+
+
+def arrays(registry: Registry, encoder: Meanings, keep: Keep | None = None) -> Index:
+    index = Index(encoder.name)
+    index.follow([card_of(one) for one in registry.find() if one.yanked is None])
+    assert not index.catch_up(keep, encoder, seconds=60)
+    return index
+
+
+def best(text: str, pool: Pool, limit: int = 5) -> list[str]:
+    return [hit.card.tool_id for hit in rank(read_request(text, Meanings()), [pool], limit=limit).hits]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.req("K-SE-01")
+def test_both_stores_rank_as_if_all_cards_were_held_in_arrays(database: Database) -> None:
+    chance, registry = Random(7), Registry(database, ACTOR)
+    descriptions = [described(chance) for _ in range(COUNT)]
+    registry.publish([release(f"t{number}", text) for number, text in enumerate(descriptions)])
+    pool_for, exact = pool_on(database, registry, Meanings()), arrays(registry, Meanings())
+    requests = [requested(chance, descriptions) for _ in range(100)]
+    same = [best(text, pool_for(text)) == best(text, exact) for text in requests]
+    assert sum(same) >= 0.95 * len(requests)
+
+
+@pytest.mark.req("K-SE-01")
+def test_both_stores_find_words_meanings_names_and_slips(database: Database) -> None:
+    registry = Registry(database, ACTOR)
+    told = {"mailer": "send letter", "painter": "draw picture", "terbato": "nothing that was asked for"}
+    registry.publish([release(tool_id, text) for tool_id, text in told.items()])
+    pool_for = pool_on(database, registry, Meanings())
+    asked = {"send": "mailer", "email": "mailer", "pictrue": "painter", "pict": "painter", "image": "painter"}
+    assert {text: best(text, pool_for(text), 1) for text in asked} == {text: [name] for text, name in asked.items()}
+    for name in ("terbato", "registry/team/terbato@1.0.0"):
+        (hit,) = rank(read_request(name, Meanings()), [pool_for(name)], limit=1).hits
+        assert (hit.card.tool_id, hit.score, hit.why.is_exact) == ("terbato", 1.0, True)
+
+
+def test_an_empty_registry_and_one_without_words_answer_nothing(database: Database) -> None:
+    registry = Registry(database, ACTOR)
+    assert best("send", pool_on(database, registry, Meanings())("send")) == []
+    registry.publish([release("the", "the")])
+    assert best("send", pool_on(database, registry, Meanings())("send")) == []
+    assert best("the", pool_on(database, registry, Meanings())("the")) == ["the"]
+
+
+def test_both_stores_follow_what_is_published_and_yanked(database: Database) -> None:
+    registry = Registry(database, ACTOR)
+    published = registry.publish([release("mailer", "send letter"), release("poster", "send parcels")])
+    assert {*best("send", pool_on(database, registry, Meanings())("send"))} == {"mailer", "poster"}
+    registry.publish([release("mailer", "burn papers", "1.1.0"), release("carrier", "send pigeons")])
+    registry.mark([published[1].name], "yank")
+    pool_for = pool_on(database, registry, Meanings())
+    assert best("send", pool_for("send")) == ["carrier"]
+    assert best("burn", pool_for("burn")) == ["mailer"]
+
+
+def test_another_process_encodes_nothing_again(database: Database) -> None:
+    registry = Registry(database, ACTOR)
+    registry.publish([release(f"t{number}", described(Random(number))) for number in range(100)])
+    first, second = Meanings(), Meanings()
+    pool_on(database, registry, first)
+    pool_on(database, registry, second)
+    assert (first.encoded, second.encoded) == (100, 0)

@@ -1,0 +1,112 @@
+"""`kiwi search` shows people what was found, why, and what else to ask."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.plugins.machines import Machine
+
+from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli.screen import Screen, strong
+from kiwi_mcp.surfaces.cli.search_views import VIEWS
+
+Kiwi = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(tmp_path / "ann")
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(machine.project)
+    for name in ("tick", "tock"):
+        machine.script(name)
+    return machine
+
+
+@pytest.fixture
+def kiwi(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
+    """Run a command in the machine's project; its exit code, its data and its talk."""
+    assert machine.project.exists()
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
+        with pytest.raises(SystemExit) as ended:
+            start.main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def test_each_hit_is_a_row_with_its_score_and_below_it_the_words_that_matched(kiwi: Kiwi) -> None:
+    code, out, talk = kiwi("search", "say the word tick")
+
+    first, why, *_ = out.splitlines()
+    assert (code, first.split()[:2]) == (0, ["tick", "project/script"])
+    assert 0 < float(first.split()[2]) <= 1
+    assert why.startswith("    by ")
+    assert {"say", "word", "tick"} == {*why.removeprefix("    by ").split(", ")}
+    assert "2 of 2 found" in talk
+
+
+def test_what_is_not_permitted_says_so_and_why(kiwi: Kiwi, machine: Machine) -> None:
+    (machine.user / "policy.yaml").write_text("items: {allow: ['*'], deny: ['*/tock@*']}\n")
+    _, out, _ = kiwi("search", "tock")
+    assert "✗ not permitted: " in out
+    assert "'*/tock@*'" in out
+
+
+def test_filters_may_be_repeated_and_an_order_chosen(kiwi: Kiwi, machine: Machine) -> None:
+    machine.put("tools/clock/chime.sh", "# tool_id: chime\n# tool_type: script\n# executor: bash_runtime\n"
+                "# version: 1.0.0\n# description: Says a word\necho 1\n")  # fmt: skip
+    found = json.loads(kiwi("search", "says a word", "--sort", "name", "--json")[1])
+    assert [one["name"] for one in found["results"]] == ["chime", "tick", "tock"]
+    for words, names in (
+        (("--category", "clock", "--category", "other"), ["chime"]),
+        (("--type", "script", "--limit", "1", "--sort-by", "name"), ["chime"]),
+        (("--type", "api"), []),
+        (("--server", "github"), []),
+        (("--type", "knowledge"), []),
+        (("--source", "user"), []),
+    ):
+        told = json.loads(kiwi("search", "says a word", *words, "--json")[1])
+        assert [one["name"] for one in told["results"]] == names, words
+
+
+def test_where_nothing_is_found_what_is_close_is_shown_and_how_to_ask(kiwi: Kiwi) -> None:
+    code, out, talk = kiwi("search", "tickettts")
+    assert (code, out.splitlines()) == (0, ["close: project/local/tick  Says a word called tick"])
+    assert talk.startswith("Nothing found. ")
+    assert "one need per search" in talk
+    assert "there are `script`" in kiwi("search", "tick", "--type", "api")[2]
+
+
+def test_parts_meaning_memory_weakness_and_progress_are_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    card = {
+        "name": "post", "identity": "mcp/outbox/post@1.0.0", "source": "mcp", "tool_type": "mcp_tool", "score": 0.21,
+        "description": "Post a letter. And more.", "why": [], "meaning": 0.4, "part": 2, "remembered": True,
+    }  # fmt: skip
+    content = {
+        "results": [card], "total": 1, "parts": ["write it", "send it"], "note": "Weak match.",
+        "indexing": {"cards": 9, "words": 7, "meaning": 2},
+    }  # fmt: skip
+    VIEWS["search"](content, Screen())  # type: ignore[arg-type] # JSON of a test
+    out, talk = capsys.readouterr()
+    assert out.splitlines() == [
+        "mcp/outbox/post  mcp/mcp_tool       0.21    Post a letter.",
+        "    near in meaning (0.4); used before for a need like this; for “send it”",
+    ]
+    assert "note: Weak match." in talk
+    assert "of 9 items 7 are found by words, 2 by meaning so far" in talk
+
+
+def test_on_a_terminal_the_words_that_matched_stand_out_in_whichever_form() -> None:
+    assert strong("Sends send_mail to a tree", ["send", "mails"]) == (
+        "\x1b[1mSends\x1b[0m \x1b[1msend\x1b[0m_\x1b[1mmail\x1b[0m to a tree"
+    )
+    assert strong("Sends mail", []) == "Sends mail"

@@ -1,0 +1,170 @@
+"""The description of `search` names the servers that are installed here, within bounds, and follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcp.server.subscriptions import ToolsListChanged
+
+from kiwi_mcp.domain.grants import Grant, Rights, Rules
+from kiwi_mcp.domain.json import compact
+from kiwi_mcp.domain.offers import Offers
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.context.cost import cost_of
+from kiwi_mcp.kernel.context.sent import all_sent
+from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
+from kiwi_mcp.surfaces.mcp.calls import Calls
+from kiwi_mcp.surfaces.mcp.changes import Changes, differences
+from kiwi_mcp.surfaces.mcp.definitions import definitions
+from kiwi_mcp.surfaces.mcp.greeting import Opening, load_prepared, load_tools
+from kiwi_mcp.surfaces.mcp.lines import Lines
+from kiwi_mcp.surfaces.mcp.lists import path_of
+from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS
+from kiwi_mcp.surfaces.mcp.rehearsal import tool_lists
+from kiwi_mcp.surfaces.mcp.server import build_server
+from kiwi_mcp.surfaces.mcp.serving import settle
+
+SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
+MOST_TOKENS, MOST_CHARACTERS = 900, 3_600 + 300
+Ask = Callable[..., Answer]
+
+
+class Heard(Changes):
+    """What would be told to clients."""
+
+    is_outdated = False
+
+    def outdate_tools(self) -> None:
+        self.is_outdated = True
+
+
+def told(*servers: str) -> str:
+    return "\n".join(
+        compact(tool.model_dump(mode="json", by_alias=True, exclude_none=True)) for tool in definitions(servers)
+    )
+
+
+def add(ask: Ask, tmp_path: Path, server: str, count: int) -> None:
+    tools = [{"name": f"do_{number}", "inputSchema": {"type": "object"}} for number in range(count)]
+    offers = tmp_path / f"{server}.json"
+    offers.write_text(json.dumps({"tools": tools}))
+    words = {"action": "add", "server": server, "command": sys.executable, "args": [str(SCRIPT), str(offers)]}
+    assert not ask("mcp", **words).is_error
+
+
+def settled(project: Path, opening: Opening | None = None) -> tuple[dict[str, str], bool]:
+    """Let stage two keep its list, as at every start; return it, and whether a client hears that it has changed."""
+
+    async def story() -> tuple[dict[str, str], bool]:
+        kernel = Kernel(project, is_owner=False)
+        changes, calls = Heard(kernel), Calls(kernel.tasks, task_after=lambda: 5.0, principal=lambda _: "")
+        server = build_server(kernel, calls=calls, changes=changes)
+        try:
+            await settle(server, changes, opening or Opening(Lines(), []), str(project))
+            return await tool_lists(server), changes.is_outdated
+        finally:
+            await changes.aclose()
+            await calls.aclose()
+            await kernel.aclose()
+
+    return asyncio.run(story())
+
+
+def test_the_servers_with_most_tools_are_named_first(ask: Ask, tmp_path: Path, project: Path) -> None:
+    assert "Installed here" not in settled(project)[0]["legacy"]
+    add(ask, tmp_path, "small", 1)
+    add(ask, tmp_path, "large", 3)
+
+    lists, _ = settled(project)
+
+    assert all("Installed here: large, small." in text for text in lists.values())
+    ask("mcp", action="remove", server="large")
+    assert "Installed here: small." in settled(project)[0]["legacy"]
+
+
+@given(st.lists(st.text("abcxyz-_.123", min_size=1, max_size=80), max_size=60))
+@settings(max_examples=40, deadline=None)
+def test_however_many_servers_there_are_all_definitions_stay_within_their_bounds(servers: list[str]) -> None:
+    text = told(*servers)
+    assert cost_of(text).tokens < MOST_TOKENS
+    assert len(text) <= MOST_CHARACTERS
+
+
+def test_those_that_there_is_no_room_for_are_counted() -> None:
+    described = definitions([f"server-{number}" for number in range(500)])[0].description or ""
+    named = described.count("server-")
+    assert 5 < named < 40
+    assert described.endswith(f" and {500 - named} more.")
+    assert definitions(["x" * 500])[0].description == f"{definitions()[0].description} Installed here: {'x' * 40}."
+
+
+def test_what_is_named_is_counted_among_what_every_conversation_costs() -> None:
+    known = ("github", "tracker")
+    plain, named = (
+        {one.name: one.cost.tokens for one in all_sent(offers)}
+        for offers in (ONLY_META_TOOLS, Offers(ONLY_META_TOOLS.meta_tools, servers=known))
+    )
+    assert named["search"] > plain["search"]
+    assert named["load"] == plain["load"]
+
+
+def test_a_client_hears_of_a_server_that_comes_or_goes() -> None:
+    with_one = Offers(ONLY_META_TOOLS.meta_tools, servers=("github",))
+    assert [*differences(ONLY_META_TOOLS, with_one)] == [ToolsListChanged()]
+    assert [*differences(with_one, ONLY_META_TOOLS)] == [ToolsListChanged()]
+    assert [*differences(with_one, with_one)] == []
+
+
+def test_the_next_start_names_them_at_once_and_forgets_them_once_they_are_gone(
+    ask: Ask, tmp_path: Path, project: Path
+) -> None:
+    prepared = load_prepared()
+    settled(project)
+    assert not Path(path_of(str(project))).exists()
+    add(ask, tmp_path, "tracker", 1)
+    assert load_tools(prepared, str(project)) == prepared["tools"]
+
+    lists, is_outdated = settled(project, Opening(Lines(), [], ("legacy", prepared["tools"]["legacy"])))
+
+    assert is_outdated
+    assert load_tools(prepared, str(project)) == lists != prepared["tools"]
+    assert not settled(project, Opening(Lines(), [], ("legacy", lists["legacy"])))[1]
+    ask("mcp", action="remove", server="tracker")
+    assert settled(project, Opening(Lines(), [], ("legacy", lists["legacy"]))) == (prepared["tools"], True)
+    assert load_tools(prepared, str(project)) == prepared["tools"]
+
+
+def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(
+    ask: Ask, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(ask, tmp_path, "tracker", 1)
+    add(ask, tmp_path, "diary", 1)
+    assert "Installed here: diary, tracker." in settled(project)[0]["legacy"]
+
+    place = tmp_path / "deployment.yaml"
+    place.write_text("deployment: managed\nitems: {allow: ['builtin/*', 'mcp/tracker/*']}\n")
+    monkeypatch.setenv("KIWI_DEPLOYMENT", str(place))
+
+    assert "Installed here: tracker." in settled(project)[0]["legacy"]
+
+
+def test_a_visitor_is_told_of_the_servers_that_are_theirs_to_know(project: Path) -> None:
+    class Visited(VisitedKernel):
+        def _permission(self) -> Permission:
+            listed = Grant(items=Rules(("mcp/tracker/*", "mcp/diary/read@*")), is_secretive=True)
+            return Permission(self.catalog(), lambda: Rights((Grant(), listed)))
+
+    kernel = Visited(project)
+    try:
+        seen = kernel.seen(Offers(("search",), servers=("diary", "tracker", "vault")))
+    finally:
+        asyncio.run(kernel.aclose())
+    assert seen.servers == ("tracker",)
