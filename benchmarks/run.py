@@ -20,6 +20,7 @@ import context
 import discovery
 import gateways
 import jails
+import learning
 import listing
 import receipts
 import registry
@@ -196,6 +197,7 @@ def main() -> None:
         context.table(context.measure()),
         *(passed_through(upstream, rows) for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()),
         *discovery.report(discovery.options().parse_args([]), is_page=True),
+        learning.report(learning.options().parse_args([]), is_page=True),
         imports(),
     ]
     page = "\n".join(sections)

@@ -181,7 +181,7 @@ def test_where_nothing_matches_what_is_close_is_named_with_what_is_here_and_how_
     assert "`source: all`" in told
     far = search(ask, "zzqqxx")
     assert "close" not in far
-    assert "try other words" in as_text(far["suggestion"])
+    assert "Try other words." in as_text(far["suggestion"])
 
 
 def test_a_poor_match_is_called_weak_and_a_good_one_is_not(ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""What is used after a search is found sooner by the next one like it: per actor, without secrets, as the owner wants."""
+"""What is used after a search is found sooner by the next one like it: for each actor apart, and without secrets."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.remembering import LONGEST, MINUTES, Recent, Who, kept_text
+from kiwi_mcp.kernel.recent import MINUTES, Recent, Who
+from kiwi_mcp.kernel.remembering import LONGEST, kept_text
+from kiwi_mcp.kernel.searching.memories import Memories
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.search.port import Floats
+from kiwi_mcp.search.request import read_request
 
 Ask = Callable[..., Answer]
 ANA, BEN = Who("ana", "editor", "/work"), Who("ben", "editor", "/work")
+
+
+class Letters:
+    """An encoder to which texts mean the same that have the same letters, and which counts what it is asked for."""
+
+    name, dimension = "letters", 384
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        self.texts += texts
+        rows = np.zeros((len(texts), self.dimension), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for letter in text.lower():
+                row[ord(letter) % 64] += 1
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +47,10 @@ def items(project: Path) -> None:
     folder.mkdir()
     told = {"umbrella": "Tell whether it will rain", "ledger": "Add up what was spent", "parcel": "Follow a parcel"}
     for name, text in told.items():
+        step = "<step name='one'><action>Go</action></step>"
+        body = f"<metadata><description>{text}</description></metadata>\n<process>{step}"
         (folder / f"{name}.md").write_text(
-            f'# {name}\n\n```xml\n<directive name="{name}" version="1.0.0">\n<metadata><description>{text}</description>'
-            "</metadata>\n<process><step name='one'><action>Go</action></step></process>\n</directive>\n```\n"
+            f'# {name}\n\n```xml\n<directive name="{name}" version="1.0.0">\n{body}</process>\n</directive>\n```\n'
         )
 
 
@@ -170,3 +195,54 @@ def test_whoever_looks_for_a_name_teaches_nothing() -> None:
     recent = Recent()
     recent.asked(ANA, "umbrella", ["user/local/umbrella@1.0.0"])
     assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""
+
+
+def test_one_command_after_the_other_teaches_as_well(home: Path, project: Path, owner: Caller) -> None:
+    def command(*request: tuple[str, JsonObject]) -> list[Answer]:
+        return do(Kernel(project, surface="cli"), *request, caller=owner)
+
+    command(search("a coat against rain, password: hunter2"))
+    noted = home / ".cache" / "kiwi" / "searches.json"
+    assert "hunter2" not in noted.read_text()
+    assert noted.stat().st_mode & 0o777 == 0o600
+    command(run("umbrella"))
+    (told,) = command(("memory", {}))
+    assert [item for item, _, _ in remembered(told)] == ["project/local/umbrella"]
+    command(("memory", {"action": "forget"}))
+    assert not noted.exists()
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[]", "{", '{"who": 1}', '{"who": ["ana", "editor", "/work"], "searches": [1, {}]}']
+)
+def test_a_note_that_makes_no_sense_says_nothing(tmp_path: Path, said: str) -> None:
+    (tmp_path / "searches.json").write_text(said)
+    assert Recent(tmp_path / "searches.json").used(ANA, "user/local/umbrella", is_run=True) == ""
+
+
+def test_what_a_request_means_is_found_out_once_and_in_the_background(home: Path, project: Path) -> None:
+    space, store, asked = Space(project, home / ".ai", home / ".cache"), Store(home / ".ai"), Letters()
+    memories = Memories(store, lambda: asked, asked.name)
+    need = read_request("a coat against rain", asked)
+    assert memories.recall("", space, need) is None
+    asked.texts.clear()
+    for number in range(20):
+        memories.note(
+            "", "user/local/umbrella@1.0.0", f"rain{chr(97 + number)} coat{chr(97 + number)}", space, is_run=True
+        )
+    assert memories.settle(20)
+    known = memories.listed("")
+    assert {trace.encoder for trace in known} == {"letters"}
+    assert sorted(asked.texts) == sorted(trace.request for trace in known)
+    recall = memories.recall("", space, need)
+    assert recall is not None
+    assert recall.found == ["user/local/umbrella"]
+    memories.close()
+    again = Memories(store, lambda: asked, asked.name)
+    asked.texts.clear()
+    again.recall("", space, need)
+    assert again.settle(20)
+    assert again.recall("", space, need) == recall
+    assert asked.texts == []
+    again.close()
+    store.close()

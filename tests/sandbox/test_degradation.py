@@ -20,6 +20,7 @@ from tests.sandbox.conftest import Cell, Warden, run_confined
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.isolation import Jail, Level
 from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.sandbox import cgroup
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.levels import demands, offers
@@ -148,6 +149,23 @@ def test_without_control_groups_restricted_is_refused_and_sandboxed_is_not(tmp_p
     with pytest.raises(Unavailable, match="cpu_limit, mem_limit") as refused:
         choose("restricted", found)
     assert "control groups" in refused.value.suggestion
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others may have no groups at all")
+def test_a_busy_machine_is_not_taken_for_a_share_of_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "_quota", lambda _: str(10**9))
+    bubblewrap = next(one for one in backends() if one.name == "bubblewrap")
+    busy = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(4)]
+    try:
+        (standing,) = standings(tmp_path, [bubblewrap])
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert "cpu_limit" not in standing.properties
+    assert "syscall_filter" in standing.properties
 
 
 @pytest.mark.case("DEG-05")

@@ -107,6 +107,20 @@ def test_what_is_written_belongs_to_the_owner_of_the_folder(contained: Warden) -
     assert (folder / "new").stat().st_uid == ORDINARY
 
 
+def test_what_is_given_below_the_temporary_folder_lies_in_the_containers_own(contained: Warden, tmp_path: Path) -> None:
+    given, hidden = tmp_path / "given", tmp_path / "given" / "hidden"
+    hidden.mkdir(parents=True)
+    (given / "note").write_text("tea")
+    (hidden / "note").write_text("secret")
+    os.chown(given, ORDINARY, ORDINARY)
+    jail = Jail(contained.level, writable=(str(given),), hidden=(str(hidden),))
+    ended = run(
+        ("/bin/sh", "-c", 'cat "$1/note"; ls "$1/hidden"; ls "$2"; : >"$1/new"', "sh", str(given), str(tmp_path)), jail
+    )
+    assert (ended.stdout, ended.exit_code) == (b"teagiven\n", 0), ended.stderr
+    assert (given / "new").stat().st_uid == ORDINARY
+
+
 def test_a_folder_of_roots_is_not_given_to_a_container(contained: Warden, tmp_path: Path) -> None:
     assert contained.backend == "podman"
     with pytest.raises(IsolationUnavailable, match="belongs to root"):

@@ -62,6 +62,9 @@ def test_what_was_frozen_is_searched_as_it_was(numbers: set[int], gone: int, que
     assert thawed.progress == index.progress
     assert hits(thawed, query) == hits(index, query)
     assert thawed.named("invoice_0") == index.named("invoice_0")
+    items = ["mcp/one/invoice_0", "mcp/one/weather_1", "mcp/one/nothing"]
+    for was, now in zip(index.segments, thawed.segments, strict=True):
+        assert now.of_items(items).tolist() == was.of_items(items).tolist()
 
 
 def test_what_was_thawed_follows_its_cards() -> None:

@@ -151,9 +151,8 @@ def test_where_no_sandbox_is_nothing_of_the_owners_runs_and_the_refusal_says_wha
     kiwi: Kiwi, put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     def without(owner_map: int | None = None) -> tuple[Backend, ...]:
-        return tuple(
-            replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in backends(owner_map=owner_map)
-        )
+        there = [one for one in backends(owner_map=owner_map) if one.name != "podman"]
+        return tuple(replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in there)
 
     put("hi", HI.format(words=""))
     assert kiwi("sign", "hi")[0] == 0

@@ -231,7 +231,7 @@ def _search(told: str) -> Iterator[JsonObject]:
     if not told:
         return
     is_lame = told.startswith("words only:")
-    fix = "Install Kiwi anew, with all that it needs: what is like a request in meaning is not found." if is_lame else ""
+    fix = "Install Kiwi anew: what is like a request only in its meaning is not found." if is_lame else ""
     yield _check("search", told, status="warning" if is_lame else "ok", fix=fix)
 
 

@@ -38,7 +38,7 @@ def find(
     need = view.read(request.query)
     pools = view.pools(need, wanted)
     ranked = rank(need, pools, limit=most_hits(request), keeps=keeping(wanted, permission), recall=recall(need))
-    told = tell(request, need, ranked, permission, view.is_shared)
+    told = tell(request, need, ranked, permission, is_shared=view.is_shared, cards=lambda: view.cards)
     if indexing := view.indexing:
         told["indexing"] = indexing
     known = catalog.faults() if "registry" in asked or "mcp" in asked else ()

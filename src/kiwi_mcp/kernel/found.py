@@ -17,9 +17,9 @@ from kiwi_mcp.search.request import Pool, Request
 
 HOW_TO_ASK = "Ask for one need per search, in plain words: verb + object + service."
 _LINE, _REASON = 200, 200
-_MOST_WORDS = 6
+_MOST_WORDS = 4
 """How many of the words that a card holds are told of, the rarest first."""
-_LIKELY = 0.28
+_LIKELY, _LIKELY_BY_WORDS = 0.25, 0.28
 """Below this the best card is the wrong one, or there is no right one, in two of three requests of our own corpus."""
 _ORDERED = 100
 """How many of the best are put in another order than that of their scores."""
@@ -63,9 +63,18 @@ def most_hits(request: SearchRequest) -> int:
 
 
 def tell(
-    request: SearchRequest, need: Request, ranked: Ranked, permission: Permission, is_shared: Callable[[str], bool]
+    request: SearchRequest,
+    need: Request,
+    ranked: Ranked,
+    permission: Permission,
+    *,
+    is_shared: Callable[[str], bool],
+    cards: Callable[[], Iterable[Card]],
 ) -> dict[str, Json]:
-    """Return the hits as cards, best first or as asked for; `is_shared` says whether several items have a name."""
+    """Return the hits as cards, best first or as asked for.
+
+    `is_shared` says whether several items have a name, and `cards` gives all that there is.
+    """
     hits = arrange(ranked.hits, request.sort_by)[: request.limit]
     told: dict[str, Json] = {
         "results": [_result(hit, need, permission, is_shared) for hit in hits],
@@ -75,9 +84,16 @@ def tell(
     }
     if any(hit.why.part for hit in hits):
         told["parts"] = [*need.texts[1:]]
-    if hits and max(hit.score for hit in ranked.hits) < _LIKELY:
-        told["note"] = f"Weak match: perhaps none of these is meant. {HOW_TO_ASK}"
+    if hits and is_weak(ranked, need):
+        homes = _homes(_seen(cards(), permission))
+        told["note"] = f"Weak match: perhaps none of these is meant. {HOW_TO_ASK}{homes}"
     return told
+
+
+def is_weak(ranked: Ranked, need: Request) -> bool:
+    """Whether even the best of some hits is unlikely to be what is needed."""
+    bar = _LIKELY_BY_WORDS if need.vectors is None else _LIKELY
+    return max((hit.score for hit in ranked.hits), default=0.0) < bar
 
 
 def tell_nothing(
@@ -89,7 +105,12 @@ def tell_nothing(
 ) -> dict[str, Json]:
     """Return what is close to a need that nothing answers, and how to ask; `cards` gives all that there is."""
     keeps = keeping(filter_of(request), permission) or (lambda _: True)
-    known = [card for card in cards() if not permission.is_hidden(card.identity)]
+    known = _seen(cards(), permission)
+    if not known and (permission.hides or not any(pool.count for pool in pools)):
+        return {
+            "suggestion": "Nothing is here yet: search with `source: all` for what is published or built in, "
+            "or create a tool."
+        }
     told: dict[str, Json] = {}
     if close := nearest(need, pools, limit=_CLOSE, keeps=keeps):
         told["close"] = [{"identity": card.identity, "description": _line(card.description)} for card in close]
@@ -97,20 +118,25 @@ def tell_nothing(
 
 
 def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) -> Iterator[str]:
-    if not known:
-        yield "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
-        return
-    if not any(map(filter_of(request).keeps, known)):
+    if known and not any(map(filter_of(request).keeps, known)):
         yield from [*_unknown(request, known)] or ["Nothing here passes all of these filters."]
         return
-    if has_close:
-        yield f"Nothing matches; `close` is what comes nearest. {HOW_TO_ASK}"
-    else:
-        yield f"Nothing matches: try other words. {HOW_TO_ASK}"
-    homes = _most(home for card in known if (home := card.server or card.category))
-    yield f"Here: {homes or _most(card.tool_id for card in known)}."
+    close = "; `close` is what comes nearest" if has_close else ""
+    yield f"Try other words{close}. {HOW_TO_ASK}{_homes(known)}"
     if request.source != "all":
         yield "`source: all` searches what is published or built in too."
+
+
+def _seen(cards: Iterable[Card], permission: Permission) -> Sequence[Card]:
+    """Return the cards that whoever asks may know of."""
+    return [card for card in cards if not permission.is_hidden(card.identity)] if permission.hides else [*cards]
+
+
+def _homes(known: Sequence[Card]) -> str:
+    """Return where items are at home here, or their names where they have no home."""
+    homes = _most(home for card in known if (home := card.server or card.category))
+    there = homes or _most(card.tool_id for card in known)
+    return f" Here: {there}." if there else ""
 
 
 def _unknown(request: SearchRequest, known: Sequence[Card]) -> Iterator[str]:
@@ -144,7 +170,7 @@ def _result(hit: Hit, need: Request, permission: Permission, is_shared: Callable
         "description": _line(card.description),
         "source": card.source,
         "path": card.path,
-        "score": round(hit.score, 3) or 0.001,
+        "score": round(hit.score, 2) or 0.01,
         "tool_type": card.tool_type,
         "identity": card.identity,
         **({"full_name": card.identity.partition("@")[0]} if is_shared(card.tool_id) else {}),

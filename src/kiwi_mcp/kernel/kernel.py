@@ -177,7 +177,7 @@ class Kernel:
         self._definitions: Definitions | None = None
         self._desk: McpDesk | None = None
         self._library: LibraryPort | None = None
-        self._remembering = Remembering(self._store)
+        self._remembering = Remembering(self._store, self._cache / "searches.json" if surface == "cli" else None)
         self._opening = Lock()
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:

@@ -71,10 +71,12 @@ def definition(
 ) -> JsonObject:
     """Return all that a model or a person needs to know of an item before using it."""
     manifest = tool.manifest
+    # What a server offers has no text besides what is told here, and no place that means anything to anybody.
+    is_offered = tool.origin.source == "mcp" and file is None
     return {
         "name": tool.id,
-        "path": str(tool.origin.path),
-        "content": _text(tool, file),
+        "path": "" if is_offered else str(tool.origin.path),
+        "content": "" if is_offered else _text(tool, file),
         "source": tool.origin.source,
         "metadata": {
             "name": manifest.name or tool.id,

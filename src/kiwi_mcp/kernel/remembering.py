@@ -1,34 +1,29 @@
-"""Remembering: which request a use belongs to, and what of it may be kept."""
+"""Remembering: what was wanted by which request, as far as the owner wants that, and what of a request may be kept."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.kernel.delivery import every_value
 from kiwi_mcp.kernel.memory import Listing, tell_memory
+from kiwi_mcp.kernel.recent import Recent, Who
 from kiwi_mcp.kernel.redaction import cleaned
 from kiwi_mcp.kernel.requests import MemoryRequest
 from kiwi_mcp.kernel.store import Store
 
-MINUTES = 10
-"""For how long after a search what is used belongs to it."""
 LONGEST = 300
 """How many characters of a request are kept."""
 
-_SEARCHES = 8
-"""How many of the latest searches of one who asks are held."""
-_ASKERS = 256
 _MARK = "…"
 # What looks like no word of a language helps no later search, and may be a password, a key or the number of a card.
 _ODD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[^\s,;:()\"'?!]{9,}|[^\s]{41,}|\d[\d\s.-]{5,}\d|\S+@\S+|\w+://\S+")
@@ -50,60 +45,16 @@ class Memories(Listing, Protocol):
         """End what is done in the background."""
 
 
-class Who(NamedTuple):
-    """Whoever searches and uses what was found: the actor, the program they use, and the project they are in."""
-
-    actor: str
-    client: str
-    project: str
-
-
-@dataclass(slots=True)
-class _Search:
-    request: str
-    shown: frozenset[str]
-    at: float
-    read: set[str] = field(default_factory=set)
-    ran: set[str] = field(default_factory=set)
-
-
-class Recent:
-    """The latest searches, so that what is used next is known to have been wanted by one of them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        self._searches: dict[Who, deque[_Search]] = {}
-
-    def asked(self, who: Who, request: str, shown: Iterable[str]) -> None:
-        """Note a search and the identities it answered with."""
-        search = _Search(request, frozenset(one.partition("@")[0] for one in shown), self._clock())
-        with self._lock:
-            found = self._searches.pop(who, None) or deque(maxlen=_SEARCHES)
-            found.appendleft(search)
-            self._searches[who] = found  # whoever asked last stands last
-            if len(self._searches) > _ASKERS:
-                del self._searches[next(iter(self._searches))]
-
-    def used(self, who: Who, identity: str, *, is_run: bool) -> str:
-        """Return the request that an item was found by which is used now; nothing where it was not, or is known."""
-        item, now = identity.partition("@")[0], self._clock()
-        with self._lock:
-            searches = [*self._searches.get(who, ())]
-        for search in searches:
-            if now - search.at <= MINUTES * 60 and item in search.shown:
-                known = search.ran if is_run else search.ran | search.read
-                (search.ran if is_run else search.read).add(item)
-                return "" if item in known or _is_name(search.request, item) else search.request
-        return ""
-
-
 class Remembering:
-    """What a kernel remembers of the searches it answers, unless its owner does not want that."""
+    """What a kernel remembers of the searches it answers, unless its owner does not want that.
 
-    def __init__(self, store: Store) -> None:
+    `file` is where searches are noted for the next process, where each command is one of its own.
+    """
+
+    def __init__(self, store: Store, file: Path | None = None) -> None:
         self._store = store
-        self._recent = Recent()
+        self._is_noted = file is not None
+        self._recent = Recent(file)
         self._lock = Lock()
         self._opened: Memories | None = None
 
@@ -121,9 +72,14 @@ class Remembering:
 
     def asked(self, request: str, told: JsonObject, space: Space, caller: Caller) -> None:
         """Note a search and its answer."""
-        if self.is_wanted:
-            shown = [as_text(as_object(one).get("identity")) for one in as_list(told.get("results"))]
-            self._recent.asked(_who(space, caller), request, shown)
+        if not self.is_wanted:
+            return
+        shown = [as_text(as_object(one).get("identity")) for one in as_list(told.get("results"))]
+        try:
+            text = kept_text(request, every_value(space)) if self._is_noted else request
+        except KiwiError:  # what cannot be told from a secret is not written down
+            return
+        self._recent.asked(_who(space, caller), text, shown)
 
     def used(self, identity: str, space: Space, caller: Caller, *, is_run: bool) -> None:
         """Remember the search by which an item was found that is used now, if there was one."""
@@ -133,6 +89,8 @@ class Remembering:
 
     def tell(self, request: MemoryRequest, caller: Caller, *, is_own: bool) -> JsonObject:
         """Answer a request about what is remembered of a caller."""
+        if is_own and request.action == "forget":
+            self._recent.forget(caller.name)
         return tell_memory(request, self._memories(), caller.name, is_own=is_own, is_wanted=self.is_wanted)
 
     def close(self) -> None:
@@ -155,13 +113,8 @@ def _who(space: Space, caller: Caller) -> Who:
 
 def kept_text(request: str, secrets: Mapping[str, str]) -> str:
     """Return what is kept of a request: its words, without what is secret, looks so, or says who or where."""
-    known = _TOLD.sub(rf"\1\2{_MARK}", cleaned(request[: 4 * LONGEST], secrets))
+    known = _TOLD.sub(rf"\1\2{_MARK}", cleaned(request, secrets))
     text = " ".join(_ODD.sub(_MARK, known).split())
     if len(text) > LONGEST:
         text = text[:LONGEST].rpartition(" ")[0] or text[:LONGEST]
     return text if re.search(r"\w", text) else ""
-
-
-def _is_name(request: str, item: str) -> bool:
-    """Whether a request is the item's own name, by which it is found first anyway."""
-    return request.strip() in {item, item.rpartition("/")[2]}

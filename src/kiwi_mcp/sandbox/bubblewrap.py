@@ -18,12 +18,12 @@ from platform import machine
 from kiwi_mcp.domain.isolation import Handover, Jail, Limits, Start, no_entry, start_here
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.cells import Cell, laid_out
-from kiwi_mcp.sandbox.cgroup import Groups
+from kiwi_mcp.sandbox.cgroup import Group, Groups
 from kiwi_mcp.sandbox.counts import count_at
 from kiwi_mcp.sandbox.grants import Opened
 from kiwi_mcp.sandbox.instructions import Instructions, has_begun
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
-from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest
+from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest, never
 from kiwi_mcp.sandbox.prepared import prepare
 from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
 from kiwi_mcp.sandbox.refusals import failed, ungrantable, unlaid
@@ -107,6 +107,7 @@ class Bubblewrap:
             replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
             Handover(told.descriptors(), owner, partial(told.release, way.bound), gate, way.start, makes_session=True),
             partial(_check, report),
+            way.group.held_back if way.group is not None else never,
         )
 
     def _user(self, grants: Sequence[Opened]) -> int | None:
@@ -130,46 +131,51 @@ class Bubblewrap:
             for grant in grants:
                 told.add("--bind-fd" if grant.is_writable else "--ro-bind-fd", told.lend(grant.descriptor), grant.path)
             counted = self._counted(jail) if jail.hosts else ()
-            return _Way((), counted, self._bound(jail, told, None, keep), partial(start_limited, jail.limits))
+            group, bound = self._bound(jail, told, None, keep)
+            return _Way((), counted, bound, partial(start_limited, jail.limits), group)
         try:
             cell = keep.enter_context(laid_out(grants, self.owner_map if owner == NOBODY else None, self.groups))
         except OSError as fault:
             raise unlaid(fault) from fault
         for index, grant in enumerate(grants):
             told.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
-        bound, counted = self._bound(jail, told, cell, keep), self._counted(jail)
+        (group, bound), counted = self._bound(jail, told, cell, keep), self._counted(jail)
         if owner == NOBODY:
-            return _Way((), counted, bound, partial(cell.start_as, NOBODY, jail.limits))
+            return _Way((), counted, bound, partial(cell.start_as, NOBODY, jail.limits), group)
         # Somebody may send signals to whoever has the same number, so no thread of Kiwi's ever takes an owner's.
         entrance = (str(self.setpriv), f"--reuid={owner}", f"--regid={NOBODY}", "--clear-groups", "--")
-        return _Way(entrance, (*limiting(str(self.prlimit), jail.limits), *counted), bound, cell.start)
+        return _Way(entrance, (*limiting(str(self.prlimit), jail.limits), *counted), bound, cell.start, group)
 
     def _counted(self, jail: Jail) -> tuple[str, ...]:
         """Return the words that have the processes inside counted, unless a group counts them all together."""
         return counting(str(self.prlimit), jail.limits) if self.groups is None else ()
 
-    def _bound(self, jail: Jail, told: Instructions, cell: Cell | None, keep: ExitStack) -> Callable[[int], None]:
-        """Return what bounds the launcher, and so all that it starts, while it waits."""
+    def _bound(
+        self, jail: Jail, told: Instructions, cell: Cell | None, keep: ExitStack
+    ) -> tuple[Group | None, Callable[[int], None]]:
+        """Return the group of the launcher, and what bounds it, and so all that it starts, while it waits."""
         if cell is not None and cell.group is not None:
-            return partial(cell.limit, jail.limits)
+            return cell.group, partial(cell.limit, jail.limits)
         if self.groups is None:
             # Another user's process cannot be counted from outside, and one that waits for its network waits already.
             is_countable = cell is None and not jail.hosts
-            return partial(count_at, told.ask_to_wait(), jail.limits.pids, keep) if is_countable else no_entry
+            return None, partial(count_at, told.ask_to_wait(), jail.limits.pids, keep) if is_countable else no_entry
         try:
-            return keep.enter_context(self.groups.limited(jail.limits)).add
+            group = keep.enter_context(self.groups.limited(jail.limits))
         except OSError as fault:
             raise failed(self.name, f"its processes cannot be bounded: {fault}".encode()) from fault
+        return group, group.add
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a launcher is started: words before it and before what it starts, what bounds it, and what starts it."""
+    """How a launcher is started: words before it and before what it starts, what bounds and starts it, its group."""
 
     words: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     bound: Callable[[int], None] = no_entry
     start: Start = start_here
+    group: Group | None = None
 
 
 def _made(profile: Profile, told: Instructions) -> Iterator[str]:

@@ -80,6 +80,11 @@ class Group:
         # kernel changes its own code.
         _set(self.places["cpu"], _QUOTA, _ALL)
 
+    def held_back(self) -> int:
+        """Return how often its processes had used up their share of the processors."""
+        rows = (self.places["cpu"] / "cpu.stat").read_text().splitlines()
+        return next((int(row.split()[1]) for row in rows if row.startswith("nr_throttled ")), 0)
+
     def add(self, pid: int) -> None:
         """Put a process, and all it will start, under the limits."""
         for folder in self.folders:

@@ -40,22 +40,23 @@ def made_root(place: Path, made: Prepared) -> Path:
 def mount_words(place: Path, made: Prepared, jail: Jail) -> Iterator[str]:
     """Yield what the engine is to mount: the system's folders, what is given, what covers it, and temporary folders."""
     for path in filter(_is_folder, base_profile().readable):
-        yield _mount("bind", path, "readonly", src=path)
+        yield _mount("bind", path, "ro", src=path)
     for grant in made.grants:
-        yield _mount("bind", grant.path, "rw" if grant.is_writable else "readonly", src=grant.path)
+        yield _mount("bind", grant.path, "rw" if grant.is_writable else "ro", src=grant.path)
     for path in made.hidden:
         if _is_folder(path):
-            yield _mount("tmpfs", path, "readonly")
+            yield _mount("tmpfs", path, "ro", "notmpcopyup")
         elif Path(path).exists():
-            yield _mount("bind", path, "readonly", src=str(place / "nothing"))
+            yield _mount("bind", path, "ro", src=str(place / "nothing"))
     for path in (TMP, "/dev/shm"):  # noqa: S108 - inside
-        yield _mount("tmpfs", path, "exec", **{"tmpfs-size": str(jail.limits.tmp_bytes), "tmpfs-mode": "1777"})
+        size = {"tmpfs-size": str(jail.limits.tmp_bytes), "tmpfs-mode": "1777"}
+        yield _mount("tmpfs", path, "exec", "notmpcopyup", **size)
 
 
-def _mount(kind: str, path: str, mode: str, **words: str) -> str:
+def _mount(kind: str, path: str, *modes: str, **words: str) -> str:
     """Return the option for one mount; its value is a row of comma-separated values, all of them quoted."""
     named = {"type": kind, "dst": path, **words}
-    fields = [*(f"{name}={value}" for name, value in named.items()), mode]
+    fields = [*(f"{name}={value}" for name, value in named.items()), *modes]
     return "--mount=" + ",".join('"{}"'.format(field.replace('"', '""')) for field in fields)
 
 

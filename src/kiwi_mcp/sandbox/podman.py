@@ -124,6 +124,7 @@ class Podman:
             replace(spec, argv=outside, cwd="/", env=made.passed),
             Handover(hall.descriptors, owner, hall.watch),
             hall.check,
+            hall.held_back,
         )
 
 
@@ -169,6 +170,10 @@ class _Hall:
         """Raise where the engine ended by itself before the process began; what a signal ended was being started."""
         if ended.exit_code is not None and not self.has_begun:
             raise failed("podman", f"{self.fault}. {ended.stderr.decode(errors='replace')}".encode())
+
+    def held_back(self) -> int:
+        """Return 1 once the share of the processors was read back: the group itself is gone with the container."""
+        return int(self.has_begun)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._here)

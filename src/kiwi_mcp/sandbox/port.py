@@ -31,6 +31,11 @@ def began(_: Ended) -> None:
     """Take it that a process without a launcher has begun: nothing stands between its start and itself."""
 
 
+def never() -> int:
+    """Return that a process without a share of the processors was never held back."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Confined:
     """A process that is ready to start, confined; it lasts as long as the block that gave it."""
@@ -39,6 +44,8 @@ class Confined:
     handover: Handover = field(default_factory=Handover)
     check: Callable[[Ended], None] = began
     """Raises where it was not the process that failed but what should have confined it, so that nothing ran."""
+    held_back: Callable[[], int] = never
+    """Counts how often the kernel stopped its processes because their share of the processors was used up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class _Quota:
     def exceeded(self) -> str:
         """Return why the process has to be stopped; nothing while it keeps to its quota."""
         began = time.monotonic()
-        if not any([self._has_shrunk(index) for index in range(len(self._folders))]) and began < self._next:
+        have_shrunk = [self._has_shrunk(index) for index in range(len(self._folders))]
+        if not any(have_shrunk) and began < self._next:
             return ""
         size, count = self._added()
         ended = time.monotonic()

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import TypedDict, cast, overload
 
 import numpy as np
 
@@ -34,6 +34,16 @@ def recipe_of(encoder: str) -> str:
     """Return what changes whenever the same cards would give another index: the code that makes it counts as well."""
     code = b"\0".join((_HERE / name).read_bytes() for name in _CODE)
     return sha256(encoder.encode() + b"\0" + code).hexdigest()
+
+
+class _Said(TypedDict):
+    """What is told of a segment beside its arrays."""
+
+    shapes: Mapping[str, tuple[str, Sequence[int]]]
+    keys: Sequence[tuple[str, str, str]]
+    """The identity, the path and the name of each card."""
+    stems: Sequence[str]
+    dead: int
 
 
 class FrozenCards(Sequence[Card]):
@@ -84,6 +94,29 @@ class _Named(Mapping[str, Sequence[Card]]):
         return len(self._places)
 
 
+class _OfItems(Mapping[str, Sequence[int]]):
+    """The slots of the cards of each item, named in full but for its version; made when somebody first asks."""
+
+    def __init__(self, identities: Sequence[str]) -> None:
+        self._identities = identities
+
+    @cached_property
+    def _slots(self) -> Mapping[str, Sequence[int]]:
+        slots: dict[str, list[int]] = {}
+        for slot, identity in enumerate(self._identities):
+            slots.setdefault(identity.partition("@")[0], []).append(slot)
+        return slots
+
+    def __getitem__(self, item: str) -> Sequence[int]:
+        return self._slots[item]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+
 def gathered(index: Index) -> Index:
     """Return the same index in one segment, which is searched faster; what goes or comes meanwhile is not in it."""
     merged = merge(index.segments)
@@ -98,7 +131,7 @@ def gathered(index: Index) -> Index:
 def freeze(index: Index) -> bytes:
     """Return an index as bytes, its segments as they are."""
     parts: dict[str, bytes] = {}
-    said: list[object] = []
+    said: list[_Said] = []
     places: Mapping[tuple[str, str], _Place] = vars(index)["_places"]
     digests = {(id(place.segment), place.slot): place.digest for place in places.values()}
     for number, segment in enumerate(index.segments):
@@ -134,7 +167,8 @@ def thaw(data: bytearray, encoder: str) -> Index:
     places: dict[tuple[str, str], _Place] = {}
     named: list[tuple[str, Segment, int]] = []
     segments = []
-    for number, said in enumerate(json.loads(bytes(parts["said"]))):
+    every: Sequence[_Said] = json.loads(bytes(parts["said"]))
+    for number, said in enumerate(every):
         segment = _segment(said, {name: parts[f"{number} {name}"] for name in (*_PARTS, *said["shapes"])})
         digests = bytes(parts[f"{number} digests"])
         for slot, (identity, path, name) in enumerate(said["keys"]):
@@ -147,7 +181,7 @@ def thaw(data: bytearray, encoder: str) -> Index:
     return index
 
 
-def _segment(said: Mapping[str, Any], parts: Mapping[str, memoryview]) -> Segment:
+def _segment(said: _Said, parts: Mapping[str, memoryview]) -> Segment:
     segment = Segment.__new__(Segment)
     for name, (kind, shape) in said["shapes"].items():
         vars(segment)[name] = np.frombuffer(parts[name], np.dtype(kind)).reshape(shape)
@@ -156,6 +190,7 @@ def _segment(said: Mapping[str, Any], parts: Mapping[str, memoryview]) -> Segmen
         cards=FrozenCards(bytes(parts["lines"]), _numbers(parts["line_ends"])),
         words=tuple(words[begin:end] for begin, end in pairwise([0, *_numbers(parts["word_ends"])])),
         _ranges=dict(zip(said["stems"], pairwise([0, *_numbers(parts["stem_ends"])]), strict=True)),
+        _of_item=_OfItems([identity for identity, _, _ in said["keys"]]),
         dead=said["dead"],
     )
     return segment

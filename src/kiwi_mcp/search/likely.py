@@ -18,7 +18,7 @@ import numpy as np
 from kiwi_mcp.domain.registry import Listed
 from kiwi_mcp.search.frequency import weight_of
 from kiwi_mcp.search.port import Card, Encoder, Floats
-from kiwi_mcp.search.request import Request, _slips
+from kiwi_mcp.search.request import Request, slips
 from kiwi_mcp.search.segment import Segment, impacts_of
 from kiwi_mcp.search.sheet import SIZE, digest_of, pack_vectors, passage_of, unpack_words, words_of
 from kiwi_mcp.search.words import stem
@@ -140,5 +140,5 @@ def _nearby(word: str, candidates: Candidates) -> tuple[Mapping[str, int], float
         return longer, _PREFIX
     if len(word) < _SHORTEST_TYPO:
         return {}, 0.0
-    near = candidates.counts([*{*_slips(word), *_slips(stem(word))}]).held
+    near = candidates.counts([*{*slips(word), *slips(stem(word))}]).held
     return {one: near[one] for one in sorted(near)[:_MOST_EXPANSIONS]}, _TYPO

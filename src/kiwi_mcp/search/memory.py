@@ -27,12 +27,14 @@ _MEANING, _OVERLAP = 0.9, 0.09
 """How much nearness in meaning says of how alike two requests are, and words that they share beside it."""
 _WORDS = 1.8
 """The same for shared words, where nothing is known of meanings: two that ask for the same share about half of them."""
-_READ = 0.9
+_READ = 0.75
 """How much of a use it is to read an item and not to run it."""
-_LIFT, _LIFT_BY_EACH, _MOST = 0.5, 0.02, 10
+_LIFT, _LIFT_BY_EACH, _MOST = 0.45, 0.025, 10
 """How far an item is lifted towards how alike requests are: by its first request, by each of so many."""
-_FOUND = 0.4
-"""From how alike on an item is found by what is remembered alone."""
+_COUNTS, _FOUND = 0.2, 0.4
+"""From how alike on a request counts, and from where on an item is found by it alone."""
+_FEW = 100
+"""Of fewer requests than these nobody can tell which words are rare."""
 _NOTHING = 1e-6
 _SAME = 0.8
 """How much of their words two requests share that are one."""
@@ -43,6 +45,10 @@ class Known(NamedTuple):
 
     alike: float
     lift: float
+
+    def lifted(self, score: float) -> float:
+        """Return the score of the item with what is remembered of it counted in: never less, and never above that."""
+        return score + self.lift * max(0.0, self.alike - score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,6 @@ class Recall:
     def found(self) -> Sequence[str]:
         """The items that were wanted by requests so like this one that they are found by that alone."""
         return [item for item, known in self.items.items() if known.alike >= _FOUND]
-
-    def lifted(self, score: float, identity: str) -> float:
-        """Return the score of an item with what is remembered of it counted in: never less, and never above that."""
-        known = self.items.get(item_of(identity))
-        return score + known.lift * (known.alike - score) if known and known.alike > score else score
 
 
 class Memory:
@@ -90,7 +91,7 @@ class Memory:
         best = np.zeros(len(self._items), np.float32)
         np.maximum.at(best, self._item, self._worth * self._likeness(request))
         known = zip(self._items, best.tolist(), self._lift, strict=True)
-        return Recall({item: Known(alike, lift) for item, alike, lift in known if alike > 0})
+        return Recall({item: Known(alike, lift) for item, alike, lift in known if alike >= _COUNTS})
 
     def _likeness(self, request: Request) -> Floats:
         overlap = _joined(np.stack([self._overlap({stem(word) for word in counted}) for counted in request.counted]))
@@ -104,16 +105,19 @@ class Memory:
     def _overlap(self, stems: AbstractSet[str]) -> Floats:
         """Return how many of its words each remembered request shares with another, rare ones counting more."""
         shared = np.zeros(len(self._item), np.float32)
-        unknown = log(1 + (len(self._item) + 0.5) / 0.5)
+        unknown = self._rarity_of(0)
         for one in stems:
             if (slots := self._holding.get(one)) is not None:
                 shared[slots] += np.float32(self._rarity[one])
         asked = sum(self._rarity.get(one, unknown) for one in stems)
         return np.asarray(2 * shared / np.maximum(self._weight + asked, _NOTHING), np.float32)
 
+    def _rarity_of(self, held: int) -> float:
+        return log(1 + (max(len(self._item), _FEW) - held + 0.5) / (held + 0.5))
+
     def _read_words(self, stems: Sequence[AbstractSet[str]]) -> None:
         counts = Counter(one for some in stems for one in some)
-        self._rarity = {one: log(1 + (len(stems) - held + 0.5) / (held + 0.5)) for one, held in counts.items()}
+        self._rarity = {one: self._rarity_of(held) for one, held in counts.items()}
         self._weight = np.array([sum(self._rarity[one] for one in some) for some in stems], np.float32)
         slots: dict[str, list[int]] = {}
         for slot, some in enumerate(stems):

@@ -75,10 +75,13 @@ class Why(NamedTuple):
     """Whether the request is its name."""
 
 
+_NOTHING = Why()
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A card that answers a request: how well, from 0 (excluded) to 1, and why."""
 
     card: Card
     score: float
-    why: Why = Why()
+    why: Why = _NOTHING

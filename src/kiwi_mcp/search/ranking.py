@@ -13,7 +13,7 @@ from kiwi_mcp.search.request import Pool, Request, Term, terms_of
 from kiwi_mcp.search.scoring import MEANING, Judged, Scale, View, by_meaning, by_words, judge, scale_of, view_of
 from kiwi_mcp.search.segment import Slots
 
-_NEAR = 0.1
+_NEAR = 0.18
 """From how near on, by the coordinates that say most, a card is found by its meaning alone."""
 _SHORTLIST = 300
 _LEAST, _BEST_INEXACT = 1e-6, 0.99
@@ -67,7 +67,7 @@ def rank(
     best = [one for one in _best(judged, limit + len(exact), recall) if (one.card.identity, one.card.path) not in named]
     found = [*(Hit(card, 1.0, Why(tuple(request.counted[0]), is_exact=True)) for card in exact)]
     found += [_hit(one, request, terms) for one in sorted(best, key=lambda one: _order(one.score, one.card))[:limit]]
-    total = max(sum(len(one.slots) for one in matches), len(exact))
+    total = sum(len(one.slots) for one in matches) + sum(not _is_among(card, matches) for card in exact)
     return Ranked(sorted(found, key=lambda hit: _order(hit.score, hit.card))[: max(limit, 0)], total)
 
 
@@ -87,6 +87,12 @@ def _matches(request: Request, view: View, scale: Scale, keeps: Keeps, recall: R
             is_match[slot] = keeps(segment.cards[slot])
     slots = is_match.nonzero()[0].astype(np.int32)
     return _Matches(view, slots, rough[slots], known[is_match[known]])
+
+
+def _is_among(card: Card, matches: Sequence[_Matches]) -> bool:
+    item = (card.identity.partition("@")[0],)
+    rows = ((one, slot) for one in matches for slot in one.view.segment.of_items(item).tolist())
+    return any(one.view.segment.cards[slot] == card and slot in one.slots for one, slot in rows)
 
 
 def _shortlist(matches: Sequence[_Matches], size: int) -> Iterator[tuple[View, Slots]]:
@@ -114,9 +120,12 @@ def _lifted(judged: Judged, recall: Recall | None) -> tuple[Floats, Slots]:
     """Return scores with what is remembered counted in, and which cards that has lifted."""
     if recall is None:
         return judged.scores, np.zeros(len(judged.slots), np.int32)
-    cards = [judged.view.segment.cards[slot] for slot in judged.slots.tolist()]
-    rows = zip(cards, judged.scores.tolist(), strict=True)
-    scores = np.array([recall.lifted(score, card.identity) for card, score in rows], np.float32)
+    rows = {slot: row for row, slot in enumerate(judged.slots.tolist())}
+    scores = judged.scores.copy()
+    for item, known in recall.items.items():
+        for slot in judged.view.segment.of_items([item]).tolist():
+            if (row := rows.get(slot)) is not None:
+                scores[row] = known.lifted(float(scores[row]))
     return scores, np.array(scores > judged.scores, np.int32)
 
 

@@ -114,12 +114,12 @@ def _meanings(word: str, pools: Sequence[Pool]) -> Mapping[str, float]:
             return dict.fromkeys(sorted(longer)[:_MOST_EXPANSIONS], _PREFIX)
     if len(word) < _SHORTEST_TYPO:
         return {}
-    slips = {*_slips(word), *_slips(root)}
-    near = {found for segment in segments for found in segment.among(slips)}
+    wrong = {*slips(word), *slips(root)}
+    near = {found for segment in segments for found in segment.among(wrong)}
     return dict.fromkeys(sorted(near)[:_MOST_EXPANSIONS], _TYPO)
 
 
-def _slips(word: str) -> Iterator[str]:
+def slips(word: str) -> Iterator[str]:
     """Give every text one slip away: a letter lost, doubled, swapped or replaced."""
     for at in range(len(word) + 1):
         head, tail = word[:at], word[at:]

@@ -12,10 +12,10 @@ from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.request import Request, Term
 from kiwi_mcp.search.segment import Segment, Slots
 
-MEANING, NAME = 2.2, 0.15
+MEANING, NAME = 2.2, 0.2
 """How much meaning, and the share of a name that was said, count against words."""
 
-_WHOLE_WORDS, _WHOLE_MEANING = 0.67, 0.5
+_WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
 """How much the whole of a request counts against the best of its parts."""
 _SURE, _LEAST_SURE = 0.4, 0.3
 """Words count in full where the best card holds so much of a request, and never less than so."""

@@ -13,6 +13,8 @@ _WIDE = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_WIDE}]|[^\W_{_WIDE}]+")
 _CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _MARKS = re.compile(r"[_\-./:{}@#]+")
+# `organise` and `organize` are one; that `raise` becomes `raize` does no harm, since it does so everywhere.
+_ISE = re.compile(r"(?<=..)is(e|ed|es|er|ers|ing|ations?)$")
 _MAX_WORD = 40
 
 COMMON = frozenset({
@@ -43,7 +45,9 @@ def words(text: str) -> list[str]:
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Return what a word shares with its other forms: `searches`, `searching` and `search` are one."""
-    return str(_stemmer().stemWord(word)) if len(word) > _SHORTEST and word.isascii() else word
+    if len(word) <= _SHORTEST or not word.isascii():
+        return word
+    return str(_stemmer().stemWord(_ISE.sub(r"iz\1", word)))
 
 
 def _stemmer() -> Stemmer.Stemmer:

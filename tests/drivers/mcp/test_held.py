@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import socket
 import sys
 from dataclasses import replace
@@ -145,6 +146,9 @@ def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
     [
         ("ENOENT: no such file or directory, open '{path}'", "--read {path}"),
         ("[Errno 30] Read-only file system: '{path}/new.db'", "--write {path}"),
+        ("ENOENT: no such file or directory, open '{path}/missing.txt'", "--write {path}"),
+        (f"File \"{pathlib.__file__}\", line 1 in open: No such file or directory: '{{path}}'", "--read {path}"),
+        (f'File "{pathlib.__file__}", line 1 in open: No such file or directory', ""),
         ("request to https://api.example.test/v1 failed: getaddrinfo ENOTFOUND", "--host api.example.test"),
         ("that is not a number", ""),
     ],
@@ -156,6 +160,16 @@ def test_a_failure_for_want_of_something_says_what_to_type(held: Bench, folder: 
     assert outcome.status == "error"
     command = f"`kiwi mcp allow probe {wanted.format(path=path)}`"
     assert (command in outcome.suggestion) is bool(wanted)
+
+
+def test_what_is_given_already_is_not_offered_again(held: Bench, folder: Path) -> None:
+    data = held.space.project / "data"
+    data.mkdir()
+    given = replace(held, jail=Jail("sandboxed", writable=(str(data),)))
+    text = f"no such file or directory: '{data}/missing.txt', '{data}'"
+    outcome = do(given, server(held, str(folder / "probe.py")), do="fail", text=text)
+    assert outcome.status == "error"
+    assert "kiwi mcp allow" not in outcome.suggestion
 
 
 def test_a_server_that_cannot_start_in_its_jail_says_what_it_lacks(held: Bench, folder: Path) -> None:

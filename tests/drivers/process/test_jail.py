@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from kiwi_mcp.kernel.pipeline import plan_digest
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.port import Backend
+from kiwi_mcp.sandbox.programs import find_launcher
 
 SAYS_WHERE = "import os\ndef main():\n    return [os.environ['HOME'], os.getcwd(), os.getpid() < 100]\n"
 
@@ -51,9 +53,12 @@ def python(bench: Bench, level: Json, *, runtime: Json = None, code: str = SAYS_
     return Chain((asking(tool, level), asking(below, runtime), bottom), "process")
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, change: Callable[[Bubblewrap], Backend]) -> None:
+def offer(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Bubblewrap], Backend], *, last_resort: bool = False
+) -> None:
     def found(owner_map: int | None = None) -> tuple[Backend, ...]:
-        return tuple(change(one) if isinstance(one, Bubblewrap) else one for one in backends(owner_map=owner_map))
+        there = [one for one in backends(owner_map=owner_map) if last_resort or one.name != "podman"]
+        return tuple(change(one) if isinstance(one, Bubblewrap) else one for one in there)
 
     monkeypatch.setattr(jail, "backends", found)
 
@@ -175,6 +180,18 @@ def test_the_result_says_how_its_process_was_held(bench: Bench) -> None:
     assert len(str(told["policy"])) == 64
 
 
+@pytest.mark.skipif(find_launcher("podman") is None or os.geteuid() != 0, reason="there is no podman for root here")
+@pytest.mark.parametrize("level", ["sandboxed", "restricted"])
+def test_without_bubblewrap_a_container_holds_the_tool(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    offer(monkeypatch, lambda one: replace(one, bwrap=None), last_resort=True)
+    outcome = bench.run(python(bench, level))
+    assert outcome.result == ["/tmp/home", "/tmp/home", True], outcome.message
+    told = as_object(outcome.details["isolation"])
+    assert (told["asked"], told["used"], told["backend"]) == (level, level, "podman")
+
+
 def test_standard_gives_limits_and_leaves_the_files_to_be_seen(bench: Bench) -> None:
     code = "import os, resource\ndef main():\n    return [os.getcwd(), resource.getrlimit(resource.RLIMIT_CORE)[0]]\n"
     outcome = bench.run(python(bench, "standard", code=code))
@@ -189,7 +206,12 @@ def test_what_this_machine_can_do_is_tested_once_and_remembered(bench: Bench, mo
     assert bench.run(python(bench, "sandboxed")).is_success
     monkeypatch.delattr(jail, "examine")
     assert bench.run(python(bench, "sandboxed")).is_success
-    assert [one.backend.name for one in known_standings(bench.space) or ()] == ["none", "rlimits", "bubblewrap"]
+    assert [one.backend.name for one in known_standings(bench.space) or ()] == [
+        "none",
+        "rlimits",
+        "bubblewrap",
+        "podman",
+    ]
 
 
 @pytest.mark.case("DEG-05")

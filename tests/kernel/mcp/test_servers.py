@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -354,6 +355,26 @@ def test_the_owner_starts_no_server_that_they_have_not_looked_at(ask: Ask, proje
     assert all(shown in message for shown in (str(config["command"]), "evil.test", str(folder / "evil.yaml")))
     assert "kiwi mcp refresh evil --yes" in as_text(refused["suggestion"])
     assert scripted.starts == 0
+
+
+@pytest.mark.parametrize("transport", ["http", "sse", "websocket"])
+def test_no_address_of_an_unaccepted_project_is_called_unless_its_server_is_named(
+    ask: Ask, project: Path, transport: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"{'ws' if transport == 'websocket' else 'http'}://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        folder = project / ".ai/tools/mcp"
+        folder.mkdir(parents=True)
+        placed = {**server_manifest("evil"), "config": {"transport": transport, "url": address}}
+        (folder / "evil.yaml").write_text(json.dumps(placed))
+        everyone = ask("mcp", action="refresh").content
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert everyone["servers"] == []
+    (warning,) = as_list(everyone["warnings"])
+    assert "was never accepted as it is, and was not asked" in str(warning)
+    assert "`kiwi mcp refresh evil` asks it" in str(warning)
 
 
 def test_a_model_starts_no_server_that_the_owner_has_not_added(project: Path, scripted: Scripted) -> None:

@@ -121,7 +121,7 @@ def test_doctor_shows_the_fix_of_each_issue_of_the_settings(kiwi: Kiwi, machine:
     (machine.user / "registry.yaml").write_text("urls: x\nruns: {days: 0}\n")
     _, out, _ = kiwi("doctor")
     assert f"{machine.user}/registry.yaml has 2 issues" in out
-    assert "urls: Use one of: url, actor, namespaces, remotes, runs, audit. runs.days: Write `days: 90`." in out
+    assert "urls: Use one of: url, actor, namespaces, remotes, runs, audit, search, remember. runs.days: Write" in out
 
 
 def test_help_texts_name_what_can_be_written(kiwi: Kiwi) -> None:

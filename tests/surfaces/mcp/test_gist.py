@@ -47,6 +47,7 @@ def test_a_search_is_told_as_lines() -> None:
     }
     post: JsonObject = {
         "identity": "mcp/outbox/post@0.0.0",
+        "source": "mcp",
         "tool_type": "mcp_tool",
         "score": 0.2,
         "why": [],
@@ -59,7 +60,7 @@ def test_a_search_is_told_as_lines() -> None:
     found: JsonObject = {"results": [shout, post], "total": 7, "note": "Weak match.", "indexing": {"cards": 9}}
     assert gist(found) == snapshot("""\
 project/local/shout (script, 0.9 by write capitals, part 1): Write capitals
-mcp/outbox/post (mcp_tool, 0.2 by meaning, new, not accepted, not permitted: the item is denied): Post a letter
+mcp/outbox/post (0.2 by meaning, new, not accepted, not permitted: the item is denied): Post a letter
 7 found. Weak match.
 still indexing, so some may be missing: {"cards":9}\
 """)

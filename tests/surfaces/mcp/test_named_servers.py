@@ -168,3 +168,21 @@ def test_a_visitor_is_told_of_the_servers_that_are_theirs_to_know(project: Path)
     finally:
         asyncio.run(kernel.aclose())
     assert seen.servers == ("tracker",)
+
+
+def test_a_kernel_that_serves_notices_a_server_that_another_process_adds(
+    ask: Ask, tmp_path: Path, project: Path
+) -> None:
+    async def seen(kernel: Kernel) -> tuple[str, tuple[str, ...]]:
+        mark = kernel.offers_mark()
+        return mark, (await kernel.offers()).servers
+
+    kernel = Kernel(project, is_owner=False)
+    try:
+        assert asyncio.run(seen(kernel))[1] == ()
+        mark = kernel.offers_mark()
+        add(ask, tmp_path, "tracker", 1)
+        changed, servers = asyncio.run(seen(kernel))
+    finally:
+        asyncio.run(kernel.aclose())
+    assert (changed != mark, servers) == (True, ("tracker",))

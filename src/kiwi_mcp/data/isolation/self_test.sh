@@ -11,8 +11,7 @@ writable() { for folder in "$@"; do (: >"$folder/probe") 2>/dev/null && return 0
 fill() { head -c "$2" /dev/zero 2>/dev/null >"$1/probe"; }
 children() { i=0; while [ "$i" -lt "$1" ]; do sleep 20 & i=$((i + 1)); done; }
 hold() { [ "$(head -c "$held" /dev/zero | tail -c "$held" | { sleep "$1"; wc -c; })" = "$held" ] && echo held; }
-# Of the words in /proc/PID/stat: what ended children took, in 1/100 s.
-busy() { sh -c 'timeout 0.3 sh -c "while :; do :; done"; read -r stat </proc/$$/stat; set -- $stat; echo "$((${16} + ${17}))"'; }
+busy() { timeout 0.3 sh -c "while :; do :; done"; }
 limited_to() { writable "$TMPDIR" && ! writable "$@"; }
 bounded() { fill "$1" "$((quota / 2))" && ! fill "$1" "$((quota * 2))" && rm "$1/probe"; }
 
@@ -33,13 +32,13 @@ has Seccomp 2 self && has Seccomp 2 1 && ! unshare --user true 2>/dev/null &&
 bounded "$TMPDIR" && bounded /dev/shm && echo tmp_quota
 
 if [ "$grouped" = yes ]; then
-    # A loop that would take 30 of these, and four processes that are each within what one may have, and together not.
+    # Four loops that together want more than their share, also of a busy machine: whether they were held back is seen
+    # outside. Four processes that are each within what one may have, and together not.
     [ "$(hold 0)" = held ] && alone=held
-    busy >"$TMPDIR/spent" &
-    together=$(for i in 1 2 3 4; do hold 0.3 & done 2>/dev/null; wait)
+    for i in 1 2 3 4; do busy & done
     wait
+    together=$(for i in 1 2 3 4; do hold 0.3 & done 2>/dev/null; wait)
     [ "$alone" = held ] && [ "$together" != "$(printf 'held\n%.0s' 1 2 3 4)" ] && echo mem_limit
-    read -r spent <"$TMPDIR/spent" && [ "$spent" -gt 0 ] && [ "$spent" -le 21 ] && echo cpu_limit
 fi
 (children 4) 2>/dev/null && ! (children "$((pids * 2))") 2>/dev/null && echo pids_limit
 :

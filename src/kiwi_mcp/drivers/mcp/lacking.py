@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.mcp.server import Server
 from kiwi_mcp.drivers.seen import is_too_wide
 from kiwi_mcp.sandbox.profile import HOME, base_profile
+from kiwi_mcp.sandbox.programs import Around, program_at
 
 _MOST = 4
 _PATH = re.compile(r"(?<![\w:/.])(/[^\s'\":,;()<>|*?\[\]]{2,400})")
@@ -43,30 +47,37 @@ def lacking(server: Server, said: str, refused: tuple[str, ...] = ()) -> str:
 
 def _paths(server: Server, said: str) -> Iterator[str]:
     """Yield what of this machine's a server speaks of and does not have."""
-    if _FIXED.search(said):
-        given = server.jail.writable
-        word = "--write"
-    elif _ABSENT.search(said):
-        given = (*server.jail.readable, *server.jail.writable)
-        word = "--read"
-    else:
+    is_fixed = _FIXED.search(said) is not None
+    if not is_fixed and not _ABSENT.search(said):
         return
+    seen = (*server.jail.readable, *server.jail.writable, *_brought(server))
     for text in dict.fromkeys(_PATH.findall(said)):
-        path = _there(text.rstrip("."), is_written=word == "--write")
-        if any(Path(path).is_relative_to(own.resolve()) for own in (server.space.cache, server.space.user)):
-            continue  # Kiwi's own, which nothing is given
-        if path and not any(path == one or path.startswith(f"{one}/") for one in given):
-            yield f"{word} {path}"
+        path = Path(os.path.realpath(text.rstrip(".")))
+        # What is nowhere is to be made, which takes the folder around it.
+        is_made = is_fixed or not path.exists()
+        wanted = path.parent if is_made and not path.is_dir() else path
+        if _may_be_given(wanted, server) and not _is_in(wanted, server.jail.writable if is_made else seen):
+            yield f"{'--write' if is_made else '--read'} {wanted}"
 
 
-def _there(text: str, *, is_written: bool) -> str:
-    """Return a path that is there and may be given: itself, or the folder that is to be written to."""
-    path = Path(os.path.realpath(text))
-    if is_written and not path.is_dir():
-        path = path.parent
-    if str(path).startswith(_OURS) or is_too_wide(path) or base_profile().covers(str(path)) or not path.exists():
-        return ""
-    return str(path)
+def _brought(server: Server) -> tuple[str, ...]:
+    """Return what the program of a server brings with it: paths of it in a complaint are not what is missing."""
+    if not isinstance(server.spec, ProcessSpec):
+        return ()
+    program = shutil.which(server.spec.argv[0], path=server.spec.env.get("PATH"))
+    around = Around(trusted=(str(server.space.cache), sys.prefix, sys.base_prefix))
+    return program_at(program, base_profile().covers, around).roots if program else ()
+
+
+def _may_be_given(path: Path, server: Server) -> bool:
+    """Whether a path is there, and is neither of every sandbox's own nor Kiwi's, nor as wide as a home."""
+    is_own = any(path.is_relative_to(own.resolve()) for own in (server.space.cache, server.space.user))
+    is_everywhere = f"{path}/".startswith(_OURS) or base_profile().covers(str(path))
+    return path.exists() and not is_own and not is_everywhere and not is_too_wide(path)
+
+
+def _is_in(path: Path, folders: Iterable[str]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _hosts(said: str) -> Iterator[str]:

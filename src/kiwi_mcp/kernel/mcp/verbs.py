@@ -148,11 +148,11 @@ class McpVerb:
         servers = [
             server
             for server in known
-            if self._may_start(server, catalog)
+            if self._may_visit(server, catalog)
             and (is_owner or (self._is_the_owners(server, catalog) and self._is_due(server, catalog)))
         ]
         if is_owner:
-            unanswered += [_unstarted(server) for server in known if not self._may_start(server, catalog)]
+            unanswered += [_unvisited(server) for server in known if not self._may_visit(server, catalog)]
         asked = await asked_all(self._servers, servers, catalog, unanswered, report)
         by_id = {one.server.key.server: one for one in asked}
         rows: list[Json] = [
@@ -188,6 +188,11 @@ class McpVerb:
         record = self._remembered().find(key_of(server, catalog.space))
         return record is not None and record.digest == server.digest
 
+    def _may_visit(self, server: Tool, catalog: Catalog) -> bool:
+        """Whether a server may be asked although nobody named it: a project's could lead to any address."""
+        is_meant = server.origin.source != "project" or self._is_the_owners(server, catalog)
+        return is_meant and self._may_start(server, catalog)
+
     def _may_start(self, server: Tool, catalog: Catalog) -> bool:
         """Whether asking a server starts no program that its owner has not meant."""
         is_process = server.manifest.config.get("transport") == "stdio"
@@ -221,9 +226,11 @@ def _never_accepted(server: Tool) -> PolicyDenied:
     )
 
 
-def _unstarted(server: Tool) -> JsonObject:
-    fix = f"`kiwi mcp refresh {server.id}` shows what would be started."
-    return Issue(server.id, "was never accepted as it is, and was not started", fix, "warning").to_json()
+def _unvisited(server: Tool) -> JsonObject:
+    is_process = server.manifest.config.get("transport") == "stdio"
+    fix = f"`kiwi mcp refresh {server.id}` {'shows what would be started' if is_process else 'asks it'}."
+    undone = "started" if is_process else "asked"
+    return Issue(server.id, f"was never accepted as it is, and was not {undone}", fix, "warning").to_json()
 
 
 def _not_the_owners(server: Tool) -> PolicyDenied:

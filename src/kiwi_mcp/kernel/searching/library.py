@@ -7,13 +7,10 @@ is known has to be read once. What is not there by then is told in the answer, a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from weakref import WeakKeyDictionary, WeakValueDictionary
-
-import numpy as np
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.source import ItemSource
@@ -25,17 +22,14 @@ from kiwi_mcp.kernel.searching.view import View, summed
 from kiwi_mcp.kernel.searching.worker import Worker
 from kiwi_mcp.search.encoder import encoder_name, load_encoder
 from kiwi_mcp.search.index import Progress
-from kiwi_mcp.search.port import Encoder, Floats, Keep
+from kiwi_mcp.search.interruptible import Interruptible, Stopped
+from kiwi_mcp.search.port import Encoder, Keep
 from kiwi_mcp.store.registry import Registry
 
-_PATIENCE = 0.25
-"""For how many seconds a search waits for the encoder, and for words that are being read."""
+_PATIENCE, _MOST_PATIENCE = 0.25, 2.0
+"""For how many seconds a search waits for the encoder and for words that are read: some are there, or none at all."""
 _SPARE, _END = 0.3, 1.0
 """For how many seconds what is being indexed may go on at the end, and how long its end is waited for."""
-
-
-class _Closing(Exception):
-    """The kernel is being closed."""
 
 
 class Library:
@@ -70,7 +64,8 @@ class Library:
         shelves, remote = self._followed(catalog, sources)
         if self._has_work(shelves, remote):
             self._worker.wake()
-        self._wait(lambda: any(one.is_behind for one in shelves) or (remote is not None and remote.is_unread))
+        patience = _PATIENCE if any(shelf.index.count for shelf in shelves) else _MOST_PATIENCE
+        self._wait(patience, lambda: any(one.is_behind for one in shelves) or bool(remote and remote.is_unread))
         return View(shelves, remote, self._encoder, is_loading=not self._is_loaded)
 
     def progress(self) -> Progress:
@@ -85,9 +80,9 @@ class Library:
         """End what is done in the background; a little that is left may be finished, so that it need not be again."""
         self._worker.close(_SPARE, _END)
 
-    def _wait(self, is_behind: Callable[[], bool]) -> None:
+    def _wait(self, patience: float, is_behind: Callable[[], bool]) -> None:
         """Wait for a moment; whoever searches next does not, if that was in vain."""
-        if self._is_patient and not self._worker.wait(lambda: self._is_loaded and not is_behind(), _PATIENCE):
+        if self._is_patient and not self._worker.wait(lambda: self._is_loaded and not is_behind(), patience):
             self._is_patient = False
 
     def _followed(self, catalog: Catalog, names: Collection[Source]) -> tuple[Sequence[Shelf], Remote | None]:
@@ -136,7 +131,7 @@ class Library:
             self._is_loaded = True
             return True
         keep, shelves, remote = self._keep(), self._known(), self._remote
-        encoder = _Interruptible(self._encoder, self._worker) if self._encoder else None
+        encoder = Interruptible(self._encoder, lambda: self._worker.is_closing) if self._encoder else None
         try:
             for able in (None, encoder):
                 for shelf in shelves:
@@ -146,29 +141,5 @@ class Library:
             for shelf in shelves:
                 shelf.save()
             return remote is not None and remote.is_behind and remote.catch_up(encoder, seconds=seconds)
-        except _Closing:
+        except Stopped:
             return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Interruptible:
-    """An encoder that stops between two texts once its kernel is being closed."""
-
-    inner: Encoder
-    worker: Worker
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def dimension(self) -> int:
-        return self.inner.dimension
-
-    def encode(self, texts: Sequence[str]) -> Floats:
-        rows: list[Floats] = []
-        for text in texts:
-            if self.worker.is_closing:
-                raise _Closing
-            rows.append(self.inner.encode([text]))
-        return np.concatenate(rows)

@@ -54,11 +54,15 @@ _Key = tuple[str, str]
 
 
 class Memories:
-    """What one owner's store remembers; it may be used from several threads. Without a name, the owner is meant."""
+    """What one owner's store remembers; it may be used from several threads. Without a name, the owner is meant.
 
-    def __init__(self, store: Store, load: Callable[[], Encoder | None] = lambda: None) -> None:
+    `encoder` is the name of what `load` gives: what is encoded already can be read before that is loaded.
+    """
+
+    def __init__(self, store: Store, load: Callable[[], Encoder | None] = lambda: None, encoder: str = "") -> None:
         self._store = store
         self._load = load
+        self._encoder = encoder
         self._uses: deque[_Use] = deque(maxlen=1_000)
         self._held: dict[_Key, _Held] = {}
         self._wanted: deque[_Key] = deque(maxlen=_MOST_HELD)
@@ -88,7 +92,9 @@ class Memories:
 
     def forget(self, actor: str, items: Sequence[str] | None = None) -> int:
         """Forget all that is remembered of somebody, or what is of some items; return how many requests that was."""
-        self._uses.clear()
+        for use in [one for one in [*self._uses] if one.actor == actor]:
+            with suppress(ValueError):  # the thread in the background was quicker
+                self._uses.remove(use)
         remembered = self._remembered()
         count = remembered.forget(self._name(actor), items) if remembered else 0
         self._held.clear()
@@ -131,7 +137,7 @@ class Memories:
         is_run = use.is_run or any(one.is_run for one in same)
         trace = Trace(item, request, is_run, time.time_ns() // 1_000_000, project)
         remembered.note(actor, trace, instead=[one.request for one in same if one.request != request])
-        self._wanted.extend(key for key in self._held if key[0] == use.actor)
+        self._wanted.extend([key for key in [*self._held] if key[0] == use.actor])
 
     def _look(self, key: _Key) -> None:
         """Read what is remembered, if it is another than was read before."""
@@ -142,16 +148,18 @@ class Memories:
         if held is None or held.mark != mark:
             traces = remembered.of(actor) if remembered and mark[0] else ()
             seen = [one for one in traces if one.project in {"", project}]
-            encoder = self._load() if seen else None
-            held = _Held(stamp, mark, Memory(seen, encoder.name if encoder else "") if seen else None)
+            held = _Held(stamp, mark, Memory(seen, self._encoder) if seen else None)
         if len(self._held) >= _MOST_HELD:
             self._held.clear()
         self._held[key] = held._replace(stamp=stamp)
 
     def _encode(self, key: _Key) -> bool:
         """Find out what some requests mean that nobody has yet; return whether there were any."""
-        held, remembered, encoder = self._held.get(key), self._remembered(), self._load()
-        if held is None or held.memory is None or remembered is None or encoder is None or held.memory.is_complete:
+        held = self._held.get(key)
+        if held is None or held.memory is None or held.memory.is_complete:
+            return False
+        remembered, encoder = self._remembered(), self._load()
+        if remembered is None or encoder is None:
             return False
         actor = self._name(key[0])
         missing = [one for one in remembered.of(actor) if one.encoder != encoder.name][:_AT_ONCE]

@@ -10,7 +10,7 @@ from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.memories import Memories
 from kiwi_mcp.kernel.searching.sources import SOURCES
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.search.encoder import encoder_state, load_encoder
+from kiwi_mcp.search.encoder import encoder_name, encoder_state, load_encoder
 from kiwi_mcp.search.port import Encoder
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.registry import Registry
@@ -55,13 +55,16 @@ def open_library(store: Store) -> Library:
 
 def open_memories(store: Store) -> Memories:
     """Return what a user's store remembers of searches."""
-    return Memories(store, lambda: load_encoder() if _half(store) == "meaning" else None)
+    return Memories(store, lambda: load_encoder() if _half(store) == "meaning" else None, encoder_name())
 
 
 def told_of_search(catalog: Catalog, library: Library, store: Store) -> str:
     """Return by what items are found here, if by words alone then why, and how far the index is."""
     state = encoder_state() if _half(store) == "meaning" else "words only, as the owner chose"
-    cards, worded, encoded = library.view(catalog, SOURCES["all"]).progress
+    try:
+        cards, worded, encoded = library.view(catalog, SOURCES["all"]).progress
+    except KiwiError as fault:
+        return f"{state}; how far the index is cannot be told: {fault.message}"
     meant = f", {encoded:,} by meaning" if state.startswith("words and") else ""
     return f"{state}; of {cards:,} items {worded:,} are found by words{meant}"
 

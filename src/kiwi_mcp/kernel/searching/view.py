@@ -30,14 +30,16 @@ class View:
         self._shelves = shelves
         self._remote = remote
         self._encoder = encoder
-        self._is_loading = is_loading
+        # As it was before anything was ranked: what is indexed meanwhile may not be in the answer.
+        self._begun = summed(shelves)
+        self._is_partial = is_loading or bool(remote and remote.is_behind)
         self._likely: Likely | None = None
         self.fault: KiwiError | None = None
         """Why the server could not be asked, if so."""
 
     def read(self, query: str) -> Request:
         """Return what is asked for; what it means only where there is something to compare that with."""
-        is_compared = self._remote is not None or summed(self._shelves).encoded
+        is_compared = self._remote is not None or self._begun.encoded
         return read_request(query, self._encoder if is_compared else None)
 
     def pools(self, need: Request, wanted: Filter) -> Sequence[Pool]:
@@ -69,10 +71,8 @@ class View:
     @property
     def indexing(self) -> JsonObject | None:
         """How far the index is, in numbers; None where it is complete."""
-        cards, worded, encoded = summed(self._shelves)
-        has_meaning = self._is_loading or self._encoder is not None
-        is_complete = worded == cards and (encoded == cards or not has_meaning)
-        if is_complete and not (self._remote and self._remote.is_behind):
+        cards, worded, encoded = self._begun
+        if worded == cards and (encoded == cards or self._encoder is None) and not self._is_partial:
             return None
         return {"cards": cards, "words": worded, "meaning": encoded}
 

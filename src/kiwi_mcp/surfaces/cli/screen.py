@@ -36,7 +36,7 @@ class Screen:
             self.data(text)
             return
         whole = fitted(shown(text), get_terminal_size().columns)
-        sys.stdout.write((whole if "NO_COLOR" in os.environ else strong(whole, marks)) + "\n")
+        sys.stdout.write((whole if os.environ.get("NO_COLOR") else strong(whole, marks)) + "\n")
         sys.stdout.flush()
 
     def json(self, value: Json) -> None:

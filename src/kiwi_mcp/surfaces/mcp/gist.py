@@ -55,7 +55,8 @@ def _found(content: JsonObject) -> Iterator[str]:
 def _card(card: JsonObject) -> str:
     """Return one hit as a line: what it is asked for by, what it is, how well it fits and why, if it may be run."""
     reasons = [*map(text_of, as_list(card.get("why"))), *(("meaning",) if "meaning" in card else ())]
-    facts = [as_text(card.get("tool_type"))]
+    # That something is a tool of a server its name says already.
+    facts = [as_text(card.get("tool_type"))] if card.get("source") != "mcp" else []
     if "score" in card:
         facts.append(f"{text_of(card['score'])}{' by ' if reasons else ''}{' '.join(reasons)}")
     if "part" in card:

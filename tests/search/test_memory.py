@@ -1,0 +1,131 @@
+"""Memory: what was used after a request is found by one like it; nothing is lowered, and no exact match is buried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiwi_mcp.domain.trace import Trace
+from kiwi_mcp.search.index import Index
+from kiwi_mcp.search.memory import Memory, is_same
+from kiwi_mcp.search.port import Card, Floats, Hit
+from kiwi_mcp.search.ranking import rank
+from kiwi_mcp.search.request import read_request
+from kiwi_mcp.search.sheet import pack_vectors
+
+TOLD = {
+    "umbrella": "Tell whether it will rain",
+    "ledger": "Add up what was spent",
+    "parcel": "Follow a parcel on its way",
+    "deploy": "Put a build on the servers",
+    "translate": "Say a text in another language",
+}
+WORDS = [*dict.fromkeys(" ".join([*TOLD, *TOLD.values(), "coat walk money where post"]).split())]
+requests = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
+uses = st.lists(st.tuples(st.sampled_from([*TOLD]), requests, st.booleans()), min_size=1, max_size=30)
+
+
+class Letters:
+    """An encoder to which texts mean the same that have the same letters."""
+
+    name, dimension = "letters", 384
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        rows = np.zeros((len(texts), self.dimension), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for letter in text.lower():
+                row[ord(letter) % 64] += 1
+        return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6), np.float32)
+
+
+LETTERS = Letters()
+
+
+@pytest.fixture(scope="module", params=[None, LETTERS], ids=["words", "meaning"])
+def encoder(request: pytest.FixtureRequest) -> Letters | None:
+    found: Letters | None = request.param
+    return found
+
+
+def index(encoder: Letters | None) -> Index:
+    made = Index(encoder.name if encoder else "")
+    cards = [Card(f"user/local/{name}@1.0.0", name, description=text, path=name) for name, text in TOLD.items()]
+    made.follow(tuple(cards))
+    while made.catch_up(None, encoder, seconds=10):
+        pass
+    return made
+
+
+INDICES = {None: index(None), LETTERS: index(LETTERS)}
+
+
+def trace(name: str, request: str, encoder: Letters | None = None, *, is_run: bool = True) -> Trace:
+    vector = pack_vectors(encoder.encode([request]))[0] if encoder else b""
+    return Trace(f"user/local/{name}", request, is_run, 0, "", encoder.name if encoder else "", vector)
+
+
+def found(request: str, encoder: Letters | None, traces: Sequence[Trace] = ()) -> Sequence[Hit]:
+    need = read_request(request, encoder)
+    recall = Memory(traces, encoder.name if encoder else "").recall(need) if traces else None
+    return rank(need, [INDICES[encoder]], limit=10, recall=recall).hits
+
+
+def test_an_item_is_found_by_a_request_that_its_card_says_nothing_of(encoder: Letters | None) -> None:
+    need = "do I take a coat along"
+    hits = found(need, encoder, [trace("umbrella", "take a coat or not", encoder)])
+    assert (hits[0].card.tool_id, hits[0].why.is_remembered) == ("umbrella", True)
+    assert all(hit.card.tool_id != "umbrella" or not hit.why.is_remembered for hit in found(need, encoder))
+
+
+def test_a_run_counts_more_than_a_look(encoder: Letters | None) -> None:
+    looked = found("take a coat", encoder, [trace("umbrella", "take a coat", encoder, is_run=False)])
+    ran = found("take a coat", encoder, [trace("umbrella", "take a coat", encoder)])
+    assert ran[0].score > looked[0].score > 0
+
+
+def test_a_request_that_is_not_encoded_yet_counts_by_its_words() -> None:
+    hits = found("take a coat", LETTERS, [trace("umbrella", "take a coat")])
+    assert hits[0].card.tool_id == "umbrella"
+
+
+def test_a_request_like_none_before_is_answered_as_ever() -> None:
+    remembered = [trace("ledger", "money of the month"), trace("deploy", "ship it")]
+    assert found("will it rain", None, remembered) == found("will it rain", None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(uses=uses, name=st.sampled_from([*TOLD]), is_meant=st.booleans(), is_full=st.booleans())
+def test_nothing_that_is_remembered_buries_an_exact_match(
+    uses: list[tuple[str, str, bool]], name: str, is_meant: bool, is_full: bool
+) -> None:
+    encoder = LETTERS if is_meant else None
+    asked = f"user/local/{name}" if is_full else name
+    remembered = [trace(item, request, encoder, is_run=is_run) for item, request, is_run in uses]
+    remembered += [trace(item, asked, encoder) for item, _, _ in uses]
+    first, *others = found(asked, encoder, remembered)
+    assert (first.card.tool_id, first.score, first.why.is_exact) == (name, 1.0, True)
+    assert all(hit.score < 1 for hit in others)
+
+
+@settings(max_examples=60, deadline=None)
+@given(uses=uses, request=requests, is_meant=st.booleans())
+def test_nothing_is_lowered_and_what_was_never_used_stays_as_it_was(
+    uses: list[tuple[str, str, bool]], request: str, is_meant: bool
+) -> None:
+    encoder = LETTERS if is_meant else None
+    before = {hit.card.tool_id: hit.score for hit in found(request, encoder)}
+    remembered = [trace(item, text, encoder, is_run=is_run) for item, text, is_run in uses]
+    after = {hit.card.tool_id: hit.score for hit in found(request, encoder, remembered)}
+    used = {item for item, _, _ in uses}
+    assert all(after[name] >= score for name, score in before.items())
+    assert all(after[name] == before[name] for name in after if name not in used)
+    assert all(0 < score <= 1 for score in after.values())
+
+
+def test_requests_that_say_the_same_are_one() -> None:
+    assert is_same("follow my parcel", "Follow the parcels, please")
+    assert not is_same("follow my parcel", "follow my money")
