@@ -280,11 +280,12 @@ def test_a_store_that_is_damaged_is_told_and_a_backup_of_it_works(what: str, ses
 
 @pytest.mark.case("DB-03")
 def test_pages_that_are_damaged_are_found_and_the_tools_in_folders_run(session: Session, file: Path) -> None:
+    session.write("1.0.1")
+    session.sign()
+    session.close()
     whole = file.read_bytes()
     for start in range(8_192, len(whole) - 8_192, 12_288):
         file.write_bytes(whole[:start] + b"\xff" * 8_192 + whole[start + 8_192 :])
-        session.write("1.0.1")
-        session.sign()
 
         ran = session.ask("execute", item_id="say")
         assert ran.get("result") == "hello", (start, ran)
