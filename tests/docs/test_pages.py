@@ -156,6 +156,7 @@ def reader(tmp_path: Path, kiwi: Path, monkeypatch: pytest.MonkeyPatch) -> Reade
     project = tmp_path / "empty"
     project.mkdir()
     monkeypatch.chdir(project)
+    monkeypatch.delenv("KIWI_SEARCH")  # a reader has all that Kiwi has
     return Reader(project, monkeypatch)
 
 

@@ -356,20 +356,6 @@ class IntegrityMismatch(Untrusted):
         )
 
 
-class PackageChanged(Untrusted):
-    """An index offers other bytes for a package than those that were locked."""
-
-    code, error = "package_changed", "Package changed"
-
-    def __init__(self, packages: Sequence[str], *, lock: str, said: str) -> None:
-        super().__init__(
-            f"A package is not the one that was locked, so nothing was installed. {said}",
-            suggestion=f"Find out who changed it at the index; if the change is right, renew or remove {lock}.",
-            packages=list(packages),
-            lock=lock,
-        )
-
-
 class LockMismatch(Untrusted):
     """The chain is not the one the lockfile recorded."""
 
@@ -395,6 +381,20 @@ class ArtifactRefused(Untrusted):
             listing(f"{what} was refused as a whole:", self.issues),
             suggestion="Do not use it. Ask its publisher for a clean copy, or take it from a registry you trust.",
             issues=[issue.to_json() for issue in self.issues],
+        )
+
+
+class PackageChanged(Untrusted):
+    """An index offers other bytes for a package than those that were locked."""
+
+    code, error = "package_changed", "Package changed"
+
+    def __init__(self, packages: Sequence[str], *, lock: str, said: str) -> None:
+        super().__init__(
+            f"A package is not the one that was locked, so nothing was installed. {said}",
+            suggestion=f"Find out who changed it at the index; if the change is right, renew or remove {lock}.",
+            packages=list(packages),
+            lock=lock,
         )
 
 

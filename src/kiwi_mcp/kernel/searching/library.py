@@ -27,7 +27,8 @@ from kiwi_mcp.search.port import Encoder, Keep
 from kiwi_mcp.store.registry import Registry
 
 _PATIENCE, _MOST_PATIENCE = 0.25, 2.0
-"""For how many seconds a search waits for the encoder and for words that are read: some are there, or none at all."""
+"""For how many seconds a search waits: for many items that are being read, and for the encoder and a few items."""
+_FEW = 64
 _SPARE, _END = 0.3, 1.0
 """For how many seconds what is being indexed may go on at the end, and how long its end is waited for."""
 
@@ -64,8 +65,7 @@ class Library:
         shelves, remote = self._followed(catalog, sources)
         if self._has_work(shelves, remote):
             self._worker.wake()
-        patience = _PATIENCE if any(shelf.index.count for shelf in shelves) else _MOST_PATIENCE
-        self._wait(patience, lambda: any(one.is_behind for one in shelves) or bool(remote and remote.is_unread))
+        self._wait(shelves, remote)
         return View(shelves, remote, self._encoder, is_loading=not self._is_loaded)
 
     def progress(self) -> Progress:
@@ -80,10 +80,19 @@ class Library:
         """End what is done in the background; a little that is left may be finished, so that it need not be again."""
         self._worker.close(_SPARE, _END)
 
-    def _wait(self, patience: float, is_behind: Callable[[], bool]) -> None:
+    def _wait(self, shelves: Sequence[Shelf], remote: Remote | None) -> None:
         """Wait for a moment; whoever searches next does not, if that was in vain."""
-        if self._is_patient and not self._worker.wait(lambda: self._is_loaded and not is_behind(), patience):
-            self._is_patient = False
+        if not self._is_patient:
+            return
+        are_many = any(one.is_behind for one in shelves) and any(one.index.count for one in shelves)
+        patience = _PATIENCE if are_many else _MOST_PATIENCE
+        self._is_patient = self._worker.wait(lambda: self._is_ready(shelves, remote), patience)
+
+    def _is_ready(self, shelves: Sequence[Shelf], remote: Remote | None) -> bool:
+        """Whether all can be found by words, and all but many by meaning."""
+        cards, worded, encoded = summed(shelves)
+        are_few = self._encoder is not None and 0 < cards - encoded <= _FEW
+        return self._is_loaded and worded == cards and not are_few and not (remote and remote.is_unread)
 
     def _followed(self, catalog: Catalog, names: Collection[Source]) -> tuple[Sequence[Shelf], Remote | None]:
         shelves, remote = [], None
