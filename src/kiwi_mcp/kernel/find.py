@@ -7,8 +7,9 @@ from collections.abc import Callable
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.kernel.found import filter_of, keeping, most_hits, tell, tell_nothing
+from kiwi_mcp.kernel.found import browse, filter_of, is_browsing, keeping, most_hits, tell, tell_nothing
 from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.places import has_project
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.sources import SOURCES
@@ -36,17 +37,23 @@ def find(
             raise fault.with_traceback(None)
     permission, wanted = Permission(catalog, rights), filter_of(request)
     need = view.read(request.query)
-    pools = view.pools(need, wanted)
-    ranked = rank(need, pools, limit=most_hits(request), keeps=keeping(wanted, permission), recall=recall(need))
+    pools, keeps = view.pools(need, wanted), keeping(wanted, permission)
+    if is_browsing(request):
+        ranked = browse(view.cards, keeps)
+    else:
+        ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=recall(need))
     told = tell(request, need, ranked, permission, is_shared=view.is_shared, cards=lambda: view.cards)
+    if is_browsing(request) and view.is_remote:
+        told["note"] = "What is published is on a server, and not listed here: search for it with words."
     if indexing := view.indexing:
         told["indexing"] = indexing
     known = catalog.faults() if "registry" in asked or "mcp" in asked else ()
-    faults = [*known, *filter(None, [view.fault, permission.fault])]
+    faults = [*known, *view.faults, *filter(None, [permission.fault])]
     if faults:
         told["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
     if broken := catalog.seen_broken(asked):
         told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
     if not ranked.hits:
-        told |= tell_nothing(request, need, pools, permission, lambda: view.cards)
+        is_about_one = has_project(catalog.space)
+        told |= tell_nothing(request, need, pools, permission, lambda: view.cards, has_project=is_about_one)
     return told

@@ -11,11 +11,15 @@ from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.search.choose import Filter, arrange
 from kiwi_mcp.search.near import nearest
-from kiwi_mcp.search.port import Card, Hit
+from kiwi_mcp.search.port import Card, Hit, Why
 from kiwi_mcp.search.ranking import Ranked
 from kiwi_mcp.search.request import Pool, Request
 
 HOW_TO_ASK = "Ask for one need per search, in plain words: verb + object + service."
+_NO_PROJECT = "No project was searched: add `project_path`, the absolute path of yours, to find what is in it."
+_NOTHING_YET = (
+    "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
+)
 _LINE, _REASON = 200, 200
 _MOST_WORDS = 4
 """How many of the words that a card holds are told of, the rarest first."""
@@ -25,6 +29,9 @@ _ORDERED = 100
 """How many of the best are put in another order than that of their scores."""
 _CLOSE, _NAMED = 5, 12
 """How many near misses, and how many words of a kind, are told of."""
+_EVERYTHING = frozenset({"", "*"})
+"""Requests that ask for nothing, so that all that passes the filters is meant."""
+_SERVER = "mcp_server"
 _MARKDOWN = ("directive", "knowledge")
 """What an `item_type` narrows a search to; every other word means everything."""
 
@@ -55,6 +62,17 @@ def keeping(wanted: Filter, permission: Permission) -> Callable[[Card], bool] | 
     if permission.hides:
         return lambda card: wanted.keeps(card) and not permission.is_hidden(card.identity)
     return wanted.keeps if wanted != Filter() else None
+
+
+def is_browsing(request: SearchRequest) -> bool:
+    """Whether a request is for whatever there is, not for something."""
+    return request.query.strip() in _EVERYTHING
+
+
+def browse(cards: Iterable[Card], keeps: Callable[[Card], bool] | None) -> Ranked:
+    """Return everything that may be found, by name; all of it fits, as nothing is asked of it."""
+    kept = sorted(filter(keeps, cards) if keeps else cards, key=lambda card: (card.tool_id, card.identity, card.path))
+    return Ranked([Hit(card, 1.0, Why()) for card in kept], len(kept))
 
 
 def most_hits(request: SearchRequest) -> int:
@@ -102,19 +120,22 @@ def tell_nothing(
     pools: Sequence[Pool],
     permission: Permission,
     cards: Callable[[], Iterable[Card]],
+    *,
+    has_project: bool = True,
 ) -> dict[str, Json]:
-    """Return what is close to a need that nothing answers, and how to ask; `cards` gives all that there is."""
+    """Return what is close to a need that nothing answers, and how to ask; `cards` gives all that there is.
+
+    `has_project` says whether a project was looked through: a model that named none may take it for empty.
+    """
+    elsewhere = [] if has_project else [_NO_PROJECT]
     keeps = keeping(filter_of(request), permission) or (lambda _: True)
     known = _seen(cards(), permission)
     if not known and (permission.hides or not any(pool.count for pool in pools)):
-        return {
-            "suggestion": "Nothing is here yet: search with `source: all` for what is published or built in, "
-            "or create a tool."
-        }
+        return {"suggestion": " ".join([*elsewhere, _NOTHING_YET])}
     told: dict[str, Json] = {}
     if close := nearest(need, pools, limit=_CLOSE, keeps=keeps):
         told["close"] = [{"identity": card.identity, "description": _line(card.description)} for card in close]
-    return {**told, "suggestion": " ".join(_hints(request, known, has_close=bool(close)))}
+    return {**told, "suggestion": " ".join([*elsewhere, *_hints(request, known, has_close=bool(close))])}
 
 
 def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) -> Iterator[str]:
@@ -134,8 +155,11 @@ def _seen(cards: Iterable[Card], permission: Permission) -> Sequence[Card]:
 
 def _homes(known: Sequence[Card]) -> str:
     """Return where items are at home here, or their names where they have no home."""
-    homes = _most(home for card in known if (home := card.server or card.category))
-    there = homes or _most(card.tool_id for card in known)
+    servers = _most(card.server for card in known if card.server)
+    # What says how a server is reached is no use to whoever looks for a tool.
+    categories = _most(card.category for card in known if card.category and card.tool_type != _SERVER)
+    homes = [f"{kind} {names}" for kind, names in (("servers", servers), ("categories", categories)) if names]
+    there = "; ".join(homes) or _most(card.tool_id for card in known)
     return f" Here: {there}." if there else ""
 
 

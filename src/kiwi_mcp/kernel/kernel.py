@@ -259,6 +259,16 @@ class Kernel:
             return None
         return offer_of(chain, name) if kind_of(chain) == kind else None
 
+    def parameters_of(self, item_id: str) -> JsonObject:
+        """Return the schema by which what is typed for an item is read: nobody has used or read the item by that.
+
+        It is empty where there is no such item, which is told to whoever then uses it.
+        """
+        try:
+            return self.catalog().find(item_id).manifest.parameters
+        except KiwiError:
+            return {}
+
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
         catalog = self._catalog_for(ExecuteRequest(item_id=item_id))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from kiwi_mcp.domain.errors import Internal, KiwiError
+from kiwi_mcp.domain.errors import Internal, InvalidManifest, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list
 from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import RunStatus
@@ -44,8 +44,9 @@ class Ledger:
         try:
             await self._write(witness, _status(answer), answer.content, actor)
         except KiwiError as reason:
-            told = "No receipt was written" if answer.is_error else "It was done, and no receipt of it was written"
-            warnings = [*as_list(answer.content.get("warnings")), f"{told}: {reason.message}"]
+            known = as_list(answer.content.get("warnings"))
+            told = _missing(witness, answer, reason)
+            warnings = known if told in known else [*known, told]
             return replace(answer, content={**answer.content, "warnings": warnings})
         return answer
 
@@ -69,6 +70,14 @@ class Ledger:
     async def aclose(self) -> None:
         """Keep the place of what was written."""
         await self.anchor.aclose()
+
+
+def _missing(witness: Witness, answer: Answer, reason: KiwiError) -> str:
+    """Return what is told where no receipt could be written."""
+    if witness.is_of_look and isinstance(reason, InvalidManifest):  # the settings: whoever looks may need to know
+        return f"{reason.message} {reason.suggestion}"
+    told = "No receipt was written" if answer.is_error else "It was done, and no receipt of it was written"
+    return f"{told}: {reason.message}"
 
 
 def _status(answer: Answer) -> RunStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,11 @@ from kiwi_mcp.kernel.private_file import changing
 MINUTES = 10
 """For how long after a search what is used belongs to it."""
 
-_SEARCHES = 8
-"""How many of the latest searches of one who asks are held."""
+FIRST, ENOUGH = 5, 0.3
+"""Among how many cards one is looked at, and from which score on it is further down as well."""
+BETWEEN = 3
+"""How many other searches may be made between one and the use of what it showed."""
+_SEARCHES = BETWEEN + 1
 _ASKERS = 256
 _LARGEST = 1_000_000
 
@@ -35,8 +38,10 @@ class Who(NamedTuple):
 
 @dataclass(slots=True)
 class _Search:
+    """A request, and of each item that it showed whether that was where it is looked at."""
+
     request: str
-    shown: frozenset[str]
+    shown: dict[str, bool]
     at: float
     read: set[str] = field(default_factory=set)
     ran: set[str] = field(default_factory=set)
@@ -51,9 +56,13 @@ class Recent:
         self._lock = Lock()
         self._searches: dict[Who, deque[_Search]] = {}
 
-    def asked(self, who: Who, request: str, shown: Iterable[str]) -> None:
-        """Note a search and the identities it answered with."""
-        search = _Search(request, frozenset(one.partition("@")[0] for one in shown), self._clock())
+    def asked(self, who: Who, request: str, shown: Sequence[tuple[str, float]]) -> None:
+        """Note a search and the identities it answered with, the best first, each with its score."""
+        items = {
+            identity.partition("@")[0]: place < FIRST or score >= ENOUGH
+            for place, (identity, score) in reversed([*enumerate(shown)])  # of one with two versions, the better place
+        }
+        search = _Search(request, items, self._clock())
         with self._lock:
             found = self._searches.pop(who, None) or self._read(who)
             found.appendleft(search)
@@ -63,16 +72,19 @@ class Recent:
             self._write(who, found)
 
     def used(self, who: Who, identity: str, *, is_run: bool) -> str:
-        """Return the request that an item was found by which is used now; nothing where it was not, or is known."""
+        """Return the request that an item was found by which is used now; nothing where it was not, or is known.
+
+        It was found by the latest search that showed it, if it stood there where one looks.
+        """
         item, now = identity.partition("@")[0], self._clock()
         with self._lock:
             searches = [*(self._searches.get(who) or self._read(who))]
-        for search in searches:
-            if 0 <= now - search.at <= MINUTES * 60 and item in search.shown:
-                is_known = item in search.ran or (item in search.read and not is_run)
-                (search.ran if is_run else search.read).add(item)
-                return "" if is_known or _is_name(search.request, item) else search.request
-        return ""
+        search = next((one for one in searches if item in one.shown), None)
+        if search is None or not search.shown[item] or not 0 <= now - search.at <= MINUTES * 60:
+            return ""
+        is_known = item in search.ran or (item in search.read and not is_run)
+        (search.ran if is_run else search.read).add(item)
+        return "" if is_known or _is_name(search.request, item) else search.request
 
     def forget(self, actor: str) -> None:
         """Forget the searches of somebody."""
@@ -94,7 +106,7 @@ class Recent:
 
     def _write(self, who: Who, searches: Iterable[_Search]) -> None:
         if self._file is not None:
-            rows = [{"request": one.request, "shown": sorted(one.shown), "at": one.at} for one in searches]
+            rows = [{"request": one.request, "shown": one.shown, "at": one.at} for one in searches]
             with suppress(KiwiError), changing(self._file) as put:
                 put(json.dumps({"who": [*who], "searches": rows}).encode())
 
@@ -103,7 +115,7 @@ def _searches(said: Json) -> Iterator[_Search]:
     for one in map(as_object, as_list(said)):
         at = one.get("at")
         if isinstance(at, int | float):
-            shown = frozenset(as_text(item) for item in as_list(one.get("shown")))
+            shown = {item: is_seen is True for item, is_seen in as_object(one.get("shown")).items()}
             yield _Search(as_text(one.get("request")), shown, float(at))
 
 

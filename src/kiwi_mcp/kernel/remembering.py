@@ -74,7 +74,7 @@ class Remembering:
         """Note a search and its answer."""
         if not self.is_wanted:
             return
-        shown = [as_text(as_object(one).get("identity")) for one in as_list(told.get("results"))]
+        shown = [_shown(as_object(one)) for one in as_list(told.get("results"))]
         try:
             text = kept_text(request, every_value(space)) if self._is_noted else request
         except KiwiError:  # what cannot be told from a secret is not written down
@@ -105,6 +105,11 @@ class Remembering:
                 make = import_module("kiwi_mcp.kernel.searching.opening").open_memories
                 self._opened = make(self._store)
             return self._opened
+
+
+def _shown(card: JsonObject) -> tuple[str, float]:
+    score = card.get("score")
+    return as_text(card.get("identity")), float(score) if isinstance(score, int | float) else 0.0
 
 
 def _who(space: Space, caller: Caller) -> Who:

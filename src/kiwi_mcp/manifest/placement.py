@@ -15,11 +15,12 @@ from kiwi_mcp.manifest.document import Document, refuse
 from kiwi_mcp.manifest.embedded import read_embedded
 from kiwi_mcp.manifest.json_text import read_json, read_toml
 from kiwi_mcp.manifest.knowledge import read_knowledge
-from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
 
 Placement = Literal["manifest", "embedded", "directive", "knowledge"]
 
 _READERS = {".yaml": read_yaml, ".yml": read_yaml, ".json": read_json, ".toml": read_toml}
+_YAML = (".yaml", ".yml")
 _MARKS = ("tool_id", "tool_type", "executor", "executor_id")
 """Any of these at the top makes a data file an item; a `package.json` beside a tool has none."""
 _DIRECTIVE = re.compile(r"<directive[^>]*>")
@@ -51,6 +52,8 @@ def read_written(path: Path, text: str, *, is_legacy_script: bool = False) -> Wr
 def _read_data(path: Path, suffix: str, text: str) -> Written | None:
     is_tool_file = path.stem == "tool"
     if not is_tool_file and not any(mark in text for mark in _MARKS):
+        if suffix in _YAML and (fault := syntax_fault(text, what=path.name)):
+            raise fault  # nobody can tell what it was to be, and who wrote it has to hear of it
         return None
     document: Document = _READERS[suffix](text, what=path.name)
     if isinstance(document.value, Mapping) and (is_tool_file or any(mark in document.value for mark in _MARKS)):

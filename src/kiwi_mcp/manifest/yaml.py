@@ -60,13 +60,29 @@ def read_yaml(
     try:
         events = yaml.parse(readable(text, what=what, max_bytes=max_bytes), Loader=CSafeLoader)
         return Document(reader.read(events), reader.lines)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else None
-        reason = " ".join(filter(None, (error.context, error.problem)))
-        raise refuse(what, f"not YAML: {reason}", "Mend the YAML at this line.", line=line) from None
     except yaml.YAMLError as error:
-        raise refuse(what, f"not YAML: {error}", "Remove the character.") from None
+        raise _refusal(error, what) from None
+
+
+def syntax_fault(text: str, *, what: str) -> InvalidManifest | None:
+    """Return why a text is not YAML of any kind; None where it is, and where it is too long for a manifest."""
+    if len(text) > MAX_BYTES:
+        return None
+    try:
+        for _ in yaml.parse(text, Loader=CSafeLoader):
+            pass
+    except yaml.YAMLError as error:
+        return _refusal(error, what)
+    return None
+
+
+def _refusal(error: yaml.YAMLError, what: str) -> InvalidManifest:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return refuse(what, f"not YAML: {error}", "Remove the character.")
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark is not None else None
+    reason = " ".join(filter(None, (error.context, error.problem)))
+    return refuse(what, f"not YAML: {reason}", "Mend the YAML at this line.", line=line)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ _FEWEST_WORDS = 3
 
 _ENDS = re.compile(
     r"""(?<=[.!?])["')\]]*\s+   # the end of a sentence
-    | [;\n]+
     | ,?\s+\b(?:and\ then|then|also|finally|additionally|furthermore|moreover|lastly|next|as\ well\ as
                 |after\ that|afterwards)\b,?\s*
     | ,\s+(?:and|but)\s+""",
@@ -22,12 +21,22 @@ _DOING = re.compile(
                               |which|who|for|to|on|in|with|by|from|of|this|that|these|those)\b)""",
     re.IGNORECASE | re.VERBOSE,
 )
+_LISTED = re.compile(r"[;\n]+")
 _WORD = re.compile(r"\w+")
 _EDGES = " ,.;:!?\"'"
 
 
 def parts_of(request: str) -> Sequence[str]:
     """Return the parts of a request that has several; of one that has none, nothing."""
-    found = (part.strip(_EDGES) for piece in _ENDS.split(request) for part in _DOING.split(piece))
-    parts = [*dict.fromkeys(part for part in found if len(_WORD.findall(part)) >= _FEWEST_WORDS)][:MOST]
+    # Runs of spaces would be gone through again from each of them.
+    listed = [" ".join(line.split()) for line in _LISTED.split(request)]
+    named = [line for line in listed if _WORD.search(line)]
+    parts = [*dict.fromkeys(part for line in named for part in _sentences(line, is_listed=len(named) > 1))][:MOST]
     return parts if len(parts) > 1 else ()
+
+
+def _sentences(line: str, *, is_listed: bool) -> Sequence[str]:
+    """Return the parts of a line; one of several lines is a part however short it is."""
+    found = [part.strip(_EDGES) for piece in _ENDS.split(line) for part in _DOING.split(piece)]
+    parts = [part for part in found if len(_WORD.findall(part)) >= _FEWEST_WORDS]
+    return parts or ([line.strip(_EDGES)] if is_listed else [])

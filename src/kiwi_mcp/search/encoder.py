@@ -58,6 +58,6 @@ def _load() -> _Loaded:
         encoder: Encoder = minilm.MiniLM(minilm.HOME)
     except ImportError as error:
         return _Loaded(None, f"words only: {error}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return _Loaded(None, f"words only: the encoder cannot be loaded ({error})")
+    except Exception as error:  # noqa: BLE001 - whatever it is, words are searched without it, and it is told once
+        return _Loaded(None, f"words only: the encoder cannot be loaded ({error or type(error).__name__})")
     return _Loaded(encoder, f"words and meaning ({encoder.name})")

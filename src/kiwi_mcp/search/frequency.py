@@ -18,6 +18,11 @@ def weight_of(word: str) -> float:
     return _LEAST + (1 - _LEAST) * log(ranks.get(word, len(ranks))) / log(len(ranks)) if ranks else 1.0
 
 
+def is_known(word: str) -> bool:
+    """Whether a word is one that people write, and so no slip of another."""
+    return word in _ranks()
+
+
 @cache
 def _ranks() -> Mapping[str, int]:
     # The encoder's vocabulary has the pieces of words as they were found: the most frequent first, from `the` on.

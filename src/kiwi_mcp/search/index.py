@@ -7,6 +7,7 @@ whatever segments there are, without waiting; `catch_up` is for another thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from threading import Lock
 from time import monotonic
 from typing import NamedTuple
@@ -14,11 +15,11 @@ from typing import NamedTuple
 from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.port import Card, Encoder, Keep
 from kiwi_mcp.search.segment import Segment, merge
-from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, words_of
+from kiwi_mcp.search.sheet import digest_of, is_sound, pack_vectors, passage_of, words_of
 
 _Key = tuple[str, str]
-_AT_ONCE = 64
-"""How many new cards are indexed, words only, on the time of whoever asks: so many cost no more than a few ms."""
+_AT_ONCE, _AT_ONCE_LETTERS = 64, 50_000
+"""How many new cards, and of how many letters, are indexed, words only, on the time of whoever asks."""
 _WORDED, _ENCODED = 2_000, 8
 """How many cards are taken at a time: what takes part of a second must not be lost when a process ends."""
 _MOST_SEGMENTS, _FAR_LARGER = 4, 4
@@ -65,6 +66,10 @@ class Index:
         """Return how many cards hold a stem."""
         return sum(segment.holding(stem) for segment in self.segments)
 
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of some stems that any card holds."""
+        return {found for segment in self.segments for found in segment.among(stems)}
+
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""
         return self._named.get(tool_id, ())
@@ -80,7 +85,7 @@ class Index:
                 place.segment.drop(place.slot)
             self._new = {key: card for key, card in wanted.items() if key not in self._places}
             self._cards, self._named = cards, _by_name(cards)
-            if len(self._new) <= _AT_ONCE:
+            if _are_few([*self._new.values()]):
                 self._add(self._new, {})
 
     def catch_up(self, keep: Keep | None, encoder: Encoder | None, *, seconds: float) -> bool:
@@ -100,7 +105,8 @@ class Index:
     def _take_words(self, keep: Keep | None) -> None:
         some = dict([*self._new.items()][:_WORDED])
         digests = {key: digest_of(card, self._encoder) for key, card in some.items()}
-        kept = dict(keep.read([*digests.values()])) if keep else {}
+        read = keep.read([*digests.values()]) if keep else {}
+        kept = {digest: one for digest, one in read.items() if is_sound(one)}
         made = {digests[key]: Kept(words_of(card), b"") for key, card in some.items() if digests[key] not in kept}
         if keep and made:
             keep.write(made)
@@ -141,7 +147,7 @@ class Index:
     def _encode(self, places: Sequence[tuple[Card, _Place]], keep: Keep | None, encoder: Encoder) -> None:
         # What was indexed at once was not looked for, and another process may have been quicker.
         kept = keep.read([place.digest for _, place in places]) if keep else {}
-        known = {digest: one.vector for digest, one in kept.items() if one.vector}
+        known = {digest: one.vector for digest, one in kept.items() if one.vector and is_sound(one)}
         new = {place.digest: card for card, place in places if place.digest not in known}
         made = (
             dict(zip(new, pack_vectors(encoder.encode([*map(passage_of, new.values())])), strict=True)) if new else {}
@@ -168,6 +174,14 @@ class Index:
                 place = self._places[card.identity, card.path]
                 self._places[card.identity, card.path] = place._replace(segment=merged, slot=slot)
             self.segments = (*(one for one in self.segments if one not in poor), merged)
+
+
+def _are_few(cards: Sequence[Card]) -> bool:
+    """Whether cards are so few, and so short, that their words are made in an instant."""
+    if len(cards) > _AT_ONCE:
+        return False
+    said = sum(len(text) for card in cards for pair in card.parameters for text in pair)
+    return said + sum(len(card.description) for card in cards) <= _AT_ONCE_LETTERS
 
 
 def _is_same(card: Card | None, place: _Place) -> bool:

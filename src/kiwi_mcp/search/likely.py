@@ -9,25 +9,24 @@ Where the registry is on PostgreSQL, this stands in for an index over all of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from math import log
 from time import monotonic
 
 import numpy as np
 
 from kiwi_mcp.domain.registry import Listed
+from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.frequency import weight_of
+from kiwi_mcp.search.lexicon import meanings_of, rarity_of
 from kiwi_mcp.search.port import Card, Encoder, Floats
-from kiwi_mcp.search.request import Request, slips
+from kiwi_mcp.search.request import Request
 from kiwi_mcp.search.segment import Segment, impacts_of
-from kiwi_mcp.search.sheet import SIZE, digest_of, pack_vectors, passage_of, unpack_words, words_of
-from kiwi_mcp.search.words import stem
+from kiwi_mcp.search.sheet import digest_of, is_sound, pack_vectors, passage_of, unpack_words, words_of
 from kiwi_mcp.store.candidates import EVERYTHING, Candidates, Counts, Wanted
 from kiwi_mcp.store.embeddings import Embeddings, Leaf
 
-_PREFIX, _TYPO = 0.7, 0.6
-_MOST_EXPANSIONS = 16
-_SHORTEST_PREFIX, _SHORTEST_TYPO = 3, 4
 _USUAL = np.array([3, 2, 12, 3, 12], np.float32)
 """How long the fields of a card usually are, where not all cards are at hand."""
 _WORDED, _ENCODED = 500, 64
@@ -51,9 +50,32 @@ class Likely:
         """Return how many of all cards hold a stem."""
         return self._held.get(stem) or self.segments[0].holding(stem)
 
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of some stems that any card holds."""
+        return (self._held.keys() & stems) | self.segments[0].among(stems)
+
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""
         return [card for card in self.segments[0].cards if card.tool_id == tool_id]
+
+
+class _Lexicon:
+    """The words of a server, and what it told of those that it was asked for."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self.counts = Counts()
+        self.held: dict[str, int] = {}
+
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        self.counts = self._candidates.counts([*stems])
+        self.held |= self.counts.held
+        return self.counts.held.keys()
+
+    def beginning_with(self, word: str, most: int) -> Collection[str]:
+        longer = self._candidates.beginning_with(word, most)
+        self.held |= longer
+        return longer
 
 
 def likely(
@@ -67,19 +89,19 @@ def likely(
 
     Where `card_of` gives none, an item is left out.
     """
-    counts = candidates.counts([stem(word) for word in request.counted[0]])
-    shares, more = _expanded(request, candidates, counts.held)
-    held = {**counts.held, **more}
-    weights = {one: share * _rarity(counts.total, held[one]) for one, share in shares.items()}
+    lexicon = _Lexicon(candidates)
+    shares = _shares(request, lexicon)
+    held, total = lexicon.held, lexicon.counts.total
+    weights = {one: share * rarity_of(held[one], total) for one, share in shares.items()}
     vectors = pack_vectors(request.vectors) if request.vectors is not None else ()
     said = request.text.strip().rpartition("/")[2].partition("@")[0]
     found = candidates.find(weights, vectors, wanted=wanted, names=[said, *names])
     shown = [(card, one) for one in found if (card := card_of(one.listed))]
-    segment = Segment([card for card, _ in shown], [one.words for _, one in shown], _usual(counts))
-    encoded = {slot: one.vector for slot, (_, one) in enumerate(shown) if len(one.vector) == SIZE}
-    if encoded:
+    sheets = [_sheet(card, Kept(one.words, one.vector)) for card, one in shown]
+    segment = Segment([card for card, _ in shown], [sheet.words for sheet in sheets], _usual(lexicon.counts))
+    if encoded := {slot: sheet.vector for slot, sheet in enumerate(sheets) if sheet.vector}:
         segment.put_vectors([*encoded], [*encoded.values()])
-    return Likely(segment, counts.total, held)
+    return Likely(segment, total, held)
 
 
 def fill(embeddings: Embeddings, encoder: Encoder | None, card_of: Callable[[Listed], Card], *, seconds: float) -> bool:
@@ -116,29 +138,16 @@ def _usual(counts: Counts) -> Floats | None:
     return np.maximum(np.array(counts.usual, np.float32), np.float32(1)) if counts.usual else None
 
 
-def _rarity(total: int, held: int) -> float:
-    return log(1 + (max(total - held, 0) + 0.5) / (held + 0.5))
+def _sheet(card: Card, kept: Kept) -> Kept:
+    """Return what is kept of a card, or, where that is damaged, its words made anew."""
+    return kept if is_sound(kept) else Kept(words_of(card), b"")
 
 
-def _expanded(
-    request: Request, candidates: Candidates, held: Mapping[str, int]
-) -> tuple[Mapping[str, float], Mapping[str, int]]:
-    """Return the stems that the words of a request stand for, how much each counts, and how many hold new ones."""
+def _shares(request: Request, lexicon: _Lexicon) -> Mapping[str, float]:
+    """Return the stems that the words of a request stand for, and how much each counts."""
+    said = request.counted[0]
     shares: dict[str, float] = {}
-    more: dict[str, int] = {}
-    for word, count in request.counted[0].items():
-        stems, share = ({stem(word): held[stem(word)]}, 1.0) if held.get(stem(word)) else _nearby(word, candidates)
-        more |= stems
-        for one in stems:
-            shares[one] = shares.get(one, 0.0) + share * weight_of(word) * (1 + log(count))
-    return shares, more
-
-
-def _nearby(word: str, candidates: Candidates) -> tuple[Mapping[str, int], float]:
-    """Return the stems that a word nobody holds may mean: longer ones, else some one slip away."""
-    if len(word) >= _SHORTEST_PREFIX and (longer := candidates.beginning_with(word, _MOST_EXPANSIONS)):
-        return longer, _PREFIX
-    if len(word) < _SHORTEST_TYPO:
-        return {}, 0.0
-    near = candidates.counts([*{*slips(word), *slips(stem(word))}]).held
-    return {one: near[one] for one in sorted(near)[:_MOST_EXPANSIONS]}, _TYPO
+    for word, stems in meanings_of(said, lexicon).items():
+        for one, share in stems.items():
+            shares[one] = shares.get(one, 0.0) + share * weight_of(word) * (1 + log(said[word]))
+    return shares

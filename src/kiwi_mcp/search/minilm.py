@@ -37,9 +37,12 @@ class MiniLM:
         self.name = f"{facts['name']}-{facts['fingerprint']}"
         self.dimension = WIDTH
         self._longest = int(facts["positions"])
-        self._pieces = WordPieces(vocabulary.read_text(encoding="utf-8").split())
+        pieces = vocabulary.read_text(encoding="utf-8").split()
+        self._pieces = WordPieces(pieces)
         # Read as it is needed: a text takes a few rows of thirty thousand.
         self._rows = np.load(home / "pieces.npy", mmap_mode="r", allow_pickle=False)
+        if self._rows.dtype != ROW or self._rows.shape != (len(pieces),):
+            raise ValueError("`pieces.npy` is of another vocabulary")
         self._session = _session(model)
 
     def encode(self, texts: Sequence[str]) -> Floats:

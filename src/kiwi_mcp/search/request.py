@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
-from math import log
-from string import ascii_lowercase, digits
 from typing import Protocol
+
+import numpy as np
 
 from kiwi_mcp.search.clauses import parts_of
 from kiwi_mcp.search.frequency import weight_of
+from kiwi_mcp.search.lexicon import meanings_of, rarity_of
 from kiwi_mcp.search.port import Card, Encoder, Floats
 from kiwi_mcp.search.segment import Segment
 from kiwi_mcp.search.words import COMMON, stem, words
 
 MAX_QUERY = 4_000
 MAX_WORDS = 64
-
-_PREFIX, _TYPO = 0.7, 0.6
-_MOST_EXPANSIONS = 16
-_SHORTEST_PREFIX, _SHORTEST_TYPO = 3, 4
 
 
 class Pool(Protocol):
@@ -38,6 +35,9 @@ class Pool(Protocol):
 
     def holding(self, stem: str) -> int:
         """Return how many of all cards hold a stem."""
+
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of some stems that any card holds."""
 
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""
@@ -75,7 +75,7 @@ def read_request(text: str, encoder: Encoder | None) -> Request:
     """Return a request, read; what is beyond any need is cut off."""
     text = text[:MAX_QUERY]
     texts = (text, *parts_of(text))
-    vectors = encoder.encode(texts) if encoder and text.strip() else None
+    vectors = _meant(texts, encoder) if encoder and text.strip() else None
     whole, *parts = map(_counted, texts)
     # A part of a long request may hold words that are not searched for.
     known = [{word: count for word, count in part.items() if word in whole} for part in parts]
@@ -85,7 +85,8 @@ def read_request(text: str, encoder: Encoder | None) -> Request:
 def terms_of(request: Request, pools: Sequence[Pool]) -> Mapping[str, Term]:
     """Return each word of a request with what it stands for among some cards, rarest first."""
     total = sum(pool.count for pool in pools)
-    terms = [_term(word, pools, total) for word in request.counted[0]]
+    meanings = meanings_of(request.counted[0], _Words(pools))
+    terms = [_term(word, stems, pools, total) for word, stems in meanings.items()]
     return {term.word: term for term in sorted(terms, key=lambda term: (term.count, term.word))}
 
 
@@ -95,37 +96,27 @@ def _counted(text: str) -> Mapping[str, int]:
     return dict(islice(said.items(), MAX_WORDS))
 
 
-def _term(word: str, pools: Sequence[Pool], total: int) -> Term:
-    stems = _meanings(word, pools)
+class _Words:
+    """The words of some pools."""
+
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        self._pools = pools
+
+    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        return {found for pool in self._pools for found in pool.among(stems)}
+
+    def beginning_with(self, word: str, most: int) -> AbstractSet[str]:
+        segments = [segment for pool in self._pools for segment in pool.segments]
+        return {found for segment in segments for found in segment.beginning_with(word, most)}
+
+
+def _term(word: str, stems: Mapping[str, float], pools: Sequence[Pool], total: int) -> Term:
     held = sum(pool.holding(found) for pool in pools for found in stems)
-    rarity = log(1 + (max(total - held, 0) + 0.5) / (held + 0.5))
-    return Term(word, stems, rarity * weight_of(word), held)
+    return Term(word, stems, rarity_of(held, total) * weight_of(word), held)
 
 
-def _meanings(word: str, pools: Sequence[Pool]) -> Mapping[str, float]:
-    """Return the stems a word stands for: itself, else words that begin so, else words one slip away."""
-    root = stem(word)
-    if any(pool.holding(root) for pool in pools):
-        return {root: 1.0}
-    segments = [segment for pool in pools for segment in pool.segments]
-    if len(word) >= _SHORTEST_PREFIX:
-        longer = {found for one in segments for found in one.beginning_with(word, _MOST_EXPANSIONS)}
-        if longer:
-            return dict.fromkeys(sorted(longer)[:_MOST_EXPANSIONS], _PREFIX)
-    if len(word) < _SHORTEST_TYPO:
-        return {}
-    wrong = {*slips(word), *slips(root)}
-    near = {found for segment in segments for found in segment.among(wrong)}
-    return dict.fromkeys(sorted(near)[:_MOST_EXPANSIONS], _TYPO)
-
-
-def slips(word: str) -> Iterator[str]:
-    """Give every text one slip away: a letter lost, doubled, swapped or replaced."""
-    for at in range(len(word) + 1):
-        head, tail = word[:at], word[at:]
-        yield from (f"{head}{letter}{tail}" for letter in ascii_lowercase + digits)
-        if tail:
-            yield head + tail[1:]
-            yield from (f"{head}{letter}{tail[1:]}" for letter in ascii_lowercase + digits)
-        if len(tail) > 1:
-            yield f"{head}{tail[1]}{tail[0]}{tail[2:]}"
+def _meant(texts: Sequence[str], encoder: Encoder) -> Floats:
+    vectors = encoder.encode(texts)
+    if not np.isfinite(vectors).all():
+        raise ValueError("the encoder gives no vectors")
+    return vectors

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.request import Request, Term
@@ -19,6 +20,8 @@ _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
 """How much the whole of a request counts against the best of its parts."""
 _SURE, _LEAST_SURE = 0.4, 0.3
 """Words count in full where the best card holds so much of a request, and never less than so."""
+_NEAR = 0.2
+"""From how near on a card is found by its meaning alone."""
 _MOST_POSTINGS = 400_000
 _LEAST = 1e-6
 
@@ -49,7 +52,10 @@ class Judged:
 
     view: View
     slots: Slots
+    is_hit: NDArray[np.bool_]
+    """Whether it matches: by a word, by meaning, or because it is remembered."""
     scores: Floats
+    said: Floats
     parts: Slots
     meant: Floats
     """By the whole and the best part."""
@@ -104,18 +110,26 @@ def by_meaning(near: Floats) -> Floats:
     return _joined(near[0], near[1:], _WHOLE_MEANING)
 
 
-def judge(request: Request, view: View, scale: Scale, slots: Slots) -> Judged:
-    """Return the exact scores of some cards."""
+def filled(near: Floats, said: Floats, is_encoded: NDArray[np.bool_]) -> Floats:
+    """Return how near cards are; one that has no vector yet is taken to be as near as its words let expect."""
+    return np.where(is_encoded, near, said * near[is_encoded].max(initial=0)).astype(np.float32)
+
+
+def judge(request: Request, view: View, scale: Scale, slots: Slots, remembered: Slots) -> Judged:
+    """Return the exact scores of some cards, some of which are remembered."""
     near = np.zeros((len(request.texts), len(slots)), np.float32)
     if request.vectors is not None:
         near = view.segment.exact_nearness(request.vectors, slots)
     said = _joined(view.words[0, slots] / scale.whole, view.words[1:, slots] / scale.part, _WHOLE_WORDS)
     meant = np.maximum(by_meaning(near), 0)
+    is_hit = (said > 0) | (meant >= _NEAR) | np.isin(slots, remembered)
+    meant = filled(meant, said, view.segment.is_encoded[slots])
     raw = (said + NAME * view.named[slots]) * scale.sureness + MEANING * meant
     most = 1 + NAME + (MEANING if request.vectors is not None else 0)
     parts = view.words[1:, slots] * np.float32(scale.sureness / scale.part) + MEANING * near[1:]
     answered = parts.argmax(axis=0) + 1 if len(parts) else np.zeros(len(slots), int)
-    return Judged(view, slots, (raw / most).astype(np.float32), answered.astype(np.int32), meant, near.max(axis=0))
+    scores = (raw / most).astype(np.float32)
+    return Judged(view, slots, is_hit, scores, said, answered.astype(np.int32), meant, near.max(axis=0))
 
 
 def _joined(whole: Floats, parts: Floats, share: float) -> Floats:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
+from math import isfinite
+from struct import Struct
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.port import Card, Floats
 from kiwi_mcp.search.words import COMMON, spelled, stem, words
 
@@ -20,6 +23,7 @@ SIZE = 388
 _RECIPE = b"3"  # raised when the same text would give other words
 _MOST = 255
 _SCALE = np.dtype("<f4")
+_ONE_SCALE = Struct("<f")
 
 Counts: TypeAlias = NDArray[np.uint8]
 
@@ -70,11 +74,24 @@ def words_of(card: Card) -> bytes:
 def unpack_words(packed: bytes) -> tuple[Sequence[str], Counts]:
     """Return the stems, and a row for each with how often each field holds it."""
     stems, _, table = packed.partition(b"\0")
-    return stems.decode().split(), np.frombuffer(table, np.uint8).reshape(-1, len(FIELDS))
+    return stems.decode().split(" ") if stems else [], np.frombuffer(table, np.uint8).reshape(-1, len(FIELDS))
+
+
+def is_sound(kept: Kept) -> bool:
+    """Whether what was kept can be searched: a disk, or another program, may have changed it."""
+    # Thousands are looked at before a first search is answered, so that nothing is taken apart here.
+    stems, _, table = kept.words.partition(b"\0")
+    try:
+        stems.decode()
+    except UnicodeDecodeError:
+        return False
+    count = stems.count(b" ") + 1 if stems else 0
+    return len(table) == count * len(FIELDS) and (not kept.vector or _is_sound_vector(kept.vector))
 
 
 def pack_vectors(rows: Floats) -> Sequence[bytes]:
-    """Return vectors as bytes: each coordinate as a share of the largest."""
+    """Return vectors as bytes: each coordinate as a share of the largest. One that is no vector is near nothing."""
+    rows = np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.float32(1e-12)) / np.float32(127)
     whole = np.rint(rows / scales).astype(np.int8)
     return [row.tobytes() + scale.astype(_SCALE).tobytes() for row, scale in zip(whole, scales, strict=True)]
@@ -85,6 +102,13 @@ def unpack_vectors(packed: bytes) -> Floats:
     table = np.frombuffer(packed, np.uint8).reshape(-1, SIZE)
     scales = np.ascontiguousarray(table[:, SIZE - 4 :]).view(_SCALE)
     return table[:, : SIZE - 4].view(np.int8).astype(np.float32) * scales
+
+
+def _is_sound_vector(vector: bytes) -> bool:
+    if len(vector) != SIZE:
+        return False
+    (scale,) = _ONE_SCALE.unpack_from(vector, SIZE - _ONE_SCALE.size)
+    return isfinite(scale) and 0 < scale <= 1
 
 
 def _texts(card: Card) -> tuple[str, ...]:

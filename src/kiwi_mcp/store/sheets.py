@@ -10,14 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from time import monotonic, time
-from typing import TypeAlias, cast
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.store.database import Database, Transaction, Value, within
 from kiwi_mcp.store.rows import chunks, marks_for
-
-_Row: TypeAlias = tuple[bytes, bytes, bytes, int]
 
 MOST = 300_000
 """How many sheets are kept: with their vectors, about 300 MB."""
@@ -35,8 +32,10 @@ _TENDED = 3_600.0
 _PATIENCE = 10.0
 _READ = "select digest, words, vector, used_on from sheets where digest in"
 _ADD = "insert into sheets (digest, words, vector, used_on) values"
-_COMPLETE = """on conflict (digest) do update set vector = excluded.vector
-where length(sheets.vector) = 0 and length(excluded.vector) > 0"""
+# What is damaged is made again from the text, and written over; what is whole is the same, and is not touched.
+_MEND = """on conflict (digest) do update set words = excluded.words,
+  vector = case when length(excluded.vector) > 0 then excluded.vector else sheets.vector end
+where sheets.words <> excluded.words or (length(excluded.vector) > 0 and sheets.vector <> excluded.vector)"""
 _USE = "update sheets set used_on = ? where used_on < ? and digest in"
 _OLDEST = "delete from sheets where digest in (select digest from sheets where used_on < ? order by used_on limit ?)"
 
@@ -68,18 +67,18 @@ class Sheets:
         with self._tolerated():
             for some in chunks(digests, _AT_ONCE):
                 rows = self._database.read(f"{_READ} ({marks_for(some)})", some)
-                self._take(cast("Sequence[_Row]", rows), found)
+                self._take(rows, found)
         return found
 
     def write(self, kept: Mapping[bytes, Kept]) -> None:
-        """Keep it; a vector completes what was kept without one, and nothing else is ever changed."""
+        """Keep it, instead of what was damaged; a vector completes what was kept without one."""
         today = self._today()
         with self._tolerated():
             for some in chunks(kept.items()):
                 values: list[Value] = [value for digest, one in some for value in (digest, *one, today)]
                 rows = ", ".join(["(?, ?, ?, ?)"] * len(some))
                 with self._writing() as transaction:
-                    transaction.write(f"{_ADD} {rows} {_COMPLETE}", values)
+                    transaction.write(f"{_ADD} {rows} {_MEND}", values)
         if monotonic() - self._tended > _TENDED:
             self.tend()
 
@@ -94,12 +93,14 @@ class Sheets:
             if int(str(count)) > self._most:
                 self._forget(self._today() + 1, int(str(count)) - self._most * 9 // 10)
 
-    def _take(self, rows: Sequence[_Row], found: dict[bytes, Kept]) -> None:
+    def _take(self, rows: Sequence[Sequence[Value]], found: dict[bytes, Kept]) -> None:
         fresh = self._today() - _FRESH_DAYS
-        for digest, words, vector, used_on in rows:
-            found[digest] = Kept(words, vector)
-            if used_on < fresh:
-                self._used.add(digest)
+        for row in rows:
+            match row:  # SQLite keeps whatever another program has put in a column
+                case (bytes(digest), bytes(words), bytes(vector), int(used_on)):
+                    found[digest] = Kept(words, vector)
+                    if used_on < fresh:
+                        self._used.add(digest)
 
     def _write_used(self, digests: Iterable[bytes]) -> None:
         today = self._today()

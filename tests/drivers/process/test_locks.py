@@ -19,7 +19,9 @@ from threading import Thread
 
 import pytest
 
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.drivers.process.environments.indexes import npm_indexes
+from kiwi_mcp.drivers.process.environments.node import faults_of
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.places import cache_folder
 
@@ -76,8 +78,8 @@ class Index:
         self.files["/simple/teapot/"] = ("text/html", page.encode())
         return digest
 
-    def tarball(self, version: str, says: str) -> None:
-        """Offer a version of a Node package, alone."""
+    def tarball(self, version: str, says: str) -> JsonObject:
+        """Offer a version of a Node package, alone, and return what a lock says of it."""
         manifest, packed = {"name": "teapot", "version": version, "main": "index.js"}, io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for path, text in {"package.json": json.dumps(manifest), "index.js": f"exports.says = '{says}'"}.items():
@@ -94,6 +96,7 @@ class Index:
         }
         self.files[place] = ("application/octet-stream", data)
         self.files["/teapot"] = ("application/json", json.dumps(offered).encode())
+        return {"version": version, "resolved": dist["tarball"], "integrity": dist["integrity"]}
 
 
 @pytest.fixture
@@ -120,10 +123,10 @@ def make_python_tool(project: Path, **files: str) -> None:
     )
     (folder / "main.py").write_text("import teapot\n\n\ndef main():\n    return teapot.SAYS\n")
     for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
+        (folder / name.replace("__", ".")).write_bytes(text.encode())
 
 
-def make_node_tool(project: Path) -> None:
+def make_node_tool(project: Path, lock: str = "") -> None:
     folder = project / ".ai/tools/pour"
     folder.mkdir(parents=True)
     (folder / "tool.yaml").write_text(
@@ -131,6 +134,8 @@ def make_node_tool(project: Path) -> None:
         "config: {entrypoint: main.js, requires: [teapot@1.x]}\n"
     )
     (folder / "main.js").write_text("console.log(JSON.stringify(require('teapot').says));\n")
+    if lock:
+        (folder / "package-lock.json").write_text(lock)
 
 
 def pour(project: Path) -> JsonObject:
@@ -209,6 +214,14 @@ def test_a_lock_of_the_tools_own_says_what_is_installed(indexes: tuple[Index, In
         ("--index-url http://x\nteapot==1.0.0 --hash=sha256:00\n", "'--index-url http://x' is not a version"),
         ("teapot @ http://x/teapot.whl --hash=sha256:00\n", "is not a version with its hashes"),
         ("-r /etc/passwd\nteapot==1.0.0 --hash=sha256:00\n", "'-r /etc/passwd' is not a version"),
+        ("# x \\\n--index-url http://x\nteapot==1.0.0 --hash=sha256:00\n", "'--index-url http://x' is not a version"),
+        ("# x \\\r\n-i http://x\r\nteapot==1.0.0 --hash=sha256:00\r\n", "'-i http://x' is not a version"),
+        ("# x \\\r-i http://x\rteapot==1.0.0 --hash=sha256:00\r", "'-i http://x' is not a version"),
+        (
+            "teapot==1.0.0 --hash=sha256:00\nb==1; os_name>'' \\\n# x\n-i http://x/ --hash=sha256:00\n",
+            "'-i http://x/ --hash=sha256:00' is not a version",
+        ),
+        ("teapot==1.0.0; os_name>'' -i http://x/ --hash=sha256:00\n", "is not a version with its hashes"),
     ],
 )
 def test_a_lock_that_leaves_something_open_is_refused(lock: str, told: str, project: Path) -> None:
@@ -228,3 +241,68 @@ def test_a_node_package_that_changed_is_refused(indexes: tuple[Index, Index], pr
     own.tarball("1.0.0", "theirs")
     refused = pour(project)
     assert refused.get("code") == "package_changed", refused
+
+
+GOOD: JsonObject = {
+    "version": "1.0.0",
+    "resolved": "https://index.test/teapot/-/teapot-1.0.0.tgz",
+    "integrity": "sha512-AAAA",
+}
+ELSEWHERE = "is fetched from elsewhere than an index"
+
+
+def node_lock(place: str = "node_modules/teapot", /, **words: Json) -> str:
+    root = {"dependencies": {"teapot": "1.x"}}
+    return json.dumps(
+        {"lockfileVersion": 3, "packages": {"": root, "node_modules/teapot": GOOD, place: {**GOOD, **words}}}
+    )
+
+
+@pytest.mark.case("SIG-09")
+def test_a_lock_of_node_names_the_index_that_a_setting_names(indexes: tuple[Index, Index], project: Path) -> None:
+    own, _ = indexes
+    make_node_tool(project, node_lock(**own.tarball("1.0.0", "locked")))
+    assert pour(project).get("result") == "locked"
+
+
+@pytest.mark.case("SIG-09")
+@pytest.mark.parametrize(
+    ("lock", "told"),
+    [
+        *(
+            (node_lock(resolved=address), ELSEWHERE)
+            for address in (
+                "http://127.0.0.1:9/teapot.tgz",
+                "http://index.test/teapot.tgz",
+                "git+ssh://git@index.test/teapot.git#0123456",
+                "git+https://index.test/teapot.git",
+                "file:../../teapot.tgz",
+                "../teapot",
+                "https:///teapot.tgz",
+                "https://github.com/one/teapot",
+                "https://index.test\\@other.test/teapot.tgz",
+                7,
+            )
+        ),
+        (node_lock(version="file:../teapot"), "has no version"),
+        (node_lock(name="teapot@file:../x"), "is not a package of an index"),
+        (node_lock(link=True), "is not a package of an index"),
+        (node_lock("node_modules/../../other"), "is not a package of an index"),
+        (node_lock("node_modules/other@file:x"), "is not a package of an index"),
+        (node_lock(integrity="none"), "has no hash"),
+        (node_lock(integrity="md5-AAAA"), "has no hash"),
+        (json.dumps({"packages": {}}), "'teapot' is not locked"),
+    ],
+)
+def test_a_lock_of_node_that_names_anything_but_an_index_is_refused(lock: str, told: str, project: Path) -> None:
+    make_node_tool(project, lock)
+    refused = pour(project)
+    assert refused.get("code") == "invalid_manifest", refused
+    assert told in json.dumps(refused)
+
+
+def test_packages_of_scopes_and_below_others_may_be_locked() -> None:
+    lock = node_lock("node_modules/@pot/lid/node_modules/@pot.x/knob", version="1.0.0-rc.1+x", name="@pot/knob")
+    indexes = npm_indexes({}, Path("/nowhere"))
+    for place, entry in json.loads(lock)["packages"].items():
+        assert not place or [*faults_of(place, entry, indexes)] == []

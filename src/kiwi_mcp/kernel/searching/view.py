@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel.searching.remote import Remote
 from kiwi_mcp.kernel.searching.shelf import Shelf
@@ -14,6 +15,8 @@ from kiwi_mcp.search.index import Progress
 from kiwi_mcp.search.likely import Likely
 from kiwi_mcp.search.port import Card, Encoder
 from kiwi_mcp.search.request import Pool, Request, read_request
+
+_log = logging.getLogger("kiwi")
 
 
 class View:
@@ -34,13 +37,26 @@ class View:
         self._begun = summed(shelves)
         self._is_partial = is_loading or bool(remote and remote.is_behind)
         self._likely: Likely | None = None
-        self.fault: KiwiError | None = None
-        """Why the server could not be asked, if so."""
+        self.faults: list[KiwiError] = []
+        """Why the server could not be asked, and why nobody can tell what is meant, if so."""
 
     def read(self, query: str) -> Request:
         """Return what is asked for; what it means only where there is something to compare that with."""
         is_compared = self._remote is not None or self._begun.encoded
-        return read_request(query, self._encoder if is_compared else None)
+        if self._encoder is None or not is_compared:
+            return read_request(query, None)
+        try:
+            return read_request(query, self._encoder)
+        except Exception as error:  # noqa: BLE001 - whatever befalls the encoder, there are words to search by
+            _log.warning("a request could not be encoded: %r", error)
+            self.faults.append(
+                Unavailable(
+                    f"What is asked for could not be understood ({error or type(error).__name__}); it was searched for "
+                    "by its words only.",
+                    suggestion="`kiwi doctor` tells of the encoder.",
+                )
+            )
+            return read_request(query, None)
 
     def pools(self, need: Request, wanted: Filter) -> Sequence[Pool]:
         """Return what is ranked for a need: all that is on shelves, and what a server finds likely."""
@@ -49,8 +65,13 @@ class View:
             try:
                 self._likely = self._remote.pool(need, wanted)
             except KiwiError as fault:
-                self.fault = fault
+                self.faults.append(fault)
         return [*shelves, self._likely] if self._likely else shelves
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some of what it looks at is on a server, which finds it and does not list it."""
+        return self._remote is not None
 
     @property
     def cards(self) -> Iterator[Card]:

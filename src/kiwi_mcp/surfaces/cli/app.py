@@ -135,8 +135,7 @@ def run(
     shell = shell_for(project, is_json=is_json)
     parameters: dict[str, Json] = dict(read_object(params)) if params else {}
     if context.args:
-        schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
-        parameters |= from_words(context.args, schema)
+        parameters |= from_words(context.args, shell.parameters_of(item))
     request = payload(
         action="run", item_id=item, parameters=parameters, dry_run=is_dry, frozen=is_frozen, checkpoint=is_saved
     )
@@ -266,8 +265,7 @@ def why(context: typer.Context, item: Item, project: Project = None, is_json: Is
     shell = shell_for(project, is_json=is_json)
     parameters: JsonObject = {}
     if context.args:
-        schema = as_object(shell.ask("load", {"item_id": item}).content.get("parameters"))
-        parameters = from_words(context.args, schema)
+        parameters = from_words(context.args, shell.parameters_of(item))
     shell.tell("execute", {"action": "why", "item_id": item, "parameters": parameters}, view="why")
 
 

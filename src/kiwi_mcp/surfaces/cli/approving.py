@@ -28,6 +28,15 @@ def owners_word(*, is_yes: bool) -> Ask:
     return _on_terminal if sys.stdin.isatty() and sys.stderr.isatty() else nobody
 
 
+def is_meant(message: str, *, is_yes: bool) -> bool:
+    """Whether a person means what they typed: they are asked on a terminal, and elsewhere they have said it."""
+    ask = owners_word(is_yes=is_yes)
+    if ask is nobody:
+        return True
+    question = Question("elicitation/create", {"message": message}, is_own=True)
+    return asyncio.run(ask({"meant": question}))["meant"] != _NO
+
+
 async def _agreed(questions: Questions) -> Answers:
     _refuse_others(questions)
     return dict.fromkeys(questions, _YES)

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from kiwi_mcp.domain.errors import Denied
+from kiwi_mcp.surfaces.cli.approving import is_meant
+from kiwi_mcp.surfaces.cli.screen import talk
 from kiwi_mcp.surfaces.cli.shell import IsJson, shell_for
 from kiwi_mcp.surfaces.cli.show import payload
 
@@ -35,7 +38,11 @@ def show(
 @memory.command()
 def forget(
     item: Annotated[str | None, typer.Argument(help="Only what is remembered of this item.")] = None,
+    is_yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether all is meant.")] = False,
     is_json: IsJson = False,
 ) -> None:
     """Forget all requests, or those of one item."""
+    if item is None and not is_meant("Forget all that searches are remembered by, for good?", is_yes=is_yes):
+        talk("Nothing was forgotten.")
+        raise typer.Exit(Denied.exit_code)
     shell_for(None, is_json=is_json).tell("memory", payload(action="forget", item=item), view="memory forget")

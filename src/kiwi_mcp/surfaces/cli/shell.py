@@ -53,6 +53,17 @@ class Shell:
         finally:
             await kernel.aclose()
 
+    def parameters_of(self, item: str) -> JsonObject:
+        """Return the schema of what an item takes, to read by it what was typed."""
+        return asyncio.run(self._parameters_of(item))
+
+    async def _parameters_of(self, item: str) -> JsonObject:
+        kernel = Kernel(self.project, surface="cli")
+        try:
+            return kernel.parameters_of(item)
+        finally:
+            await kernel.aclose()
+
     def tell(
         self,
         verb: str,

@@ -6,6 +6,7 @@ home; credentials that stand there apart from an address are left behind.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ _PORTS = {"http": 80, "https": 443}
 _UV_NAMES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_INDEX_URL")
 _UV_WORDS = ("index-url", "extra-index-url", "find-links", "index", "url", "pip")
 _LARGEST = 262_144
+_MISREAD = re.compile(r"[\s\\]")
+"""What one program takes for a part of a host, and another for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,12 @@ class Indexes:
     lines: tuple[str, ...] = ()
     """Settings to be written beside what is installed."""
     variables: tuple[tuple[str, str], ...] = ()
+
+    def may_offer(self, address: str) -> bool:
+        """Whether packages may be fetched from an address: by https, or from an index that a setting names."""
+        scheme = address.partition(":")[0].lower()
+        host = None if _MISREAD.search(address) else _host(address)
+        return bool(host) and (scheme == "https" or (scheme == "http" and self.is_named and host in self.hosts))
 
 
 def uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,9 +15,10 @@ from sysconfig import get_platform
 from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import as_object, compact, text_of
+from kiwi_mcp.domain.json import Json, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
+from kiwi_mcp.drivers.process.environments.indexes import Indexes, npm_indexes
 from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
 from kiwi_mcp.drivers.process.environments.locks import keep_lock, kept_lock, lock_failure, lock_of, refuse_lock
 from kiwi_mcp.drivers.process.once import make_once
@@ -33,6 +36,17 @@ _ARGUMENTS = (
 )
 _LOCK = "package-lock.json"
 _RENEW = "npm install --package-lock-only"
+_NAME = r"(?:@[\w~-][\w.~-]*/)?[\w~-][\w.~-]*"
+_PLACE = re.compile(rf"{MODULES}/{_NAME}(?:/{MODULES}/{_NAME})*", re.ASCII)
+_PACKAGE = re.compile(_NAME, re.ASCII)
+_VERSION = re.compile(r"\d+\.\d+\.\d+(?:[-+][\w.+-]*)?", re.ASCII)
+_SHOWN = 80
+_REPOSITORY = re.compile(
+    r"https://(?:[^/]*@)?(?:www\.)?(?:(?:gist\.)?github\.com|gitlab\.com|bitbucket\.org|git\.sr\.ht)(?:[:/?#]|$)",
+    re.IGNORECASE,
+)
+"""An address that npm does not fetch but clones, so that no hash holds."""
+_HASHES = re.compile(r"sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2}(?: +sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2})*")
 
 
 class Node:
@@ -86,16 +100,31 @@ def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
 
 
 def _refuse_unlocked(tool: Tool, wanted: Mapping[str, str], lock: str) -> None:
-    """Refuse a lock that leaves out a dependency, or has one without the hash of what is fetched."""
+    """Refuse a lock that leaves out a dependency, or has one that is not an index's, or has no hash."""
     try:
         entries = as_object(as_object(json.loads(lock)).get("packages"))
     except (ValueError, RecursionError) as error:
         issue = Issue(_LOCK, f"is not JSON: {error}", "Write it as npm does.")
         raise InvalidManifest(f"{tool.id!r}", [issue]) from error
-    bare = [path for path, entry in entries.items() if path and not as_object(entry).get("integrity")]
+    indexes = npm_indexes(os.environ, Path.home())
+    faults = [fault for path, entry in entries.items() if path for fault in faults_of(path, entry, indexes)]
     missing = [name for name in wanted if f"{MODULES}/{name}" not in entries]
-    faults = (*(f"{path!r} has no hash" for path in bare), *(f"{name!r} is not locked" for name in missing))
-    refuse_lock(tool, faults, _LOCK, _RENEW)
+    refuse_lock(tool, [*faults, *(f"{name!r} is not locked" for name in missing)], _LOCK, _RENEW)
+
+
+def faults_of(path: str, entry: Json, indexes: Indexes) -> Iterator[str]:
+    """Give what is wrong with one package of a lock: npm takes an address wherever a name or a version may stand."""
+    said = as_object(entry)
+    name, resolved = said.get("name"), said.get("resolved")
+    if not _PLACE.fullmatch(path) or said.get("link") or (name is not None and not _PACKAGE.fullmatch(text_of(name))):
+        yield f"{path!r} is not a package of an index"
+    if not _VERSION.fullmatch(text_of(said.get("version"))):
+        yield f"{path!r} has no version"
+    address = text_of(resolved)
+    if resolved is not None and (_REPOSITORY.match(address) or not indexes.may_offer(address)):
+        yield f"{path!r} is fetched from elsewhere than an index: {address[:_SHOWN]!r}"
+    if not _HASHES.fullmatch(text_of(said.get("integrity"))):
+        yield f"{path!r} has no hash"
 
 
 async def build_node(folder: Path, *, packages: Sequence[str], installer: Installer, own: str = "") -> None:

@@ -32,9 +32,12 @@ INTERPRETER = "bin/python"
 _REQUIREMENTS = "requirements.txt"
 _LOCK = "requirements.lock"
 _ROW = re.compile(
-    r"([\w.-]+)(?:\[[\w., -]*\])? *== *[\w.!+-]+(?: *;[^#]*?)?(?:\s+--hash=sha(?:256|384|512):[0-9a-f]+)+", re.ASCII
+    r"([\w.-]+)(?:\[[\w., -]*\])? *== *[\w.!+-]+(?: *;(?:(?!\s-)[^#\\])*?)?"
+    r"(?:\s+--hash=sha(?:256|384|512):[0-9a-f]+)+",
+    re.ASCII,
 )
 """A line of a lock: it names no address, no file and no option but hashes."""
+_COMMENT = re.compile(r"^[ \t\f]*#.*$", re.MULTILINE)
 _RENEW = f"uv pip compile --generate-hashes --output-file {_LOCK} {_REQUIREMENTS}"
 _SHOWN = 80
 _NAME = re.compile(r"^[A-Za-z0-9._-]+")
@@ -137,12 +140,18 @@ async def install_locked(folder: Path, packages: Sequence[str], own: str, instal
 
 def _refuse_unlocked(tool: Tool, packages: Sequence[str], lock: str) -> None:
     """Refuse a lock that leaves out a requirement, or says anything but versions and hashes."""
-    lines = [line.strip() for line in lock.replace("\\\n", " ").splitlines()]
-    rows = {line: _ROW.fullmatch(line) for line in lines if line and not line.startswith("#")}
+    rows = {line: _ROW.fullmatch(line) for line in _lines(lock)}
     known = {package_name(row[1]) for row in rows.values() if row}
     odd = [f"{line[:_SHOWN]!r} is not a version with its hashes" for line, row in rows.items() if row is None]
     missing = [one for one in packages if package_name(one.partition(";")[0]) not in known]
     refuse_lock(tool, [*odd, *(f"{one!r} is not locked" for one in missing)], _LOCK, _RENEW)
+
+
+def _lines(lock: str) -> Sequence[str]:
+    """Return what a lock says, line by line as uv reads it: a comment ends with its line, whatever stands there."""
+    plain = lock.replace("\r\n", "\n").replace("\r", "\n")
+    joined = _COMMENT.sub("", plain).replace("\\\n", " ")
+    return [*filter(None, (line.strip() for line in joined.split("\n")))]
 
 
 async def make_venv(folder: Path, packages: Sequence[str], installer: Installer) -> None:
