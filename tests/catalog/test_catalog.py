@@ -217,7 +217,7 @@ def test_an_unchanged_file_is_parsed_once_also_by_the_next_process(
     assert [tuple(entry) for entry in second.all()] == [tuple(entry) for entry in Catalog(space).all()]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"null\n[]", b"\xff" * 100, b"kiwi.catalog/1 0\n[[],[]]"])
+@pytest.mark.parametrize("damage", [b"", b"{}", b"null\n[]", b"\xff" * 100, b"kiwi.catalog/2 0\n[[],[]]"])
 def test_a_damaged_cache_is_read_past(space: Space, put: Put, settle: Settle, damage: bytes) -> None:
     put("tools/x.yaml", api("x"))
     settle()

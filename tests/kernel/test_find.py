@@ -19,6 +19,7 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.find import find
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.kernel.searching.library import Library
+from kiwi_mcp.search.interruptible import Stopped
 from kiwi_mcp.search.port import Floats
 
 SCRIPT = Path(__file__).parents[1] / "data" / "mcp" / "scripted.py"
@@ -154,6 +155,35 @@ def test_hits_are_ordered_by_score_date_or_name(ask: Ask) -> None:
     assert ask("search", query="x", sort_by="magic").content["code"] == "invalid_request"
 
 
+@pytest.mark.parametrize("query", ["", "  ", "*"])
+def test_a_request_for_nothing_lists_all_that_passes_the_filters_by_name(ask: Ask, query: str) -> None:
+    everything = search(ask, query)
+    assert names(everything) == ["draw_map", "find_route", "read_letters", "send_letter"]
+    assert all(0 < float(str(card["score"])) <= 1 for card in cards(everything))
+    assert "note" not in everything
+
+    some = search(ask, query, tag="office", limit=1)
+    assert (names(some), some["total"]) == (["read_letters"], 2)
+    assert "there are `mail`, `maps`" in as_text(search(ask, query, category="cars")["suggestion"])
+
+
+def test_a_file_that_is_no_yaml_is_told_of_by_all_who_look(ask: Ask, project: Path) -> None:
+    path = project / ".ai" / "tools" / "broken.yaml"
+    path.write_text("garbage: [")
+    (project / ".ai" / "tools" / "values.yaml").write_text("speed: 3\n")
+
+    (told,) = [*map(as_object, as_list(search(ask, "letter")["broken"]))]
+    assert told["path"] == str(path)
+    assert "not YAML" in as_text(told["message"])
+    checks = [*map(as_object, as_list(ask("doctor").content["checks"]))]
+    assert [one["status"] for one in checks if one["name"] == str(path)] == ["problem"]
+    for answer in (
+        ask("execute", action="validate", item_id="broken"),
+        ask("execute", action="validate", parameters={"path": str(path)}),
+    ):
+        assert "not YAML" in as_text(answer.content["message"])
+
+
 def test_an_unknown_word_of_a_filter_is_answered_with_those_that_exist(ask: Ask, serve: Callable[..., None]) -> None:
     serve("outbox", post="Post a letter")
 
@@ -176,8 +206,7 @@ def test_where_nothing_matches_what_is_close_is_named_with_what_is_here_and_how_
     assert [as_object(one)["identity"] for one in as_list(found["close"])] == ["mcp/outbox/parcel@1.2.0"]
     told = as_text(found["suggestion"])
     assert "one need per search" in told
-    assert "`outbox`" in told
-    assert "`maps`" in told
+    assert "Here: servers `outbox`; categories `mail`, `maps`." in told
     assert "`source: all`" in told
     far = search(ask, "zzqqxx")
     assert "close" not in far
@@ -234,6 +263,13 @@ class Rainy:
         return rows
 
 
+class Slow(Rainy):
+    """An encoder that never comes to an end of it."""
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        raise Stopped
+
+
 def test_a_card_that_was_found_by_meaning_says_so(project: Path, tmp_path: Path) -> None:
     catalog = Catalog(Space(project, tmp_path / "user", tmp_path / "cache"))
     library = Library(load=Rainy)
@@ -262,6 +298,29 @@ def test_what_is_hidden_is_neither_found_nor_close_nor_named(machine: Machine) -
             assert "`secret_door`" not in told
     finally:
         library.close()
+
+
+def test_what_is_hidden_shows_in_no_name_no_count_and_no_fault(machine: Machine) -> None:
+    machine.script("open_door")
+    for path in ("open_door/main.sh", "open_door/tool.yaml"):
+        twin = machine.user / "tools" / path
+        twin.parent.mkdir(parents=True, exist_ok=True)
+        twin.write_bytes((machine.project / ".ai" / "tools" / path).read_bytes())
+    machine.put("tools/vault/tool.yaml", "tool_id: [vault\n")
+    listed = Grant(items=Rules(("project/local/open_door@*",)), is_secretive=True)
+    catalog = Catalog(Space(machine.project, machine.user, machine.cache))
+    library = Library(load=Slow)
+    request = SearchRequest(query="open_door")
+    try:
+        told = find(request, catalog, library, rights=lambda: Rights((Grant(), listed)))
+        everything = find(request, catalog, library)
+    finally:
+        library.close()
+    assert told.keys() == {"results", "total", "query", "source"}
+    assert [card["identity"] for card in cards(told)] == ["project/local/open_door@1.0.0"]
+    assert "full_name" not in cards(told)[0]
+    assert {"broken", "indexing"} <= everything.keys()
+    assert all("full_name" in card for card in cards(everything))
 
 
 @pytest.fixture

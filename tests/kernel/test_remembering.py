@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.recent import MINUTES, Recent, Who
+from kiwi_mcp.kernel.recent import BETWEEN, ENOUGH, FIRST, MINUTES, Recent, Who
 from kiwi_mcp.kernel.remembering import LONGEST, kept_text
 from kiwi_mcp.kernel.searching.memories import Memories
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.request import read_request
+from kiwi_mcp.store.registry import Registry
 
 Ask = Callable[..., Answer]
 ANA, BEN = Who("ana", "editor", "/work"), Who("ben", "editor", "/work")
@@ -39,6 +41,20 @@ class Letters:
             for letter in text.lower():
                 row[ord(letter) % 64] += 1
         return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+
+
+class Slow(Store):
+    """A store that lets the thread in the background wait."""
+
+    def __init__(self, user: Path) -> None:
+        super().__init__(user)
+        self.is_asked, self.may_go_on = Event(), Event()
+
+    def registry(self) -> Registry:
+        if current_thread() is not main_thread():
+            self.is_asked.set()
+            assert self.may_go_on.wait(20)
+        return super().registry()
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +137,25 @@ def test_one_actor_learns_nothing_from_another(home: Path, kernel: Kernel) -> No
     assert len(as_list(listed.content["remembered"])) == 1
 
 
+def test_a_name_like_the_owners_is_not_the_owner(home: Path, project: Path, kernel: Kernel, owner: Caller) -> None:
+    do(kernel, search("a coat against rain"), run("umbrella"), caller=owner)
+    name = Store(home / ".ai").actor.name
+    assert name
+    for namesake in (name, f"={name}", "="):
+        guest = Kernel(project, is_owner=False, surface="gateway")
+        found, listed, _ = do(
+            guest,
+            search("a coat, please"),
+            ("memory", {}),
+            ("memory", {"action": "forget"}),
+            caller=Caller(name=namesake),
+        )
+        assert names(found) == []
+        assert listed.content["remembered"] == []
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert [request for _, _, request in remembered(told)] == ["a coat against rain"]
+
+
 def test_one_word_of_the_owner_switches_it_off(home: Path, kernel: Kernel, owner: Caller) -> None:
     do(kernel, search("a coat against rain"), run("umbrella"), caller=owner)
     (home / ".ai" / "registry.yaml").write_text("remember: false\n")
@@ -172,14 +207,14 @@ def test_no_secret_reaches_the_store(home: Path, project: Path, kernel: Kernel, 
 def test_a_search_counts_for_some_minutes_and_for_whoever_made_it() -> None:
     now = 0.0
     recent = Recent(clock=lambda: now)
-    recent.asked(ANA, "will it rain", ["user/local/umbrella@1.0.0"])
+    recent.asked(ANA, "will it rain", [("user/local/umbrella@1.0.0", 0.5)])
     assert recent.used(BEN, "user/local/umbrella@1.0.0", is_run=True) == ""
     assert recent.used(ANA._replace(project="/other"), "user/local/umbrella@1.0.0", is_run=True) == ""
     now = MINUTES * 60.0
     assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == "will it rain"
     assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == ""
     now += 1
-    recent.asked(ANA, "what was spent", ["user/local/ledger@1.0.0"])
+    recent.asked(ANA, "what was spent", [("user/local/ledger@1.0.0", 0.5)])
     now += MINUTES * 60.0 + 1
     assert recent.used(ANA, "user/local/ledger@1.0.0", is_run=False) == ""
 
@@ -191,10 +226,84 @@ def test_a_long_request_is_cut_at_a_word_and_an_empty_one_is_not_kept() -> None:
     assert kept_text(" … ? ", {}) == ""
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("log in with password hunter2", "log in with password …"),
+        ("log in, pass hunter2", "log in, pass …"),
+        ("unlock with my pin 4921", "unlock with my pin …"),
+        ("open it with the secret word: swordfish", "open it with the secret …"),
+        ("deploy, passphrase correct horse battery", "deploy, passphrase …"),
+        ("set DB_PASSWORD=a1 and API_KEYS=b2", "set DB_PASSWORD …"),
+        ("send with accessToken abc\ndef", "send with accessToken …"),
+        ("log in, swordfish is my password", "log in, … is my password"),
+        ("use swordfish as the wifi password", "use … as the wifi password"),
+        ("password hunter2, then log in", ""),
+        ("reset my password?", "reset my password?"),
+        ("ask the secretary for the passenger list and feed the monkeys", None),
+        ("tokenize a text", None),
+    ],
+)
+def test_what_is_said_after_a_word_for_a_secret_is_not_kept(said: str, kept: str | None) -> None:
+    assert kept_text(said, {}) == (said if kept is None else kept)
+
+
 def test_whoever_looks_for_a_name_teaches_nothing() -> None:
     recent = Recent()
-    recent.asked(ANA, "umbrella", ["user/local/umbrella@1.0.0"])
+    recent.asked(ANA, "umbrella", [("user/local/umbrella@1.0.0", 1.0)])
     assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("place", "score", "is_found"), [(FIRST - 1, 0.1, True), (FIRST, 0.1, False), (FIRST, ENOUGH, True)]
+)
+def test_what_stood_far_down_and_matched_hardly_was_not_found_by_that(place: int, score: float, is_found: bool) -> None:
+    recent = Recent()
+    above = [(f"user/local/other{number}@1.0.0", 0.6) for number in range(place)]
+    recent.asked(ANA, "all that is here", [*above, ("user/local/umbrella@1.0.0", score)])
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ("all that is here" if is_found else "")
+
+
+def test_only_the_latest_search_that_showed_an_item_counts() -> None:
+    recent, many = Recent(), [(f"user/local/other{number}@1.0.0", 0.6) for number in range(FIRST)]
+    recent.asked(ANA, "will it rain", [("user/local/umbrella@1.0.0", 0.5)])
+    recent.asked(ANA, "all that is here", [*many, ("user/local/umbrella@1.0.0", 0.1)])
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""
+    recent.asked(ANA, "rain or sun", [("user/local/umbrella@1.0.0", 0.5)])
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == "rain or sun"
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+@pytest.mark.parametrize(("others", "is_found"), [(BETWEEN, True), (BETWEEN + 1, False)])
+def test_after_many_other_searches_nobody_knows_what_a_use_belongs_to(
+    tmp_path: Path, others: int, is_found: bool, is_noted: bool
+) -> None:
+    file = tmp_path / "searches.json" if is_noted else None
+    recent = Recent(file)
+    recent.asked(ANA, "will it rain", [("user/local/umbrella@1.0.0", 0.5)])
+    for need in [f"need {number // 2}" for number in range(2 * others)]:  # to ask again is no other search
+        (Recent(file) if is_noted else recent).asked(ANA, need, [("user/local/ledger@1.0.0", 0.5)])
+    found = (Recent(file) if is_noted else recent).used(ANA, "user/local/umbrella@1.0.0", is_run=True)
+    assert found == ("will it rain" if is_found else "")
+
+
+def test_settings_that_cannot_be_read_are_told_once_and_nothing_is_learnt(
+    home: Path, kernel: Kernel, owner: Caller
+) -> None:
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "registry.yaml").write_text("remember: maybe\n")
+    looks: list[tuple[str, JsonObject]] = [
+        search("will it rain"),
+        ("search", {"query": "will it rain", "source": "project"}),
+        ("load", {"item_id": "umbrella"}),
+    ]
+    for answer in do(kernel, *looks, caller=owner):
+        (warning,) = [as_text(one) for one in as_list(answer.content["warnings"])]
+        assert "remember: says neither yes nor no" in warning
+        assert "receipt" not in warning
+    (home / ".ai" / "registry.yaml").write_text("remember: true\n")
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert told.content["remembered"] == []
 
 
 def test_one_command_after_the_other_teaches_as_well(home: Path, project: Path, owner: Caller) -> None:
@@ -218,6 +327,22 @@ def test_one_command_after_the_other_teaches_as_well(home: Path, project: Path, 
 def test_a_note_that_makes_no_sense_says_nothing(tmp_path: Path, said: str) -> None:
     (tmp_path / "searches.json").write_text(said)
     assert Recent(tmp_path / "searches.json").used(ANA, "user/local/umbrella", is_run=True) == ""
+
+
+def test_what_is_forgotten_of_one_item_leaves_what_is_not_written_yet_of_another(home: Path, project: Path) -> None:
+    space, store = Space(project, home / ".ai", home / ".cache"), Slow(home / ".ai")
+    store.registry()
+    memories = Memories(store)
+    memories.note("", "user/local/ledger@1.0.0", "what was spent", space, is_run=True)
+    assert store.is_asked.wait(20)
+    memories.note("", "user/local/umbrella@1.0.0", "will it rain", space, is_run=True)
+    memories.note("", "user/local/parcel@1.0.0", "where is it", space, is_run=True)
+    memories.forget("", ["user/local/umbrella"])
+    store.may_go_on.set()
+    assert memories.settle(20)
+    assert {trace.item for trace in memories.listed("")} == {"user/local/ledger", "user/local/parcel"}
+    memories.close()
+    store.close()
 
 
 def test_what_a_request_means_is_found_out_once_and_in_the_background(home: Path, project: Path) -> None:

@@ -64,6 +64,14 @@ def test_what_is_about_a_project_asks_for_it(verb: str, words: JsonObject, home:
     assert not [path for path in (home / ".cache").rglob("say*") if path.is_file()]
 
 
+def test_a_search_that_finds_nothing_says_that_no_project_was_searched(project: Path) -> None:
+    for told in (ask("search", query="send a letter"), ask("search", query="zzqqxx", source="all")):
+        assert told.content["total"] == 0
+        assert "add `project_path`" in as_text(told.content["suggestion"])
+    within = ask("search", query="send a letter", project_path=str(project))
+    assert "project_path" not in as_text(within.content["suggestion"])
+
+
 def test_what_is_not_found_may_be_in_a_project() -> None:
     refused = ask("execute", item_id="nothing")
     assert refused.content["code"] == "tool_not_found"

@@ -56,6 +56,19 @@ def test_other_files_are_no_items(path: str, text: str) -> None:
     assert read_written(Path(path), text) is None
 
 
+def test_yaml_that_cannot_be_parsed_is_refused_whatever_it_was_to_be() -> None:
+    with pytest.raises(InvalidManifest) as refused:
+        read_written(Path("broken.yaml"), "garbage: [")
+    assert "not YAML" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: 1\n---\nb: 2\n", "a: !odd 1\n", "a: 1\na: 2\n", "base: &b {}\nx: {<<: *b}\n", "[" * 300_000]
+)
+def test_yaml_that_no_manifest_may_be_is_somebody_elses_file(text: str) -> None:
+    assert read_written(Path("values.yaml"), text) is None
+
+
 def test_a_tool_file_is_always_an_item() -> None:
     assert written("x/tool.yaml", "description: nothing else\n").value
     with pytest.raises(InvalidManifest):

@@ -110,6 +110,7 @@ SLOW = frozenset(
         "surfaces/cli/test_audit.py",
         "surfaces/cli/test_commands.py",
         "surfaces/cli/test_keys.py",
+        "surfaces/cli/test_memory.py",
         "surfaces/cli/test_prefer.py",
         "surfaces/cli/test_process.py",
         "surfaces/cli/test_registry.py",

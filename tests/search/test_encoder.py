@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -237,3 +238,12 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             start = at
             varint()
             yield key >> 3, message[start:at]
+
+
+def test_nothing_about_the_machine_is_written_or_sent_by_the_runtime(tmp_path: Path) -> None:
+    code = "from kiwi_mcp.search.encoder import load_encoder; load_encoder().encode(['a'])"
+    home = tmp_path / "home"
+    home.mkdir()
+    own = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", code], env=own, check=True, timeout=60)
+    assert [*home.iterdir()] == []

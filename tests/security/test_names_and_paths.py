@@ -170,7 +170,7 @@ def test_the_folder_of_another_user_takes_the_owners_word(home: Path, tmp_path: 
         return asyncio.run(Kernel(tmp_path / "link").call("search", {"query": "x"})).content
 
     assert search()["code"] == "project_path_invalid"
-    (home / ".ai").mkdir()
+    (home / ".ai").mkdir(exist_ok=True)  # what was refused is on record there
     (home / ".ai" / "policy.yaml").write_text(f'roots: ["{foreign}"]\n')
     assert search()["total"] == 0
 

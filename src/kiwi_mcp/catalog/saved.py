@@ -22,7 +22,7 @@ from kiwi_mcp.manifest.sheets import Sheets
 _ListingRow: TypeAlias = tuple[str, int, list[int], list[str], list[str], list[tuple[str, str]]]
 _RecordRow: TypeAlias = tuple[list[int], list[object] | None]
 
-_FORMAT = f"kiwi.catalog/1 {__version__}"
+_FORMAT = f"kiwi.catalog/2 {__version__}"
 _MAX_BYTES = 256_000_000
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.entry import Broken
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel.found import browse, filter_of, is_browsing, keeping, most_hits, tell, tell_nothing
@@ -13,6 +15,7 @@ from kiwi_mcp.kernel.places import has_project
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.sources import SOURCES
+from kiwi_mcp.kernel.searching.view import View
 from kiwi_mcp.search.memory import Recall
 from kiwi_mcp.search.ranking import rank
 from kiwi_mcp.search.request import Request
@@ -42,18 +45,23 @@ def find(
         ranked = browse(view.cards, keeps)
     else:
         ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=recall(need))
-    told = tell(request, need, ranked, permission, is_shared=view.is_shared, cards=lambda: view.cards)
+    is_shared = partial(view.is_shared, sees=lambda card: not permission.is_hidden(card.identity))
+    told = tell(request, need, ranked, permission, is_shared=is_shared, cards=lambda: view.cards)
     if is_browsing(request) and view.is_remote:
         told["note"] = "What is published is on a server, and not listed here: search for it with words."
-    if indexing := view.indexing:
-        told["indexing"] = indexing
     known = catalog.faults() if "registry" in asked or "mcp" in asked else ()
     faults = [*known, *view.faults, *filter(None, [permission.fault])]
     if faults:
         told["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
-    if broken := catalog.seen_broken(asked):
-        told["broken"] = [{"path": one.path, "message": one.error.message} for one in broken[: request.limit]]
+    if not permission.hides:  # else these would tell of items that whoever asks is not to know of
+        told |= _state(view, catalog.seen_broken(asked)[: request.limit])
     if not ranked.hits:
         is_about_one = has_project(catalog.space)
         told |= tell_nothing(request, need, pools, permission, lambda: view.cards, has_project=is_about_one)
     return told
+
+
+def _state(view: View, broken: Sequence[Broken]) -> JsonObject:
+    """Return what was not searched: items that are not indexed yet, and files that cannot be read."""
+    files = [{"path": one.path, "message": one.error.message} for one in broken]
+    return {**({"indexing": view.indexing} if view.indexing else {}), **({"broken": files} if files else {})}

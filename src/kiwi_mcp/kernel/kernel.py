@@ -35,6 +35,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.kernel.answers import Answer, planned, ran, refusal
 from kiwi_mcp.kernel.approvals.gate import Gate
 from kiwi_mcp.kernel.approvals.verb import answer_approvals, items_meant
@@ -107,6 +108,8 @@ from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
 _WORD = 100
+_LOOK = 0.25
+"""For how many seconds whoever waits for the index does not hear how far it is."""
 _OF_PROJECT = "project/"
 """How the full names of items begin that are of one project."""
 _Anywhere = SearchRequest | LoadRequest | ExecuteRequest | HelpRequest | McpRequest | SecretsRequest
@@ -134,6 +137,12 @@ class McpDesk(Protocol):
 
 class LibraryPort(Protocol):
     """What searches have indexed; it is loaded at the first search."""
+
+    def progress(self) -> tuple[int, int, int]:
+        """Return how many items there are, and how many are found by words, and by meaning."""
+
+    def settle(self, seconds: float) -> bool:
+        """Wait, for so long at the most, until nothing is left to be indexed; return whether that is so."""
 
     def close(self) -> None:
         """End what is done in the background."""
@@ -283,6 +292,15 @@ class Kernel:
         """Return the tasks in the store; opening it may take a while."""
         registry = self._store.registry()
         return Tasks(registry.database, registry.actor.name)
+
+    async def index(self, report: Report, *, seconds: float) -> None:
+        """Wait, for so long at the most, until what was searched is indexed; it goes on by itself, too."""
+        until = time.monotonic() + seconds
+        while self._library is not None and time.monotonic() < until:
+            known, worded, encoded = self._library.progress()
+            report(Progress("indexing", worded if worded < known else encoded, known))
+            if await asyncio.to_thread(self._library.settle, _LOOK):
+                return
 
     async def aclose(self) -> None:
         """Let go of everything the kernel holds open."""

@@ -65,6 +65,8 @@ class Recent:
         search = _Search(request, items, self._clock())
         with self._lock:
             found = self._searches.pop(who, None) or self._read(who)
+            if found and found[0].request == request:  # asked again, with other filters or for more
+                found.popleft()
             found.appendleft(search)
             self._searches[who] = found  # whoever asked last stands last
             if len(self._searches) > _ASKERS:

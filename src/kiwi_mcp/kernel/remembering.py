@@ -27,9 +27,14 @@ LONGEST = 300
 _MARK = "…"
 # What looks like no word of a language helps no later search, and may be a password, a key or the number of a card.
 _ODD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[^\s,;:()\"'?!]{9,}|[^\s]{41,}|\d[\d\s.-]{5,}\d|\S+@\S+|\w+://\S+")
-_TOLD = re.compile(
-    r"(?i)\b(pass(?:word|phrase|code)?|secret|token|api[ _-]?key|key|pin|credentials?)(\s+is\s+|\s*[:=]\s*)(\S+)"
+_NAMES = (
+    r"(?:(?:password|passwort|kennwort|passwd|passphrase|passcode|contraseña|secret|token|credential|bearer|authorization)"
+    r"|(?<![^\W_])(?:pass|passe|passport|pwd|pw|pin|otp|cvv|cvc|ssn|iban)"
+    r"|(?:(?<![^\W_])|api|access|private|secret|ssh|pass)key)s?(?![^\W\d_])"
 )
+# A secret may be any words at all. Whatever is said after it was named is not kept, nor what is said to be one.
+_TOLD = re.compile(rf"(?i){_NAMES}(?=.*\w)")
+_SAID_TO_BE = re.compile(rf"(?i)(?<!\S)\S++(?=\s+(?:is|was|as|for)\s+(?:\w+\s+){{0,3}}{_NAMES})")
 
 
 class Memories(Listing, Protocol):
@@ -118,8 +123,15 @@ def _who(space: Space, caller: Caller) -> Who:
 
 def kept_text(request: str, secrets: Mapping[str, str]) -> str:
     """Return what is kept of a request: its words, without what is secret, looks so, or says who or where."""
-    known = _TOLD.sub(rf"\1\2{_MARK}", cleaned(request, secrets))
-    text = " ".join(_ODD.sub(_MARK, known).split())
+    text = " ".join(_ODD.sub(_MARK, _untold(" ".join(cleaned(request, secrets).split()))).split())
     if len(text) > LONGEST:
         text = text[:LONGEST].rpartition(" ")[0] or text[:LONGEST]
     return text if re.search(r"\w", text) else ""
+
+
+def _untold(request: str) -> str:
+    """Return a request up to where it names a kind of secret; nothing where it says nothing before that."""
+    text = _SAID_TO_BE.sub(_MARK, request)
+    if (found := _TOLD.search(text)) is None:
+        return text
+    return f"{text[: found.end()]} {_MARK}" if re.search(r"\w", text[: found.start()]) else ""

@@ -17,8 +17,9 @@ _ENDS = re.compile(
 )
 # An `and` between two things is left alone; one before something to do begins a new part.
 _DOING = re.compile(
-    r"""\s+and\s+(?=[a-z]+\s+(?:me|us|it|them|him|her|the|an?|my|our|your|all|any|some|its|their|if|whether|what|how
-                              |which|who|for|to|on|in|with|by|from|of|this|that|these|those)\b)""",
+    r"""\s+and\s+(?=[a-z]+\s+(?:(?:me|us|it|them|him|her|the|an?|my|our|your|all|any|some|its|their|if|whether|what
+                               |how|which|who|for|to|on|in|with|by|from|of|this|that|these|those)\b
+                             |[a-z]+\s+(?:for|to|on|in|with|by|from|of)\b))""",
     re.IGNORECASE | re.VERBOSE,
 )
 _LISTED = re.compile(r"[;\n]+")

@@ -59,5 +59,5 @@ def _load() -> _Loaded:
     except ImportError as error:
         return _Loaded(None, f"words only: {error}")
     except Exception as error:  # noqa: BLE001 - whatever it is, words are searched without it, and it is told once
-        return _Loaded(None, f"words only: the encoder cannot be loaded ({error or type(error).__name__})")
+        return _Loaded(None, f"words only: the encoder cannot be loaded ({str(error) or repr(error):.200})")
     return _Loaded(encoder, f"words and meaning ({encoder.name})")

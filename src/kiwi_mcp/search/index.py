@@ -70,6 +70,10 @@ class Index:
         """Return those of some stems that any card holds."""
         return {found for segment in self.segments for found in segment.among(stems)}
 
+    def living(self) -> Sequence[Card]:
+        """Return the cards that can be found."""
+        return [one.cards[slot] for one in self.segments for slot in one.is_alive.nonzero()[0].tolist()]
+
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""
         return self._named.get(tool_id, ())

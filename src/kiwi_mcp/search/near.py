@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from heapq import nsmallest
 from itertools import islice
+from time import monotonic
 
 from kiwi_mcp.search.port import Card
 from kiwi_mcp.search.request import Pool, Request
@@ -13,13 +15,16 @@ from kiwi_mcp.search.words import words
 
 _ALIKE = 0.3
 """How much of their letters two words have in common at least."""
-_MOST_NAMES = 20_000
-"""How many names are compared."""
+_MOST_WORDS, _MOST_NAMES = 8, 20_000
+"""How many words of a request are compared with how many names."""
+_PATIENCE = 0.25
+"""For how many seconds they are: this is a courtesy, and whoever asked waits for it."""
 
 
 def nearest(request: Request, pools: Sequence[Pool], *, limit: int, keeps: Callable[[Card], bool]) -> Sequence[Card]:
     """Return the cards with the names that are most like a word of a request, which may be mistyped beyond a slip."""
-    found = _alike([*map(_pairs, request.counted[0])], filter(keeps, _living(pools)))
+    asked = [*map(_pairs, islice(request.counted[0], _MOST_WORDS))]
+    found = _alike(asked, filter(keeps, _living(pools)), monotonic() + _PATIENCE) if asked else ()
     best = nsmallest(limit, found, key=lambda one: (-one[0], one[1].tool_id, one[1].identity))
     return [card for _, card in best]
 
@@ -30,12 +35,18 @@ def _living(pools: Sequence[Pool]) -> Iterator[Card]:
     return islice(living, _MOST_NAMES)
 
 
-def _alike(asked: Sequence[AbstractSet[str]], cards: Iterator[Card]) -> Iterator[tuple[float, Card]]:
+def _alike(asked: Sequence[AbstractSet[str]], cards: Iterator[Card], until: float) -> Iterator[tuple[float, Card]]:
+    @cache  # names have words in common
+    def likeness(word: str) -> float:
+        own = _pairs(word)
+        return max(len(one & own) / len(one | own) for one in asked)
+
     for card in cards:
-        own = [_pairs(word) for word in words(card.tool_id)]
-        alike = max((len(one & other) / len(one | other) for one in asked for other in own), default=0.0)
+        alike = max(map(likeness, words(card.tool_id)), default=0.0)
         if alike >= _ALIKE:
             yield alike, card
+        if monotonic() > until:
+            return
 
 
 def _pairs(word: str) -> AbstractSet[str]:

@@ -83,7 +83,14 @@ def test_where_nothing_is_found_what_is_close_is_shown_and_how_to_ask(kiwi: Kiwi
     assert (code, out.splitlines()) == (0, ["close: project/local/tick  Says a word called tick"])
     assert talk.startswith("Nothing found. ")
     assert "one need per search" in talk
+    assert "`--source all`" in talk
     assert "there are `script`" in kiwi("search", "tick", "--type", "api")[2]
+
+
+def test_without_words_all_that_passes_the_filters_is_listed(kiwi: Kiwi) -> None:
+    code, out, talk = kiwi("search", "--type", "script")
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["tick", "tock"])
+    assert "2 of 2 found" in talk
 
 
 def test_parts_meaning_memory_weakness_and_progress_are_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,8 @@ def test_a_search_is_told_as_lines() -> None:
         "tool_type": "script",
         "score": 0.9,
         "why": ["write", "capitals"],
-        "part": 1,
+        "meaning": 0.3,
+        "part": 2,
         "description": "Write capitals",
     }
     post: JsonObject = {
@@ -57,10 +58,13 @@ def test_a_search_is_told_as_lines() -> None:
         "not_permitted": "the item is denied",
         "description": "Post a letter",
     }
-    found: JsonObject = {"results": [shout, post], "total": 7, "note": "Weak match.", "indexing": {"cards": 9}}
+    parts: JsonObject = {"parts": ["post a letter", "shout it"]}
+    told: JsonObject = {"total": 7, "note": "Weak match.", "indexing": {"cards": 9}}
+    found: JsonObject = {"results": [shout, post], **parts, **told}
     assert gist(found) == snapshot("""\
-project/local/shout (script, 0.9 by write capitals, part 1): Write capitals
-mcp/outbox/post (0.2 by meaning, new, not accepted, not permitted: the item is denied): Post a letter
+project/local/shout (script, 0.9 by write capitals; meaning 0.3, part 2): Write capitals
+mcp/outbox/post (0.2; meaning 0.4, new, not accepted, not permitted: the item is denied): Post a letter
+part 1: post a letter; part 2: shout it
 7 found. Weak match.
 still indexing, so some may be missing: {"cards":9}\
 """)

@@ -130,7 +130,7 @@ def test_the_next_start_names_them_at_once_and_forgets_them_once_they_are_gone(
     settled(project)
     assert not Path(path_of(str(project))).exists()
     add(ask, tmp_path, "tracker", 1)
-    assert load_tools(prepared, str(project)) == prepared["tools"]
+    assert load_tools(prepared, str(project)) == {}
 
     lists, is_outdated = settled(project, Opening(Lines(), [], ("legacy", prepared["tools"]["legacy"])))
 
@@ -140,6 +140,26 @@ def test_the_next_start_names_them_at_once_and_forgets_them_once_they_are_gone(
     ask("mcp", action="remove", server="tracker")
     assert settled(project, Opening(Lines(), [], ("legacy", lists["legacy"]))) == (prepared["tools"], True)
     assert load_tools(prepared, str(project)) == prepared["tools"]
+
+
+def test_the_first_start_after_any_change_of_servers_gives_out_no_list_that_is_out_of_date(
+    ask: Ask, tmp_path: Path, project: Path
+) -> None:
+    prepared = load_prepared()
+    ask("mcp")
+    assert load_tools(prepared, str(project)) == prepared["tools"]
+    add(ask, tmp_path, "tracker", 1)
+    for change in ({"action": "refresh", "server": "tracker"}, {"action": "accept", "server": "tracker"}):
+        lists, _ = settled(project)
+        assert load_tools(prepared, str(project)) == lists
+        ask("mcp", action="list")
+        assert load_tools(prepared, str(project)) == lists
+        assert not ask("mcp", **change).is_error
+        assert load_tools(prepared, str(project)) == {}
+    settled(project)
+    ask("mcp", action="remove", server="tracker")
+    assert load_tools(prepared, str(project)) == {}
+    assert settled(project)[0] == load_tools(prepared, str(project)) == prepared["tools"]
 
 
 def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -27,6 +27,7 @@ from kiwi_mcp.kernel.mcp.login import Logins
 from kiwi_mcp.kernel.mcp.needs import needs_told
 from kiwi_mcp.kernel.mcp.servers import Servers, key_of, server_named
 from kiwi_mcp.kernel.mcp.told import SHOWN, counted, items_told, looking, package_told, server_told, waiting, warned
+from kiwi_mcp.kernel.naming import mark_changed
 from kiwi_mcp.kernel.requests import ExecuteRequest, McpRequest
 from kiwi_mcp.store.definitions import Definitions
 
@@ -40,6 +41,8 @@ _OWNERS = {
     "logout": "logout SERVER",
 }
 """What only the owner does, as the owner types it."""
+_CHANGING = frozenset({"add", "import", "accept", "refresh", "remove"})
+"""What may change which servers there are, or how much each offers."""
 _PAUSE = 60.0
 """How long a server that was asked for somebody else than the owner is not asked for them again, in seconds."""
 
@@ -54,6 +57,7 @@ class McpVerb:
         catalogs: Callable[[], Iterable[Catalog]],
         judge: Judge,
     ) -> None:
+        self._user = user
         self._servers = Servers(user, remembered, catalogs, judge)
         self._logins = Logins(user, self._servers)
         self._adding = Adding(user, self._servers, remembered)
@@ -78,7 +82,8 @@ class McpVerb:
             _refuse_strangers(request)
         match request.action:
             case "accept":
-                return Acceptance(self._remembered()).accept(request, catalog)
+                with self._changing(request):
+                    return Acceptance(self._remembered()).accept(request, catalog)
             case "diff":
                 return Acceptance(self._remembered()).diff(request, catalog)
             case _:
@@ -86,9 +91,22 @@ class McpVerb:
 
     async def act(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
         """Do what any other request says."""
-        report = caller.report
         if not is_owner:
             _refuse_strangers(request)
+        with self._changing(request):
+            return await self._done(request, catalog, caller, is_owner=is_owner)
+
+    @contextmanager
+    def _changing(self, request: McpRequest) -> Iterator[None]:
+        """Say that servers may be others afterwards, also where only a part of what was asked for was done."""
+        try:
+            yield
+        finally:
+            if request.action in _CHANGING and not request.dry_run:
+                mark_changed(self._user)
+
+    async def _done(self, request: McpRequest, catalog: Catalog, caller: Caller, *, is_owner: bool) -> JsonObject:
+        report = caller.report
         match request.action:
             case "add":
                 return await self._adding.add(request, catalog, report)

@@ -88,15 +88,18 @@ class Memories:
     def listed(self, actor: str) -> Sequence[Trace]:
         """Return what is remembered of somebody, the latest first."""
         remembered = self._remembered()
-        return remembered.of(self._name(actor)) if remembered else ()
+        return remembered.of(_kept_as(actor)) if remembered else ()
 
     def forget(self, actor: str, items: Sequence[str] | None = None) -> int:
         """Forget all that is remembered of somebody, or what is of some items; return how many requests that was."""
-        for use in [one for one in [*self._uses] if one.actor == actor]:
+        meant = [
+            one for one in [*self._uses] if one.actor == actor and (items is None or item_of(one.identity) in items)
+        ]
+        for use in meant:
             with suppress(ValueError):  # the thread in the background was quicker
                 self._uses.remove(use)
         remembered = self._remembered()
-        count = remembered.forget(self._name(actor), items) if remembered else 0
+        count = remembered.forget(_kept_as(actor), items) if remembered else 0
         self._held.clear()
         return count
 
@@ -126,7 +129,7 @@ class Memories:
         request = kept_text(use.request, every_value(use.space))
         if not request:
             return
-        item, actor = item_of(use.identity), self._name(use.actor)
+        item, actor = item_of(use.identity), _kept_as(use.actor)
         project = str(use.space.project) if item.startswith(_PROJECT) else ""
         remembered = Remembered(self._store.registry().database, self._store.actor.name)
         same = [
@@ -142,7 +145,7 @@ class Memories:
     def _look(self, key: _Key) -> None:
         """Read what is remembered, if it is another than was read before."""
         remembered, stamp = self._remembered(), self._stamp()
-        actor, project = self._name(key[0]), key[1]
+        actor, project = _kept_as(key[0]), key[1]
         mark = remembered.mark(actor) if remembered else (0, 0, 0)
         held = self._held.get(key)
         if held is None or held.mark != mark:
@@ -161,7 +164,7 @@ class Memories:
         remembered, encoder = self._remembered(), self._load()
         if remembered is None or encoder is None:
             return False
-        actor = self._name(key[0])
+        actor = _kept_as(key[0])
         missing = [one for one in remembered.of(actor) if one.encoder != encoder.name][:_AT_ONCE]
         if missing:
             vectors = pack_vectors(encoder.encode([one.request for one in missing]))
@@ -181,5 +184,7 @@ class Memories:
         except KiwiError:
             return -1
 
-    def _name(self, actor: str) -> str:
-        return actor or self._store.actor.name
+
+def _kept_as(actor: str) -> str:
+    """Return the word for somebody in the store; whatever others are called, none of them is the owner."""
+    return f"={actor}" if actor else ""

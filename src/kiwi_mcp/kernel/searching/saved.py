@@ -6,7 +6,9 @@ import os
 import tempfile
 from contextlib import suppress
 from hashlib import sha256
+from io import BufferedReader
 from pathlib import Path
+from stat import S_ISREG
 
 from kiwi_mcp import __version__
 from kiwi_mcp.search.frozen import freeze, recipe_of, thaw
@@ -21,16 +23,17 @@ _SEAL = 32
 def load_index(place: Path, mark: str, encoder: str) -> Index | None:
     """Return the index of a source at a mark; None where it was not kept, is damaged, or is from another Kiwi."""
     try:
-        with place.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > _MAX_BYTES:
+        with _opened(place) as file:
+            state = os.fstat(file.fileno())
+            if not S_ISREG(state.st_mode) or state.st_size > _MAX_BYTES:
                 return None
             if file.read(_SEAL) != _named(mark, encoder):
                 return None
-            seal, data = file.read(_SEAL), bytearray(os.fstat(file.fileno()).st_size - 2 * _SEAL)
+            seal, data = file.read(_SEAL), bytearray(state.st_size - 2 * _SEAL)
             file.readinto(data)
         # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
         return thaw(data, encoder) if sha256(data).digest() == seal else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
@@ -53,6 +56,11 @@ def save_index(place: Path, mark: str, encoder: str, index: Index) -> None:
 def place_for(cache: Path, name: str, home: str) -> Path:
     """Return where the index of a source is kept."""
     return cache / "search" / f"{sha256(os.fsencode(f'{name} {home}')).hexdigest()[:32]}.index"
+
+
+def _opened(place: Path) -> BufferedReader:
+    # A pipe in its place would let whoever opens it wait for a writer.
+    return os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def _named(mark: str, encoder: str) -> bytes:

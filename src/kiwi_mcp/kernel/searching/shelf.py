@@ -26,8 +26,9 @@ class Shelf:
         self.index = Index(encoder)
         self._encoder = encoder
         self._place = place
-        self._entries: Sequence[Entry] = ()
+        self._entries: Sequence[Entry] | None = None
         self._cards: Sequence[Card] = ()
+        """What it was last said to hold; nothing was said of an index that came from disk."""
         self._mark = ""
         self._saved = ("", 0)
         """At which mark it was kept, and with how many vectors."""
@@ -52,7 +53,7 @@ class Shelf:
             return
         if entries != self._entries:  # two catalogs have read the same, each for itself
             # What has not changed is the same entry, and keeps its card: the index sees at a glance that it may stay.
-            made = dict(zip(map(id, self._entries), self._cards, strict=True))
+            made = dict(zip(map(id, self._entries or ()), self._cards, strict=True))
             self._cards = tuple(made.get(id(entry)) or card_of(entry) for entry in entries)
             self._entries = entries
             self._changes += 1
@@ -80,11 +81,11 @@ class Shelf:
     @property
     def cards(self) -> Sequence[Card]:
         """Every card, whether it can be found already or not."""
-        return self._cards or [card for segment in self.index.segments for card in segment.cards]
+        return self._cards if self._entries is not None else self.index.living()
 
-    def homes(self, name: str) -> int:
-        """Return in how many places an item of a name is."""
-        return len({card.namespace for card in self.index.named(name)})
+    def homes(self, name: str, sees: Callable[[Card], bool]) -> int:
+        """Return in how many places an item of a name is that is seen."""
+        return len({card.namespace for card in self.index.named(name) if sees(card)})
 
     @property
     def is_behind(self) -> bool:

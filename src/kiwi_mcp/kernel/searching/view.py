@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
@@ -51,8 +51,7 @@ class View:
             _log.warning("a request could not be encoded: %r", error)
             self.faults.append(
                 Unavailable(
-                    f"What is asked for could not be understood ({error or type(error).__name__}); it was searched for "
-                    "by its words only.",
+                    f"The encoder failed ({error!r:.200}): what is asked for was found by its words only.",
                     suggestion="`kiwi doctor` tells of the encoder.",
                 )
             )
@@ -79,10 +78,10 @@ class View:
         on_shelves = (card for shelf in self._shelves for card in shelf.cards)
         return chain(on_shelves, *(segment.cards for segment in (self._likely.segments if self._likely else ())))
 
-    def is_shared(self, name: str) -> bool:
-        """Whether several items have a name."""
-        remote = len(self._likely.named(name)) if self._likely else 0
-        return sum(shelf.homes(name) for shelf in self._shelves) + remote > 1
+    def is_shared(self, name: str, sees: Callable[[Card], bool]) -> bool:
+        """Whether several items have a name, of those that are seen."""
+        remote = len([*filter(sees, self._likely.named(name))]) if self._likely else 0
+        return sum(shelf.homes(name, sees) for shelf in self._shelves) + remote > 1
 
     @property
     def progress(self) -> Progress:

@@ -11,10 +11,11 @@ import typer
 
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound
-from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.places import nearest_project
 from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli import searching
 from kiwi_mcp.surfaces.cli.approvals import approvals
 from kiwi_mcp.surfaces.cli.approving import owners_word
 from kiwi_mcp.surfaces.cli.audit import audit
@@ -73,11 +74,13 @@ def kiwi(
 
 @app.command()
 def search(
-    query: Annotated[list[str], typer.Argument(help="What you need, in words.")],
+    query: Annotated[
+        list[str] | None, typer.Argument(help="What you need, in words; without any, all that passes the filters.")
+    ] = None,
     source: Annotated[
         str, typer.Option(help="local (project, user, mcp), all, project, user, registry, mcp or builtin.")
     ] = "local",
-    limit: Annotated[int, typer.Option(help="At most this many.")] = 10,
+    limit: Annotated[int, typer.Option(help="At most this many, up to 100.")] = 10,
     sort_by: Annotated[str, typer.Option("--sort", "--sort-by", help="score, date or name.")] = "score",
     item_type: Annotated[
         str, typer.Option("--type", help="tool, directive or knowledge; or a type of tools, such as api.")
@@ -86,17 +89,20 @@ def search(
     category: Annotated[list[str] | None, typer.Option(help="Only these categories; may be repeated.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only with one of these tags; may be repeated.")] = None,
     server: Annotated[list[str] | None, typer.Option(help="Only of these MCP servers; may be repeated.")] = None,
+    is_waiting: Annotated[
+        bool, typer.Option("--wait", help="Wait until all is indexed, for five minutes at the most.")
+    ] = False,
     project: Project = None,
     is_json: IsJson = False,
 ) -> None:
     """Find tools by what they do, and see why each was found."""
     types = tool_type or ([] if item_type in _ITEM_TYPES else [item_type])
     request = payload(
-        query=" ".join(query), source=source, limit=limit, sort_by=sort_by,
+        query=" ".join(query or ()), source=source, limit=limit, sort_by=sort_by,
         item_type=item_type if item_type in _ITEM_TYPES else None,
         tool_type=types or None, category=category or None, tag=tag or None, server=server or None,
     )  # fmt: skip
-    shell_for(project, is_json=is_json).tell("search", request)
+    searching.search(shell_for(project, is_json=is_json), request, is_waiting=is_waiting)
 
 
 @app.command()

@@ -31,10 +31,12 @@ def owners_word(*, is_yes: bool) -> Ask:
 def is_meant(message: str, *, is_yes: bool) -> bool:
     """Whether a person means what they typed: they are asked on a terminal, and elsewhere they have said it."""
     ask = owners_word(is_yes=is_yes)
-    if ask is nobody:
-        return True
+    return ask is nobody or asyncio.run(_is_confirmed(message, ask))
+
+
+async def _is_confirmed(message: str, ask: Ask) -> bool:
     question = Question("elicitation/create", {"message": message}, is_own=True)
-    return asyncio.run(ask({"meant": question}))["meant"] != _NO
+    return (await ask({"meant": question}))["meant"] == _YES
 
 
 async def _agreed(questions: Questions) -> Answers:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.surfaces.cli.screen import Screen, first_sentence, show_warnings, talk
+
+_WORD_OF_REQUEST = re.compile(r"`(source|server|tag|category): (\w+)`")
 
 
 def _search(content: JsonObject, screen: Screen) -> None:
@@ -24,8 +27,13 @@ def _search(content: JsonObject, screen: Screen) -> None:
     for broken in map(as_object, as_list(content.get("broken"))):
         talk(f"warning: {as_text(broken.get('message'))}")
     found = f"{len(results)} of {content.get('total')} found"
-    talk(found if results else f"Nothing found. {as_text(content.get('suggestion'))}")
+    talk(found if results else f"Nothing found. {_typed(as_text(content.get('suggestion')))}")
     _close(content, screen)
+
+
+def _typed(hint: str) -> str:
+    """Return a hint with the words of a request as they are typed: `source: all` is `--source all`."""
+    return _WORD_OF_REQUEST.sub(r"`--\1 \2`", hint)
 
 
 def _close(content: JsonObject, screen: Screen) -> None:
@@ -34,7 +42,7 @@ def _close(content: JsonObject, screen: Screen) -> None:
         name, said = as_text(one.get("identity")).partition("@")[0], first_sentence(as_text(one.get("description")))
         screen.line(f"close: {name}  {said}")
     if note := as_text(content.get("note")):
-        talk(f"note: {note}")
+        talk(f"note: {_typed(note)}")
     if indexing := as_object(content.get("indexing")):
         known, words, meaning = (text_of(indexing.get(word, 0)) for word in ("cards", "words", "meaning"))
         talk(f"note: still indexing: of {known} items {words} are found by words, {meaning} by meaning so far.")

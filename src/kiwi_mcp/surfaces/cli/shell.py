@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +41,12 @@ class Shell:
         return asyncio.run(self._ask(verb, request, questions))
 
     async def _ask(self, verb: str, request: JsonObject, questions: Ask) -> Answer:
+        async with self.opened() as kernel:
+            return await self.call(kernel, verb, request, questions)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Kernel]:
+        """Give the kernel that answers this command, for as long as it is at work."""
         # A tool must not outlive the command that runs it, however that is asked to end.
         task = asyncio.current_task()
         if task is not None:
@@ -46,23 +54,24 @@ class Shell:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         kernel = Kernel(self.project, surface="cli")
         try:
-            # Whoever is asked something on the way reads it in peace; the owner's word is asked for before it begins.
-            is_quiet = self.is_json or (questions is not nobody and verb != "execute")
-            with reporting(is_quiet=is_quiet) as report:
-                return await kernel.call(verb, request, Caller(report, unspun(report, questions), is_owner=True))
+            yield kernel
         finally:
             await kernel.aclose()
+
+    async def call(self, kernel: Kernel, verb: str, request: JsonObject, questions: Ask = nobody) -> Answer:
+        """Send one request to a kernel, and show how far it is meanwhile."""
+        # Whoever is asked something on the way reads it in peace; the owner's word is asked for before it begins.
+        is_quiet = self.is_json or (questions is not nobody and verb != "execute")
+        with reporting(is_quiet=is_quiet) as report:
+            return await kernel.call(verb, request, Caller(report, unspun(report, questions), is_owner=True))
 
     def parameters_of(self, item: str) -> JsonObject:
         """Return the schema of what an item takes, to read by it what was typed."""
         return asyncio.run(self._parameters_of(item))
 
     async def _parameters_of(self, item: str) -> JsonObject:
-        kernel = Kernel(self.project, surface="cli")
-        try:
+        async with self.opened() as kernel:
             return kernel.parameters_of(item)
-        finally:
-            await kernel.aclose()
 
     def tell(
         self,

@@ -43,6 +43,7 @@ def _ran(content: JsonObject) -> Iterator[str]:
 
 def _found(content: JsonObject) -> Iterator[str]:
     yield from map(_card, map(as_object, as_list(content["results"])))
+    yield "; ".join(f"part {number}: {text_of(said)}" for number, said in enumerate(as_list(content.get("parts")), 1))
     for one in map(as_object, as_list(content.get("close"))):
         yield f"close: {_full_name(one)}: {as_text(one.get('description'))}"
     said = (as_text(content.get(word)) for word in ("note", "suggestion"))
@@ -54,11 +55,12 @@ def _found(content: JsonObject) -> Iterator[str]:
 
 def _card(card: JsonObject) -> str:
     """Return one hit as a line: what it is asked for by, what it is, how well it fits and why, if it may be run."""
-    reasons = [*map(text_of, as_list(card.get("why"))), *(("meaning",) if "meaning" in card else ())]
+    words = " ".join(map(text_of, as_list(card.get("why"))))
+    reasons = [f" by {words}" if words else "", f"; meaning {text_of(card['meaning'])}" if "meaning" in card else ""]
     # That something is a tool of a server its name says already.
     facts = [as_text(card.get("tool_type"))] if card.get("source") != "mcp" else []
     if "score" in card:
-        facts.append(f"{text_of(card['score'])}{' by ' if reasons else ''}{' '.join(reasons)}")
+        facts.append("".join([text_of(card["score"]), *reasons]))
     if "part" in card:
         facts.append(f"part {text_of(card['part'])}")
     if state := as_text(card.get("state")):

@@ -15,16 +15,22 @@ _LONGEST_NAME = 200
 
 
 def stamp() -> list[int] | None:
-    """Return what tells one version of the owner's preferences from another; None where there are none."""
+    """Return what tells one version of the owner's preferences and servers from another; None without either."""
+    seen = [_seen("preferences.yaml"), _seen("state/servers")]
+    return [number for one in seen for number in one] if any(map(any, seen)) else None
+
+
+def _seen(name: str) -> list[int]:
     try:
-        state = os.stat(f"{_user()}/preferences.yaml")  # noqa: PTH116 - pathlib costs as much as the rest of stage one
+        state = os.stat(f"{_user()}/{name}")  # noqa: PTH116 - pathlib costs as much as the rest of stage one
     except OSError:
-        return None
+        return [0, 0, 0]
     return [state.st_mtime_ns, state.st_size, state.st_ino]
 
 
 def recall(project: str) -> dict[str, str]:
-    """Return the list by era, if it was made for this project under the preferences that hold now; else nothing."""
+    """Return the list by era, if it was made for this project, and preferences and servers are the same; else nothing.
+    """
     try:
         with open(path_of(project), encoding="utf-8") as file:  # noqa: PTH123 - as above
             kept = json.loads(file.read(_LARGEST))

@@ -1,6 +1,6 @@
 -- The requests after which items were used: searches like them show those items first. `owner` is whose store it is,
--- `actor` whose requests they are; nobody is shown an item sooner because somebody else wanted it. Times are
--- milliseconds since 1970. The vector may come later.
+-- `actor` whose requests they are: empty for the owner's own, else `=` and a name. Nobody is shown an item sooner because
+-- somebody else wanted it. Times are milliseconds since 1970. The vector may come later.
 
 create table remembered (
   owner text not null,
