@@ -176,7 +176,7 @@ def test_a_file_that_is_no_yaml_is_told_of_by_all_who_look(ask: Ask, project: Pa
     assert told["path"] == str(path)
     assert "not YAML" in as_text(told["message"])
     checks = [*map(as_object, as_list(ask("doctor").content["checks"]))]
-    assert [one["status"] for one in checks if one["name"] == str(path)] == ["problem"]
+    assert [one["status"] for one in checks if one["check"] == str(path)] == ["problem"]
     for answer in (
         ask("execute", action="validate", item_id="broken"),
         ask("execute", action="validate", parameters={"path": str(path)}),

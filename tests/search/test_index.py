@@ -15,6 +15,7 @@ from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Floats
 from kiwi_mcp.search.ranking import Ranked, rank
 from kiwi_mcp.search.request import read_request
+from kiwi_mcp.search.sheet import SIZE
 
 
 def card(name: str, description: str = "") -> Card:
@@ -127,6 +128,42 @@ def test_another_text_or_another_encoder_is_encoded_anew() -> None:
     other.follow(CARDS)
     other.catch_up(shelf, encoder, seconds=60)
     assert encoder.count == 2 * len(CARDS) + 1
+
+
+def spoilt(kept: Kept, number: int) -> Kept:
+    """What a disk, or another program, may make of a sheet."""
+    ways = (
+        Kept(b"\xff\x00abc", kept.vector), Kept(kept.words[:-3], kept.vector), Kept(b"", b""),
+        Kept(kept.words, b"short"), Kept(kept.words, bytes(SIZE - 4) + np.array([np.nan], "<f4").tobytes()),
+    )  # fmt: skip
+    return ways[number % len(ways)]
+
+
+def test_what_is_damaged_is_made_again_and_the_rest_is_found_as_ever() -> None:
+    cards = [card(f"mail_{number}", f"Send letter number{number}") for number in range(100)]
+    shelf, encoder = Shelf(), Counting()
+    whole = Index(encoder.name)
+    whole.follow(cards)
+    whole.catch_up(shelf, encoder, seconds=60)
+    before = dict(shelf.kept)
+    shelf.kept.update({digest: spoilt(shelf.kept[digest], at) for at, digest in enumerate([*before][:10])})
+
+    again = Index(encoder.name)
+    again.follow(cards)
+    assert not again.catch_up(shelf, encoder, seconds=60)
+
+    assert again.progress == (100, 100, 100)
+    assert found(again, "letter") == found(whole, "letter")
+    assert shelf.kept == before
+    assert encoder.count == 110
+
+
+def test_few_long_cards_are_not_indexed_on_the_time_of_whoever_asks() -> None:
+    index = Index()
+    index.follow([card(f"mail_{number}", "Send a letter. " * 10_000) for number in range(3)])
+    assert index.progress == (3, 0, 0)
+    assert not index.catch_up(None, None, seconds=60)
+    assert found(index, "letter").total == 3
 
 
 WORDS = ("mail", "send", "weather", "file", "read", "write", "search", "the", "user", "data", "city", "page")

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.port import Card
-from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, unpack_vectors, unpack_words, words_of
+from kiwi_mcp.search.sheet import (
+    SIZE,
+    digest_of,
+    is_sound,
+    pack_vectors,
+    passage_of,
+    unpack_vectors,
+    unpack_words,
+    words_of,
+)
 from kiwi_mcp.search.words import stem
 
 CARD = Card(
@@ -77,3 +87,46 @@ def test_vectors_survive_being_packed_but_for_a_hair() -> None:
 
     assert {len(one) for one in packed} == {388}
     assert np.abs(unpack_vectors(b"".join(packed)) - rows).max() < 0.002
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=60)
+def test_what_is_made_of_a_text_is_sound(text: str) -> None:
+    made = Card("p/l/x@1", text, text, text, parameters=((text, text),))
+    vector = pack_vectors(np.full((1, 384), 0.05, np.float32))[0]
+    assert is_sound(Kept(words_of(made), b""))
+    assert is_sound(Kept(words_of(made), vector))
+
+
+def scaled(scale: float) -> bytes:
+    return bytes(SIZE - 4) + np.array([scale], "<f4").tobytes()
+
+
+WORDS = words_of(CARD)
+DAMAGED = [
+    Kept(b"\xff\x00abc", b""), Kept(b"", b""), Kept(b"one two\0" + bytes(5), b""), Kept(WORDS[:-1], b""),
+    Kept(WORDS + b"\0", b""), Kept(b"\0" + bytes(5), b""), Kept(WORDS, bytes(SIZE - 1)), Kept(WORDS, bytes(SIZE + 1)),
+    *(Kept(WORDS, scaled(scale)) for scale in (0.0, -1.0, 2.0, np.inf, -np.inf, np.nan)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", DAMAGED)
+def test_what_cannot_be_searched_is_not_sound(kept: Kept) -> None:
+    assert not is_sound(kept)
+
+
+@given(st.binary(max_size=60), st.binary(min_size=SIZE, max_size=SIZE))
+@settings(max_examples=200)
+def test_what_is_sound_can_be_read(words: bytes, vector: bytes) -> None:
+    if is_sound(Kept(words, vector)):
+        stems, counts = unpack_words(words)
+        assert len(stems) == len(counts)
+        assert np.isfinite(unpack_vectors(vector)).all()
+
+
+def test_what_is_no_vector_is_packed_as_one_that_is_near_nothing() -> None:
+    rows = np.full((2, 384), np.nan, np.float32)
+    rows[1] = np.inf
+    for packed in pack_vectors(rows):
+        assert is_sound(Kept(WORDS, packed))
+        assert not unpack_vectors(packed).any()

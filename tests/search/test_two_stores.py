@@ -19,10 +19,12 @@ from kiwi_mcp.search.likely import fill, likely, model_of
 from kiwi_mcp.search.port import Card, Floats, Keep
 from kiwi_mcp.search.ranking import rank
 from kiwi_mcp.search.request import Pool, read_request
+from kiwi_mcp.search.sheet import SIZE
 from kiwi_mcp.search.words import words
-from kiwi_mcp.store.candidates import Candidates
+from kiwi_mcp.store.candidates import Candidates, Counts
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.embeddings import Embeddings
+from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.store.sheets import Sheets
 
@@ -185,3 +187,45 @@ def test_another_process_encodes_nothing_again(database: Database) -> None:
     pool_on(database, registry, first)
     pool_on(database, registry, second)
     assert (first.encoded, second.encoded) == (100, 0)
+
+
+DAMAGES = [
+    (b"\xff\x00abc", b""),
+    (b"one two\0" + bytes(5), b""),
+    (b"mail\0" + bytes(5), bytes(SIZE - 4) + b"\xff" * 4),
+    (b"", b"short"),
+]
+
+
+@pytest.mark.parametrize(("said", "vector"), DAMAGES)
+def test_one_damaged_row_of_a_server_loses_no_item(postgres_url: str, said: bytes, vector: bytes) -> None:
+    database = open_database(postgres_url)
+    registry = Registry(database, ACTOR)
+    registry.publish([release(f"mailer{number}", "send letter") for number in range(5)])
+    pool_for = pool_on(database, registry, Meanings())
+    with database.transaction() as transaction:
+        first = "(select id from tools order by id limit 1)"
+        transaction.write(f"update tool_embeddings set words = ?, vector = ? where tool_id = {first}", (said, vector))
+    assert {*best("send", pool_for("send"))} == {f"mailer{number}" for number in range(5)}
+    database.close()
+
+
+def test_a_server_is_asked_once_for_all_that_words_may_be_slips_of(postgres_url: str) -> None:
+    database = open_database(postgres_url)
+    registry = Registry(database, ACTOR)
+    registry.publish([release("mailer", "send letter"), release("painter", "draw picture")])
+    pool_on(database, registry, Meanings())
+    asked: list[int] = []
+
+    class Noting(Candidates):
+        """Candidates that note how often they are asked for stems."""
+
+        def counts(self, stems: Sequence[str] = ()) -> Counts:
+            asked.append(len(stems))
+            return super().counts(stems)
+
+    text = " ".join(["lettre", "pictrue", *(f"{number}wrong" for number in range(20))])
+    pool = likely(read_request(text, None), Noting(database, ACTOR, model_of(Meanings.name)), card_of)
+    assert {*best(text, pool)} >= {"mailer", "painter"}
+    assert len(asked) == 2
+    database.close()

@@ -87,12 +87,33 @@ def test_what_is_kept_is_found_again_and_the_rest_is_left_out(sheets: Sheets, be
     assert sheets.fault is None
 
 
-def test_a_vector_completes_a_sheet_and_nothing_else_changes_one(sheets: Sheets) -> None:
+def test_a_vector_completes_a_sheet_and_is_never_lost(sheets: Sheets) -> None:
     sheets.write(some(1))
     sheets.write(some(1, vector=b"first"))
-    sheets.write({digest(1): Kept(b"other words", b"second")})
     sheets.write(some(1))
     assert sheets.read([digest(1)]) == some(1, vector=b"first")
+
+
+def test_what_was_damaged_is_written_over(sheets: Sheets, beside: Database) -> None:
+    sheets.write(some(1, 2, vector=b"first"))
+    with beside.transaction() as transaction:
+        transaction.write("update sheets set words = ?, vector = ? where digest = ?", (b"x", b"y", digest(1)))
+    sheets.write(some(1))
+    assert sheets.read([digest(1)]) == some(1, vector=b"y")
+    sheets.write(some(1, vector=b"first"))
+    assert sheets.read([digest(1), digest(2)]) == some(1, 2, vector=b"first")
+
+
+def test_what_sqlite_keeps_of_another_type_is_unknown_and_is_written_over(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    sheets = Sheets(database)
+    sheets.write(some(1, 2))
+    with database.transaction() as transaction:
+        transaction.write("update sheets set words = 'text', vector = 7 where digest = ?", (digest(1),))
+    assert sheets.read([digest(1), digest(2)]) == some(2)
+    sheets.write(some(1, vector=b"first"))
+    assert sheets.read([digest(1), digest(2)]) == {**some(1, vector=b"first"), **some(2)}
+    database.close()
 
 
 def test_thousands_are_written_and_read_at_once(database: Database) -> None:

@@ -40,17 +40,18 @@ def find(
             raise fault.with_traceback(None)
     permission, wanted = Permission(catalog, rights), filter_of(request)
     need = view.read(request.query)
-    pools, keeps = view.pools(need, wanted), keeping(wanted, permission)
+    known = recall(need)
+    pools, keeps = view.pools(need, wanted, known.found if known else ()), keeping(wanted, permission)
     if is_browsing(request):
         ranked = browse(view.cards, keeps)
     else:
-        ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=recall(need))
+        ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=known)
     is_shared = partial(view.is_shared, sees=lambda card: not permission.is_hidden(card.identity))
     told = tell(request, need, ranked, permission, is_shared=is_shared, cards=lambda: view.cards)
     if is_browsing(request) and view.is_remote:
         told["note"] = "What is published is on a server, and not listed here: search for it with words."
-    known = catalog.faults() if "registry" in asked or "mcp" in asked else ()
-    faults = [*known, *view.faults, *filter(None, [permission.fault])]
+    unasked = catalog.faults() if "registry" in asked or "mcp" in asked else ()
+    faults = [*unasked, *view.faults, *filter(None, [permission.fault])]
     if faults:
         told["warnings"] = [*dict.fromkeys(f"{fault.message} {fault.suggestion}" for fault in faults)]
     if not permission.hides:  # else these would tell of items that whoever asks is not to know of

@@ -157,7 +157,8 @@ def _homes(known: Sequence[Card]) -> str:
     """Return where items are at home here, or their names where they have no home."""
     servers = _most(card.server for card in known if card.server)
     # What says how a server is reached is no use to whoever looks for a tool.
-    categories = _most(card.category for card in known if card.category and card.tool_type != _SERVER)
+    others = (card for card in known if not card.server and card.tool_type != _SERVER)
+    categories = _most(card.category for card in others if card.category)
     homes = [f"{kind} {names}" for kind, names in (("servers", servers), ("categories", categories)) if names]
     there = "; ".join(homes) or _most(card.tool_id for card in known)
     return f" Here: {there}." if there else ""

@@ -59,8 +59,9 @@ class Recall:
 
     @property
     def found(self) -> Sequence[str]:
-        """The items that were wanted by requests so like this one that they are found by that alone."""
-        return [item for item, known in self.items.items() if known.alike >= _FOUND]
+        """The items that were wanted by requests so like this one that they are found by that alone, the best first."""
+        found = [item for item, known in self.items.items() if known.alike >= _FOUND]
+        return sorted(found, key=lambda item: -self.items[item].alike)
 
 
 class Memory:

@@ -80,13 +80,14 @@ def unpack_words(packed: bytes) -> tuple[Sequence[str], Counts]:
 def is_sound(kept: Kept) -> bool:
     """Whether what was kept can be searched: a disk, or another program, may have changed it."""
     # Thousands are looked at before a first search is answered, so that nothing is taken apart here.
-    stems, _, table = kept.words.partition(b"\0")
+    stems, gap, table = kept.words.partition(b"\0")
     try:
         stems.decode()
     except UnicodeDecodeError:
         return False
     count = stems.count(b" ") + 1 if stems else 0
-    return len(table) == count * len(FIELDS) and (not kept.vector or _is_sound_vector(kept.vector))
+    is_worded = bool(gap) and len(table) == count * len(FIELDS)
+    return is_worded and (not kept.vector or _is_sound_vector(kept.vector))
 
 
 def pack_vectors(rows: Floats) -> Sequence[bytes]:

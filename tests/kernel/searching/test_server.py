@@ -67,3 +67,35 @@ def test_what_is_published_on_a_server_is_found_there_by_words_and_by_meaning(
             await kernel.aclose()
 
     asyncio.run(story())
+
+
+@pytest.mark.usefixtures("home")
+def test_what_is_remembered_of_a_server_is_found_whatever_it_says_of_itself(
+    project: Path, postgres_url: str, publish: Callable[..., JsonObject], owner: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
+    monkeypatch.setenv("KIWI_SEARCH", "words")
+
+    async def calls(*requests: tuple[str, JsonObject]) -> list[JsonObject]:
+        kernel = Kernel(project)
+        try:
+            return [(await kernel.call(verb, request, owner)).content for verb, request in requests]
+        finally:
+            await kernel.aclose()
+
+    def search(query: str) -> tuple[str, JsonObject]:
+        return "search", {"query": query, "source": "registry"}
+
+    async def story() -> None:
+        await calls(("execute", publish("send_bill", "Sends a bill")), search("bill"))
+        first, read = await calls(
+            search("a bill for the umbrella of my aunt"), ("load", {"item_id": "send_bill", "source": "registry"})
+        )
+        (card,) = map(as_object, as_list(first["results"]))
+        assert "error" not in read, read
+        again, other = await calls(search("for the umbrella of my aunt"), search("for the boat of my uncle"))
+        (found,) = map(as_object, as_list(again["results"]))
+        assert (found["identity"], found["remembered"]) == (card["identity"], True)
+        assert other["results"] == []
+
+    asyncio.run(story())

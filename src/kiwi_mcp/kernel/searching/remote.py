@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 from kiwi_mcp.catalog.registry import entry_of_version, shown
@@ -20,6 +21,9 @@ from kiwi_mcp.store.registry import Registry
 
 _TENDED = 3_600.0
 """After how many seconds the server's index is looked after."""
+_PUBLISHED = "registry/"
+_MOST_REMEMBERED = 50
+"""How many items are asked for by their names because they are remembered."""
 
 
 class Remote:
@@ -40,10 +44,11 @@ class Remote:
         if generation != self._generation:
             self._generation, self.is_behind, self.is_unread = generation, True, True
 
-    def pool(self, need: Request, wanted: Filter) -> Likely:
-        """Return what may answer a need."""
+    def pool(self, need: Request, wanted: Filter, remembered: Sequence[str] = ()) -> Likely:
+        """Return what may answer a need, and the items that are remembered of needs like it."""
         asked = Wanted(tool_types=wanted.types, tags=wanted.tags, categories=wanted.categories)
-        return likely(need, self._candidates, _card_shown, asked)
+        names = [item.rpartition("/")[2] for item in remembered if item.startswith(_PUBLISHED)]
+        return likely(need, self._candidates, _card_shown, asked, names[:_MOST_REMEMBERED])
 
     def catch_up(self, encoder: Encoder | None, *, seconds: float) -> bool:
         """Index what is missing, for about so long; return whether more is to do."""

@@ -57,12 +57,12 @@ class View:
             )
             return read_request(query, None)
 
-    def pools(self, need: Request, wanted: Filter) -> Sequence[Pool]:
-        """Return what is ranked for a need: all that is on shelves, and what a server finds likely."""
+    def pools(self, need: Request, wanted: Filter, remembered: Sequence[str] = ()) -> Sequence[Pool]:
+        """Return what is ranked for a need: all on shelves, and what of a server is likely, or remembered to be meant."""
         shelves = [shelf.index for shelf in self._shelves]
         if self._remote is not None:
             try:
-                self._likely = self._remote.pool(need, wanted)
+                self._likely = self._remote.pool(need, wanted, remembered)
             except KiwiError as fault:
                 self.faults.append(fault)
         return [*shelves, self._likely] if self._likely else shelves
