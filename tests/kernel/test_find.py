@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from tests.plugins.machines import Machine
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.kernel import Answer
@@ -321,6 +323,17 @@ def test_what_is_hidden_shows_in_no_name_no_count_and_no_fault(machine: Machine)
     assert "full_name" not in cards(told)[0]
     assert {"broken", "indexing"} <= everything.keys()
     assert all("full_name" in card for card in cards(everything))
+
+
+@pytest.mark.parametrize("verb", ["search", "load"])
+def test_where_rules_cannot_be_read_others_see_nothing_and_the_owner_all(machine: Machine, verb: str) -> None:
+    machine.script("open_door")
+    (machine.user / "policy.yaml").write_text("items: [")
+    words: JsonObject = {"query": "door"} if verb == "search" else {"item_id": "open_door"}
+    asked = [asyncio.run(machine.kernel.call(verb, words, caller)) for caller in (Caller(name="bob"), Caller())]
+    asyncio.run(machine.kernel.aclose())
+    assert [answer.is_error for answer in asked] == [True, False]
+    assert "open_door" not in compact(asked[0].content)
 
 
 @pytest.fixture

@@ -153,6 +153,31 @@ def test_a_table_that_was_cut_short_leaves_words(home: Path) -> None:
     assert load_encoder() is None
 
 
+def test_a_table_of_another_shape_leaves_words(home: Path) -> None:
+    rows = np.load(home / "pieces.npy")
+    for other in (rows[:-1], rows["row"], np.zeros(len(rows)), rows[None]):
+        encoder._load.cache_clear()
+        np.save(home / "pieces.npy", other)
+
+        assert load_encoder() is None
+        assert "pieces.npy" in encoder_state()
+
+
+@pytest.mark.usefixtures("home")
+def test_whatever_loading_raises_it_is_tried_once_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+
+    def fail(home: Path) -> None:
+        tried.append(home)
+        raise RuntimeError
+
+    monkeypatch.setattr(minilm, "MiniLM", fail)
+    for _ in range(3):
+        assert load_encoder() is None
+        assert encoder_state() == "words only: the encoder cannot be loaded (RuntimeError())"
+    assert len(tried) == 1
+
+
 def test_a_model_that_the_runtime_does_not_take_leaves_words(home: Path) -> None:
     (home / "model.onnx").write_bytes(b"of another time")
     facts = {**FACTS, "sha256": {**FACTS["sha256"], "model.onnx": sha256(b"of another time").hexdigest()}}

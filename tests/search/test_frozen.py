@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.search.frozen import freeze, gathered, thaw
+from kiwi_mcp.search.frozen import freeze, thaw
 from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Floats, Hit
 from kiwi_mcp.search.ranking import rank
@@ -82,7 +82,7 @@ def test_an_index_in_one_piece_holds_the_same() -> None:
     cards = [card(number) for number in range(30)]
     index = index_of(cards[:10], cards[10:20], cards[20:])
     index.follow(cards[5:])
-    one = gathered(index)
+    one = index.gathered()
     assert len(one.segments) == 1
     assert one.progress == index.progress == (25, 25, 25)
     assert next(hit.card for hit in hits(one, "invoice_12")) == cards[12]

@@ -38,6 +38,8 @@ class Offer:
     hints: Hints = Hints()
     task: TaskUse = "auto"
     mime_type: str = ""
+    digest: str = field(default="", compare=False)
+    """Of its content, which may change while all that clients see of it stays."""
 
 
 @dataclass(frozen=True, slots=True)

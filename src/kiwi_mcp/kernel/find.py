@@ -47,7 +47,7 @@ def find(
     else:
         ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=known)
     is_shared = partial(view.is_shared, sees=lambda card: not permission.is_hidden(card.identity))
-    told = tell(request, need, ranked, permission, is_shared=is_shared, cards=lambda: view.cards)
+    told = tell(request, need, ranked, permission, is_shared=is_shared, cards=lambda: view.glimpse)
     if is_browsing(request) and view.is_remote:
         told["note"] = "What is published is on a server, and not listed here: search for it with words."
     unasked = catalog.faults() if "registry" in asked or "mcp" in asked else ()

@@ -17,9 +17,7 @@ from kiwi_mcp.search.request import Pool, Request
 
 HOW_TO_ASK = "Ask for one need per search, in plain words: verb + object + service."
 _NO_PROJECT = "No project was searched: add `project_path`, the absolute path of yours, to find what is in it."
-_NOTHING_YET = (
-    "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
-)
+_NOTHING_YET = "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
 _LINE, _REASON = 200, 200
 _MOST_WORDS = 4
 """How many of the words that a card holds are told of, the rarest first."""
@@ -91,7 +89,7 @@ def tell(
 ) -> dict[str, Json]:
     """Return the hits as cards, best first or as asked for.
 
-    `is_shared` says whether several items have a name, and `cards` gives all that there is.
+    `is_shared` says whether several items have a name, and `cards` gives enough of what there is to tell of its homes.
     """
     hits = arrange(ranked.hits, request.sort_by)[: request.limit]
     told: dict[str, Json] = {

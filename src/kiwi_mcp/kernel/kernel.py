@@ -325,6 +325,7 @@ class Kernel:
                 aside = self._far if asks_registry(request) else self._near
                 return Answer(await aside.do(self._space_for(request), partial(self._found, request, caller)))
             case LoadRequest():
+                self._demand_rules(caller)
                 # The owner's files are the owner's to read; whoever else calls sees what they made themselves.
                 check = self._runs(caller).get if caller.name and request.item_type == "output" else None
                 catalog, authorship = self._catalog_for(request), self._authorship(caller)
@@ -395,11 +396,17 @@ class Kernel:
 
     def _found(self, request: SearchRequest, caller: Caller, catalog: Catalog) -> JsonObject:
         """Search, in a thread beside the loop: the first time, loading what searches need takes a moment."""
+        self._demand_rules(caller)
         find = import_module("kiwi_mcp.kernel.find").find
         recall = self._remembering.recall(catalog.space, caller)
         told: JsonObject = find(request, catalog, self._searched(), rights=self.rights(caller), recall=recall)
         self._remembering.asked(request.query, told, catalog.space, caller)
         return told
+
+    def _demand_rules(self, caller: Caller) -> None:
+        """Refuse whoever is not the owner where the rules, which may hide things from them, cannot be read."""
+        if caller.name:
+            self.rights(caller)()
 
     def _told_of_search(self, catalog: Catalog) -> str:
         told: str = import_module("kiwi_mcp.kernel.searching.opening").told_of_search(

@@ -88,6 +88,7 @@ def offer_of(chain: Chain, name: str) -> Offer:
         hints=_hints(chain),
         task=_task(manifest),
         mime_type=_MARKDOWN if chain.driver == "read" else as_text(manifest.extra.get("mime_type")),
+        digest=tool.digest,
     )
 
 

@@ -15,9 +15,9 @@ from typing import TypedDict, cast, overload
 
 import numpy as np
 
-from kiwi_mcp.search.index import Index, _Place
+from kiwi_mcp.search.index import Index, Key, Place
 from kiwi_mcp.search.port import Card
-from kiwi_mcp.search.segment import Segment, merge
+from kiwi_mcp.search.segment import Parts, Segment
 
 _GONE = bytes(16)
 """The digest of a card that is gone."""
@@ -43,7 +43,6 @@ class _Said(TypedDict):
     keys: Sequence[tuple[str, str, str]]
     """The identity, the path and the name of each card."""
     stems: Sequence[str]
-    dead: int
 
 
 class FrozenCards(Sequence[Card]):
@@ -94,51 +93,15 @@ class _Named(Mapping[str, Sequence[Card]]):
         return len(self._places)
 
 
-class _OfItems(Mapping[str, Sequence[int]]):
-    """The slots of the cards of each item, named in full but for its version; made when somebody first asks."""
-
-    def __init__(self, identities: Sequence[str]) -> None:
-        self._identities = identities
-
-    @cached_property
-    def _slots(self) -> Mapping[str, Sequence[int]]:
-        slots: dict[str, list[int]] = {}
-        for slot, identity in enumerate(self._identities):
-            slots.setdefault(identity.partition("@")[0], []).append(slot)
-        return slots
-
-    def __getitem__(self, item: str) -> Sequence[int]:
-        return self._slots[item]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-
-def gathered(index: Index) -> Index:
-    """Return the same index in one segment, which is searched faster; what goes or comes meanwhile is not in it."""
-    merged = merge(index.segments)
-    known: Mapping[tuple[str, str], _Place] = {**vars(index)["_places"]}
-    keys = [(card.identity, card.path) for card in merged.cards]
-    places = {key: _Place(merged, slot, known[key].digest) for slot, key in enumerate(keys) if key in known}
-    one = Index(vars(index)["_encoder"])
-    vars(one).update(_places=places, _named=vars(index)["_named"], _cards=vars(index)["_cards"], segments=(merged,))
-    return one
-
-
 def freeze(index: Index) -> bytes:
     """Return an index as bytes, its segments as they are."""
     parts: dict[str, bytes] = {}
     said: list[_Said] = []
-    places: Mapping[tuple[str, str], _Place] = vars(index)["_places"]
-    digests = {(id(place.segment), place.slot): place.digest for place in places.values()}
+    digests = {(id(place.segment), place.slot): place.digest for place in index.places.values()}
     for number, segment in enumerate(index.segments):
-        whole = vars(segment)
-        arrays = {name: value for name, value in whole.items() if isinstance(value, np.ndarray)}
+        arrays = {name: part for name, part in segment.parts._asdict().items() if isinstance(part, np.ndarray)}
         lines = [json.dumps(_row(card), separators=(",", ":")).encode() for card in segment.cards]
-        ranges: Mapping[str, tuple[int, int]] = whole["_ranges"]
+        ranges = segment.parts.ranges
         own = {
             "lines": b"".join(lines),
             "line_ends": _ends(map(len, lines)),
@@ -154,7 +117,6 @@ def freeze(index: Index) -> bytes:
                 "shapes": {name: (value.dtype.str, value.shape) for name, value in arrays.items()},
                 "keys": [(card.identity, card.path, card.tool_id) for card in segment.cards],
                 "stems": [*ranges],
-                "dead": segment.dead,
             }
         )
     return _joined({"said": json.dumps(said, separators=(",", ":")).encode(), **parts})
@@ -163,8 +125,7 @@ def freeze(index: Index) -> bytes:
 def thaw(data: bytearray, encoder: str) -> Index:
     """Return the index that was frozen, which goes on using these bytes."""
     parts = _parted(data)
-    index = Index(encoder)
-    places: dict[tuple[str, str], _Place] = {}
+    places: dict[Key, Place] = {}
     named: list[tuple[str, Segment, int]] = []
     segments = []
     every: Sequence[_Said] = json.loads(bytes(parts["said"]))
@@ -174,26 +135,23 @@ def thaw(data: bytearray, encoder: str) -> Index:
         for slot, (identity, path, name) in enumerate(said["keys"]):
             digest = digests[slot * len(_GONE) : (slot + 1) * len(_GONE)]
             if digest != _GONE:
-                places[identity, path] = _Place(segment, slot, digest)
+                places[identity, path] = Place(segment, slot, digest)
                 named.append((name, segment, slot))
         segments.append(segment)
-    vars(index).update(_places=places, _named=_Named(named), segments=tuple(segments))
-    return index
+    return Index.of(encoder, segments, places, _Named(named))
 
 
 def _segment(said: _Said, parts: Mapping[str, memoryview]) -> Segment:
-    segment = Segment.__new__(Segment)
-    for name, (kind, shape) in said["shapes"].items():
-        vars(segment)[name] = np.frombuffer(parts[name], np.dtype(kind)).reshape(shape)
+    shapes = said["shapes"].items()
+    arrays = {name: np.frombuffer(parts[name], np.dtype(kind)).reshape(shape) for name, (kind, shape) in shapes}
+    ranges = dict(zip(said["stems"], pairwise([0, *_numbers(parts["stem_ends"])]), strict=True))
     words = bytes(parts["words"])
-    vars(segment).update(
-        cards=FrozenCards(bytes(parts["lines"]), _numbers(parts["line_ends"])),
-        words=tuple(words[begin:end] for begin, end in pairwise([0, *_numbers(parts["word_ends"])])),
-        _ranges=dict(zip(said["stems"], pairwise([0, *_numbers(parts["stem_ends"])]), strict=True)),
-        _of_item=_OfItems([identity for identity, _, _ in said["keys"]]),
-        dead=said["dead"],
+    return Segment(
+        FrozenCards(bytes(parts["lines"]), _numbers(parts["line_ends"])),
+        tuple(words[begin:end] for begin, end in pairwise([0, *_numbers(parts["word_ends"])])),
+        Parts(ranges=ranges, **arrays),
+        [identity for identity, _, _ in said["keys"]],
     )
-    return segment
 
 
 def _joined(parts: Mapping[str, bytes]) -> bytes:

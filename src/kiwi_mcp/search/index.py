@@ -17,7 +17,7 @@ from kiwi_mcp.search.port import Card, Encoder, Keep
 from kiwi_mcp.search.segment import Segment, merge
 from kiwi_mcp.search.sheet import digest_of, is_sound, pack_vectors, passage_of, words_of
 
-_Key = tuple[str, str]
+Key = tuple[str, str]
 _AT_ONCE, _AT_ONCE_LETTERS = 64, 50_000
 """How many new cards, and of how many letters, are indexed, words only, on the time of whoever asks."""
 _WORDED, _ENCODED = 2_000, 8
@@ -33,7 +33,9 @@ class Progress(NamedTuple):
     encoded: int
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """Where a card is, and the digest of its text."""
+
     segment: Segment
     slot: int
     digest: bytes
@@ -45,11 +47,34 @@ class Index:
     def __init__(self, encoder: str = "") -> None:
         self._encoder = encoder
         self._lock = Lock()
-        self._cards: Sequence[Card] = ()
-        self._places: dict[_Key, _Place] = {}
-        self._new: dict[_Key, Card] = {}
+        self._cards: Sequence[Card] | None = None
+        self._places: dict[Key, Place] = {}
+        self._new: dict[Key, Card] = {}
         self._named: Mapping[str, Sequence[Card]] = {}
         self.segments: tuple[Segment, ...] = ()
+
+    @classmethod
+    def of(
+        cls, encoder: str, segments: Sequence[Segment], places: Mapping[Key, Place], named: Mapping[str, Sequence[Card]]
+    ) -> Index:
+        """Return an index of segments that are there: where each card is by its identity and path, and by its name."""
+        index = cls(encoder)
+        index.segments, index._places, index._named = tuple(segments), dict(places), named
+        return index
+
+    @property
+    def places(self) -> Mapping[Key, Place]:
+        """Where each card is that can be found, by its identity and path."""
+        with self._lock:
+            return dict(self._places)
+
+    def gathered(self) -> Index:
+        """Return the same index in one segment, which is searched faster; what goes or comes meanwhile is not in it."""
+        known, named = self.places, self._named
+        merged = merge(self.segments)
+        keys = [(card.identity, card.path) for card in merged.cards]
+        places = {key: Place(merged, slot, known[key].digest) for slot, key in enumerate(keys) if key in known}
+        return Index.of(self._encoder, (merged,), places, named)
 
     @property
     def count(self) -> int:
@@ -70,9 +95,9 @@ class Index:
         """Return those of some stems that any card holds."""
         return {found for segment in self.segments for found in segment.among(stems)}
 
-    def living(self) -> Sequence[Card]:
-        """Return the cards that can be found."""
-        return [one.cards[slot] for one in self.segments for slot in one.is_alive.nonzero()[0].tolist()]
+    def living(self, step: int = 1) -> Sequence[Card]:
+        """Return the cards that can be found, or one of so many."""
+        return [one.cards[slot] for one in self.segments for slot in one.is_alive.nonzero()[0][::step].tolist()]
 
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""
@@ -119,7 +144,7 @@ class Index:
             still = {key: card for key, card in some.items() if self._new.get(key) is card}
             self._add(still, {**kept, **made})
 
-    def _add(self, cards: Mapping[_Key, Card], kept: Mapping[bytes, Kept]) -> None:
+    def _add(self, cards: Mapping[Key, Card], kept: Mapping[bytes, Kept]) -> None:
         if not cards:
             return
         digests = [digest_of(card, self._encoder) for card in cards.values()]
@@ -129,15 +154,15 @@ class Index:
         largest = max(self.segments, key=lambda one: len(one.cards), default=None)
         # A few cards say little about how long texts usually are.
         usual = largest.usual if largest and len(largest.cards) > len(cards) else None
-        segment = Segment([*cards.values()], [sheet.words for sheet in sheets], usual)
+        segment = Segment.of([*cards.values()], [sheet.words for sheet in sheets], usual)
         if encoded := [(slot, sheet.vector) for slot, sheet in enumerate(sheets) if sheet.vector]:
             segment.put_vectors([slot for slot, _ in encoded], [vector for _, vector in encoded])
         for slot, (key, digest) in enumerate(zip(cards, digests, strict=True)):
-            self._places[key] = _Place(segment, slot, digest)
+            self._places[key] = Place(segment, slot, digest)
         self._new = {key: card for key, card in self._new.items() if key not in cards}
         self.segments = (*self.segments, segment)
 
-    def _unencoded(self) -> Sequence[tuple[Card, _Place]]:
+    def _unencoded(self) -> Sequence[tuple[Card, Place]]:
         """Return some of the cards that have no vector yet, of one segment."""
         for segment in self.segments:
             missing = (segment.is_alive & ~segment.is_encoded).nonzero()[0][:_ENCODED].tolist()
@@ -148,7 +173,7 @@ class Index:
                 return some
         return ()
 
-    def _encode(self, places: Sequence[tuple[Card, _Place]], keep: Keep | None, encoder: Encoder) -> None:
+    def _encode(self, places: Sequence[tuple[Card, Place]], keep: Keep | None, encoder: Encoder) -> None:
         # What was indexed at once was not looked for, and another process may have been quicker.
         kept = keep.read([place.digest for _, place in places]) if keep else {}
         known = {digest: one.vector for digest, one in kept.items() if one.vector and is_sound(one)}
@@ -188,7 +213,7 @@ def _are_few(cards: Sequence[Card]) -> bool:
     return said + sum(len(card.description) for card in cards) <= _AT_ONCE_LETTERS
 
 
-def _is_same(card: Card | None, place: _Place) -> bool:
+def _is_same(card: Card | None, place: Place) -> bool:
     known = place.segment.cards[place.slot]
     return card is known or card == known
 

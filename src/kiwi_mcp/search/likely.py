@@ -98,7 +98,7 @@ def likely(
     found = candidates.find(weights, vectors, wanted=wanted, names=[said, *names])
     shown = [(card, one) for one in found if (card := card_of(one.listed))]
     sheets = [_sheet(card, Kept(one.words, one.vector)) for card, one in shown]
-    segment = Segment([card for card, _ in shown], [sheet.words for sheet in sheets], _usual(lexicon.counts))
+    segment = Segment.of([card for card, _ in shown], [sheet.words for sheet in sheets], _usual(lexicon.counts))
     if encoded := {slot: sheet.vector for slot, sheet in enumerate(sheets) if sheet.vector}:
         segment.put_vectors([*encoded], [*encoded.values()])
     return Likely(segment, total, held)

@@ -134,7 +134,7 @@ def _best(request: Request, judged: Sequence[Judged], size: int, recall: Recall 
     every = [scores[one.is_hit] for one, scores in zip(judged, lifted, strict=True)]
     least = _least(np.concatenate(every or [np.zeros(0, np.float32)]), size)
     return [
-        _Place(max(round(float(scores[row]), 6), _LEAST), one, row, bool(scores[row] > one.scores[row]))
+        _Place(max(round(float(scores[row]), 6), _LEAST), one, row, bool(one.scores[row] < scores[row] < _SAME_WORDS))
         for one, scores in zip(judged, lifted, strict=True)
         for row in (one.is_hit & (scores >= least)).nonzero()[0].tolist()
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import chain
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +21,55 @@ COARSE = 128
 _SATURATION = 1.2
 
 Slots: TypeAlias = NDArray[np.int32]
+Flags: TypeAlias = NDArray[np.bool_]
+
+
+class Parts(NamedTuple):
+    """What a segment is made of, beside its cards and their words."""
+
+    ranges: Mapping[str, tuple[int, int]]
+    """Where the postings of each stem begin and end."""
+    slots: Slots
+    impacts: Floats
+    in_name: Flags
+    name_sizes: Floats
+    usual: Floats
+    """How long each field usually is."""
+    packed: NDArray[np.uint8]
+    coarse: Floats
+    is_encoded: Flags
+    is_alive: Flags
 
 
 class Segment:
     """Cards with, for each stem, those that hold it and how much it says about each, and with their vectors."""
 
-    def __init__(self, cards: Sequence[Card], packed: Sequence[bytes], usual: Floats | None = None) -> None:
-        self.cards = tuple(cards)
-        self.words = tuple(packed)
-        self.is_alive = np.ones(len(cards), bool)
-        self._ranges, self._slots, self._impacts, self._in_name, self.usual = _postings(packed, usual)
-        self.name_sizes = np.maximum(np.bincount(self._slots[self._in_name], minlength=len(cards)), 1).astype(
-            np.float32
-        )
-        self._packed = np.zeros((len(cards), SIZE), np.uint8)
-        self._coarse = np.zeros((len(cards), COARSE), np.float32)
-        self.is_encoded = np.zeros(len(cards), bool)
-        self.dead = 0
+    def __init__(
+        self, cards: Sequence[Card], words: Sequence[bytes], parts: Parts, identities: Sequence[str] | None = None
+    ) -> None:
+        """Make it of its parts; `identities` are those of the cards, where it takes time to look at each."""
+        self.cards = cards
+        self.words = words
+        self.parts = parts
+        self.is_alive, self.is_encoded = parts.is_alive, parts.is_encoded
+        self.name_sizes, self.usual = parts.name_sizes, parts.usual
+        self._identities = identities
+        self._ranges, self._slots, self._impacts, self._in_name, *_ = parts
+        self._packed, self._coarse = parts.packed, parts.coarse
+        self.dead = len(cards) - int(parts.is_alive.sum())
 
-    def postings(self, stem: str) -> tuple[Slots, Floats, NDArray[np.bool_]]:
+    @classmethod
+    def of(cls, cards: Sequence[Card], words: Sequence[bytes], usual: Floats | None = None) -> Segment:
+        """Return a segment of cards and what their sheets say; it has no vectors yet."""
+        ranges, slots, impacts, in_name, usual = _postings(words, usual)
+        count = len(cards)
+        sizes = np.maximum(np.bincount(slots[in_name], minlength=count), 1).astype(np.float32)
+        packed, coarse = np.zeros((count, SIZE), np.uint8), np.zeros((count, COARSE), np.float32)
+        none, every = np.zeros(count, bool), np.ones(count, bool)
+        parts = Parts(ranges, slots, impacts, in_name, sizes, usual, packed, coarse, is_encoded=none, is_alive=every)
+        return cls(tuple(cards), tuple(words), parts)
+
+    def postings(self, stem: str) -> tuple[Slots, Floats, Flags]:
         """Return the slots of the cards that hold a stem, ascending, its impact on each, and whose name holds it."""
         begin, end = self._ranges.get(stem, (0, 0))
         return self._slots[begin:end], self._impacts[begin:end], self._in_name[begin:end]
@@ -97,8 +127,8 @@ class Segment:
     @cached_property
     def _of_item(self) -> Mapping[str, Sequence[int]]:
         slots: dict[str, list[int]] = {}
-        for slot, card in enumerate(self.cards):
-            slots.setdefault(card.identity.partition("@")[0], []).append(slot)
+        for slot, identity in enumerate(self._identities or [card.identity for card in self.cards]):
+            slots.setdefault(identity.partition("@")[0], []).append(slot)
         return slots
 
     @cached_property
@@ -109,7 +139,7 @@ class Segment:
 def merge(segments: Sequence[Segment]) -> Segment:
     """Return one segment with the cards of several that are not gone."""
     rows = [(one, int(slot)) for one in segments for slot in one.is_alive.nonzero()[0]]
-    merged = Segment([one.cards[slot] for one, slot in rows], [one.words[slot] for one, slot in rows])
+    merged = Segment.of([one.cards[slot] for one, slot in rows], [one.words[slot] for one, slot in rows])
     encoded = [place for place, (one, slot) in enumerate(rows) if one.is_encoded[slot]]
     if encoded:
         merged.put_vectors(encoded, [rows[place][0].packed_vector(rows[place][1]) for place in encoded])
@@ -133,7 +163,7 @@ def impacts_of(counts: Counts, slots: Slots, cards: int, usual: Floats | None = 
 
 def _postings(
     packed: Sequence[bytes], usual: Floats | None
-) -> tuple[Mapping[str, tuple[int, int]], Slots, Floats, NDArray[np.bool_], Floats]:
+) -> tuple[Mapping[str, tuple[int, int]], Slots, Floats, Flags, Floats]:
     sheets = [unpack_words(one) for one in packed]
     numbers: dict[str, int] = {}
     sizes = np.fromiter((len(stems) for stems, _ in sheets), np.int32, len(sheets))

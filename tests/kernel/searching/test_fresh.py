@@ -143,6 +143,50 @@ def test_a_store_that_cannot_be_used_leaves_searches_as_they_are(
     in_a_run(story)
 
 
+@pytest.mark.usefixtures("encoder")
+def test_one_damaged_sheet_in_the_store_loses_nothing_and_is_mended(in_a_run: Tell, home: Path) -> None:
+    answers: list[JsonObject] = []
+
+    async def story(session: Session) -> None:
+        told = await session.search("run a shell script")
+        answers.append({word: told[word] for word in ("results", "total")})
+
+    def sheets(statement: str) -> list[object]:
+        database = open_database(default_url(home / ".ai"))
+        with database.transaction() as transaction:
+            transaction.write(statement)
+            found = transaction.read("select digest, words, vector from sheets order by digest")
+        database.close()
+        return [*found]
+
+    in_a_run(story)
+    before = sheets("delete from sheets where false")
+    first = "digest = (select min(digest) from sheets)"
+    assert sheets(f"update sheets set words = x'ff00616263' where {first}") != before
+    in_a_run(story)
+    assert sheets("delete from sheets where false") == before
+    sheets(f"update sheets set vector = x'ff00' where {first}")
+    in_a_run(story)
+    assert sheets("delete from sheets where false") == before
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.usefixtures("encoder")
+def test_a_search_tells_that_the_encoder_fails(in_a_run: Tell, encoder: Counting) -> None:
+    async def story(session: Session) -> None:
+        await session.search("run a shell script")
+
+        def fail(_: object) -> None:
+            raise RuntimeError("out of order")
+
+        vars(encoder)["encode"] = fail
+        told = await session.search("run a bash script")
+        assert as_list(told["results"])
+        assert any("out of order" in as_text(one) for one in as_list(told["warnings"]))
+
+    in_a_run(story)
+
+
 def _printed(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()

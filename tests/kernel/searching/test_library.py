@@ -196,3 +196,35 @@ def test_a_close_waits_for_little_and_what_was_left_is_done_later(
     library.view(catalog, OWN)
     library.close()
     assert settled(library, catalog).indexing is None
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("out of order"), IndexError(), float("nan")])
+def test_an_encoder_that_begins_to_fail_leaves_the_words_and_is_told_of(
+    space: Space, write: Callable[..., None], fault: Exception | float
+) -> None:
+    class Failing:
+        name, dimension = encoder_name(), 384
+        is_failing = False
+
+        def encode(self, texts: Sequence[str]) -> Floats:
+            if self.is_failing and isinstance(fault, Exception):
+                raise fault
+            return np.full((len(texts), 384), fault if self.is_failing else 0.05, np.float32)
+
+    write("send_bill", "Sends a bill")
+    encoder = Failing()
+    library, catalog = Library(load=lambda: encoder), Catalog(space)
+    assert settled(library, catalog).indexing is None
+    encoder.is_failing = True
+    view = library.view(catalog, OWN)
+    assert names(view, "bill") == ["send_bill"]
+    (told,) = view.faults
+    assert "by its words only" in told.message
+
+
+def test_when_all_is_gone_nothing_is_told_of(space: Space, write: Callable[..., None], encoder: Counting) -> None:
+    write("send_bill", "Sends a bill")
+    library, catalog = Library(load=lambda: encoder), Catalog(space)
+    assert [card.tool_id for card in settled(library, catalog).cards] == ["send_bill"]
+    (space.project_ai / "tools" / "send_bill.yaml").unlink()
+    assert [*settled(library, catalog).cards] == []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.kernel.searching import saved
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.saved import MANY
 from kiwi_mcp.kernel.searching.view import View
@@ -80,6 +82,7 @@ def test_a_large_index_is_read_at_once_and_lists_no_source(
     assert hits(view, "invoice 7") == hits(made, "invoice 7")
     assert hits(view, "tool_1001")[0] == ("tool_1001", 1.0)
     assert len([*view.cards]) == COUNT
+    assert 0 < len([*view.glimpse]) < MANY
 
 
 def test_what_changed_since_is_found_and_what_went_is_not(
@@ -107,3 +110,39 @@ def test_a_file_that_is_damaged_or_gone_is_made_again(space: Space, store: Defin
         view = settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
         assert hits(view, "invoice 7") == made
     assert file.read_bytes()[:32] == whole[:32]
+
+
+@pytest.mark.usefixtures("record")
+def test_a_pipe_or_nonsense_in_place_of_the_file_keeps_nobody_waiting(
+    space: Space, store: Definitions, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    (file,) = (space.cache / "search").iterdir()
+    for nonsense in (KeyError("said"), TypeError(), RecursionError(), IndexError()):
+        with monkeypatch.context() as damage:
+            damage.setattr(saved, "thaw", _raising(nonsense))
+            assert Library(load=lambda: encoder).view(Catalog(space, definitions=lambda: store), MCP).progress.cards
+    file.unlink()
+    os.mkfifo(file)
+    view = settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    assert view.progress == (COUNT, COUNT, COUNT)
+    assert file.is_file()
+
+
+def test_an_index_from_disk_whose_items_are_all_gone_finds_nothing(
+    space: Space, store: Definitions, record: ServerRecord, encoder: Encoder
+) -> None:
+    settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    library, catalog = Library(load=lambda: encoder), Catalog(space, definitions=lambda: store)
+    assert len([*library.view(catalog, MCP).cards]) == COUNT
+    store.change(record.key, lambda *_: (record, []))
+    view = settled(library, catalog)
+    assert [*view.cards] == []
+    assert hits(view, "bill") == []
+
+
+def _raising(error: Exception) -> Callable[..., None]:
+    def thaw(*_: object) -> None:
+        raise error
+
+    return thaw

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.plugins.machines import Machine
 
+from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.searching import opening
+from kiwi_mcp.search.port import Floats
 from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli import searching
 from kiwi_mcp.surfaces.cli.screen import Screen, strong
 from kiwi_mcp.surfaces.cli.search_views import VIEWS
 
@@ -117,3 +125,77 @@ def test_on_a_terminal_the_words_that_matched_stand_out_in_whichever_form() -> N
         "\x1b[1mSends\x1b[0m \x1b[1msend\x1b[0m_\x1b[1mmail\x1b[0m to a tree"
     )
     assert strong("Sends mail", []) == "Sends mail"
+
+
+class Unhurried:
+    """An encoder for which everything is about rain, and which takes its time over it."""
+
+    name, dimension = "unhurried", 384
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        time.sleep(0.015 * len(texts))
+        rows = np.zeros((len(texts), self.dimension), np.float32)
+        rows[:, 0] = 1
+        return rows
+
+
+@pytest.fixture
+def many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tools than a command can take in by the way."""
+    for number in range(160):
+        machine.put(f"tools/paint_{number}.sh", f"# tool_id: paint_{number}\n# tool_type: script\n# version: 1.0.0\n"
+                    f"# executor: bash_runtime\n# description: Paints wall {number}\necho 1\n")  # fmt: skip
+    monkeypatch.setenv("KIWI_SEARCH", "meaning")
+    monkeypatch.setattr(opening, "load_encoder", Unhurried)
+
+
+def is_complete(kiwi: Kiwi) -> bool:
+    return "indexing" not in json.loads(kiwi("search", "paint", "--json")[1])
+
+
+@pytest.mark.usefixtures("many")
+def test_what_is_not_indexed_in_time_is_told_with_how_to_have_it_done(kiwi: Kiwi) -> None:
+    code, out, talk = kiwi("search", "paint a wall")
+    assert (code, bool(out)) == (0, True)
+    assert "note: still indexing: " in talk
+    assert "`kiwi search … --wait`" in talk
+    assert not is_complete(kiwi)
+
+
+@pytest.mark.usefixtures("many")
+def test_who_waits_is_answered_when_all_is_indexed(kiwi: Kiwi) -> None:
+    code, out, talk = kiwi("search", "paint a wall", "--wait")
+    assert (code, bool(out)) == (0, True)
+    assert "still indexing" not in talk
+    assert is_complete(kiwi)
+
+
+@pytest.mark.usefixtures("many")
+def test_on_a_terminal_indexing_goes_on_after_the_answer(kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def heard(*, is_quiet: bool) -> Iterator[Report]:
+        yield lambda step: None if is_quiet else steps.append(step.message)
+
+    monkeypatch.setattr(searching, "reporting", heard)
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: stream is sys.stderr, raising=False)
+    code, out, talk = kiwi("search", "paint a wall")
+    assert (code, bool(out)) == (0, True)
+    assert all(one.endswith(" of 162; Ctrl-C stops, what is done is kept") for one in steps)
+    assert len(steps) > 1
+    assert "--wait" not in talk
+    assert is_complete(kiwi)
+
+
+@pytest.mark.usefixtures("many")
+def test_who_has_an_answer_may_stop_the_rest_and_nothing_has_failed(
+    kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: stream is sys.stderr, raising=False)
+    monkeypatch.setattr(Kernel, "index", interrupted)
+    assert kiwi("search", "paint a wall")[0] == 0
+    assert kiwi("search", "paint a wall", "--wait")[0] == 130

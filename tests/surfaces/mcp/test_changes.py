@@ -41,7 +41,7 @@ class Offering:
     """What new offers wait for, if anything."""
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
-        return Answer({"digest": self.digests.get(str(payload.get("item_id")), "")})
+        return Answer({})
 
     async def offers(self) -> Offers:
         if self.is_ready is not None:
@@ -54,7 +54,7 @@ class Offering:
         return repr(self.menu)
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
-        return Offer(name, name) if name in self.digests else None
+        return Offer(name, name, digest=self.digests[name]) if name in self.digests else None
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         return ()

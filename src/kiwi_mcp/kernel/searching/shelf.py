@@ -11,9 +11,11 @@ from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.kernel.searching.cards import card_of
 from kiwi_mcp.kernel.searching.saved import MANY, MOST, load_index, save_index
-from kiwi_mcp.search.frozen import gathered
 from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Encoder, Keep
+
+_GLIMPSE = 1_000
+"""About how many cards show where those of an index from disk are at home."""
 
 
 class Shelf:
@@ -71,7 +73,7 @@ class Shelf:
         saved = (mark, index.progress.encoded)
         if not mark or saved == self._saved or not MANY <= index.count <= MOST:
             return
-        whole = gathered(index) if len(index.segments) > 1 else index
+        whole = index.gathered() if len(index.segments) > 1 else index
         with self._lock:
             if changes != self._changes or mark != self._mark:
                 return
@@ -82,6 +84,11 @@ class Shelf:
     def cards(self) -> Sequence[Card]:
         """Every card, whether it can be found already or not."""
         return self._cards if self._entries is not None else self.index.living()
+
+    @property
+    def glimpse(self) -> Sequence[Card]:
+        """Every card, or some of them, evenly spread, where each would have to be read from disk first."""
+        return self._cards if self._entries is not None else self.index.living(1 + self.index.count // _GLIMPSE)
 
     def homes(self, name: str, sees: Callable[[Card], bool]) -> int:
         """Return in how many places an item of a name is that is seen."""

@@ -58,7 +58,7 @@ class View:
             return read_request(query, None)
 
     def pools(self, need: Request, wanted: Filter, remembered: Sequence[str] = ()) -> Sequence[Pool]:
-        """Return what is ranked for a need: all on shelves, and what of a server is likely, or remembered to be meant."""
+        """Return what is ranked for a need: all that is on shelves, and what of a server is likely or remembered."""
         shelves = [shelf.index for shelf in self._shelves]
         if self._remote is not None:
             try:
@@ -75,8 +75,17 @@ class View:
     @property
     def cards(self) -> Iterator[Card]:
         """Every item that is known here, whether it can be found already or not."""
-        on_shelves = (card for shelf in self._shelves for card in shelf.cards)
-        return chain(on_shelves, *(segment.cards for segment in (self._likely.segments if self._likely else ())))
+        return chain((card for shelf in self._shelves for card in shelf.cards), self._on_server)
+
+    @property
+    def glimpse(self) -> Iterator[Card]:
+        """Enough of them to tell where items are at home here."""
+        return chain((card for shelf in self._shelves for card in shelf.glimpse), self._on_server)
+
+    @property
+    def _on_server(self) -> Iterator[Card]:
+        """The cards that a server found."""
+        return (card for segment in (self._likely.segments if self._likely else ()) for card in segment.cards)
 
     def is_shared(self, name: str, sees: Callable[[Card], bool]) -> bool:
         """Whether several items have a name, of those that are seen."""

@@ -24,8 +24,6 @@ from mcp.server.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 
-from kiwi_mcp.domain.caller import NOBODY
-from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, tail
 from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu, View, everything
@@ -119,7 +117,7 @@ class Changes:
         if len(hearer.uris) >= _WATCHED and params.uri not in hearer.uris:
             raise MCPError(types.INVALID_PARAMS, f"At most {_WATCHED} resources are watched at a time")
         hearer.uris.add(params.uri)
-        await self._note_watched()
+        self._note_watched()
         return types.EmptyResult()
 
     async def _unsubscribed(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
@@ -128,7 +126,7 @@ class Changes:
         return types.EmptyResult()
 
     async def _begin(self) -> None:
-        await self._note_watched()
+        self._note_watched()
         if self._is_watching:
             return
         seen = self.menu.last or await self.menu.read()
@@ -164,7 +162,7 @@ class Changes:
         for uri in self._digests.keys() - self._watched:
             del self._digests[uri]
         for uri in sorted(self._watched):
-            found = await self._digest(uri)
+            found = self._digest(uri)
             known, self._digests[uri] = self._digests.get(uri, found), found
             if found != known:
                 await self._announce(ResourceUpdated(uri))
@@ -174,17 +172,14 @@ class Changes:
         """The texts that somebody watches; of what servers offer, only they know when it changes."""
         return {uri for hearer in self._hearers.values() for uri in hearer.uris if uri.startswith(KNOWLEDGE)}
 
-    async def _note_watched(self) -> None:
+    def _note_watched(self) -> None:
         for uri in self._watched - self._digests.keys():
-            self._digests[uri] = await self._digest(uri)
+            self._digests[uri] = self._digest(uri)
 
-    async def _digest(self, uri: str) -> str:
+    def _digest(self, uri: str) -> str:
         """Return what tells one content of knowledge from another; empty where there is none."""
         known = self._kernel.offered(tail(uri, KNOWLEDGE), "resource")
-        if known is None:
-            return ""
-        payload = {"item_type": "knowledge", "item_id": known.identity}
-        return as_text((await self._kernel.call("load", payload, NOBODY)).content.get("digest"))
+        return known.digest if known else ""
 
     async def _announce(self, event: ServerEvent) -> None:
         await self._bus.publish(event)

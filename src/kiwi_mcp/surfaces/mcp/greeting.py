@@ -2,8 +2,9 @@
 
 Importing the SDK takes thirty times as long as starting Python, and a client waits for its list of tools before it
 does anything. So `prepare` asks the SDK once, when Kiwi is built, for its answers to `initialize`, `ping`,
-`server/discover` and `tools/list`, and this stage gives them out. An owner who prefers other tools has a list of their
-own: this stage gives out the last one that stage two has made, which tells the client if it is another by now.
+`server/discover` and `tools/list`, and this stage gives them out. An owner who prefers other tools, or has servers, has
+a list of their own: this stage gives out the one that stage two has made since either was last changed, and stage two
+tells the client if it is another by now.
 
 It answers only what the SDK would answer in the same way for certain. The first line that is anything else goes to
 the SDK unanswered, together with the lines that decide how the SDK sees the connection.

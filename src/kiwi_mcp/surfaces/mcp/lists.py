@@ -29,8 +29,7 @@ def _seen(name: str) -> list[int]:
 
 
 def recall(project: str) -> dict[str, str]:
-    """Return the list by era, if it was made for this project, and preferences and servers are the same; else nothing.
-    """
+    """Return the list by era, if it was made for this project under the stamp that holds now; else nothing."""
     try:
         with open(path_of(project), encoding="utf-8") as file:  # noqa: PTH123 - as above
             kept = json.loads(file.read(_LARGEST))

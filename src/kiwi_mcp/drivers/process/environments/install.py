@@ -73,7 +73,7 @@ class Installer:
 
     async def npm(self, argv: Sequence[str], folder: Path) -> subprocess.ProcessResult:
         """Run npm in a folder that it makes; scripts of packages are not run by what it is told."""
-        indexes, cache = npm_indexes(os.environ, Path.home()), self._cache("npm")
+        indexes, cache = indexes_of_npm(), self._cache("npm")
         if indexes.lines:
             (folder / ".npmrc").write_text("\n".join(indexes.lines) + "\n", encoding="utf-8")
         return await self._run(argv, folder, {"npm_config_cache": str(cache)}, indexes, cache)
@@ -110,6 +110,11 @@ class Installer:
         folder = self.space.cache / "packages" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder.resolve()
+
+
+def indexes_of_npm() -> Indexes:
+    """Return where npm fetches from on this machine."""
+    return npm_indexes(os.environ, Path.home())
 
 
 def install_level(level: Level) -> Level:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,8 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, as_object, compact, text_of
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.drivers.process.environments import Environment, address, refuse_others, text_in
-from kiwi_mcp.drivers.process.environments.indexes import Indexes, npm_indexes
-from kiwi_mcp.drivers.process.environments.install import Installer, failure, is_done
+from kiwi_mcp.drivers.process.environments.indexes import Indexes
+from kiwi_mcp.drivers.process.environments.install import Installer, failure, indexes_of_npm, is_done
 from kiwi_mcp.drivers.process.environments.locks import keep_lock, kept_lock, lock_failure, lock_of, refuse_lock
 from kiwi_mcp.drivers.process.once import make_once
 from kiwi_mcp.drivers.words import texts
@@ -106,7 +105,7 @@ def _refuse_unlocked(tool: Tool, wanted: Mapping[str, str], lock: str) -> None:
     except (ValueError, RecursionError) as error:
         issue = Issue(_LOCK, f"is not JSON: {error}", "Write it as npm does.")
         raise InvalidManifest(f"{tool.id!r}", [issue]) from error
-    indexes = npm_indexes(os.environ, Path.home())
+    indexes = indexes_of_npm()
     faults = [fault for path, entry in entries.items() if path for fault in faults_of(path, entry, indexes)]
     missing = [name for name in wanted if f"{MODULES}/{name}" not in entries]
     refuse_lock(tool, [*faults, *(f"{name!r} is not locked" for name in missing)], _LOCK, _RENEW)
