@@ -126,6 +126,15 @@ def test_what_was_not_shown_or_did_not_run_is_not_remembered(home: Path, kernel:
     assert told.content["remembered"] == []
 
 
+def test_who_merely_looked_around_is_remembered_by_what_they_asked_for(
+    home: Path, kernel: Kernel, owner: Caller
+) -> None:
+    do(kernel, search("whether it will rain"), search("*"), run("umbrella"), caller=owner)
+    do(kernel, search("*"), run("ledger"), caller=owner)
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert [request for _, _, request in remembered(told)] == ["whether it will rain"]
+
+
 def test_one_actor_learns_nothing_from_another(home: Path, kernel: Kernel) -> None:
     ana, ben = Caller(name="token:ana:1"), Caller(name="token:ben:2")
     do(kernel, search("a coat against rain"), run("umbrella"), caller=ana)

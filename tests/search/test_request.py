@@ -69,3 +69,14 @@ def test_the_rarest_word_comes_first_and_counts_most() -> None:
 
     assert [*found] == ["fax", "send"]
     assert found["fax"].rarity > found["send"].rarity
+
+
+def test_of_many_words_that_nobody_holds_the_first_few_are_taken_for_slips() -> None:
+    right = [f"{'abcdefghijklmnopqrst'[number]}zwxqvk" for number in range(20)]
+    found = terms(" ".join(f"{word[:3]}{word[4]}{word[3]}{word[5:]}" for word in right), " ".join(right))
+    assert len(found) == 20
+    assert {one for term in found.values() for one in term.stems} == {stem(word) for word in right[:8]}
+
+
+def test_a_word_that_people_write_is_no_slip_of_another() -> None:
+    assert terms("house", "mouse")["house"].stems == {}

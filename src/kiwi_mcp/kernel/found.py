@@ -29,7 +29,6 @@ _CLOSE, _NAMED = 5, 12
 """How many near misses, and how many words of a kind, are told of."""
 _EVERYTHING = frozenset({"", "*"})
 """Requests that ask for nothing, so that all that passes the filters is meant."""
-_SERVER = "mcp_server"
 _MARKDOWN = ("directive", "knowledge")
 """What an `item_type` narrows a search to; every other word means everything."""
 
@@ -153,11 +152,11 @@ def _seen(cards: Iterable[Card], permission: Permission) -> Sequence[Card]:
 
 def _homes(known: Sequence[Card]) -> str:
     """Return where items are at home here, or their names where they have no home."""
-    servers = _most(card.server for card in known if card.server)
-    # What says how a server is reached is no use to whoever looks for a tool.
-    others = (card for card in known if not card.server and card.tool_type != _SERVER)
-    categories = _most(card.category for card in others if card.category)
-    homes = [f"{kind} {names}" for kind, names in (("servers", servers), ("categories", categories)) if names]
+    servers = Counter(card.server for card in known if card.server)
+    # An item of a server's own name says how it is reached, which is no use to whoever looks for a tool.
+    others = (card for card in known if card.category and not card.server and card.tool_id not in servers)
+    kinds = {"servers": _most(servers), "categories": _most(card.category for card in others)}
+    homes = [f"{kind} {names}" for kind, names in kinds.items() if names]
     there = "; ".join(homes) or _most(card.tool_id for card in known)
     return f" Here: {there}." if there else ""
 

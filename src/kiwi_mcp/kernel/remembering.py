@@ -25,6 +25,7 @@ LONGEST = 300
 """How many characters of a request are kept."""
 
 _MARK = "…"
+_WORD = re.compile(r"\w")
 # What looks like no word of a language helps no later search, and may be a password, a key or the number of a card.
 _ODD = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[^\s,;:()\"'?!]{9,}|[^\s]{41,}|\d[\d\s.-]{5,}\d|\S+@\S+|\w+://\S+")
 _NAMES = (
@@ -76,8 +77,8 @@ class Remembering:
         return partial(self._memories().recall, caller.name, space) if self.is_wanted else lambda _: None
 
     def asked(self, request: str, told: JsonObject, space: Space, caller: Caller) -> None:
-        """Note a search and its answer."""
-        if not self.is_wanted:
+        """Note a search and its answer; one without words says nothing of what is wanted."""
+        if not self.is_wanted or not _WORD.search(request):
             return
         shown = [_shown(as_object(one)) for one in as_list(told.get("results"))]
         try:
@@ -126,7 +127,7 @@ def kept_text(request: str, secrets: Mapping[str, str]) -> str:
     text = " ".join(_ODD.sub(_MARK, _untold(" ".join(cleaned(request, secrets).split()))).split())
     if len(text) > LONGEST:
         text = text[:LONGEST].rpartition(" ")[0] or text[:LONGEST]
-    return text if re.search(r"\w", text) else ""
+    return text if _WORD.search(text) else ""
 
 
 def _untold(request: str) -> str:

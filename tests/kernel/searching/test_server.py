@@ -69,6 +69,39 @@ def test_what_is_published_on_a_server_is_found_there_by_words_and_by_meaning(
     asyncio.run(story())
 
 
+def test_what_is_published_on_a_server_is_found_by_words_where_the_encoder_fails(
+    project: Path,
+    postgres_url: str,
+    publish: Callable[..., JsonObject],
+    owner: Caller,
+    encoder: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("out of order")
+
+    vars(encoder)["encode"] = fail
+
+    async def story() -> None:
+        kernel = Kernel(project)
+        try:
+            assert not (await kernel.call("execute", publish("send_bill", "Sends a bill"), owner)).is_error
+            told: JsonObject = {}
+            for _ in range(100):  # each waits for a moment
+                told = (await kernel.call("search", {"query": "bill", "source": "all"}, owner)).content
+                if len(as_list(told["results"])) > 1:
+                    break
+            found = {(as_object(one)["name"], as_object(one)["source"]) for one in as_list(told["results"])}
+            assert {("send_bill", "project"), ("send_bill", "registry")} <= found
+            assert any("out of order" in str(one) for one in as_list(told["warnings"]))
+        finally:
+            await kernel.aclose()
+
+    asyncio.run(story())
+
+
 @pytest.mark.usefixtures("home")
 def test_what_is_remembered_of_a_server_is_found_whatever_it_says_of_itself(
     project: Path, postgres_url: str, publish: Callable[..., JsonObject], owner: Caller, monkeypatch: pytest.MonkeyPatch

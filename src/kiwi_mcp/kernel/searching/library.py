@@ -142,13 +142,19 @@ class Library:
         keep, shelves, remote = self._keep(), self._known(), self._remote
         encoder = Interruptible(self._encoder, lambda: self._worker.is_closing) if self._encoder else None
         try:
-            for able in (None, encoder):
-                for shelf in shelves:
-                    if shelf.catch_up(keep, able, seconds=seconds):
-                        return True
-                self._is_patient = True
+            # All words come before any meaning: they do not depend on whether the encoder works.
+            if any(shelf.catch_up(keep, None, seconds=seconds) for shelf in shelves):
+                return True
+            if remote is not None and remote.is_unread and remote.read(seconds=seconds):
+                return True
+            self._is_patient = True
+            if any(shelf.catch_up(keep, encoder, seconds=seconds) for shelf in shelves):
+                return True
+            self._is_patient = True
             for shelf in shelves:
                 shelf.save()
-            return remote is not None and remote.is_behind and remote.catch_up(encoder, seconds=seconds)
+            if remote is None or remote.is_unread or not remote.is_behind:
+                return False
+            return remote.catch_up(encoder, seconds=seconds)
         except Stopped:
             return False

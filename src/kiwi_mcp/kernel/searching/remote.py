@@ -50,19 +50,27 @@ class Remote:
         names = [item.rpartition("/")[2] for item in remembered if item.startswith(_PUBLISHED)]
         return likely(need, self._candidates, _card_shown, asked, names[:_MOST_REMEMBERED])
 
-    def catch_up(self, encoder: Encoder | None, *, seconds: float) -> bool:
-        """Index what is missing, for about so long; return whether more is to do."""
+    def read(self, *, seconds: float) -> bool:
+        """Index the words of what is missing, for about so long; return whether more is to do."""
         generation = self._generation
         try:
             if fill(self._embeddings, None, _card, seconds=seconds):
                 return True
-            self.is_unread = generation != self._generation
+        except KiwiError:  # whoever searches is told that the server cannot be asked
+            return False
+        self.is_unread = generation != self._generation
+        return self.is_unread
+
+    def catch_up(self, encoder: Encoder | None, *, seconds: float) -> bool:
+        """Index what is missing once words are read, for about so long; return whether more is to do."""
+        generation = self._generation
+        try:
             if fill(self._embeddings, encoder, _card, seconds=seconds):
                 return True
             if monotonic() - self._tended > _TENDED:
                 self._tended = monotonic()
                 self._embeddings.tend()
-        except KiwiError:  # whoever searches is told that the server cannot be asked
+        except KiwiError:  # as above
             return False
         self.is_behind = generation != self._generation
         return self.is_behind
