@@ -82,7 +82,7 @@ class Segment:
     def holds(self, stem: str, slot: int) -> bool:
         """Whether a card holds a stem."""
         slots, _, _ = self.postings(stem)
-        place = int(np.searchsorted(slots, slot))
+        place = int(slots.searchsorted(slot))
         return place < len(slots) and int(slots[place]) == slot
 
     def beginning_with(self, word: str, most: int) -> Sequence[str]:
