@@ -34,7 +34,8 @@ reference: setup
 	@python -m kiwi_mcp.surfaces.mcp.prepare
 
 encoder: setup
-	@python scripts/make_encoder.py
+	@PYTHONPATH=benchmarks python scripts/teach_encoder.py .cache/taught.npz
+	@python scripts/make_encoder.py --taught .cache/taught.npz
 
 lock: setup
 	@scripts/lock.sh

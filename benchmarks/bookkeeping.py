@@ -25,7 +25,9 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.run import Run
 from kiwi_mcp.drivers.port import Driver
-from kiwi_mcp.kernel import Kernel, kernel, pipeline, trail
+from kiwi_mcp.kernel import Kernel, kernel, pipeline, running, trail
+from kiwi_mcp.kernel.catalogs import Catalogs
+from kiwi_mcp.kernel.parts import Parts
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.sqlite_library import library
@@ -35,9 +37,9 @@ _BATCH = 20
 _ROOM = 4_000_000_000
 _STAGES: Sequence[tuple[str, object, str]] = (
     ("read the request", kernel, "read_request"),
-    ("find the catalog", Kernel, "_catalog"),
-    ("read the policy", kernel, "owner_policy"),
-    ("find the store", Kernel, "_recorder"),
+    ("find the catalog", Catalogs, "answering"),
+    ("read the policy", running, "owner_policy"),
+    ("find the store", Parts, "recorder"),
     ("resolve", Catalog, "resolve"),
     ("accept the parameters", pipeline, "accept"),
     ("compare with the lockfile", pipeline, "lock_changes"),
@@ -47,7 +49,7 @@ _STAGES: Sequence[tuple[str, object, str]] = (
     ("secrets", pipeline, "secrets_of"),
     ("output file", trail, "keep"),
     ("run record", trail, "_add"),
-    ("answer", kernel, "ran"),
+    ("answer", running, "ran"),
 )
 """What is called once on the way, in this order, by its module or class and its name there."""
 

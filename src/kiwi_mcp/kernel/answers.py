@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Status
-from kiwi_mcp.kernel.pipeline import Bound, Run, plan_digest
+from kiwi_mcp.kernel.pipeline import Bound, Run
+from kiwi_mcp.kernel.plan_digest import plan_digest
 
 _FAILURES: dict[Status, tuple[str, str]] = {
     "error": ("execution_failed", "Execution failed"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, PolicyDenied, ToolNotFound
 from kiwi_mcp.domain.grants import Deny, Rights
 from kiwi_mcp.domain.identity import OWNER, Identity
@@ -30,6 +33,12 @@ def permit_verb(authority: Authority, identity: Identity, verb: str, request: Re
             rule=verdict.rule,
             grant=verdict.grant,
         )
+
+
+def demand_rules(caller: Caller, rights: Callable[[], Rights]) -> None:
+    """Refuse whoever is not the owner where the rules, which may hide things from them, cannot be read."""
+    if caller.name:
+        rights()
 
 
 def named_item(request: Request) -> str:

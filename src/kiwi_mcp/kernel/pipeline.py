@@ -6,9 +6,8 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,21 +19,20 @@ from kiwi_mcp.domain.caller import NOBODY, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights
-from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
+from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.port import Driver
 from kiwi_mcp.drivers.unavailable import unavailable
 from kiwi_mcp.kernel.approvals.gate import Admit, Arrival, Passed, unasked
 from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
 from kiwi_mcp.kernel.confining import Judge, confine
 from kiwi_mcp.kernel.delivery import delivered, holder_of
+from kiwi_mcp.kernel.plan_digest import plan_digest
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.redaction import careful, redacted
 from kiwi_mcp.kernel.trail import Left, Recorder, Trail
 from kiwi_mcp.kernel.witness import Witness
-from kiwi_mcp.manifest.digest import canonical, sha256_hex
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.authorize import authorize, permit, verify
 from kiwi_mcp.policy.conditions import unmet
@@ -45,9 +43,6 @@ from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
 _NO_SECRETS = Revealed({})
-_shown = attrgetter("method", "url", "timeout", "retry", "stream", "basic", "granted")
-_requests: dict[tuple[object, ...], bytes] = {}
-_REQUESTS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +112,17 @@ async def execute(
         trail.secrets = secrets = secrets_of(call, bound, judge)
         driver = driver_of(bound.chain)
         fault = await attend(bound.chain)
-        passed = None
         if not fault:
-            arrival = Arrival(
-                bound.chain,
-                bound.plan,
-                digest,
-                trail.run_id,
-                secrets,
-                careful(caller, secrets),
-                lambda: plan_digest(prepare(call, catalog, rights, judge).plan),
-            )
-            if passed := await admit(arrival):
-                trail.passed = passed
-                trail.set_out(bound.chain.tool.id, bound.plan, digest)  # the owner's time is not the tool's
+            again = partial(_digest_again, call, catalog, rights, judge)
+            arrival = Arrival(bound.chain, bound.plan, digest, trail.run_id, secrets, careful(caller, secrets), again)
+            await _pass(admit, arrival, trail)
         guard = UNGUARDED if fault else await save(bound.chain, bound.plan, trail.run_id)
         async with guard:
+            seen = careful(_for_tools(caller), secrets)
             outcome = (
                 unavailable(fault)
                 if fault
-                else await driver.drive(
-                    bound.plan, bound.chain, call.space, secrets=secrets, caller=careful(_for_tools(caller), secrets)
-                )
+                else await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, caller=seen)
             )
     except (Exception, CancelledError) as error:
         await trail.leave(error)
@@ -146,7 +130,20 @@ async def execute(
     outcome = redacted(outcome, secrets)
     left = await trail.finish(outcome)
     found = (*guard.warnings, *left.warnings)
-    return Run(replace(bound, warnings=(*bound.warnings, *found)) if found else bound, outcome, left, guard, passed)
+    bound = replace(bound, warnings=(*bound.warnings, *found)) if found else bound
+    return Run(bound, outcome, left, guard, trail.passed)
+
+
+async def _pass(admit: Admit, arrival: Arrival, trail: Trail) -> None:
+    """Pass the gate where the owner is asked, and note by what."""
+    if passed := await admit(arrival):
+        trail.passed = passed
+        # The owner's time is not the tool's.
+        trail.set_out(arrival.chain.tool.id, arrival.plan, arrival.digest)
+
+
+def _digest_again(call: Call, catalog: Catalog, rights: Rights, judge: Judge) -> str:
+    return plan_digest(prepare(call, catalog, rights, judge).plan)
 
 
 def _for_tools(caller: Caller) -> Caller:
@@ -258,92 +255,3 @@ async def close_drivers() -> None:
     """Let every driver that was used let go of what it keeps open."""
     for driver in filter(None, _drivers.values()):
         await driver.aclose()
-
-
-def plan_digest(plan: Plan) -> str:
-    """Return the hash that names exactly this plan: of the canonical form of what it shows."""
-    return sha256_hex(_plan_text(plan))
-
-
-def _plan_text(plan: Plan) -> bytes:
-    """Return `canonical(plan.to_json())`, of which what all calls of a tool have in common is written once."""
-    variables = canonical(list(plan.variables)) if plan.variables else b"[]"
-    return b"".join(
-        (
-            b'{"chain":', _links_text(plan.chain),
-            b',"digest":', _text(plan.tool_digest),
-            b',"driver":', _text(plan.driver),
-            b',"effect":', _text(plan.effect),
-            b',"facts":', canonical(plan.facts),
-            b',"identity":', _text(plan.identity),
-            b',"inputs":', canonical(plan.inputs),
-            b',"jail":', _jail_text(plan.jail),
-            b',"spec":', _spec_text(plan.spec),
-            b',"variables":', variables,
-            b"}",
-        )
-    )  # fmt: skip
-
-
-def _spec_text(spec: ProcessSpec | HttpSpec | ReadSpec) -> bytes:
-    match spec:
-        case ProcessSpec():
-            return _process_text(spec)
-        case HttpSpec(body=None):
-            return _request_text(spec)
-        case _:
-            return canonical(spec.to_json())
-
-
-def _request_text(spec: HttpSpec) -> bytes:
-    """Return what is shown of a request without a body, which is often the same for every call of a tool."""
-    key = (*_shown(spec), *spec.headers.items())
-    if (known := _requests.get(key)) is None:
-        if len(_requests) >= _REQUESTS_KEPT:
-            _requests.clear()
-        known = _requests[key] = canonical(spec.to_json())
-    return known
-
-
-def _process_text(spec: ProcessSpec) -> bytes:
-    return b"".join(
-        (
-            b'{"argv":', _argv_text(spec.argv),
-            b',"cwd":', _text(spec.cwd),
-            b',"env":', _env_text(tuple(spec.env.items())),
-            b',"primitive":"subprocess","stdin_sha256":"', sha256_hex(spec.stdin).encode(),
-            b'","timeout":', _timeout_text(spec.timeout),
-            b"}",
-        )
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=256)
-def _jail_text(jail: Jail | None) -> bytes:
-    return canonical(jail.to_json() if jail else None)
-
-
-@lru_cache(maxsize=256)
-def _links_text(links: tuple[tuple[str, str], ...]) -> bytes:
-    return canonical([{"identity": identity, "digest": digest} for identity, digest in links])
-
-
-# Few are kept of what may hold parameters: each can be large.
-@lru_cache(maxsize=32)
-def _argv_text(argv: tuple[str, ...]) -> bytes:
-    return canonical(argv)
-
-
-@lru_cache(maxsize=32)
-def _env_text(env: tuple[tuple[str, str], ...]) -> bytes:
-    return canonical(dict(env))
-
-
-@lru_cache(maxsize=1_024)
-def _text(word: str) -> bytes:
-    return canonical(word)
-
-
-@lru_cache(maxsize=64)
-def _timeout_text(seconds: float) -> bytes:
-    return canonical(seconds)

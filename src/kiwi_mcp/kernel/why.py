@@ -50,59 +50,98 @@ def explain_call(
         chain = catalog.resolve(call.tool_id)
     except KiwiError as error:
         return {**told, "would_run": False, "reasons": [_reason(error)], **error.details}
+    return {**told, **_Question(call, chain, catalog, rights, judge).answered(preview)}
+
+
+class _Question:
+    """One call that is asked about, and what of it several gates look at."""
+
+    def __init__(self, call: Call, chain: Chain, catalog: Catalog, rights: Rights, judge: Judge) -> None:
+        self._call = call
+        self._chain = chain
+        names, self._spare = _variables(chain)
+        self._holder, self._stored = holder_of(chain, call.space, judge), held(names, call.space.user)
+        self._found = self._located(names)
+        self._process = _process_of(chain)
+        self._rights = reaching(rights, chain.executor, catalog) if _is_served(chain) else rights
+        self._plan = partial(_planned, call, chain, catalog, rights, judge)
+        self._changes, self._holding = lock_changes(chain, call), judge(self._process or chain)
+
+    def answered(self, preview: Preview | None) -> JsonObject:
+        """Return all that is known of the call."""
+        chain, process = self._chain, self._process
+        reasons = self._refusals()
+        needs = process.needs if process else Needs()
+        rows = explain_rights(chain, needs, self._rights, self._call.space, lambda: self._plan().plan)
+        reasons = self._counting([*reasons, *_untold(rows, reasons)])
+        return {
+            "tool_id": chain.tool.id,
+            "identity": chain.tool.identity,
+            "driver": chain.driver,
+            **({"isolation": explain_holding(process.tool, self._holding)} if process else {}),
+            "chain": chain.to_json(),
+            "variables": {name: place or None for name, place in self._found.items()},
+            "needs": chain.needs.to_json(),
+            "rights": rows,
+            "lockfile": list(self._changes),
+            "shadowed": list(chain.shadowed),
+            "notes": [*chain.drift, *chain.notes, *_bounds(self._rights, process)],
+            **_given(self._plan),
+            **(_approval(preview, self._plan) if preview else {}),
+            "would_run": not reasons,
+            "reasons": _distinct(reasons),
+        }
+
+    def _located(self, names: Sequence[str]) -> Mapping[str, str | None]:
+        """Return where each variable is set, if it is."""
+        space = self._call.space
+        found = Variables().locate(names, project=space.project, user=space.user)
+        stored = {
+            name: f"{STORE}, {'' if one.is_granted(self._holder) else 'not '}granted"
+            for name, one in self._stored.items()
+        }
+        return {**found, **stored}
+
+    def _refusals(self) -> list[JsonObject]:
+        """Return why each gate refuses the call, those that do."""
+        call, chain = self._call, self._chain
+        bounds = {name: one.bound for name, one in self._stored.items()}
+        gates: list[Callable[[], object]] = [
+            lambda: verify(chain, self._changes, is_frozen=call.is_frozen),
+            lambda: driver_of(chain),
+            lambda: _check_level(self._process, self._holding, call.space),
+            lambda: check_target(self._plan().plan, bounds),
+            *(partial(refuse_holder, one, self._holder) for one in self._stored.values()),
+        ]
+        missing = [name for name, place in self._found.items() if place is None and name not in self._spare]
+        return [*(reason for gate in gates for reason in _refusals(gate)), *map(_missing, missing)]
+
+    def _counting(self, reasons: list[JsonObject]) -> list[JsonObject]:
+        # Without parameters the question is about the tool, and missing ones are no reason.
+        if self._call.parameters:
+            return reasons
+        return [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+
+
+def _variables(chain: Chain) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the variables that a chain names, and those of them that it can do without."""
     # What a tool says itself, and what the links below it put into a process.
-    is_served = chain.driver == "mcp"  # by a server, whose every word may name a variable
-    below = [link.manifest.config if is_served else link.manifest.config.get("env") for link in chain.links[1:]]
+    below = [link.manifest.config if _is_served(chain) else link.manifest.config.get("env") for link in chain.links[1:]]
     named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
     templates: Json = [chain.tool.manifest.config, named, *below]
-    names, spare = variables(templates), defaulted(templates)
-    holder, stored = holder_of(chain, call.space, judge), held(names, call.space.user)
-    found = dict(Variables().locate(names, project=call.space.project, user=call.space.user))
-    found |= {name: f"{STORE}, {'' if one.is_granted(holder) else 'not '}granted" for name, one in stored.items()}
-    process = _process_of(chain)
-    needs = process.needs if process else Needs()
-    effective = reaching(rights, chain.executor, catalog) if is_served else rights
-    plan = partial(_planned, call, chain, catalog, rights, judge)
-    changes, holding = lock_changes(chain, call), judge(process or chain)
-    gates: list[Callable[[], object]] = [
-        lambda: verify(chain, changes, is_frozen=call.is_frozen),
-        lambda: driver_of(chain),
-        lambda: _check_level(process, holding, call.space),
-        lambda: check_target(plan().plan, {name: one.bound for name, one in stored.items()}),
-        *(partial(refuse_holder, one, holder) for one in stored.values()),
-    ]
-    reasons = [reason for gate in gates for reason in _refusals(gate)]
-    reasons += [
-        {
-            "code": "variable_missing",
-            "message": f"${{{name}}} is set nowhere.",
-            "suggestion": f"Set {name}, or add it to .env.",
-        }
-        for name, place in found.items()
-        if place is None and name not in spare
-    ]
-    rows = explain_rights(chain, needs, effective, call.space, lambda: plan().plan)
-    reasons += _untold(rows, reasons)
-    # Without parameters the question is about the tool, and missing ones are no reason.
-    if not call.parameters:
-        reasons = [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+    return variables(templates), defaulted(templates)
+
+
+def _is_served(chain: Chain) -> bool:
+    """Whether an item is what a server offers, whose every word may name a variable."""
+    return chain.driver == "mcp"
+
+
+def _missing(name: str) -> JsonObject:
     return {
-        **told,
-        "tool_id": chain.tool.id,
-        "identity": chain.tool.identity,
-        "driver": chain.driver,
-        **({"isolation": explain_holding(process.tool, holding)} if process else {}),
-        "chain": chain.to_json(),
-        "variables": {name: place or None for name, place in found.items()},
-        "needs": chain.needs.to_json(),
-        "rights": rows,
-        "lockfile": list(changes),
-        "shadowed": list(chain.shadowed),
-        "notes": [*chain.drift, *chain.notes, *_bounds(effective, process)],
-        **_given(plan),
-        **(_approval(preview, plan) if preview else {}),
-        "would_run": not reasons,
-        "reasons": _distinct(reasons),
+        "code": "variable_missing",
+        "message": f"${{{name}}} is set nowhere.",
+        "suggestion": f"Set {name}, or add it to .env.",
     }
 
 
