@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from kiwi_mcp.domain.json import Json, as_list, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text
 from labelled import TOP
 from peers import PEERS
 
@@ -43,13 +43,19 @@ class Finder:
 
     def ask(self, need: str) -> list[str]:
         """Return the ids of what it finds, best first."""
+        return self.tell({"id": "", "query": need, "k": TOP})
+
+    def tell(self, said: JsonObject) -> list[str]:
+        """Return what it answers to one line."""
+        to, back = _pipe(self.process.stdin), _pipe(self.process.stdout)
+        asked = json.dumps(said)
         began = time.perf_counter()
-        _pipe(self.process.stdin).write(json.dumps({"id": "", "query": need, "k": TOP}) + "\n")
-        _pipe(self.process.stdin).flush()
-        line = _pipe(self.process.stdout).readline()
+        to.write(f"{asked}\n")
+        to.flush()
+        line = back.readline()
         self.took.append((time.perf_counter() - began) * 1_000)
         if not line:
-            raise RuntimeError(f"{self.name} ended at {need!r}")
+            raise RuntimeError(f"{self.name} ended at {asked}")
         found: Json = json.loads(line)
         return [*map(as_text, as_list(found))]
 
@@ -68,13 +74,15 @@ def has_fastmcp() -> bool:
 
 @contextmanager
 def started(
-    names: Sequence[str], tools: Path, *, keep: Path | None = None, encode: int | None = None
+    names: Sequence[str], tools: Path, *, keep: Path | None = None, encode: int | None = None, homes: Path | None = None
 ) -> Iterator[list[Finder]]:
     """Give programs that have indexed a file of tools.
 
-    `keep` is where Kiwi keeps what it made of their texts; `encode` is how many of them become vectors, if not all.
+    `keep` is where Kiwi keeps what it made of their texts, and `homes` where it keeps all that it made for the next
+    run; `encode` is how many texts become vectors, if not all.
     """
-    own = (*(("--keep", str(keep)) if keep else ()), *(("--encode", str(encode)) if encode else ()))
+    told = {"--keep": keep, "--encode": encode, "--homes": homes}
+    own = [word for option, value in told.items() if value for word in (option, str(value))]
     with ExitStack() as stack:
         yield [stack.enter_context(_started(name, own, tools)) for name in names]
 

@@ -11,18 +11,22 @@ from pathlib import Path
 
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.mcp.drafts import id_for
 from kiwi_mcp.kernel.mcp.pins import merged, offers_of
+from kiwi_mcp.kernel.remembering import Remembering
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.store.definitions import Definitions, Known
 from labelled import Listed
 
 _OWNER = Caller(is_owner=True)
 _GLANCE, _PATIENCE = 0.2, 3_600.0
+_AT_ONCE = 500
+"""How many uses are told before they are waited for."""
 _SEEN = "2026-01-01T00:00:00+00:00"
 
 
@@ -79,21 +83,65 @@ def stock(place: Place, tools: Sequence[Listed]) -> Mapping[str, str]:
     return named
 
 
+def holds(place: Place, count: int) -> bool:
+    """Whether the store knows so many tools."""
+    store = Store(place.space.user)
+    try:
+        registry = store.registry()
+        return sum(Definitions(registry.database, registry.actor.name).sizes().values()) == count
+    except KiwiError:
+        return False
+    finally:
+        store.close()
+
+
 class Desk:
     """Asks a kernel, and gives the tools of its answers as whoever listed them calls them."""
 
-    def __init__(self, kernel: Kernel, named: Mapping[str, str], runner: asyncio.Runner) -> None:
-        self._kernel, self._named, self._runner = kernel, named, runner
+    def __init__(self, kernel: Kernel, named: Mapping[str, str], runner: asyncio.Runner, space: Space) -> None:
+        self._kernel, self._named, self._runner, self._space = kernel, named, runner, space
+        self._items = {name: item for item, name in named.items()}
+        self._uses = 0
+        """How many were told since the kernel was last seen to know them all."""
+
+    def use(self, tool: str, request: str) -> None:
+        """Let the kernel remember that a tool was used after a request."""
+        self._remembering.note(self._items[tool], request, self._space, _OWNER, is_run=True)
+        self._uses += 1
+        if self._uses >= _AT_ONCE:
+            self._learn()
+
+    def forget(self) -> None:
+        """Let the kernel forget what was used."""
+        self._learn()
+        answer = self._runner.run(self._kernel.call("memory", {"action": "forget"}, _OWNER))
+        if answer.is_error:
+            raise RuntimeError(answer.content)
+
+    @property
+    def _remembering(self) -> Remembering:
+        # No server is there to be called, so that a use is told to what a call would tell it to.
+        return self._kernel._parts.remembering  # noqa: SLF001 - nothing else may say that something was used
+
+    def _learn(self) -> None:
+        """Wait until all that was used counts."""
+        if self._uses:
+            self._uses = 0
+            self.answer("begin", 1)  # what nobody asks for is not read
+            if not self._remembering.settle(_PATIENCE):
+                raise TimeoutError("What was used is not remembered.")
 
     def ask(self, need: str, limit: int) -> list[str]:
         """Return what is found for a need, best first."""
+        self._learn()
         found = map(as_object, as_list(self.answer(need, limit).get("results")))
         return [self._named[as_text(one.get("identity")).partition("@")[0]] for one in found]
 
     def answer(self, need: str, limit: int) -> JsonObject:
         """Return what the verb `search` answers."""
         request: JsonObject = {"query": need, "limit": limit, "source": "mcp"}
-        answer = self._runner.run(self._kernel.call("search", request, _OWNER))
+        # Not `Runner.run`: it takes over the interrupt each time, which no surface does for a call.
+        answer = self._runner.get_loop().run_until_complete(self._kernel.call("search", request, _OWNER))
         if answer.is_error:
             raise RuntimeError(answer.content)
         return answer.content
@@ -117,7 +165,7 @@ def opened(place: Place, named: Mapping[str, str]) -> Iterator[Desk]:
     with asyncio.Runner() as runner:
         kernel = place.kernel()
         try:
-            yield Desk(kernel, named, runner)
+            yield Desk(kernel, named, runner, place.space)
         finally:
             runner.run(kernel.aclose())
 

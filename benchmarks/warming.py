@@ -8,23 +8,27 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.kernel.searching.cards import card_of
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.search.encoder import load_encoder
-from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Encoder, Floats, Keep
+from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, words_of
+from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.sheets import Sheets
 from stocked import Place
 
 _OFFERED: tuple[Source, ...] = ("mcp",)
-_STEP = 5.0
+_BATCH = 500
+"""How many texts are encoded at a time, and kept before the next: all cores have work, and little is lost."""
 _NOISE = 0.02
 
 
@@ -55,7 +59,7 @@ class Wide:
         return rows
 
 
-@dataclass(slots=True)
+@dataclass
 class Blended:
     """Encodes some texts, and gives any further ones a mixture of theirs: for speed, which no meaning changes."""
 
@@ -79,11 +83,15 @@ class Blended:
         if sum(map(len, self.known)) < self.most:
             self.known.append(self.inner.encode(texts))
             return self.known[-1]
-        known = np.concatenate(self.known)
+        known = self._joined
         first, second = (known[self.chance.integers(len(known), size=len(texts))] for _ in range(2))
         mixed = first + second + self.chance.normal(0, _NOISE, first.shape).astype(np.float32)
         rows: Floats = mixed / np.linalg.norm(mixed, axis=1, keepdims=True)
         return rows
+
+    @cached_property
+    def _joined(self) -> Floats:
+        return np.concatenate(self.known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +131,30 @@ def warm_up(place: Place, *, keep: Path | None = None, encode: int | None = None
         if keep is None:
             _keep(cards, Sheets(store), encoder)
             return
-        keep.parent.mkdir(parents=True, exist_ok=True)
-        with closing(open_database(f"sqlite:///{keep.absolute()}")) as file:
+        with closing(_opened(keep)) as file:
             _keep(cards, Both(Sheets(store), Sheets(file)), encoder)
 
 
+def _opened(keep: Path) -> Database:
+    """Open the file of an earlier run; one that cannot be read is made anew."""
+    keep.parent.mkdir(parents=True, exist_ok=True)
+    url = f"sqlite:///{keep.absolute()}"
+    try:
+        return open_database(url)
+    except KiwiError as fault:
+        print(f"{keep} is made anew: {fault.message}", file=sys.stderr)
+        for path in keep.parent.glob(f"{keep.name}*"):  # and what belongs to it
+            path.unlink()
+        return open_database(url)
+
+
 def _keep(cards: Sequence[Card], keep: Keep, encoder: Encoder) -> None:
-    index = Index(encoder.name)
-    index.follow(cards)
-    while index.catch_up(keep, encoder, seconds=_STEP):
-        done = index.progress
-        print(f"{done.encoded:,} of {done.cards:,} tools are encoded", file=sys.stderr)
+    for start in range(0, len(cards), _BATCH):
+        by_digest = {digest_of(card, encoder.name): card for card in cards[start : start + _BATCH]}
+        known = keep.read([*by_digest])
+        new = {digest: card for digest, card in by_digest.items() if not (digest in known and known[digest].vector)}
+        if new:
+            vectors = pack_vectors(encoder.encode([*map(passage_of, new.values())]))
+            sheets = zip(new.items(), vectors, strict=True)
+            keep.write({digest: Kept(words_of(card), vector) for (digest, card), vector in sheets})
+            print(f"{start + len(by_digest):,} of {len(cards):,} tools are encoded", file=sys.stderr)

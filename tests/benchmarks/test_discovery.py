@@ -82,6 +82,30 @@ def test_what_was_made_of_texts_is_kept_for_the_next_run(tools: Path, tmp_path: 
             assert [has_vector for _, has_vector in kept] == [1] * len(TOOLS)
 
 
+def test_a_home_is_kept_for_the_next_run_and_made_anew_where_it_is_damaged(tools: Path, tmp_path: Path) -> None:
+    homes = tmp_path / "homes"
+
+    def made() -> Path:
+        with adapter(tools, "--words", "--homes", str(homes)) as process:
+            assert ask(process, "telegram", 1) == ["four"]
+        (home,) = homes.iterdir()
+        return home / "user" / "state" / "registry.db"
+
+    first = made()
+    kept = first.stat().st_ino
+    assert made().stat().st_ino == kept
+    first.write_bytes(b"foreign" * 1_000)
+    made()
+
+
+def test_what_was_kept_and_cannot_be_read_is_made_anew(tools: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "keep.db"
+    keep.write_bytes(b"foreign" * 1_000)
+    with adapter(tools, "--keep", str(keep)) as process:
+        assert ask(process, "telegram", 1) == ["four"]
+    assert keep.read_bytes().startswith(b"SQLite format 3")
+
+
 @pytest.mark.req("K-SE-03")
 def test_the_quality_of_our_own_corpus_is_printed_as_a_table() -> None:
     asked = ["--quality", "--words", "--limit", "10", "--data", str(BENCHMARKS)]

@@ -193,6 +193,18 @@ def test_what_is_gone_or_without_a_server_is_not_found(catalog: Catalog, offer: 
         catalog.find("read")
 
 
+@pytest.mark.req("E2")
+def test_a_server_is_back_with_its_manifest(catalog: Catalog, offer: Offer, space: Space) -> None:
+    offer("files", definition("read"))
+    offer("mail", definition("send"), user=True)
+    manifest = space.project_ai / "tools/mcp/files.yaml"
+    for _ in range(2):
+        assert {entry.tool_id for entry in catalog.all(MCP)} == {"read", "send"}
+        manifest.rename(manifest.with_suffix(".away"))
+        assert {entry.tool_id for entry in catalog.all(MCP)} == {"send"}
+        manifest.with_suffix(".away").rename(manifest)
+
+
 def test_the_projects_server_hides_the_users_of_the_same_name(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("read", description="user"), user=True)
     assert catalog.resolve("read").executor.origin.source == "user"

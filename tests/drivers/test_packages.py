@@ -9,14 +9,11 @@ import tarfile
 import zipfile
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha256, sha512
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import as_list, as_object, as_text
 from kiwi_mcp.drivers.packages import packaged
@@ -91,42 +88,8 @@ def test_a_command_that_fetches_otherwise_is_left_as_it_is(line: str) -> None:
     assert packaged(command, args, Path("/cache")) is None
 
 
-@dataclass
-class Index:
-    """A package index on this machine that counts what it is asked for."""
-
-    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    address: str = ""
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        index = self
-
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0].replace("%2f", "/")
-                index.asked.append(path)
-                kind, data = index.files.get(path, ("text/plain", b""))
-                self.send_response(200 if path in index.files else 404)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(data)
-
-            do_HEAD = do_GET  # noqa: N815 - as above
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-                return
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-            self.address = f"http://127.0.0.1:{server.server_address[1]}"
-            Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield
-            finally:
-                server.shutdown()
+class Index(PackageIndex):
+    """An index that offers a teapot, which is a server."""
 
     def wheel(self, version: str) -> None:
         """Offer a version of the server for Python."""

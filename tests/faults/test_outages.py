@@ -157,7 +157,7 @@ def no_larger_files(size: int) -> Iterator[None]:
 @contextmanager
 def no_further_pages(session: Session) -> Iterator[None]:
     """Let the store's file not grow, for any of its connections."""
-    database = session.kernel._store.registry().database
+    database = session.kernel._parts.store.registry().database
     assert isinstance(database, SqliteDatabase)
     pages = int(str(database.read("PRAGMA page_count")[0][0]))
     for limit in (pages, 1_000_000):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec, Retry
-from kiwi_mcp.kernel.pipeline import plan_digest
+from kiwi_mcp.kernel.plan_digest import plan_digest
 from kiwi_mcp.manifest.digest import canonical
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.settings import default_url
-from kiwi_mcp.kernel.witness import changes
+from kiwi_mcp.kernel.witness import changes, names_secret
 from kiwi_mcp.manifest.digest import canonical
 from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.receipts import Receipts
 
 TOOL = """tool_id: {name}
 tool_type: script
@@ -298,6 +304,62 @@ def test_calls_at_once_are_all_in_one_sound_chain(
     asyncio.run(many())
     assert len(receipts()) == 16
     assert ask("audit", action="verify").content["status"] == "verified"
+
+
+@pytest.mark.req("E7")
+def test_a_search_leaves_its_receipt_also_while_somebody_else_writes(
+    project: Path, make: Callable[..., None], receipts: Read, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    waits, add = Event(), Receipts.add
+
+    def added(self: Receipts, receipt: Receipt) -> None:
+        waits.set()
+        add(self, receipt)
+
+    monkeypatch.setattr(Receipts, "add", added)
+
+    async def search() -> None:
+        kernel = Kernel(project)
+        await kernel.call("search", {"query": "first"})
+        other = open_database(default_url(home / ".ai"))
+        with other.transaction():
+            call = asyncio.create_task(kernel.call("search", {"query": "second"}))
+            assert await asyncio.to_thread(waits.wait, 30)  # the loop goes on while the receipt waits
+            assert not call.done()
+        assert not (await call).is_error
+        other.close()
+        await kernel.aclose()
+
+    asyncio.run(search())
+    assert [told(one, "action", "status") for one in receipts()] == [("search", "success")] * 2
+
+
+@pytest.mark.req("E7")
+def test_a_search_into_a_store_that_was_removed_begins_a_new_one(
+    project: Path, make: Callable[..., None], receipts: Read, home: Path
+) -> None:
+    make()
+
+    async def search() -> None:
+        kernel = Kernel(project)
+        await kernel.call("search", {"query": "first"})
+        for file in (home / ".ai" / "state").glob("registry.db*"):
+            file.unlink()
+        assert not (await kernel.call("search", {"query": "second"})).is_error
+        await kernel.aclose()
+
+    asyncio.run(search())
+    assert len(receipts()) == 1
+
+
+@given(st.lists(st.sampled_from(['"', ":", '":', "token", "Api-Key", "a", " " * 30, "\n", "passwords", "cookie", "{"])))
+@example(["token", " " * 30, " " * 30, '":'])
+@example(["token", " " * 30, " " * 30, "a", '":'])
+def test_a_key_that_names_a_secret_is_seen_wherever_it_stands(parts: list[str]) -> None:
+    words = "passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
+    text = "".join(parts)
+    assert names_secret(text.encode()) == bool(re.search(rf'(?i)(?:{words})[^"]{{0,60}}":', text))
 
 
 def test_a_store_that_cannot_be_used_is_told_and_hides_no_answer(

@@ -187,13 +187,13 @@ def test_a_search_through_what_is_published_leaves_the_loop_free(a_machine: Make
     ann = a_machine("ann")
     ann.publish("published")
     threads = list[int]()
-    registry = ann.kernel._store.registry
+    registry = ann.kernel._parts.store.registry
 
     def noted() -> object:
         threads.append(threading.get_ident())
         return registry()
 
-    ann.kernel._store.registry = noted  # type: ignore[method-assign,assignment]  # the store itself, with a witness
+    ann.kernel._parts.store.registry = noted  # type: ignore[method-assign,assignment]  # the store itself, with a witness
     assert ann.names("says a word called published", "registry") == ["published"]
     assert threads
     assert threading.get_ident() not in threads

@@ -7,6 +7,7 @@ import pytest
 SLOW = frozenset(
     {
         "benchmarks/test_discovery.py",
+        "benchmarks/test_learning.py",
         "catalog/test_catalog.py",
         "catalog/test_registry.py",
         "docs/test_help.py",
@@ -53,6 +54,7 @@ SLOW = frozenset(
         "kernel/registry/test_history.py",
         "kernel/registry/test_publish.py",
         "kernel/registry/test_trust.py",
+        "kernel/searching/test_ahead.py",
         "kernel/searching/test_fresh.py",
         "kernel/searching/test_saved.py",
         "kernel/searching/test_server.py",

@@ -15,7 +15,7 @@ from kiwi_mcp.domain.approval import LIFETIME_MS, Approval
 from kiwi_mcp.domain.isolation import Jail
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.run import run_id
-from kiwi_mcp.kernel.pipeline import plan_digest
+from kiwi_mcp.kernel.plan_digest import plan_digest
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.open import open_database
 

@@ -105,7 +105,7 @@ def test_a_verb_that_does_not_exist_is_not_found(verb: str, payload: JsonObject,
     name=st.sampled_from(["a.yaml", "a.py", "a.md", "a.json", "a.sh", "a"]),
 )
 def test_any_text_put_into_a_project_is_an_item_or_a_fault_or_neither(text: str, name: str, kernel: Kernel) -> None:
-    project: Path | None = kernel._project
+    project: Path | None = kernel._parts.catalogs.project
     assert project is not None
     path = project / ".ai" / "tools" / name
     path.write_bytes(text.encode("utf-8", errors="surrogatepass"))

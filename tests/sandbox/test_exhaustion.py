@@ -12,24 +12,12 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.sandbox.conftest import Cell, Warden
+from tests.sandbox.conftest import Cell, Warden, processes_with
 
 from kiwi_mcp.domain.isolation import Limits
 from kiwi_mcp.domain.json import as_list, as_object
 
 MEGABYTE = 1_048_576
-
-
-def processes_with(word: str) -> list[int]:
-    """Return the processes of the machine that have a word among their arguments."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if word.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.case("RES-01")

@@ -11,7 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
-from tests.sandbox.conftest import EMPTY, ORDINARY, Cell, Warden, run_confined
+from tests.sandbox.conftest import EMPTY, ORDINARY, Cell, Warden, processes_with, run_confined
 
 from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Jail, Limits
@@ -217,15 +217,3 @@ def test_memory_is_bounded_for_all_processes_together(contained: Warden) -> None
     ended = contained.run(contained.python, "-I", "-S", "-c", code, cell=Cell(limits=limits))
     assert ended.stdout == b""
     assert ended.exit_code != 0
-
-
-def processes_with(word: str) -> list[int]:
-    """Return the processes of the machine that have a word among their arguments."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if word.encode() in (entry / "cmdline").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.trace import Trace
 from kiwi_mcp.search.index import Index
-from kiwi_mcp.search.memory import Memory, is_same
+from kiwi_mcp.search.memory import Known, Memory, Recall, is_same
 from kiwi_mcp.search.port import Card, Floats, Hit
 from kiwi_mcp.search.ranking import rank
 from kiwi_mcp.search.request import read_request
@@ -95,6 +95,37 @@ def test_a_request_that_is_not_encoded_yet_counts_by_its_words() -> None:
 def test_a_request_like_none_before_is_answered_as_ever() -> None:
     remembered = [trace("ledger", "money of the month"), trace("deploy", "ship it")]
     assert found("will it rain", None, remembered) == found("will it rain", None)
+
+
+def test_what_was_never_used_stays_first_unless_the_request_is_nearly_a_remembered_one() -> None:
+    known = Known(alike=0.9, pull=0.9, lift=0.5, is_sure=False)
+    recall = Recall({"user/local/ledger": known}, {"user/local/ledger"})
+    first = recall.to_pass("user/local/umbrella", 0.5)
+    assert 0.4 < known.lifted(0.4, first) < first == 0.5
+    assert known._replace(is_sure=True).lifted(0.4, first) > first
+    assert known.lifted(0.4, recall.to_pass("user/local/ledger", 0.5)) > 0.5  # both were used
+    assert known.lifted(0.1, recall.to_pass("user/local/umbrella", 0.2)) > 0.2  # which was no answer
+
+
+def test_of_two_items_that_were_used_the_one_whose_request_is_nearer_is_lifted_further() -> None:
+    near, far = trace("ledger", "coat for a walk"), trace("parcel", "coat and money and post")
+    scores = {hit.card.tool_id: hit.score for hit in found("coat for a walk", None, [near, far])}
+    alone = {hit.card.tool_id: hit.score for hit in found("coat for a walk", None, [far])}
+    assert scores["ledger"] > scores["parcel"]
+    assert scores["parcel"] < alone["parcel"]
+
+
+def test_several_requests_that_are_alike_say_more_than_one() -> None:
+    one = [trace("ledger", "coat for a walk")]
+    several = [*one, trace("ledger", "walk in a coat"), trace("ledger", "a walk with my coat on")]
+    assert found("coat on a walk", None, several)[0].score > found("coat on a walk", None, one)[0].score
+
+
+def test_among_very_many_requests_the_one_that_is_alike_is_found(encoder: Letters | None) -> None:
+    many = [trace("ledger", f"{word} {other}", encoder) for word in WORDS for other in WORDS]
+    hits = found("quick brown fox", encoder, [*many, trace("parcel", "quick brown fox", encoder)])
+    assert len(many) > 600
+    assert hits[0].card.tool_id == "parcel"
 
 
 @settings(max_examples=60, deadline=None)

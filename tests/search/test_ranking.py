@@ -146,6 +146,29 @@ def test_common_words_count_little() -> None:
     assert found("send data by fax", cards)[0] == "fax"
 
 
+def test_words_by_which_people_ask_do_not_outweigh_what_they_ask_for() -> None:
+    cards = (card("advice", "Recommend and explain anything"), card("rates", "The tax of a city"))
+
+    assert found("can you recommend and explain a tax", cards)[0] == "rates"
+
+
+def test_a_card_that_holds_another_word_comes_before_one_that_holds_the_same_again() -> None:
+    loud = tuple(card(f"echo_{number}", "Film, film and film, film by film") for number in range(5))
+    cards = (*loud, card("reviews", "Critics on a film"))
+
+    assert found("film critics", cards)[0] == "reviews"
+
+
+def test_a_part_of_few_and_common_words_finds_its_tool_beside_one_of_many_and_rare_words() -> None:
+    rare = tuple(card(f"orbit_{number}", "Orbital elements of a minor planet asteroid") for number in range(8))
+    common = tuple(card(f"send_{number}", "Send a parcel") for number in range(8))
+    query = "Compute the orbital elements of the minor planet asteroid Ceres. Then send a mail."
+
+    hits = names(ranked(query, (*rare, *common, card("post_mail", "Send a mail")), limit=4).hits)
+
+    assert "post_mail" in hits
+
+
 def test_a_request_for_three_things_finds_three_tools_each_for_its_part() -> None:
     noise = tuple(card(f"page_{number}", "Read a web page about a forecast") for number in range(20))
     query = "Get the weather forecast for Paris, then translate the text into French, and create a pull request for it"
@@ -166,6 +189,31 @@ def test_what_shares_no_word_is_found_by_its_meaning_and_says_so() -> None:
     assert hits[0].why.words == ()
     assert hits[0].why.meaning > 0.5
     assert "email_enricher" not in names(hits)
+
+
+@pytest.mark.parametrize("encoder", [None, Topics()])
+def test_among_thousands_the_best_are_found_wherever_they_stand(encoder: Encoder | None) -> None:
+    best = [card(f"rain_in_city_{number}", "Weather: rain in a city") for number in range(5)]
+    others = [card(f"x{number}", f"Read a page about rain {'and more ' * (number % 40)}") for number in range(2_500)]
+
+    answers = [
+        ranked("rain in the city", [*others[:place], *best, *others[place:]], limit=8, encoder=encoder)
+        for place in (0, 1_234)
+    ]
+
+    assert {*names(answers[0].hits)[:5]} == {one.tool_id for one in best}
+    assert answers[0].total == len(best) + len(others)
+    assert answers[1] == answers[0]
+
+
+def test_what_is_not_encoded_yet_stands_where_its_words_let_expect() -> None:
+    index = Index(Topics.name)
+    index.follow(CARDS)
+    index.catch_up(None, Topics(), seconds=60)
+    index.follow((*CARDS, card("umbrella_weather", "Whether rain is ahead")))
+
+    assert index.progress.encoded < index.progress.worded
+    assert names(rank(read_request("umbrella for the rain", Topics()), [index], limit=1).hits) == ["umbrella_weather"]
 
 
 def test_what_is_filtered_out_is_neither_shown_nor_counted() -> None:

@@ -210,6 +210,29 @@ def test_one_damaged_row_of_a_server_loses_no_item(postgres_url: str, said: byte
     database.close()
 
 
+def test_what_was_published_last_is_found_by_its_words_before_the_index_has_it(postgres_url: str) -> None:
+    database = open_database(postgres_url)
+    registry = Registry(database, ACTOR)
+    registry.publish([release("mailer", "send letter"), release("painter", "draw picture")])
+    pool_on(database, registry, Meanings())
+    registry.publish([release("singer", "sing song"), release("painter", "carve stone", "2.0.0")])
+    candidates = Candidates(database, ACTOR, model_of(Meanings.name))
+    fresh = candidates.fresh(64)
+    assert {one.name.tool_id for one in fresh} == {"singer", "painter"}
+
+    def found(text: str, fresh: Sequence[Listed] = ()) -> Sequence[str]:
+        return best(text, likely(read_request(text, None), candidates, card_of, fresh=fresh))
+
+    assert not {*found("sing")} & {"singer"}
+    assert found("sing", fresh)[:1] == ["singer"]
+    assert found("carve", fresh)[:1] == ["painter"]
+    assert [*found("letter", fresh)].count("mailer") == 1
+    assert [*found("painter", fresh)].count("painter") == 1
+    pool_on(database, registry, Meanings())
+    assert candidates.fresh(64) == []
+    database.close()
+
+
 def test_a_server_is_asked_once_for_all_that_words_may_be_slips_of(postgres_url: str) -> None:
     database = open_database(postgres_url)
     registry = Registry(database, ACTOR)

@@ -19,6 +19,7 @@ from kiwi_mcp.store.embeddings import Embeddings, Leaf
 from kiwi_mcp.store.lexemes import asked_for, lexemes_of, strong
 from kiwi_mcp.store.open import connect_to, open_database
 from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.rows import FIRST_ID
 
 ANN = Actor("ann", ("team", "public"))
 BOB = Actor("bob", ("other", "public"))
@@ -290,6 +291,24 @@ def test_what_could_not_be_written_is_given_out_again(
         transaction.write("alter table elsewhere rename to embedding_lexemes")
     assert embeddings.progress() == (0, 0)
     assert fill(embeddings) == 2
+
+
+def test_what_is_damaged_is_taken_out_and_made_again_and_nothing_is_counted_twice(
+    registry: Registry, embeddings: Embeddings, candidates: Candidates
+) -> None:
+    registry.publish([release("one", words="mail send"), release("two", words="mail")])
+    vectors = {"one": vector(1), "two": vector(2)}
+    fill(embeddings, vectors)
+    before = candidates.counts(["mail", "send"])
+    (one,) = (found.listed.id for found in candidates.find({"send": 1.0}, ()))
+
+    embeddings.take_out([one, FIRST_ID])
+
+    assert embeddings.progress() == (1, 1)
+    assert candidates.counts(["mail", "send"])[:2] == (1, {"mail": 1})
+    assert fill(embeddings, vectors) == 1
+    assert (candidates.counts(["mail", "send"]), embeddings.progress()) == (before, (2, 2))
+    assert names(candidates, "send") == {"one"}
 
 
 def test_two_kernels_that_fill_it_at_once_count_nothing_twice(

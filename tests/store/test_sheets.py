@@ -158,6 +158,23 @@ def test_a_use_is_written_down_after_a_week_and_not_before(
     assert days(database) == {digest(1): first + 8, digest(2): first}
 
 
+def test_a_process_that_only_reads_lets_what_it_reads_count_as_used(
+    sheets: Sheets, calendar: Calendar, database: Database
+) -> None:
+    first = calendar.day
+    sheets.write(some(1, 2))
+    calendar.day = first + 8
+    reader = Sheets(database, today=lambda: calendar.day)
+    reader.tend_to_used()  # nothing was read
+    assert days(database) == {digest(1): first, digest(2): first}
+    reader.read([digest(1)])
+    reader.tend_to_used()
+    assert days(database) == {digest(1): first + 8, digest(2): first}
+    calendar.day = first + UNUSED_DAYS + 1
+    sheets.tend()
+    assert {*sheets.read([digest(1), digest(2)])} == {digest(1)}
+
+
 def test_what_nobody_used_for_long_is_forgotten(sheets: Sheets, calendar: Calendar) -> None:
     sheets.write(some(1, 2))
     calendar.day += UNUSED_DAYS

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from kiwi_mcp.catalog.entry import TEXT_LIMIT, Broken, Entry, declared
 from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, read_file, stamp_of
@@ -52,6 +52,14 @@ _Made: TypeAlias = tuple[str, Sketch]
 Told = TypeVar("Told")
 
 
+class _Seen(NamedTuple):
+    """The marks of all servers that the store knows, the paths of their manifests, and which of those are gone."""
+
+    marks: Mapping[ServerKey, tuple[str, str]]
+    paths: Sequence[str]
+    gone: AbstractSet[str]
+
+
 class McpSource:
     """What the servers that a space sees offer; of servers of one name, those of the project's.
 
@@ -66,7 +74,7 @@ class McpSource:
         self._copies = space.cache / "mcp"
         self._marks: Mapping[ServerKey, str] = {}
         self._mark: str | None = None
-        self._seen: tuple[Mapping[ServerKey, tuple[str, str]], Sequence[bool]] | None = None
+        self._seen: _Seen | None = None
         self._servers: Mapping[ServerKey, ServerRecord] = {}
         self._named: dict[str, Sequence[Entry]] = {}
         self._found: dict[str, tuple[ServerRecord, Definition]] = {}
@@ -247,14 +255,16 @@ class McpSource:
 
     def _visible(self, marks: Mapping[ServerKey, tuple[str, str]]) -> Mapping[ServerKey, str]:
         """Return the servers of this space that still have a manifest; of one name, the first that names resolve to."""
-        there = [not path or stamp_of(path) != MISSING for _, path in marks.values()]
-        if self._seen is not None and self._seen[0] is marks and self._seen[1] == there:
+        before = self._seen if self._seen is not None and self._seen.marks is marks else None
+        paths = before.paths if before else [path for _, path in marks.values() if path]
+        gone = {path for path in paths if stamp_of(path) == MISSING}
+        if before and before.gone == gone:
             return self._marks
-        self._seen = (marks, there)
+        self._seen = _Seen(marks, paths, gone)
         seen: dict[str, ServerKey] = {}
         for space in self._spaces:
-            for key, is_there in zip(marks, there, strict=True):
-                if key.space == space and is_there:
+            for key, (_, path) in marks.items():
+                if key.space == space and path not in gone:
                     seen.setdefault(key.server, key)
         return {key: marks[key][0] for key in sorted(seen.values(), key=lambda key: key.server)}
 

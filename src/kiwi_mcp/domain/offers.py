@@ -55,3 +55,5 @@ class Offers:
     """What the owner prefers and is not here, not permitted, or not possible, each with what to do."""
     servers: tuple[str, ...] = ()
     """The MCP servers whose items are found by searching, those with most first."""
+    namespaces: tuple[str, ...] = ()
+    """The namespaces of the registry whose items are, in the same order."""

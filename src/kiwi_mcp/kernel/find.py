@@ -46,8 +46,9 @@ def find(
         ranked = browse(view.cards, keeps)
     else:
         ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=known)
-    is_shared = partial(view.is_shared, sees=lambda card: not permission.is_hidden(card.identity))
-    told = tell(request, need, ranked, permission, is_shared=is_shared, cards=lambda: view.glimpse)
+    sees = (lambda card: not permission.is_hidden(card.identity)) if permission.hides else None
+    is_shared, homes = partial(view.is_shared, sees=sees), partial(view.homes, sees)
+    told = tell(request, need, ranked, permission, is_shared=is_shared, homes=homes)
     if is_browsing(request) and view.is_remote:
         told["note"] = "What is published is on a server, and not listed here: search for it with words."
     unasked = catalog.faults() if "registry" in asked or "mcp" in asked else ()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from types import MappingProxyType
 
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.kernel.homes import homes_of, most
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.search.choose import Filter, arrange
@@ -19,19 +20,22 @@ HOW_TO_ASK = "Ask for one need per search, in plain words: verb + object + servi
 _NO_PROJECT = "No project was searched: add `project_path`, the absolute path of yours, to find what is in it."
 _NOTHING_YET = "Nothing is here yet: search with `source: all` for what is published or built in, or create a tool."
 _LINE, _REASON = 200, 200
+_UNACCEPTED = frozenset({"changed", "new"})
+"""What an item of an MCP server is called that is not used before the owner accepts it."""
 _MOST_WORDS = 4
 """How many of the words that a card holds are told of, the rarest first."""
 _LIKELY, _LIKELY_BY_WORDS = 0.25, 0.28
 """Below this the best card is the wrong one, or there is no right one, in two of three requests of our own corpus."""
 _ORDERED = 100
 """How many of the best are put in another order than that of their scores."""
-_CLOSE, _NAMED = 5, 12
-"""How many near misses, and how many words of a kind, are told of."""
+_CLOSE = 5
+"""How many near misses are told of."""
 _EVERYTHING = frozenset({"", "*"})
 """Requests that ask for nothing, so that all that passes the filters is meant."""
 _MARKDOWN = ("directive", "knowledge")
 """What an `item_type` narrows a search to; every other word means everything."""
 
+_ANYTHING = Filter()
 _VALUES: Mapping[str, Callable[[Card], Collection[str]]] = MappingProxyType(
     {
         "tool_type": lambda card: (card.tool_type,),
@@ -58,7 +62,7 @@ def keeping(wanted: Filter, permission: Permission) -> Callable[[Card], bool] | 
     """Return what tells which cards may be found; None where all may."""
     if permission.hides:
         return lambda card: wanted.keeps(card) and not permission.is_hidden(card.identity)
-    return wanted.keeps if wanted != Filter() else None
+    return wanted.keeps if wanted != _ANYTHING else None
 
 
 def is_browsing(request: SearchRequest) -> bool:
@@ -84,11 +88,11 @@ def tell(
     permission: Permission,
     *,
     is_shared: Callable[[str], bool],
-    cards: Callable[[], Iterable[Card]],
+    homes: Callable[[], str],
 ) -> dict[str, Json]:
     """Return the hits as cards, best first or as asked for.
 
-    `is_shared` says whether several items have a name, and `cards` gives enough of what there is to tell of its homes.
+    `is_shared` says whether several items have a name, and `homes` where those are that there are.
     """
     hits = arrange(ranked.hits, request.sort_by)[: request.limit]
     told: dict[str, Json] = {
@@ -100,8 +104,7 @@ def tell(
     if any(hit.why.part for hit in hits):
         told["parts"] = [*need.texts[1:]]
     if hits and is_weak(ranked, need):
-        homes = _homes(_seen(cards(), permission))
-        told["note"] = f"Weak match: perhaps none of these is meant. {HOW_TO_ASK}{homes}"
+        told["note"] = f"Weak match: perhaps none of these is meant. {HOW_TO_ASK}{homes()}"
     return told
 
 
@@ -126,7 +129,7 @@ def tell_nothing(
     """
     elsewhere = [] if has_project else [_NO_PROJECT]
     keeps = keeping(filter_of(request), permission) or (lambda _: True)
-    known = _seen(cards(), permission)
+    known = [card for card in cards() if not (permission.hides and permission.is_hidden(card.identity))]
     if not known and (permission.hides or not any(pool.count for pool in pools)):
         return {"suggestion": " ".join([*elsewhere, _NOTHING_YET])}
     told: dict[str, Json] = {}
@@ -140,25 +143,9 @@ def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) ->
         yield from [*_unknown(request, known)] or ["Nothing here passes all of these filters."]
         return
     close = "; `close` is what comes nearest" if has_close else ""
-    yield f"Try other words{close}. {HOW_TO_ASK}{_homes(known)}"
+    yield f"Try other words{close}. {HOW_TO_ASK}{homes_of(known)}"
     if request.source != "all":
         yield "`source: all` searches what is published or built in too."
-
-
-def _seen(cards: Iterable[Card], permission: Permission) -> Sequence[Card]:
-    """Return the cards that whoever asks may know of."""
-    return [card for card in cards if not permission.is_hidden(card.identity)] if permission.hides else [*cards]
-
-
-def _homes(known: Sequence[Card]) -> str:
-    """Return where items are at home here, or their names where they have no home."""
-    servers = Counter(card.server for card in known if card.server)
-    # An item of a server's own name says how it is reached, which is no use to whoever looks for a tool.
-    others = (card for card in known if card.category and not card.server and card.tool_id not in servers)
-    kinds = {"servers": _most(servers), "categories": _most(card.category for card in others)}
-    homes = [f"{kind} {names}" for kind, names in kinds.items() if names]
-    there = "; ".join(homes) or _most(card.tool_id for card in known)
-    return f" Here: {there}." if there else ""
 
 
 def _unknown(request: SearchRequest, known: Sequence[Card]) -> Iterator[str]:
@@ -169,15 +156,7 @@ def _unknown(request: SearchRequest, known: Sequence[Card]) -> Iterator[str]:
         for value in asked:
             is_there = value in there or any(one.startswith(f"{value}/") for one in there if kind == "category")
             if not is_there:
-                yield f"There is no {kind} {value[:60]!r}" + (f"; there are {_most(there)}." if there else " here.")
-
-
-def _most(names: Iterable[str] | Counter[str]) -> str:
-    """Return names, those of most first, and how many more there are."""
-    counted = names if isinstance(names, Counter) else Counter(names)
-    ordered = sorted(counted, key=lambda name: (-counted[name], name))
-    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
-    return ", ".join(f"`{name[:60]}`" for name in ordered[:_NAMED]) + more
+                yield f"There is no {kind} {value[:60]!r}" + (f"; there are {most(there)}." if there else " here.")
 
 
 def _values(written: str | None) -> tuple[str, ...]:
@@ -185,9 +164,8 @@ def _values(written: str | None) -> tuple[str, ...]:
 
 
 def _result(hit: Hit, need: Request, permission: Permission, is_shared: Callable[[str], bool]) -> JsonObject:
-    card = hit.card
-    refusal = permission.refusal(card.identity)
-    return {
+    card, why = hit.card, hit.why
+    told: dict[str, Json] = {
         "name": card.tool_id,
         "description": _line(card.description),
         "source": card.source,
@@ -195,24 +173,21 @@ def _result(hit: Hit, need: Request, permission: Permission, is_shared: Callable
         "score": round(hit.score, 2) or 0.01,
         "tool_type": card.tool_type,
         "identity": card.identity,
-        **({"full_name": card.identity.partition("@")[0]} if is_shared(card.tool_id) else {}),
-        **_reasons(hit, need),
-        **_flag(card),
-        **({"permitted": False, "not_permitted": _cut(refusal, _REASON)} if refusal else {}),
     }
-
-
-def _reasons(hit: Hit, need: Request) -> JsonObject:
-    """Return why a card was found: the words it holds, the part it answers, and its meaning where words are few."""
-    why = hit.why
-    said: dict[str, Json] = {"why": [*why.words[:_MOST_WORDS]]}
+    if is_shared(card.tool_id):
+        told["full_name"] = card.identity.partition("@")[0]
+    told["why"] = [*why.words[:_MOST_WORDS]]
     if why.part:
-        said["part"] = need.texts.index(why.part)
-    if why.meaning and len(why.words) * 2 <= len(need.counted[0]):
-        said["meaning"] = round(why.meaning, 2)
+        told["part"] = need.texts.index(why.part)
+    if why.meaning and len(why.words) * 2 <= len(need.counted[0]):  # where words are few, meaning is a reason as well
+        told["meaning"] = round(why.meaning, 2)
     if why.is_remembered:
-        said["remembered"] = True
-    return said
+        told["remembered"] = True
+    if card.source == "mcp" and (state := next((tag for tag in card.tags if tag in _UNACCEPTED), "")):
+        told["state"] = state
+    if refusal := permission.refusal(card.identity):
+        told |= {"permitted": False, "not_permitted": _cut(refusal, _REASON)}
+    return told
 
 
 def _line(description: str) -> str:
@@ -221,9 +196,3 @@ def _line(description: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _flag(card: Card) -> JsonObject:
-    """Return that an item of an MCP server is not used before the owner accepts it, where that is so."""
-    state = next((tag for tag in card.tags if tag in {"changed", "new"}), "") if card.source == "mcp" else ""
-    return {"state": state} if state else {}

@@ -17,6 +17,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel.help import topics
+from kiwi_mcp.kernel.naming import known_namespaces, namespaces_place
 from kiwi_mcp.kernel.offered import (
     OWN_SCHEME,
     address_of,
@@ -27,7 +28,8 @@ from kiwi_mcp.kernel.offered import (
     offer_of,
     own_address,
 )
-from kiwi_mcp.kernel.permission import Permission, all_of
+from kiwi_mcp.kernel.permission import Permission, all_in, all_of
+from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS_NAME
 from kiwi_mcp.kernel.verbs import VERBS
 from kiwi_mcp.policy.authorize import verify
 from kiwi_mcp.policy.preferences import Preferences, Section, Wish
@@ -95,12 +97,20 @@ class Gathering:
         notices = [*self._notices][:_MOST_NOTICES]
         if len(self._notices) > _MOST_NOTICES:
             notices.append(f"And {len(self._notices) - _MOST_NOTICES} more notices like these.")
-        return Offers(meta_tools, tools, prompts, resources, templates, tuple(notices), self._servers())
+        return Offers(
+            meta_tools, tools, prompts, resources, templates, tuple(notices), self._servers(), self._namespaces()
+        )
 
     def _servers(self) -> tuple[str, ...]:
         """Return the servers that a model is told of, since it does not search for what it does not know to exist."""
         self.sources.add("mcp")
         return tuple(name for name in self._catalog.servers() if not self._permission.is_hidden(all_of(name)))
+
+    def _namespaces(self) -> tuple[str, ...]:
+        """Return the namespaces that a model is told of, as they were noted when the registry last changed."""
+        user = self._catalog.space.user
+        self.paths |= dict.fromkeys((str(namespaces_place(user)), str(user / SETTINGS_NAME)))
+        return tuple(name for name in known_namespaces(user) if not self._permission.is_hidden(all_in(name)))
 
     def _meta_tools(self) -> tuple[str, ...]:
         decided = {name: self._preferences.always_send.about([name]) for name in _META_TOOLS}

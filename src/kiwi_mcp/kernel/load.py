@@ -14,6 +14,7 @@ from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, text_of
 from kiwi_mcp.kernel.authoring.drafts import Draft, write
+from kiwi_mcp.kernel.naming import mark_changed
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.places import outputs_home
 from kiwi_mcp.kernel.provenance import Authorship
@@ -142,6 +143,8 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: Author
         message = f"Tool is in {destination} already, with the same content"
     else:
         path = _copy(tool, base)
+        if catalog.sheets.carries(tool.manifest.tool_type, "mcp"):
+            mark_changed(catalog.space.user)
         message = f"Tool copied from {tool.origin.source} to {destination}"
     for link in copies:
         _copy(link, base)

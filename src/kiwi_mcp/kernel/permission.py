@@ -9,10 +9,18 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Deny, Grant, Rights
 from kiwi_mcp.policy.authority import rights_of
 
+_EVERY = Grant().items
+"""The rules about items where none are written."""
+
 
 def all_of(server: str) -> str:
     """Return what stands for all items of a server in rules that are about names."""
     return f"mcp/{server}/*@*"
+
+
+def all_in(namespace: str) -> str:
+    """Return what stands for all published items of a namespace."""
+    return f"registry/{namespace}/*@*"
 
 
 class Permission:
@@ -27,23 +35,20 @@ class Permission:
             self._rights = rights() if rights is not None else rights_of(catalog.space.user)
         except KiwiError as fault:
             self.fault = fault
-        rules = [grant.items for grant in self._rights.grants]
-        self._is_open = not self.fault and all(one == Grant().items for one in rules)
+        grants = self._rights.grants
+        self._is_open = not self.fault and all(grant.items == _EVERY for grant in grants)
         # A rule on something below an item counts too, and what that is takes opening the item.
-        self._is_deep = any(one.deny for one in rules) or any(grant.is_whole for grant in self._rights.grants)
+        self._is_deep = any(grant.items.deny or grant.is_whole for grant in grants)
+        self._hiding = [grant for grant in grants if grant.is_secretive or grant.is_whole]
 
     @property
     def hides(self) -> bool:
         """Whether there may be items that are not even told of."""
-        return any(grant.is_secretive or grant.is_whole for grant in self._rights.grants)
+        return bool(self._hiding)
 
     def is_hidden(self, identity: str) -> bool:
         """Whether an item is not even told of: it is off a list that is all that whoever asks, or this machine, has."""
-        return any(
-            isinstance(grant.verdict("item", identity), Deny)
-            for grant in self._rights.grants
-            if grant.is_secretive or grant.is_whole
-        )
+        return any(isinstance(grant.verdict("item", identity), Deny) for grant in self._hiding)
 
     def refusal(self, identity: str) -> str:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""

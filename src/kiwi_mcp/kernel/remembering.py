@@ -47,6 +47,9 @@ class Memories(Listing, Protocol):
     def note(self, actor: str, identity: str, request: str, space: Space, *, is_run: bool) -> None:
         """Let it be remembered that an item was used after a request."""
 
+    def settle(self, seconds: float) -> bool:
+        """Wait, for so long at the most, until all of it is known; return whether that is so."""
+
     def close(self) -> None:
         """End what is done in the background."""
 
@@ -90,8 +93,17 @@ class Remembering:
     def used(self, identity: str, space: Space, caller: Caller, *, is_run: bool) -> None:
         """Remember the search by which an item was found that is used now, if there was one."""
         request = self._recent.used(_who(space, caller), identity, is_run=is_run)
-        if request and self.is_wanted:
+        if request:
+            self.note(identity, request, space, caller, is_run=is_run)
+
+    def note(self, identity: str, request: str, space: Space, caller: Caller, *, is_run: bool) -> None:
+        """Remember that an item was used after a request, if that is wanted."""
+        if self.is_wanted:
             self._memories().note(caller.name, identity, request, space, is_run=is_run)
+
+    def settle(self, seconds: float) -> bool:
+        """Wait, for so long at the most, until what was noted counts in full; return whether that is so."""
+        return self._memories().settle(seconds)
 
     def tell(self, request: MemoryRequest, caller: Caller, *, is_own: bool) -> JsonObject:
         """Answer a request about what is remembered of a caller."""

@@ -105,6 +105,11 @@ class Store:
         """Return the receipts."""
         return self._open().receipts
 
+    def receipts_if_open(self) -> Receipts | None:
+        """Return the receipts, or None where the store would have to be opened first, which may take a while."""
+        opened = self._current(self.settings)
+        return opened.receipts if opened else None
+
     def audit_level(self) -> AuditLevel:
         """Return how much receipts tell: as the settings say by which the store was last opened."""
         opened = self._opened
@@ -125,8 +130,17 @@ class Store:
         if (held := self._held()) is not None:
             return held
         settings = self.settings
+        if (opened := self._current(settings)) is not None:
+            return opened
         is_there = not settings.url.startswith(_FILE) or Path(settings.url.removeprefix(_FILE)).exists()
         return self._open() if is_there else None
+
+    def _current(self, settings: RegistrySettings) -> _Opened | None:
+        """Return the store that is open, where it is the one that the owner means, and its file is still there."""
+        opened = self._opened
+        if opened is None or (opened.settings is not settings and opened.settings != settings):
+            return None
+        return None if opened.database.is_lost else opened
 
     def _held(self) -> _Opened | None:
         return self._opened if time.monotonic() < self._held_until else None
@@ -140,14 +154,13 @@ class Store:
 
     def _open(self) -> _Opened:
         settings = self.settings
-        if (opened := self._opened) is not None and _is_current(opened, settings):
+        if (opened := self._current(settings)) is not None:
             return opened
         # What is replaced is not closed, as another thread may be in the middle of using it: it is let go of, and is
         # closed with its last user.
-        del opened
         with self._lock:
-            if self._opened is not None and _is_current(self._opened, settings):
-                return self._opened
+            if (opened := self._current(settings)) is not None:
+                return opened
             self._opened = None
             self._opened = self._tried(settings)
             return self._opened
@@ -164,10 +177,6 @@ class Store:
             raise
         self._fault = None
         return opened
-
-
-def _is_current(opened: _Opened, settings: RegistrySettings) -> bool:
-    return (opened.settings is settings or opened.settings == settings) and not opened.database.is_lost
 
 
 def _connected(settings: RegistrySettings) -> _Opened:

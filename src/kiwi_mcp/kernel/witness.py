@@ -32,8 +32,10 @@ _NAMES = (
 """The words by which requests name what they are about, the most telling first."""
 _LONGEST_NAME = 200
 _SECRET_NAME = re.compile(
-    rb"""(?i)(?:passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie)[^"]{0,60}":"""
+    rb"(?i)(?:passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie).{0,60}\Z",
+    re.DOTALL,
 )
+_LONGEST_SECRET_NAME = 80
 _DENIED = frozenset({PolicyDenied.code, Denied.code, ApprovalRequired.code, ApprovalsWaiting.code})
 _UNASKED: JsonObject = {}
 _NOT_KEPT = "not kept: they may hold a secret"
@@ -132,7 +134,14 @@ class Witness:
         except (KeyError, InvalidRequest):
             return None
         text = data.decode() if secrets else ""
-        return None if _SECRET_NAME.search(data) or redact(text, secrets) != text else data
+        return None if names_secret(data) or redact(text, secrets) != text else data
+
+
+def names_secret(data: bytes) -> bool:
+    """Whether a key in some JSON, or what looks like one, says that its value is a secret."""
+    # From the end of each key back to its beginning: a long text between two keys is not gone through letter by letter.
+    keys = (before.rpartition(b'"')[2] for before in data.split(b'":')[:-1])
+    return any(_SECRET_NAME.search(key[-_LONGEST_SECRET_NAME:]) for key in keys)
 
 
 def _word_of(answer: JsonObject) -> str:

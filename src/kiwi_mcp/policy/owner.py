@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISLNK
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.grants import OWNER_POLICY, Grant, Rules
@@ -46,14 +47,22 @@ def owner_policy(user: Path) -> Policy:
 
 def _stat(path: str) -> _Stat:
     try:
-        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if os.path.lexists(path):  # a link to nothing may be the owner's policy on a disk that is not there
-            raise _unreadable(error) from error
+        found = os.lstat(path)
+        if S_ISLNK(found.st_mode):
+            found = _behind(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None  # where there is no space, there is no policy in it
     except OSError as error:
         raise _unreadable(error) from error
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _behind(path: str) -> os.stat_result:
+    """Return what a link leads to; one to nothing may be the owner's policy on a disk that is not there."""
+    try:
+        return os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    except OSError as error:
+        raise _unreadable(error) from error
 
 
 def _parse(path: Path) -> Policy:

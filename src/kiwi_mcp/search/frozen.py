@@ -1,17 +1,18 @@
 """A frozen index: all that searches know of many cards, as bytes that are read at once at the next start.
 
-A card is made of its line when somebody first looks at it; a search looks at few of them.
+What a search does not look at costs nothing but its bytes: a card is made of its line when somebody first looks at it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TypedDict, cast, overload
+from typing import TypedDict, TypeVar, cast, overload
 
 import numpy as np
 
@@ -26,7 +27,7 @@ _HERE = Path(__file__).parent
 _CODE = ("port.py", "words.py", "sheet.py", "segment.py", "frozen.py")
 _FIELDS = tuple(Card.__dataclass_fields__)
 _TAGS, _PARAMETERS = _FIELDS.index("tags"), _FIELDS.index("parameters")
-_PARTS = ("lines", "line_ends", "words", "word_ends", "stem_ends")
+Read = TypeVar("Read")
 
 
 @cache
@@ -37,60 +38,96 @@ def recipe_of(encoder: str) -> str:
 
 
 class _Said(TypedDict):
-    """What is told of a segment beside its arrays."""
+    """What is told of a segment beside its arrays and rows."""
 
     shapes: Mapping[str, tuple[str, Sequence[int]]]
-    keys: Sequence[tuple[str, str, str]]
-    """The identity, the path and the name of each card."""
     stems: Sequence[str]
+    names: Sequence[str]
+    """The names of the items of cards that are not gone, in order; `named` are their slots."""
 
 
-class FrozenCards(Sequence[Card]):
-    """Cards as lines of JSON, each read when it is first looked at."""
+class _Rows(Sequence[Read]):
+    """Rows of bytes, each read when it is first looked at."""
 
-    def __init__(self, lines: bytes, ends: Sequence[int]) -> None:
-        self._lines = lines
-        self._ends = ends
-        self._made: list[Card | None] = [None] * len(ends)
+    def __init__(self, rows: memoryview, ends: memoryview, read: Callable[[bytes], Read]) -> None:
+        self._rows = rows
+        self._ends = _numbers(ends)
+        self._read = read
+        self._made: list[Read | None] = [None] * len(self._ends)
 
     def __len__(self) -> int:
         return len(self._ends)
 
     @overload
-    def __getitem__(self, place: int) -> Card: ...
+    def __getitem__(self, place: int) -> Read: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Card]: ...
-    def __getitem__(self, place: int | slice) -> Card | Sequence[Card]:
+    def __getitem__(self, place: slice) -> Sequence[Read]: ...
+    def __getitem__(self, place: int | slice) -> Read | Sequence[Read]:
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
-        card = self._made[place]
-        if card is None:
+        made = self._made[place]
+        if made is None:
             start = self._ends[place - 1] if place else 0
-            card = self._made[place] = _card(json.loads(self._lines[start : self._ends[place]]))
-        return card
+            made = self._made[place] = self._read(bytes(self._rows[start : self._ends[place]]))
+        return made
+
+
+class _Places(MutableMapping[Key, Place]):
+    """Where each of so many cards is: a look at all of them, taken when somebody first asks for more than a count."""
+
+    def __init__(self, count: int, segments: Sequence[Segment], digests: Sequence[bytes]) -> None:
+        self._segments, self._digests = segments, digests
+        self._made: dict[Key, Place] | None = None
+        self._count = count
+
+    @property
+    def _all(self) -> dict[Key, Place]:
+        if self._made is None:
+            made: dict[Key, Place] = {}
+            for segment, digests in zip(self._segments, self._digests, strict=True):
+                for slot, card in enumerate(segment.cards):
+                    digest = digests[slot * len(_GONE) : (slot + 1) * len(_GONE)]
+                    if digest != _GONE:
+                        made[card.identity, card.path] = Place(segment, slot, digest)
+            self._made = made
+        return self._made
+
+    def __len__(self) -> int:
+        return self._count if self._made is None else len(self._made)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._all)
+
+    def __getitem__(self, key: Key) -> Place:
+        return self._all[key]
+
+    def __setitem__(self, key: Key, place: Place) -> None:
+        self._all[key] = place
+
+    def __delitem__(self, key: Key) -> None:
+        del self._all[key]
 
 
 class _Named(Mapping[str, Sequence[Card]]):
-    """Cards by the names of their items."""
+    """Cards by the names of their items, which each segment has in order."""
 
-    def __init__(self, named: Sequence[tuple[str, Segment, int]]) -> None:
-        self._listed = named
-
-    @cached_property
-    def _places(self) -> Mapping[str, Sequence[tuple[Segment, int]]]:
-        places: dict[str, list[tuple[Segment, int]]] = {}
-        for name, segment, slot in self._listed:
-            places.setdefault(name, []).append((segment, slot))
-        return places
+    def __init__(self, named: Sequence[tuple[Sequence[str], Sequence[int], Segment]]) -> None:
+        self._named = named
 
     def __getitem__(self, name: str) -> Sequence[Card]:
-        return [segment.cards[slot] for segment, slot in self._places[name]]
+        found = []
+        for names, slots, segment in self._named:
+            begin, end = bisect_left(names, name), bisect_right(names, name)
+            found += [segment.cards[slot] for slot in slots[begin:end]]
+        if not found:
+            raise KeyError(name)
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter({name for names, _, _ in self._named for name in names})
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len([*self])
 
 
 def freeze(index: Index) -> bytes:
@@ -100,58 +137,52 @@ def freeze(index: Index) -> bytes:
     digests = {(id(place.segment), place.slot): place.digest for place in index.places.values()}
     for number, segment in enumerate(index.segments):
         arrays = {name: part for name, part in segment.parts._asdict().items() if isinstance(part, np.ndarray)}
-        lines = [json.dumps(_row(card), separators=(",", ":")).encode() for card in segment.cards]
         ranges = segment.parts.ranges
+        living = [slot for slot in range(len(segment.cards)) if (id(segment), slot) in digests]
+        named = sorted((segment.cards[slot].tool_id, slot) for slot in living)
         own = {
-            "lines": b"".join(lines),
-            "line_ends": _ends(map(len, lines)),
-            "words": b"".join(segment.words),
-            "word_ends": _ends(map(len, segment.words)),
+            **_rows("lines", [json.dumps(_row(card), separators=(",", ":")).encode() for card in segment.cards]),
+            **_rows("words", segment.words),
+            **_rows("identities", [json.dumps(card.identity).encode() for card in segment.cards]),
             "stem_ends": _ends(end - begin for begin, end in ranges.values()),
-            "digests": b"".join(digests.get((id(segment), slot), _GONE) for slot in range(len(lines))),
+            "named": np.array([slot for _, slot in named], np.int64).tobytes(),
+            "digests": b"".join(digests.get((id(segment), slot), _GONE) for slot in range(len(segment.cards))),
             **{name: value.tobytes() for name, value in arrays.items()},
         }
         parts |= {f"{number} {name}": part for name, part in own.items()}
-        said.append(
-            {
-                "shapes": {name: (value.dtype.str, value.shape) for name, value in arrays.items()},
-                "keys": [(card.identity, card.path, card.tool_id) for card in segment.cards],
-                "stems": [*ranges],
-            }
-        )
+        shapes = {name: (value.dtype.str, value.shape) for name, value in arrays.items()}
+        said.append({"shapes": shapes, "stems": [*ranges], "names": [name for name, _ in named]})
     return _joined({"said": json.dumps(said, separators=(",", ":")).encode(), **parts})
 
 
-def thaw(data: bytearray, encoder: str) -> Index:
+def thaw(data: memoryview, encoder: str) -> Index:
     """Return the index that was frozen, which goes on using these bytes."""
     parts = _parted(data)
-    places: dict[Key, Place] = {}
-    named: list[tuple[str, Segment, int]] = []
-    segments = []
     every: Sequence[_Said] = json.loads(bytes(parts["said"]))
+    segments, digests, named = [], [], []
     for number, said in enumerate(every):
-        segment = _segment(said, {name: parts[f"{number} {name}"] for name in (*_PARTS, *said["shapes"])})
-        digests = bytes(parts[f"{number} digests"])
-        for slot, (identity, path, name) in enumerate(said["keys"]):
-            digest = digests[slot * len(_GONE) : (slot + 1) * len(_GONE)]
-            if digest != _GONE:
-                places[identity, path] = Place(segment, slot, digest)
-                named.append((name, segment, slot))
-        segments.append(segment)
-    return Index.of(encoder, segments, places, _Named(named))
+        own = {name.partition(" ")[2]: part for name, part in parts.items() if name.startswith(f"{number} ")}
+        segments.append(_segment(said, own))
+        digests.append(bytes(own["digests"]))
+        named.append((said["names"], _numbers(own["named"]), segments[-1]))
+    count = sum(len(names) for names, _, _ in named)
+    return Index.of(encoder, segments, _Places(count, segments, digests), _Named(named))
 
 
 def _segment(said: _Said, parts: Mapping[str, memoryview]) -> Segment:
     shapes = said["shapes"].items()
     arrays = {name: np.frombuffer(parts[name], np.dtype(kind)).reshape(shape) for name, (kind, shape) in shapes}
     ranges = dict(zip(said["stems"], pairwise([0, *_numbers(parts["stem_ends"])]), strict=True))
-    words = bytes(parts["words"])
     return Segment(
-        FrozenCards(bytes(parts["lines"]), _numbers(parts["line_ends"])),
-        tuple(words[begin:end] for begin, end in pairwise([0, *_numbers(parts["word_ends"])])),
+        _Rows(parts["lines"], parts["lines_ends"], lambda line: _card(json.loads(line))),
+        _Rows(parts["words"], parts["words_ends"], bytes),
         Parts(ranges=ranges, **arrays),
-        [identity for identity, _, _ in said["keys"]],
+        _Rows(parts["identities"], parts["identities_ends"], json.loads),
     )
+
+
+def _rows(name: str, rows: Sequence[bytes]) -> Mapping[str, bytes]:
+    return {name: b"".join(rows), f"{name}_ends": _ends(map(len, rows))}
 
 
 def _joined(parts: Mapping[str, bytes]) -> bytes:
@@ -163,8 +194,7 @@ def _padded(part: bytes) -> bytes:
     return part + b"\0" * (-len(part) % _ALIGNED)
 
 
-def _parted(data: bytearray) -> Mapping[str, memoryview]:
-    whole = memoryview(data)
+def _parted(whole: memoryview) -> Mapping[str, memoryview]:
     size, at = int.from_bytes(whole[:8], "little"), _ALIGNED
     lengths, at = json.loads(bytes(whole[at : at + size])), at + size + -size % _ALIGNED
     parts: dict[str, memoryview] = {}

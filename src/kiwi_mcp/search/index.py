@@ -6,7 +6,7 @@ whatever segments there are, without waiting; `catch_up` is for another thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from threading import Lock
 from time import monotonic
@@ -48,18 +48,22 @@ class Index:
         self._encoder = encoder
         self._lock = Lock()
         self._cards: Sequence[Card] | None = None
-        self._places: dict[Key, Place] = {}
+        self._places: MutableMapping[Key, Place] = {}
         self._new: dict[Key, Card] = {}
         self._named: Mapping[str, Sequence[Card]] = {}
         self.segments: tuple[Segment, ...] = ()
 
     @classmethod
     def of(
-        cls, encoder: str, segments: Sequence[Segment], places: Mapping[Key, Place], named: Mapping[str, Sequence[Card]]
+        cls,
+        encoder: str,
+        segments: Sequence[Segment],
+        places: MutableMapping[Key, Place],
+        named: Mapping[str, Sequence[Card]],
     ) -> Index:
         """Return an index of segments that are there: where each card is by its identity and path, and by its name."""
         index = cls(encoder)
-        index.segments, index._places, index._named = tuple(segments), dict(places), named
+        index.segments, index._places, index._named = tuple(segments), places, named
         return index
 
     @property

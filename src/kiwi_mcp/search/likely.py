@@ -41,7 +41,9 @@ def model_of(encoder: str) -> str:
 class Likely:
     """The cards that a server found for one request; words are counted in all that it holds."""
 
-    def __init__(self, segment: Segment, count: int, held: Mapping[str, int]) -> None:
+    def __init__(self, segment: Segment, count: int, held: Mapping[str, int], damaged: Sequence[str] = ()) -> None:
+        self.damaged = damaged
+        """The versions of which what the server keeps is damaged."""
         self.segments: Sequence[Segment] = (segment,)
         self.count = count
         self._held = held
@@ -84,10 +86,11 @@ def likely(
     card_of: Callable[[Listed], Card | None],
     wanted: Wanted = EVERYTHING,
     names: Iterable[str] = (),
+    fresh: Sequence[Listed] = (),
 ) -> Likely:
     """Return a pool of the cards that may answer a request, and of items of some names, such as are remembered.
 
-    Where `card_of` gives none, an item is left out.
+    Where `card_of` gives none, an item is left out. Those that are `fresh` the server's index does not know yet.
     """
     lexicon = _Lexicon(candidates)
     shares = _shares(request, lexicon)
@@ -96,12 +99,12 @@ def likely(
     vectors = pack_vectors(request.vectors) if request.vectors is not None else ()
     said = request.text.strip().rpartition("/")[2].partition("@")[0]
     found = candidates.find(weights, vectors, wanted=wanted, names=[said, *names])
-    shown = [(card, one) for one in found if (card := card_of(one.listed))]
-    sheets = [_sheet(card, Kept(one.words, one.vector)) for card, one in shown]
-    segment = Segment.of([card for card, _ in shown], [sheet.words for sheet in sheets], _usual(lexicon.counts))
-    if encoded := {slot: sheet.vector for slot, sheet in enumerate(sheets) if sheet.vector}:
-        segment.put_vectors([*encoded], [*encoded.values()])
-    return Likely(segment, total, held)
+    new = {one.id: one for one in fresh}
+    kept = {one.listed.id: Kept(one.words, one.vector) for one in found if one.listed.id not in new}
+    sound = {id_: sheet for id_, sheet in kept.items() if is_sound(sheet)}
+    listed = {**{one.listed.id: one.listed for one in found}, **new}
+    segment = _segment(listed, sound, card_of, _usual(lexicon.counts))
+    return Likely(segment, total, held, [id_ for id_ in kept if id_ not in sound])
 
 
 def fill(embeddings: Embeddings, encoder: Encoder | None, card_of: Callable[[Listed], Card], *, seconds: float) -> bool:
@@ -138,9 +141,19 @@ def _usual(counts: Counts) -> Floats | None:
     return np.maximum(np.array(counts.usual, np.float32), np.float32(1)) if counts.usual else None
 
 
-def _sheet(card: Card, kept: Kept) -> Kept:
-    """Return what is kept of a card, or, where that is damaged, its words made anew."""
-    return kept if is_sound(kept) else Kept(words_of(card), b"")
+def _segment(
+    listed: Mapping[str, Listed],
+    kept: Mapping[str, Kept],
+    card_of: Callable[[Listed], Card | None],
+    usual: Floats | None,
+) -> Segment:
+    """Return versions that are shown as one segment; the words of those of which nothing is kept are made anew."""
+    cards = {id_: card for id_, one in listed.items() if (card := card_of(one))}
+    sheets = [kept.get(id_) or Kept(words_of(card), b"") for id_, card in cards.items()]
+    segment = Segment.of([*cards.values()], [sheet.words for sheet in sheets], usual)
+    if encoded := {slot: sheet.vector for slot, sheet in enumerate(sheets) if sheet.vector}:
+        segment.put_vectors([*encoded], [*encoded.values()])
+    return segment
 
 
 def _shares(request: Request, lexicon: _Lexicon) -> Mapping[str, float]:

@@ -37,7 +37,7 @@ class MiniLM:
         self.name = f"{facts['name']}-{facts['fingerprint']}"
         self.dimension = WIDTH
         self._longest = int(facts["positions"])
-        pieces = vocabulary.read_text(encoding="utf-8").split()
+        pieces = vocabulary.read_bytes().decode().split()
         self._pieces = WordPieces(pieces)
         # Read as it is needed: a text takes a few rows of thirty thousand.
         self._rows = np.load(home / "pieces.npy", mmap_mode="r", allow_pickle=False)

@@ -11,26 +11,16 @@ from kiwi_mcp.domain.items import Source
 from kiwi_mcp.search.memory import Recall
 from kiwi_mcp.search.port import Card, Floats, Hit, Why
 from kiwi_mcp.search.request import Pool, Request, Term, terms_of
-from kiwi_mcp.search.scoring import (
-    MEANING,
-    Judged,
-    Scale,
-    View,
-    by_meaning,
-    by_words,
-    filled,
-    judge,
-    scale_of,
-    view_of,
-)
-from kiwi_mcp.search.segment import Slots
+from kiwi_mcp.search.scoring import Chosen, Judged, View, judge, measure, rough_of, view_of
+from kiwi_mcp.search.segment import Segment
 
-_NEARLY, _SEEMS = 0.06, 1.7
-"""From how near on a card is looked at, by the coordinates that say most, and how much nearer it is than it seems."""
-_SHORTLIST = 300
+_LIKELY = 0.22
+"""How well a card that holds no word of a request has to answer it, roughly, before its filters are looked at."""
+_SHORTLIST, _GROUPS = 300, 1_200
 _LEAST, _MOST, _SAME_WORDS = 1e-6, 0.98, 0.99
 """The scores between which cards stand, and that of one whose name has the words of the request, spelled otherwise."""
 
+_NONE: Floats = np.zeros(0, np.float32)
 _ORDER = {source: place for place, source in enumerate(get_args(Source))}
 
 Keeps = Callable[[Card], bool] | None
@@ -43,28 +33,18 @@ class Ranked(NamedTuple):
     total: int
 
 
-class _Likely(NamedTuple):
-    """The cards of a view that may match, and roughly how well; `remembered` ones are looked at whatever that is."""
-
-    view: View
-    slots: Slots
-    rough: Floats
-    remembered: Slots
-    worded: int
-    """How many of them match by their words."""
-
-
 class _Place(NamedTuple):
     """A card among the best."""
 
     score: float
-    judged: Judged
+    segment: Segment
+    slot: int
     row: int
     is_remembered: bool
 
     @property
     def card(self) -> Card:
-        return self.judged.view.segment.cards[int(self.judged.slots[self.row])]
+        return self.segment.cards[self.slot]
 
 
 def rank(
@@ -76,67 +56,84 @@ def rank(
     """
     terms = terms_of(request, pools)
     views = [view_of(request, terms, segment) for pool in pools for segment in pool.segments if segment.cards]
-    scale = scale_of(request, terms, views)
-    likely = [_likely(request, view, scale, keeps, recall) for view in views]
+    sureness = measure(request, terms, views)
+    rough = [rough_of(request, view, sureness) for view in views]
+    if keeps is not None:
+        for view, scores in zip(views, rough, strict=True):
+            _leave_out(view, scores, keeps)
     exact = [card for card in _exact(request.text, pools) if keeps is None or keeps(card)]
     named = {(card.identity, card.path) for card in exact}
-    shortlist = _shortlist(likely, max(limit, _SHORTLIST))
-    judged = [judge(request, view, scale, slots, remembered) for view, slots, remembered in shortlist]
-    best = _best(request, judged, limit + len(exact), recall)
+    judged = judge(request, [*_shortlist(views, rough, max(limit, _SHORTLIST), keeps, recall)], sureness)
+    best = _best(judged, limit + len(exact), recall)
     others = [one for one in best if (one.card.identity, one.card.path) not in named]
-    found = [*(Hit(card, 1.0, Why(tuple(request.counted[0]), is_exact=True)) for card in exact)]
-    found += [_hit(one, request, terms) for one in sorted(others, key=lambda one: _order(one.score, one.card))[:limit]]
-    unsaid = sum(int((one.is_hit & (one.said <= 0)).sum()) for one in judged)
-    unseen = sum(not _is_among(card, judged) for card in exact)
-    total = sum(one.worded for one in likely) + unsaid + unseen
-    return Ranked(sorted(found, key=lambda hit: _order(hit.score, hit.card))[: max(limit, 0)], total)
+    said = Why(tuple(request.counted[0]), is_exact=True)
+    first = [Hit(card, 1.0, said) for card in sorted(exact, key=lambda card: _order(1.0, card))]
+    ordered = sorted(others, key=lambda one: _order(one.score, one.card))
+    found = [*first, *(_hit(one, judged, request, terms) for one in ordered[: max(limit, 0)])][: max(limit, 0)]
+    worded = sum(np.count_nonzero(view.words[0] > 0) for view in views)
+    unsaid = np.count_nonzero(judged.is_hit & (judged.said <= 0))
+    unseen = sum(not _is_among(card, views, judged) for card in exact)
+    return Ranked(found, int(worded + unsaid + unseen))
 
 
-def _likely(request: Request, view: View, scale: Scale, keeps: Keeps, recall: Recall | None) -> _Likely:
-    segment = view.segment
-    said = by_words(view, scale)
-    is_match = (said > 0) & segment.is_alive
-    rough = said * scale.sureness
-    if request.vectors is not None:
-        seems = by_meaning(segment.nearness(request.vectors))
-        is_match |= (seems >= _NEARLY) & segment.is_alive
-        rough = rough + MEANING * _SEEMS * filled(seems, said, segment.is_encoded)
-    known = segment.of_items(recall.found) if recall else np.zeros(0, np.int32)
-    is_match[known] = segment.is_alive[known]
-    if keeps is not None:
-        for slot in is_match.nonzero()[0].tolist():
-            is_match[slot] = keeps(segment.cards[slot])
-    slots = is_match.nonzero()[0].astype(np.int32)
-    return _Likely(view, slots, rough[slots], known[is_match[known]], int((said[slots] > 0).sum()))
+def _leave_out(view: View, rough: Floats, keeps: Callable[[Card], bool]) -> None:
+    """Take what is not to be kept out of all that may match."""
+    for slot in ((view.words[0] > 0) | (rough >= _LIKELY)).nonzero()[0].tolist():
+        if not keeps(view.segment.cards[slot]):
+            view.words[:, slot] = rough[slot] = 0
+    rough[(view.words[0] <= 0) & (rough < _LIKELY)] = 0
 
 
-def _is_among(card: Card, judged: Sequence[Judged]) -> bool:
-    item = (card.identity.partition("@")[0],)
-    for one in judged:
-        for slot in one.view.segment.of_items(item).tolist():
-            # What holds a word of the request was counted, whether it was looked at closely or not.
-            if one.view.segment.cards[slot] == card and (one.view.words[0, slot] > 0 or slot in one.slots[one.is_hit]):
-                return True
-    return False
+def _is_among(card: Card, views: Sequence[View], judged: Judged) -> bool:
+    """Whether a card was counted: because it holds a word of the request, or because it was looked at and is a hit."""
+    hits = judged.is_hit.nonzero()[0].tolist()
+    looked_at = {(id(judged.segment(row)), int(judged.slots[row])) for row in hits}
+    return any(
+        view.segment.cards[slot] == card and (view.words[0, slot] > 0 or (id(view.segment), slot) in looked_at)
+        for view in views
+        for slot in view.segment.of_items([card.identity.partition("@")[0]])
+    )
 
 
-def _shortlist(likely: Sequence[_Likely], size: int) -> Iterator[tuple[View, Slots, Slots]]:
-    """Give the cards that are worth a closer look, and which of them are remembered."""
-    least = _least(np.concatenate([one.rough for one in likely] or [np.zeros(0, np.float32)]), size)
-    for one in likely:
-        slots = one.slots[one.rough >= least]
-        yield one.view, np.union1d(slots, one.remembered) if len(one.remembered) else slots, one.remembered
+def _shortlist(
+    views: Sequence[View], rough: Sequence[Floats], size: int, keeps: Keeps, recall: Recall | None
+) -> Iterator[Chosen]:
+    """Give the cards that are worth a closer look: the best so many, roughly, and those that are remembered."""
+    floor = max(_least(np.concatenate([_NONE, *map(_peaks, rough)]), size), _LEAST)
+    likely = [(scores >= floor).nonzero()[0].astype(np.int32) for scores in rough]
+    least = _least(np.concatenate([_NONE, *(scores[some] for scores, some in zip(rough, likely, strict=True))]), size)
+    for view, scores, some in zip(views, rough, likely, strict=True):
+        segment, slots = view.segment, some[scores[some] >= least]
+        items = segment.of_items(recall.found) if recall else ()
+        known = [one for one in items if segment.is_alive[one] and (keeps is None or keeps(segment.cards[one]))]
+        if known:
+            slots = np.union1d(slots, np.array(known, np.int32))
+        if len(slots):
+            yield Chosen(view, slots, np.isin(slots, known) if known else np.zeros(len(slots), bool))
 
 
-def _best(request: Request, judged: Sequence[Judged], size: int, recall: Recall | None) -> Sequence[_Place]:
+def _peaks(scores: Floats) -> Floats:
+    """Return the best score of each of some groups: as many cards at least reach the least of the best of them.
+
+    All scores would take far longer to put in order.
+    """
+    rows = len(scores) // _GROUPS
+    return scores[: rows * _GROUPS].reshape(rows, _GROUPS).max(axis=0) if rows > 1 else scores
+
+
+def _best(judged: Judged, size: int, recall: Recall | None) -> Sequence[_Place]:
     """Return the best places, and all that are as good as the last of them."""
-    lifted = [_lifted(request, one, recall) for one in judged]
-    every = [scores[one.is_hit] for one, scores in zip(judged, lifted, strict=True)]
-    least = _least(np.concatenate(every or [np.zeros(0, np.float32)]), size)
+    scores = _lifted(judged, recall)
+    least = _least(scores[judged.is_hit], size)
     return [
-        _Place(max(round(float(scores[row]), 6), _LEAST), one, row, bool(one.scores[row] < scores[row] < _SAME_WORDS))
-        for one, scores in zip(judged, lifted, strict=True)
-        for row in (one.is_hit & (scores >= least)).nonzero()[0].tolist()
+        _Place(
+            max(round(float(scores[row]), 6), _LEAST),
+            judged.segment(row),
+            int(judged.slots[row]),
+            row,
+            bool(judged.scores[row] < scores[row] < _SAME_WORDS),
+        )
+        for row in (judged.is_hit & (scores >= least)).nonzero()[0].tolist()
     ]
 
 
@@ -145,22 +142,27 @@ def _least(scores: Floats, size: int) -> float:
     return float(np.partition(scores, len(scores) - size)[len(scores) - size]) if len(scores) > size > 0 else -np.inf
 
 
-def _lifted(request: Request, judged: Judged, recall: Recall | None) -> Floats:
+def _lifted(judged: Judged, recall: Recall | None) -> Floats:
     """Return scores with what is remembered counted in; a name that was said stands above all that is not."""
-    segment, scores = judged.view.segment, np.minimum(judged.scores, np.float32(_MOST))
-    if recall is not None:
-        rows = {slot: row for row, slot in enumerate(judged.slots.tolist())}
-        places = [
-            (known, rows.get(slot))
-            for item, known in recall.items.items()
-            for slot in segment.of_items([item]).tolist()
-        ]
-        for known, row in places:
-            if row is not None:
-                scores[row] = min(known.lifted(float(scores[row])), _MOST)
-    is_said = (judged.view.named[judged.slots] >= 1) & (segment.name_sizes[judged.slots] == len(request.stems))
-    scores[is_said] = _SAME_WORDS
+    scores = np.minimum(judged.scores, np.float32(_MOST))
+    first = _first(judged, scores, recall)
+    for number, view in enumerate(judged.views if recall and recall.items else ()):
+        rows = {int(judged.slots[row]): row for row in (judged.numbers == number).nonzero()[0].tolist()}
+        for item, known in recall.items.items() if recall else ():
+            for slot in view.segment.of_items([item]):
+                if (row := rows.get(slot)) is not None:
+                    scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
+    scores[judged.is_named] = _SAME_WORDS
     return scores
+
+
+def _first(judged: Judged, scores: Floats, recall: Recall | None) -> float:
+    """Return the score of the best card, if what is remembered must not pass it lightly."""
+    if recall is None or not judged.is_hit.any():
+        return 1.0
+    row = int(np.where(judged.is_hit, scores, 0).argmax())
+    card = judged.segment(row).cards[int(judged.slots[row])]
+    return recall.to_pass(card.identity.partition("@")[0], float(scores[row]))
 
 
 def _exact(text: str, pools: Sequence[Pool]) -> Iterator[Card]:
@@ -171,13 +173,12 @@ def _exact(text: str, pools: Sequence[Pool]) -> Iterator[Card]:
                 yield card
 
 
-def _hit(place: _Place, request: Request, terms: Mapping[str, Term]) -> Hit:
-    judged, row = place.judged, place.row
-    segment, slot = judged.view.segment, int(judged.slots[row])
-    held = tuple(term.word for term in terms.values() if any(segment.holds(one, slot) for one in term.stems))
+def _hit(place: _Place, judged: Judged, request: Request, terms: Mapping[str, Term]) -> Hit:
+    held, row = place.segment.stems_of(place.slot), place.row
+    words = tuple(term.word for term in terms.values() if not held.isdisjoint(term.stems))
     part = request.texts[judged.parts[row]] if judged.parts[row] else ""
     meaning = round(max(0.0, float(judged.near[row])), 4)
-    return Hit(place.card, place.score, Why(held, part, meaning, place.is_remembered))
+    return Hit(place.card, place.score, Why(words, part, meaning, place.is_remembered))
 
 
 def _order(score: float, card: Card) -> tuple[float, bool, int, str, str, str]:

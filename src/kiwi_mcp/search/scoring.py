@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.request import Request, Term
-from kiwi_mcp.search.segment import Segment, Slots
+from kiwi_mcp.search.segment import Flags, Segment, Slots
+
+_Kind = TypeVar("_Kind", bound=np.generic)
 
 MEANING, NAME = 2.2, 0.2
 """How much meaning, and the share of a name that was said, count against words."""
@@ -20,10 +23,12 @@ _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
 """How much the whole of a request counts against the best of its parts."""
 _SURE, _LEAST_SURE = 0.4, 0.3
 """Words count in full where the best card holds so much of a request, and never less than so."""
-_NEAR = 0.2
-"""From how near on a card is found by its meaning alone."""
+_NEAR, _SEEMS = 0.2, 1.7
+"""From how near on a card is found by its meaning alone, and how much nearer it is than its first coordinates say."""
 _MOST_POSTINGS = 400_000
 _LEAST = 1e-6
+_NO_SLOTS: Slots = np.zeros(0, np.int32)
+_NO_FLAGS: Flags = np.zeros(0, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +37,40 @@ class View:
 
     segment: Segment
     words: Floats
-    """How much each card holds of the whole request, and, a row each, of its parts."""
+    """How much each card holds of the whole request, and, a row each, of its parts; from 0 to 1 once measured."""
     named: Floats
-    """The share of each card's name that the request says."""
+    """How many words of each card's name the request says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """What words are measured by: the most that any card holds of the whole, of a part, and how sure that makes."""
+class Chosen(NamedTuple):
+    """Cards of a view that are worth a closer look, and which of them are remembered."""
 
-    whole: float
-    part: float
-    sureness: float
+    view: View
+    slots: Slots
+    is_remembered: Flags
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Some cards of a view: the score of each, the part of the request it answers, and how near it is in meaning."""
+    """The chosen cards of all views: the score of each, the part of the request it answers, how near in meaning."""
 
-    view: View
+    views: Sequence[View]
+    numbers: Slots
+    """Which of the views each is of."""
     slots: Slots
-    is_hit: NDArray[np.bool_]
+    is_hit: Flags
     """Whether it matches: by a word, by meaning, or because it is remembered."""
     scores: Floats
     said: Floats
+    is_named: Flags
+    """Whether the words of the request are those of its name."""
     parts: Slots
-    meant: Floats
-    """By the whole and the best part."""
     near: Floats
-    """By whichever is nearest."""
+    """To the whole or a part, whichever is nearest."""
+
+    def segment(self, row: int) -> Segment:
+        """Return where a card is."""
+        return self.views[int(self.numbers[row])].segment
 
 
 def view_of(request: Request, terms: Mapping[str, Term], segment: Segment) -> View:
@@ -74,67 +84,89 @@ def view_of(request: Request, terms: Mapping[str, Term], segment: Segment) -> Vi
         if room < _MOST_POSTINGS and term.count > room:
             break
         room -= term.count
+        counts = [(row, counted[term.word]) for row, counted in enumerate(request.counted) if term.word in counted]
         for found, share in term.stems.items():
             slots, impacts, in_name = segment.postings(found)
-            gained = impacts * np.float32(share * term.rarity)
-            for row, counted in zip(rows, request.counted, strict=True):
-                if count := counted.get(term.word, 0):
-                    row[slots] += gained * np.float32(_weight(count))
-            if found not in seen:
-                named[slots] += in_name
+            if not len(slots):
+                continue
+            for row, count in counts:
+                np.add.at(rows[row], slots, impacts * np.float32(share * term.rarity * _weight(count)))
+            if in_name and found not in seen:
+                named[slots[:in_name]] += 1
                 seen.add(found)
-    rows[:, ~segment.is_alive] = 0
-    return View(segment, rows, named / segment.name_sizes)
+    if segment.dead:
+        rows[:, ~segment.is_alive] = 0
+    return View(segment, rows, named)
 
 
-def scale_of(request: Request, terms: Mapping[str, Term], views: Sequence[View]) -> Scale:
-    """Return what words are measured by in some views."""
-    none = np.zeros(len(request.texts), np.float32)
-    most = np.max([none, *(view.words.max(axis=1) for view in views if view.segment.cards)], axis=0)
+def measure(request: Request, terms: Mapping[str, Term], views: Sequence[View]) -> float:
+    """Measure the words of all views by the most that any card holds, and return how sure that makes of words.
+
+    Each part is measured by its own best card: one that asks for little is asked for as well.
+    """
+    least = np.full(len(request.texts), _LEAST, np.float32)
+    most = np.max([least, *(view.words.max(axis=1) for view in views)], axis=0)
     full = [sum(terms[word].rarity * _weight(count) for word, count in counted.items()) for counted in request.counted]
-    sure = max(float(most[row]) / max(full[row], _LEAST) for row in range(len(full)))
-    return Scale(
-        max(float(most[0]), _LEAST),
-        max(float(most[1:].max(initial=0)), _LEAST),
-        min(1.0, max(_LEAST_SURE, sure / _SURE)),
+    sure = max(held / max(whole, _LEAST) for held, whole in zip(most.tolist(), full, strict=True))
+    for view in views:
+        np.divide(view.words, most[:, None], out=view.words)
+    return min(1.0, max(_LEAST_SURE, float(sure) / _SURE))
+
+
+def rough_of(request: Request, view: View, sureness: float) -> Floats:
+    """Return roughly how well each card answers: above 0 if it may match."""
+    segment, said = view.segment, _joined(view.words, _WHOLE_WORDS)
+    rough = said * np.float32(sureness)
+    if request.vectors is not None:
+        near = np.maximum(_joined(segment.nearness(request.vectors), _WHOLE_MEANING), 0)
+        rough += np.float32(MEANING * _SEEMS) * _filled(near, said, segment.is_encoded)
+        if segment.dead:
+            rough[~segment.is_alive] = 0
+    return rough
+
+
+def judge(request: Request, chosen: Sequence[Chosen], sureness: float) -> Judged:
+    """Return the exact scores of some cards."""
+    sizes, none = [len(one.slots) for one in chosen], np.zeros((len(request.texts), 0), np.float32)
+    words = _in_a_row(none, (one.view.words.take(one.slots, axis=1) for one in chosen))
+    near = np.zeros_like(words)
+    if (vectors := request.vectors) is not None:
+        near = _in_a_row(none, (one.view.segment.exact_nearness(vectors, one.slots) for one in chosen))
+    lengths = _in_a_row(none[0], (one.view.segment.name_sizes[one.slots] for one in chosen))
+    named = _in_a_row(none[0], (one.view.named[one.slots] for one in chosen)) / lengths
+    is_encoded = _in_a_row(_NO_FLAGS, (one.view.segment.is_encoded[one.slots] for one in chosen))
+    said, meant = _joined(words, _WHOLE_WORDS), np.maximum(_joined(near, _WHOLE_MEANING), 0)
+    is_hit = (said > 0) | (meant >= _NEAR) | _in_a_row(_NO_FLAGS, (one.is_remembered for one in chosen))
+    raw = (said + NAME * named) * sureness + MEANING * _filled(meant, said, is_encoded)
+    most = 1 + NAME + (MEANING if request.vectors is not None else 0)
+    parts = words[1:] * np.float32(sureness) + MEANING * near[1:]
+    return Judged(
+        views=[one.view for one in chosen],
+        numbers=np.repeat(np.arange(len(chosen), dtype=np.int32), sizes),
+        slots=_in_a_row(_NO_SLOTS, (one.slots for one in chosen)),
+        is_hit=is_hit,
+        scores=(raw / most).astype(np.float32),
+        said=said,
+        is_named=(named >= 1) & (lengths == len(request.stems)),
+        parts=(parts.argmax(axis=0) + 1 if len(parts) else np.zeros(sum(sizes))).astype(np.int32),
+        near=near.max(axis=0),
     )
 
 
-def by_words(view: View, scale: Scale) -> Floats:
-    """Return how well each card answers by its words, from 0 to 1."""
-    return _joined(view.words[0] / scale.whole, view.words[1:] / scale.part, _WHOLE_WORDS)
-
-
-def by_meaning(near: Floats) -> Floats:
-    """Return how well cards answer by their meaning, from how near they are to the whole and to each part."""
-    return _joined(near[0], near[1:], _WHOLE_MEANING)
-
-
-def filled(near: Floats, said: Floats, is_encoded: NDArray[np.bool_]) -> Floats:
+def _filled(near: Floats, said: Floats, is_encoded: Flags) -> Floats:
     """Return how near cards are; one that has no vector yet is taken to be as near as its words let expect."""
-    return np.where(is_encoded, near, said * near[is_encoded].max(initial=0)).astype(np.float32)
+    return near if is_encoded.all() else np.where(is_encoded, near, said * near[is_encoded].max(initial=0))
 
 
-def judge(request: Request, view: View, scale: Scale, slots: Slots, remembered: Slots) -> Judged:
-    """Return the exact scores of some cards, some of which are remembered."""
-    near = np.zeros((len(request.texts), len(slots)), np.float32)
-    if request.vectors is not None:
-        near = view.segment.exact_nearness(request.vectors, slots)
-    said = _joined(view.words[0, slots] / scale.whole, view.words[1:, slots] / scale.part, _WHOLE_WORDS)
-    meant = np.maximum(by_meaning(near), 0)
-    is_hit = (said > 0) | (meant >= _NEAR) | np.isin(slots, remembered)
-    meant = filled(meant, said, view.segment.is_encoded[slots])
-    raw = (said + NAME * view.named[slots]) * scale.sureness + MEANING * meant
-    most = 1 + NAME + (MEANING if request.vectors is not None else 0)
-    parts = view.words[1:, slots] * np.float32(scale.sureness / scale.part) + MEANING * near[1:]
-    answered = parts.argmax(axis=0) + 1 if len(parts) else np.zeros(len(slots), int)
-    scores = (raw / most).astype(np.float32)
-    return Judged(view, slots, is_hit, scores, said, answered.astype(np.int32), meant, near.max(axis=0))
-
-
-def _joined(whole: Floats, parts: Floats, share: float) -> Floats:
-    return np.float32(share) * whole + np.float32(1 - share) * parts.max(axis=0) if len(parts) else whole
+def _joined(rows: Floats, share: float) -> Floats:
+    """Return what cards are to the whole, of which so much counts, and to the best of the parts, in one."""
+    whole: Floats = rows[0]
+    return np.float32(share) * whole + np.float32(1 - share) * rows[1:].max(axis=0) if len(rows) > 1 else whole
 
 
 def _weight(count: int) -> float:
     return 1 + log(count)
+
+
+def _in_a_row(none: NDArray[_Kind], some: Iterable[NDArray[_Kind]]) -> NDArray[_Kind]:
+    return np.concatenate([none, *some], axis=-1)

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kiwi_mcp.search.port import Card, Floats
-from kiwi_mcp.search.sheet import FIELDS, SIZE, Counts, unpack_vectors, unpack_words
+from kiwi_mcp.search.sheet import FIELDS, SIZE, Counts, parted, unpack_vectors, unpack_words
 
 COARSE = 128
 """How many coordinates are compared with all cards; the few that are near are compared in full."""
 
-_SATURATION = 1.2
+_SATURATION = 0.6
+"""How soon it says no more of a card that it holds a word again: that it holds another word says more."""
 
 Slots: TypeAlias = NDArray[np.int32]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -28,7 +29,7 @@ class Parts(NamedTuple):
     """What a segment is made of, beside its cards and their words."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """Where the postings of each stem begin and end."""
+    """Where the postings of each stem begin and end, those of cards whose names hold it first."""
     slots: Slots
     impacts: Floats
     in_name: Flags
@@ -37,6 +38,7 @@ class Parts(NamedTuple):
     """How long each field usually is."""
     packed: NDArray[np.uint8]
     coarse: Floats
+    """The first coordinates of all cards, a row for each coordinate: that is the quickest to multiply with."""
     is_encoded: Flags
     is_alive: Flags
 
@@ -64,26 +66,24 @@ class Segment:
         ranges, slots, impacts, in_name, usual = _postings(words, usual)
         count = len(cards)
         sizes = np.maximum(np.bincount(slots[in_name], minlength=count), 1).astype(np.float32)
-        packed, coarse = np.zeros((count, SIZE), np.uint8), np.zeros((count, COARSE), np.float32)
+        packed, coarse = np.zeros((count, SIZE), np.uint8), np.zeros((COARSE, count), np.float32)
         none, every = np.zeros(count, bool), np.ones(count, bool)
         parts = Parts(ranges, slots, impacts, in_name, sizes, usual, packed, coarse, is_encoded=none, is_alive=every)
         return cls(tuple(cards), tuple(words), parts)
 
-    def postings(self, stem: str) -> tuple[Slots, Floats, Flags]:
-        """Return the slots of the cards that hold a stem, ascending, its impact on each, and whose name holds it."""
+    def postings(self, stem: str) -> tuple[Slots, Floats, int]:
+        """Return the cards that hold a stem, its impact on each, and for how many, the first, the name holds it."""
         begin, end = self._ranges.get(stem, (0, 0))
-        return self._slots[begin:end], self._impacts[begin:end], self._in_name[begin:end]
+        return self._slots[begin:end], self._impacts[begin:end], int(np.count_nonzero(self._in_name[begin:end]))
 
     def holding(self, stem: str) -> int:
         """Return how many cards hold a stem, those that are gone among them."""
         begin, end = self._ranges.get(stem, (0, 0))
         return end - begin
 
-    def holds(self, stem: str, slot: int) -> bool:
-        """Whether a card holds a stem."""
-        slots, _, _ = self.postings(stem)
-        place = int(slots.searchsorted(slot))
-        return place < len(slots) and int(slots[place]) == slot
+    def stems_of(self, slot: int) -> AbstractSet[str]:
+        """Return the stems that a card holds."""
+        return {*self.words[slot].partition(b"\0")[0].decode().split(" ")}
 
     def beginning_with(self, word: str, most: int) -> Sequence[str]:
         """Return some of the stems that begin so."""
@@ -94,9 +94,9 @@ class Segment:
         """Return those of some stems that a card holds."""
         return self._ranges.keys() & stems
 
-    def of_items(self, items: Iterable[str]) -> Slots:
+    def of_items(self, items: Iterable[str]) -> Sequence[int]:
         """Return the slots of the cards of some items, named in full but for their versions."""
-        return np.array([slot for item in items for slot in self._of_item.get(item, ())], np.int32)
+        return [slot for item in items for slot in self._of_item.get(item, ())]
 
     def drop(self, slot: int) -> None:
         """Take a card out of every search."""
@@ -109,7 +109,7 @@ class Segment:
         where = np.asarray(slots, np.int32)
         joined = b"".join(packed)
         self._packed[where] = np.frombuffer(joined, np.uint8).reshape(-1, SIZE)
-        self._coarse[where] = unpack_vectors(joined)[:, :COARSE]
+        self._coarse[:, where] = unpack_vectors(joined)[:, :COARSE].T
         self.is_encoded[where] = True
 
     def packed_vector(self, slot: int) -> bytes:
@@ -118,11 +118,12 @@ class Segment:
 
     def nearness(self, requests: Floats) -> Floats:
         """Return, for each request and each card, nearly how near they are, from the coordinates that say most."""
-        return requests[:, :COARSE] @ self._coarse.T
+        return requests[:, :COARSE] @ self._coarse
 
     def exact_nearness(self, requests: Floats, slots: Slots) -> Floats:
         """Return how near some cards are to each request."""
-        return requests @ unpack_vectors(self._packed[slots].tobytes()).T
+        whole, scales = parted(self._packed.take(slots, axis=0))
+        return (requests @ whole.astype(np.float32).T) * scales.T
 
     @cached_property
     def _of_item(self) -> Mapping[str, Sequence[int]]:
@@ -172,7 +173,8 @@ def _postings(
     counts = np.concatenate([counts for _, counts in sheets] or [np.zeros((0, len(FIELDS)), np.uint8)])
     slots = np.repeat(np.arange(len(sheets), dtype=np.int32), sizes)
     impacts, usual = impacts_of(counts, slots, len(sheets), usual)
-    order = np.argsort(numbered, kind="stable")
+    in_name = counts[:, 0] > 0
+    order = np.argsort(2 * numbered + ~in_name, kind="stable")
     ends = np.cumsum(np.bincount(numbered, minlength=len(numbers))).tolist()
     ranges = dict(zip(numbers, zip([0, *ends], ends, strict=False), strict=True))
-    return ranges, slots[order], impacts[order], counts[order, 0] > 0, usual
+    return ranges, slots[order], impacts[order], in_name[order], usual

@@ -36,7 +36,7 @@ class Field:
     by_length: float
 
 
-FIELDS = (Field(2.0, 0.3), Field(1.0, 0.3), Field(1.0, 0.6), Field(0.7, 0.6), Field(0.3, 0.7))
+FIELDS = (Field(2.0, 0.3), Field(1.0, 0.3), Field(1.0, 0.6), Field(1.0, 0.6), Field(0.5, 0.7))
 """The name, where it is at home, the description, the names of parameters, and what is said of them."""
 
 
@@ -100,9 +100,13 @@ def pack_vectors(rows: Floats) -> Sequence[bytes]:
 
 def unpack_vectors(packed: bytes) -> Floats:
     """Return vectors that were packed one after the other, a row each, nearly of length one."""
-    table = np.frombuffer(packed, np.uint8).reshape(-1, SIZE)
-    scales = np.ascontiguousarray(table[:, SIZE - 4 :]).view(_SCALE)
-    return table[:, : SIZE - 4].view(np.int8).astype(np.float32) * scales
+    whole, scales = parted(np.frombuffer(packed, np.uint8).reshape(-1, SIZE))
+    return whole.astype(np.float32) * scales
+
+
+def parted(table: NDArray[np.uint8]) -> tuple[NDArray[np.int8], Floats]:
+    """Return packed vectors, a row each, as their whole numbers and, a column, what to multiply them by."""
+    return table[:, : SIZE - 4].view(np.int8), np.ascontiguousarray(table[:, SIZE - 4 :]).view(_SCALE)
 
 
 def _is_sound_vector(vector: bytes) -> bool:

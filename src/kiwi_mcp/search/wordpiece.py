@@ -23,7 +23,7 @@ class WordPieces:
     """A vocabulary, and how a text is cut into its pieces."""
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        self._numbers = {piece: number for number, piece in enumerate(vocabulary)}
+        self._numbers = dict(zip(vocabulary, range(len(vocabulary)), strict=True))
         self._unknown, self._first, self._last = (self._numbers[mark] for mark in _MARKS)
         self._known = lru_cache(maxsize=65_536)(self._cut)
 

@@ -17,7 +17,7 @@ from kiwi_mcp.domain.paths import is_tool_id
 from kiwi_mcp.domain.registry import Actor, Listed
 from kiwi_mcp.store.database import Database, Value, within
 from kiwi_mcp.store.lexemes import MOST_MATCHES, WEIGHTS, asked_for, quoted, strong, weightiest
-from kiwi_mcp.store.rows import LISTED, Sight, filled, marks_for, to_listed
+from kiwi_mcp.store.rows import BY_ITEM, LISTED, Sight, filled, marks_for, to_listed
 
 COORDINATES = 384
 """How long the vectors are that the server compares: a signed byte for each, with their scale behind them."""
@@ -43,8 +43,16 @@ _FOUND = (
     + """t.id = e.tool_id and e.model = ? and e.tool_id in ($found) and v.is_latest = true and v.yanked_at is null
   and t.is_builtin = false and $sees"""
 ).replace("\nfrom", ", e.text_hash, e.words, e.vector\nfrom")
+# What was published last is rarely in the index already: few rows of the log tell which items that may be.
+_UNINDEXED = """v.is_latest = true and v.yanked_at is null and t.is_builtin = false and $sees
+  and (t.namespace, t.tool_id) in (
+    select l.namespace, l.tool_id from registry_log l order by l.seq desc limit ?)
+  and not exists (
+    select 1 from tool_embeddings e where e.tool_id = t.id and e.model = ? and e.version_id = v.id)"""
+_FRESH = filled(LISTED, tables=BY_ITEM) + _UNINDEXED
 _HELD = "select lexeme, held from embedding_lexemes where model = ? and lexeme = any(?::text[]) and held > 0"
-_MODEL = "select total, lengths::text[] from embedding_models where model = ?"
+_COUNTED = """select m.total, m.lengths::text[], l.lexeme, l.held from embedding_models m
+left join embedding_lexemes l on l.model = m.model and l.lexeme = any(?::text[]) and l.held > 0 where m.model = ?"""
 _BEGINNING = """select lexeme, held from embedding_lexemes
 where model = ? and lexeme >= ? and starts_with(lexeme, ?) and right(lexeme, 1) <> '+' and held > 0
 order by lexeme limit ?"""
@@ -100,11 +108,12 @@ class Candidates:
     def counts(self, stems: Sequence[str] = ()) -> Counts:
         """Return what tells how rare each stem is, and how long a text."""
         with within(_PATIENCE):
-            rows = self._database.read(_MODEL, (self._model,))
+            rows = self._database.read(_COUNTED, (self._database.encode_list(stems), self._model))
         if not rows:
             return Counts()
         total, lengths = int(str(rows[0][0])), self._database.decode_list(rows[0][1])
-        return Counts(total, self._held(stems), tuple(int(length) / max(total, 1) for length in lengths))
+        held = {str(lexeme): int(str(held)) for *_, lexeme, held in rows if lexeme is not None}
+        return Counts(total, held, tuple(int(length) / max(total, 1) for length in lengths))
 
     def beginning_with(self, word: str, most: int) -> Mapping[str, int]:
         """Return some of the stems that begin so, and how many items hold each."""
@@ -133,6 +142,14 @@ class Candidates:
         with within(_PATIENCE):
             rows = self._database.read(statement, (self._model, *values, *self._sight.members))
         return [self._candidate(row) for row in rows]
+
+    def fresh(self, most: int) -> Sequence[Listed]:
+        """Return those of the items published last that the index does not know yet."""
+        with within(_PATIENCE):
+            rows = self._database.read(
+                filled(_FRESH, sees=self._sight.listed), (*self._sight.members, most, self._model)
+            )
+        return [to_listed(row, self._database) for row in rows]
 
     def _by_words(
         self, stems: Mapping[str, float], limit: int, wanted: Wanted

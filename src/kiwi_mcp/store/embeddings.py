@@ -57,6 +57,8 @@ select ?, added.lexeme, added.held from unnest(?::text[], ?::bigint[]) as added 
 on conflict (model, lexeme) do update set held = embedding_lexemes.held + excluded.held"""
 _PROGRESS = "select count(*), count(*) filter (where dim > 0) from tool_embeddings where model = ?"
 _UNUSED = "select model from embedding_models where used_on < ?"
+_TAKE_OUT = """delete from tool_embeddings where model = ?
+  and tool_id = (select v.tool_id from tool_versions v where v.id = ?)"""
 _FORGET = """delete from tool_embeddings where (tool_id, model) in (
   select tool_id, model from tool_embeddings where model = ? limit ?)"""
 
@@ -148,6 +150,17 @@ class Embeddings:
             self._bare.give_up()
             raise
 
+    def take_out(self, version_ids: Sequence[str]) -> None:
+        """Let go of what is kept of some versions, since it is damaged: they are missing then, and are made again."""
+        with self._database.transaction() as transaction:
+            known, change = self._known(transaction, version_ids), _Change()
+            for id_, counted in known.items():
+                if transaction.write(_TAKE_OUT, (self._model, id_)):
+                    change.add(-1, *counted)
+            self._count(transaction, change)
+        self._stale.give_up()
+        self._bare.give_up()
+
     def tend(self) -> None:
         """Forget some of what models left that no kernel has used for long: now and then, not on a caller's time."""
         with self._database.transaction() as transaction:
@@ -176,7 +189,7 @@ class Embeddings:
         return ()
 
     def _write(self, transaction: Transaction, leaves: Sequence[Leaf]) -> None:
-        known, change = self._known(transaction, leaves), _Change()
+        known, change = self._known(transaction, [leaf.version_id for leaf in leaves]), _Change()
         for leaf in leaves:
             lexemes = lexemes_of(leaf.impacts)
             if transaction.write(*self._adding(leaf, vector_of(lexemes))):
@@ -185,9 +198,8 @@ class Embeddings:
                     change.add(-1, *known[leaf.version_id])
         self._count(transaction, change)
 
-    def _known(self, transaction: Transaction, leaves: Sequence[Leaf]) -> Mapping[str, tuple[Sequence[str], _Lengths]]:
+    def _known(self, transaction: Transaction, ids: Sequence[str]) -> Mapping[str, tuple[Sequence[str], _Lengths]]:
         """Return what the items of some versions hold in the index, whichever version that is from."""
-        ids = [leaf.version_id for leaf in leaves]
         rows = transaction.read(f"{_KNOWN} ({marks_for(ids)})", (self._model, *ids))
         read = self._database.decode_list
         return {str(id_): (read(lexemes), [*map(int, read(lengths))]) for id_, lexemes, lengths in rows}

@@ -62,6 +62,9 @@ _TOP_LATEST = """select * from (select v.id, v.executor_version_id, 1 from tools
   where t.tool_id = ? and t.namespace in ($order) and $sees and v.tool_id = t.id and v.is_latest = true
   order by case t.namespace $cases end limit 1) as top"""
 _HOW_MANY = "select count(*) from tool_versions v cross join tools t where t.id = v.tool_id and $sees"
+_NAMESPACES = """select t.namespace from tools t cross join tool_versions v
+where v.tool_id = t.id and v.is_latest = true and $sees
+group by t.namespace order by count(*) desc, t.namespace limit ?"""
 _HEAD = "select seq from registry_log order by seq desc limit 1"
 _EVENTS = """select l.seq, l.op, l.namespace, l.tool_id, l.version, l.content_hash, l.closure_hash, l.actor,
   l.created_at, l.reason, t.visibility, l.hash
@@ -103,6 +106,11 @@ class Registry:
         """Return how many versions the store holds that lists may show to the actor."""
         rows = self._database.read(filled(_HOW_MANY, sees=self._sight.listed), self._sight.members)
         return int(str(rows[0][0]))
+
+    def namespaces(self, limit: int) -> tuple[str, ...]:
+        """Return the namespaces of which lists may show something to the actor, those with most items first."""
+        asked = filled(_NAMESPACES, sees=self._sight.listed)
+        return tuple(str(name) for (name,) in self._database.read(asked, (*self._sight.members, limit)))
 
     def as_seen_by(self, actor: Actor) -> Registry:
         """Return the same registry for somebody else."""

@@ -20,14 +20,14 @@ LONGEST = 300
 _PATIENCE = 10.0
 _OF = """select item, request, is_run, at, project, encoder, vector from remembered
 where owner = ? and actor = ? order by at desc, request"""
+_OF_ITEM = """select item, request, is_run, at, project, encoder, vector from remembered
+where owner = ? and actor = ? and project = ? and item = ? order by at desc, request"""
 _ADD = """insert into remembered (owner, actor, project, item, request, is_run, at, encoder, vector)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (owner, actor, project, item, request) do update
 set at = excluded.at, is_run = case when remembered.is_run > excluded.is_run then remembered.is_run
 else excluded.is_run end"""
 _ENCODE = """update remembered set encoder = ?, vector = ?
 where owner = ? and actor = ? and project = ? and item = ? and request = ?"""
-_OF_ITEM = """select request from remembered where owner = ? and actor = ? and project = ? and item = ?
-order by at desc, request"""
 _DROP = "delete from remembered where owner = ? and actor = ? and project = ? and item = ? and request = ?"
 _FORGET = "delete from remembered where owner = ? and actor = ?"
 _FORGET_ITEM = "delete from remembered where owner = ? and actor = ? and item = ?"
@@ -51,6 +51,12 @@ class Remembered:
         with within(_PATIENCE):
             return [_trace(row) for row in self.database.read(_OF, self._key(actor))]
 
+    def of_item(self, actor: str, project: str, item: str) -> Sequence[Trace]:
+        """Return what is remembered of somebody's use of one item, the latest first."""
+        place = (*self._key(actor), clean(project), clean(item))
+        with within(_PATIENCE):
+            return [_trace(row) for row in self.database.read(_OF_ITEM, place)]
+
     def mark(self, actor: str) -> tuple[int, int, int]:
         """Return something else whenever what is remembered of somebody has changed."""
         with within(_PATIENCE):
@@ -66,8 +72,8 @@ class Remembered:
             for request in instead:
                 transaction.write(_DROP, (*place, request))
             transaction.write(_ADD, row)
-            for (oldest,) in transaction.read(_OF_ITEM, place)[PER_ITEM:]:
-                transaction.write(_DROP, (*place, oldest))
+            for old in map(_trace, transaction.read(_OF_ITEM, place)[PER_ITEM:]):
+                transaction.write(_DROP, (*place, old.request))
             # Whatever is as old as the first that is one too many goes with it.
             transaction.write(_CUT, (*key, *key, MOST))
             transaction.write(_CUT_ALL, (self._owner, self._owner, MOST_IN_ALL))

@@ -28,7 +28,7 @@ _MOST_FORGOTTEN = 10_000
 _AT_ONCE = 2_000
 """How many sheets one query asks for."""
 _TENDED = 3_600.0
-"""How many seconds pass before a writer looks after the rest again."""
+"""How many seconds pass before a process looks after the rest again."""
 _PATIENCE = 10.0
 _READ = "select digest, words, vector, used_on from sheets where digest in"
 _ADD = "insert into sheets (digest, words, vector, used_on) values"
@@ -80,6 +80,11 @@ class Sheets:
                 with self._writing() as transaction:
                     transaction.write(f"{_ADD} {rows} {_MEND}", values)
         if monotonic() - self._tended > _TENDED:
+            self.tend()
+
+    def tend_to_used(self) -> None:
+        """Let what was read count as used, where that was last written down long ago; who writes does so anyway."""
+        if self._used and monotonic() - self._tended > _TENDED:
             self.tend()
 
     def tend(self) -> None:

@@ -26,7 +26,7 @@ from kiwi_mcp.drivers.held import check_level, known_standings
 from kiwi_mcp.drivers.process import driver
 from kiwi_mcp.drivers.process.jail import hold
 from kiwi_mcp.kernel.isolation import tell_isolation
-from kiwi_mcp.kernel.pipeline import plan_digest
+from kiwi_mcp.kernel.plan_digest import plan_digest
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.host import backends
 from kiwi_mcp.sandbox.port import Backend

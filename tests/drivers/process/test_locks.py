@@ -10,14 +10,12 @@ import tarfile
 import zipfile
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from hashlib import sha256, sha512
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.drivers.process.environments.indexes import npm_indexes
@@ -26,42 +24,8 @@ from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.places import cache_folder
 
 
-@dataclass
-class Index:
-    """A package index on this machine that notes what it is asked for."""
-
-    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    address: str = ""
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        index = self
-
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                index.asked.append(self.path)
-                kind, data = index.files.get(self.path, ("text/plain", b""))
-                self.send_response(200 if self.path in index.files else 404)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(data)
-
-            do_HEAD = do_GET  # noqa: N815 - as the library calls it
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-                return
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-            self.address = f"http://127.0.0.1:{server.server_address[1]}"
-            Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield
-            finally:
-                server.shutdown()
+class Index(PackageIndex):
+    """An index that offers a teapot, which says what it is told."""
 
     def wheel(self, version: str, says: str) -> str:
         """Offer a version of a Python package, alone, and return its hash."""

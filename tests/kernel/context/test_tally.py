@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,3 +94,23 @@ def test_where_nothing_can_be_written_nothing_is_lost_but_the_figure(tmp_path: P
     note(tally, "search", LONG)
     note(tally, "search", {"number": float("nan")})
     assert tally.means() == {}
+
+
+def test_whoever_waits_for_an_answer_does_not_wait_for_it_to_be_measured(tally: Tally, tmp_path: Path) -> None:
+    async def given() -> bool:
+        note(tally, "search", SHORT)
+        return (tmp_path / "context").exists()
+
+    assert not asyncio.run(given())
+    assert tally.means() == {"search": Mean(1, cost_of_json(SHORT))}
+
+
+def test_few_answers_wait_to_be_measured(tally: Tally, tmp_path: Path) -> None:
+    async def given() -> None:
+        for _ in range(100):
+            note(tally, "search", SHORT)
+
+    asyncio.run(given())
+    assert 80 < Tally(tmp_path).means()["search"].number < 100
+    tally.settle()
+    assert Tally(tmp_path).means()["search"].number == 100

@@ -489,7 +489,7 @@ def test_the_era_a_server_had_is_known_before_it_is_used_again(kernel: Kernel, s
         await kernel.call("mcp", {"action": "add", "server": "one", **scripted.words})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kiwi_mcp.kernel.mcp.servers._lister", Lister)
-            Servers(Path(), kernel._remembered, tuple, unproven).hear()
+            Servers(Path(), kernel._parts.catalogs.definitions, tuple, unproven).hear()
         await kernel.aclose()
 
     asyncio.run(story())

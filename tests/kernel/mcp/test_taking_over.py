@@ -274,7 +274,7 @@ def test_what_changed_of_a_manifest_is_shown_without_secrets(ask: Ask, desk: Des
     ask("mcp", action="accept", server="one")
     assert ask("mcp", action="diff", server="one").content["status"] == "same"
     key = ServerKey(str(desk.project / ".ai"), "one")
-    record = kernel._remembered().find(key)
+    record = kernel._parts.catalogs.definitions().find(key)
     assert record is not None
     assert TOKEN not in json.dumps(record.words)
 
@@ -311,7 +311,7 @@ def test_the_words_that_are_kept_hold_no_secret(ask: Ask, kernel: Kernel) -> Non
     }
     manifest: JsonObject = {"executor": "subprocess", "config": config, "description": "x"}
     ask("mcp", action="add", server="one", start=False, manifest=manifest)
-    server = kernel._catalog(None).find("one")
+    server = kernel._parts.catalogs.of(None).find("one")
     assert words_of(server) == {
         "transport": "stdio",
         "command": "server",

@@ -131,6 +131,16 @@ def test_an_encoder_that_fails_leaves_the_words(space: Space, write: Callable[..
     assert view.indexing == {"cards": 1, "words": 1, "meaning": 0}
 
 
+def test_what_is_kept_is_looked_after_once_nothing_else_is_left_to_do(
+    space: Space, write: Callable[..., None], encoder: Counting
+) -> None:
+    tended: list[int] = []
+    write("send_bill", "Sends a bill")
+    settled(Library(load=lambda: encoder, tend=lambda: tended.append(len(encoder.texts))), Catalog(space))
+    assert tended
+    assert {*tended} == {1}
+
+
 @pytest.mark.req("E1")
 def test_what_was_encoded_once_is_never_encoded_again(
     space: Space, write: Callable[..., None], encoder: Counting
@@ -228,3 +238,25 @@ def test_when_all_is_gone_nothing_is_told_of(space: Space, write: Callable[..., 
     assert [card.tool_id for card in settled(library, catalog).cards] == ["send_bill"]
     (space.project_ai / "tools" / "send_bill.yaml").unlink()
     assert [*settled(library, catalog).cards] == []
+
+
+@pytest.mark.req("E2")
+def test_the_homes_of_items_are_those_of_now(space: Space, write: Callable[..., None], encoder: Counting) -> None:
+    write("send_bill", "Sends a bill")
+    library, catalog = Library(load=lambda: encoder), Catalog(space)
+    view = settled(library, catalog)
+    assert view.homes() == view.homes() == " Here: `send_bill`."
+    assert view.homes(lambda _: False) == ""
+    write("look_out", "Tells the weather")
+    assert library.view(catalog, OWN).homes() == " Here: `look_out`, `send_bill`."
+
+
+def test_a_name_is_shared_where_several_items_have_it_that_are_seen(
+    space: Space, write: Callable[..., None], encoder: Counting
+) -> None:
+    write("send_bill", "Sends a bill")
+    write("look_out", "Tells the weather")
+    write("send_bill", "Sends a bill by post", space.user)
+    view = settled(Library(load=lambda: encoder), Catalog(space))
+    assert [view.is_shared(name) for name in ("send_bill", "look_out", "nothing")] == [True, False, False]
+    assert not view.is_shared("send_bill", lambda card: card.source == "user")

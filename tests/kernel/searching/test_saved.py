@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from time import time
+from typing import Protocol
 
 import pytest
 
@@ -15,6 +17,7 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.kernel.searching import saved
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.saved import MANY
@@ -59,6 +62,27 @@ def record(space: Space, store: Definitions) -> ServerRecord:
     return record
 
 
+class Memory:
+    """Sheets, kept as long as the test lasts; it notes what was asked for."""
+
+    def __init__(self) -> None:
+        self.sheets: dict[bytes, Kept] = {}
+        self.asked: list[bytes] = []
+
+    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, Kept]:
+        self.asked += digests
+        return {digest: self.sheets[digest] for digest in digests if digest in self.sheets}
+
+    def write(self, kept: Mapping[bytes, Kept]) -> None:
+        self.sheets.update(kept)
+
+
+class Counting(Encoder, Protocol):
+    """An encoder that notes each text."""
+
+    texts: list[str]
+
+
 def settled(library: Library, catalog: Catalog) -> View:
     library.view(catalog, MCP)
     assert library.settle(60)
@@ -82,7 +106,24 @@ def test_a_large_index_is_read_at_once_and_lists_no_source(
     assert hits(view, "invoice 7") == hits(made, "invoice 7")
     assert hits(view, "tool_1001")[0] == ("tool_1001", 1.0)
     assert len([*view.cards]) == COUNT
-    assert 0 < len([*view.glimpse]) < MANY
+    assert 0 < sum(map(len, view.glimpse)) < MANY
+
+
+@pytest.mark.usefixtures("record")
+def test_an_index_that_is_a_month_old_is_made_again_so_that_what_it_stands_for_counts_as_used(
+    space: Space, store: Definitions, encoder: Counting
+) -> None:
+    keep = Memory()
+    settled(Library(lambda: keep, lambda: encoder), Catalog(space, definitions=lambda: store))
+    (place,) = (space.cache / "search").glob("*.index")
+    month = 30 * 86_400
+    for age, is_read in ((month - 3_600, False), (month + 3_600, True)):
+        os.utime(place, (time() - age,) * 2)
+        keep.asked.clear()
+        settled(Library(lambda: keep, lambda: encoder), Catalog(space, definitions=lambda: store))
+        assert bool(keep.asked) == is_read
+    assert time() - place.stat().st_mtime < month
+    assert len(encoder.texts) == COUNT
 
 
 def test_what_changed_since_is_found_and_what_went_is_not(

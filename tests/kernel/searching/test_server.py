@@ -11,7 +11,9 @@ import pytest
 from kiwi_mcp.catalog.registry import RegistrySource
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.store.open import open_database
 
 TOOL = """tool_id: {name}
 tool_type: script
@@ -20,6 +22,8 @@ executor: bash_runtime
 description: {description}
 config: {{entrypoint: main.sh}}
 """
+
+ONE = "where tool_id in (select id from tools where tool_id = 'send_bill')"
 
 
 @pytest.fixture
@@ -132,3 +136,44 @@ def test_what_is_remembered_of_a_server_is_found_whatever_it_says_of_itself(
         assert other["results"] == []
 
     asyncio.run(story())
+
+
+@pytest.mark.usefixtures("home")
+def test_a_damaged_row_of_a_server_is_found_all_the_same_and_mended(
+    project: Path, postgres_url: str, publish: Callable[..., JsonObject], owner: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
+    monkeypatch.setenv("KIWI_SEARCH", "words")
+    database = open_database(postgres_url)
+
+    def kept() -> list[object]:
+        return [words for (words,) in database.read(f"select words from tool_embeddings {ONE}")]
+
+    async def story() -> None:
+        kernel = Kernel(project)
+        try:
+            assert not (await kernel.call("execute", publish("send_bill", "Sends a bill"), owner)).is_error
+            await settled(kernel)
+            sound = kept()
+            with database.transaction() as transaction:
+                transaction.write(f"update tool_embeddings set words = ? {ONE}", (b"\xff\x00abc",))
+            for _ in range(2):  # the first sees that it is damaged, the second has it made again
+                assert await found(kernel) == ["send_bill"]
+                await settled(kernel)
+            assert kept() == sound != []
+            assert await found(kernel) == ["send_bill"]
+        finally:
+            await kernel.aclose()
+
+    async def found(kernel: Kernel) -> list[object]:
+        told = (await kernel.call("search", {"query": "bill", "source": "registry"}, owner)).content
+        return [as_object(one).get("name") for one in as_list(told.get("results"))]
+
+    async def settled(kernel: Kernel) -> None:
+        await found(kernel)
+        await kernel.index(silent, seconds=20)
+
+    try:
+        asyncio.run(story())
+    finally:
+        database.close()

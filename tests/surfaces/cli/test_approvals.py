@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
 import select
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from tests.surfaces.cli.conftest import Kiwi
 
 import kiwi_mcp
-from kiwi_mcp.surfaces import start
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
 
 
 @pytest.fixture
-def kiwi(project: Path, sent: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the project, as its entry point would."""
-    monkeypatch.chdir(project)
-
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+def kiwi(sent: list[str], kiwi: Kiwi) -> Kiwi:
+    """Run a command in the project, with nobody at a terminal."""
+    return partial(kiwi, given="")
 
 
 @pytest.mark.req("K4")

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from tests.surfaces.cli.conftest import Ended, Kiwi
 
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.surfaces import start
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
 
 
 @pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in a project with one tool, as its entry point would."""
-    monkeypatch.chdir(project)
+def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
+    """Run a command in a project with one tool."""
     folder = project / ".ai" / "tools" / "say"
     folder.mkdir(parents=True)
     (folder / "tool.yaml").write_text(
@@ -39,17 +23,7 @@ def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     )
     (folder / "main.sh").write_text("echo hi\n")
 
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        code = 0
-        try:
-            start.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        printed = capsys.readouterr()
-        return Ended(code, printed.out, printed.err)
-
-    return run
+    return kiwi
 
 
 def test_nothing_was_done_yet(kiwi: Kiwi) -> None:

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp import __version__
-from kiwi_mcp.surfaces import start
 
 SOURCE = '"""Say a word"""\n__version__ = "1.0.0"\n__tool_type__ = "python"\n__executor_id__ = "python_runtime"\n\n\n'
 CODE = """def main(word: str, count: int = 1, loud: bool = False):
     print('noise')
     return (word.upper() if loud else word) * count
 """
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
-
-
-@pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the project, as its entry point would."""
-    monkeypatch.chdir(project)
-
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

@@ -7,30 +7,16 @@ import os
 import pty
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 from tests.plugins.machines import Machine, MakeMachine
+from tests.surfaces.cli.conftest import Ended, Kiwi
 
 from kiwi_mcp.domain.json import as_object, as_text
-from kiwi_mcp.surfaces import start
 
 FINGERPRINT = re.compile(r"\b(?:[0-9a-f]{4}-){7}[0-9a-f]{4}\b")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, with `F` for every fingerprint."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -43,17 +29,13 @@ def bob(a_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def kiwi(bob: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command on a machine, as its entry point would."""
+def kiwi(bob: Machine, command: Kiwi) -> Kiwi:
+    """Run a command on a machine, with `F` for every fingerprint."""
     assert bob.project == Path.cwd()
 
     def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        out = printed.out if "--json" in words else FINGERPRINT.sub("F", printed.out)
-        return Ended(int(ended.value.code or 0), out, FINGERPRINT.sub("F", printed.err))
+        code, out, talk = command(*words)
+        return Ended(code, out if "--json" in words else FINGERPRINT.sub("F", out), FINGERPRINT.sub("F", talk))
 
     return run
 

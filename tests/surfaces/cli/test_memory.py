@@ -8,30 +8,17 @@ import pty
 import select
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from tests.surfaces.cli.conftest import Kiwi
 
 import kiwi_mcp
 from kiwi_mcp.domain.trace import Trace
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.store.remembered import Remembered
-from kiwi_mcp.surfaces import start
 
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
 SAY = """\
 tool_id: say
 tool_type: script
@@ -41,21 +28,6 @@ description: Speak a word aloud
 parameters: {type: object, properties: {word: {type: string}}, required: [word], additionalProperties: false}
 config: {entrypoint: main.sh, env: {WORD: "{word}"}}
 """
-
-
-@pytest.fixture
-def kiwi(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the project, as its entry point would."""
-    monkeypatch.chdir(project)
-
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

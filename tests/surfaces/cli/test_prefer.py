@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp.domain.receipt import Receipt
 from kiwi_mcp.domain.run import iso, run_id
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.surfaces import start
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
 
 
 @pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the project, as its entry point would."""
-    monkeypatch.chdir(project)
+def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
+    """Run a command in a project with one tool."""
     (project / ".ai" / "tools").mkdir()
     (project / ".ai" / "tools" / "weather.py").write_text(
         '"""Tell the weather"""\n__version__ = "1.0.0"\n__tool_type__ = "script"\n'
         '__executor_id__ = "python_runtime"\n\n\ndef main(city: str):\n    return city\n'
     )
 
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+    return kiwi
 
 
 def test_the_list_goes_to_stdout_and_what_to_do_to_stderr(kiwi: Kiwi) -> None:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.plugins.machines import Machine
+from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.searching import opening
 from kiwi_mcp.search.port import Floats
-from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli import searching
 from kiwi_mcp.surfaces.cli.screen import Screen, strong
 from kiwi_mcp.surfaces.cli.search_views import VIEWS
-
-Kiwi = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -37,18 +35,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def kiwi(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the machine's project; its exit code, its data and its talk."""
-    assert machine.project.exists()
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+def kiwi(machine: Machine, command: Kiwi) -> Kiwi:
+    """Run a command in the machine's project."""
+    assert machine.project == Path.cwd()
+    return command
 
 
 def test_each_hit_is_a_row_with_its_score_and_below_it_the_words_that_matched(kiwi: Kiwi) -> None:

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
 from keyring import get_keyring, set_keyring
 from keyring.backends import fail
-
-from kiwi_mcp.surfaces import start
+from tests.surfaces.cli.conftest import Ended, Kiwi
 
 VALUE = "s3cret-value-91c2"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
-
-
 @pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the project, as its entry point would, with something on standard input."""
-    monkeypatch.chdir(project)
+def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
+    """Run a command in the project, with something on standard input."""
     folder = project / ".ai" / "tools"
     folder.mkdir()
     (folder / "crm.yaml").write_text(
@@ -45,13 +28,9 @@ def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     )
 
     def run(*words: str, given: str = "") -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        assert VALUE not in printed.out + printed.err
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+        ended = kiwi(*words, given=given)
+        assert VALUE not in ended.out + ended.err
+        return ended
 
     return run
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.plugins.machines import Machine
+from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.tasks import KEPT_MS, Task
-from kiwi_mcp.surfaces import start
-
-Kiwi = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -29,18 +25,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def kiwi(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in the machine's project; its exit code, its data and its talk."""
-    assert machine.project.exists()
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+def kiwi(machine: Machine, command: Kiwi) -> Kiwi:
+    """Run a command in the machine's project."""
+    assert machine.project == Path.cwd()
+    return command
 
 
 def test_a_run_is_shown_in_lines_and_found_by_the_beginning_of_its_id(kiwi: Kiwi, machine: Machine) -> None:

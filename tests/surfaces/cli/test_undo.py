@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from kiwi_mcp.surfaces import start
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: its exit code, its data and its talk."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kiwi = Callable[..., Ended]
+from tests.surfaces.cli.conftest import Kiwi
 
 
 @pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
-    """Run a command in a repository with one tool, as its entry point would."""
-    monkeypatch.chdir(project)
+def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
+    """Run a command in a repository with one tool."""
     folder = project / ".ai" / "tools" / "change"
     folder.mkdir(parents=True)
     (folder / "main.sh").write_text('echo changed > "$KIWI_PROJECT/notes.txt"\n')
@@ -40,15 +23,8 @@ def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (project / "notes.txt").write_text("mine\n")
     subprocess.run(["git", "init", "-q"], cwd=project, timeout=30, check=True)
 
-    def run(*words: str) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["kiwi", *words])
-        with pytest.raises(SystemExit) as ended:
-            start.main()
-        printed = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    assert run("approvals", "rules", "add", "project/local/change@*").code == 0
-    return run
+    assert kiwi("approvals", "rules", "add", "project/local/change@*").code == 0
+    return kiwi
 
 
 def test_a_run_is_saved_listed_shown_and_undone(project: Path, kiwi: Kiwi) -> None:

@@ -1,24 +1,27 @@
-"""The description of `search` names the servers that are installed here, within bounds, and follows them."""
+"""The description of `search` names the sources that are here, within bounds, and follows them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.subscriptions import ToolsListChanged
+from tests.plugins.machines import MakeMachine
 
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
-from kiwi_mcp.domain.json import compact
+from kiwi_mcp.domain.json import JsonObject, as_text, compact
 from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.context.cost import cost_of
 from kiwi_mcp.kernel.context.sent import all_sent
+from kiwi_mcp.kernel.naming import known_namespaces, namespaces_place
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -46,9 +49,10 @@ class Heard(Changes):
         self.is_outdated = True
 
 
-def told(*servers: str) -> str:
+def told(servers: Sequence[str], namespaces: Sequence[str]) -> str:
     return "\n".join(
-        compact(tool.model_dump(mode="json", by_alias=True, exclude_none=True)) for tool in definitions(servers)
+        compact(tool.model_dump(mode="json", by_alias=True, exclude_none=True))
+        for tool in definitions(servers, namespaces)
     )
 
 
@@ -90,10 +94,15 @@ def test_the_servers_with_most_tools_are_named_first(ask: Ask, tmp_path: Path, p
     assert "Installed here: small." in settled(project)[0]["legacy"]
 
 
-@given(st.lists(st.text("abcxyz-_.123", min_size=1, max_size=80), max_size=60))
+NAMES = st.lists(st.text("abcxyz-_.123", min_size=1, max_size=80), max_size=60)
+
+
+@given(NAMES, NAMES)
 @settings(max_examples=40, deadline=None)
-def test_however_many_servers_there_are_all_definitions_stay_within_their_bounds(servers: list[str]) -> None:
-    text = told(*servers)
+def test_however_many_sources_there_are_all_definitions_stay_within_their_bounds(
+    servers: list[str], namespaces: list[str]
+) -> None:
+    text = told(servers, namespaces)
     assert cost_of(text).tokens < MOST_TOKENS
     assert len(text) <= MOST_CHARACTERS
 
@@ -106,11 +115,22 @@ def test_those_that_there_is_no_room_for_are_counted() -> None:
     assert definitions(["x" * 500])[0].description == f"{definitions()[0].description} Installed here: {'x' * 40}."
 
 
+def test_namespaces_leave_most_of_the_room_to_servers() -> None:
+    namespaces = [f"team-{number}" for number in range(500)]
+    alone = definitions([f"server-{number}" for number in range(500)])[0].description or ""
+    both = definitions([f"server-{number}" for number in range(500)], namespaces)[0].description or ""
+    assert both.count("server-") > alone.count("server-") / 2
+    assert 1 < both.count("team-") < both.count("server-")
+    assert definitions((), ["acme", "team"])[0].description == (
+        f"{definitions()[0].description} In source registry: acme, team."
+    )
+
+
 def test_what_is_named_is_counted_among_what_every_conversation_costs() -> None:
     known = ("github", "tracker")
     plain, named = (
         {one.name: one.cost.tokens for one in all_sent(offers)}
-        for offers in (ONLY_META_TOOLS, Offers(ONLY_META_TOOLS.meta_tools, servers=known))
+        for offers in (ONLY_META_TOOLS, Offers(ONLY_META_TOOLS.meta_tools, servers=known, namespaces=known))
     )
     assert named["search"] > plain["search"]
     assert named["load"] == plain["load"]
@@ -121,6 +141,8 @@ def test_a_client_hears_of_a_server_that_comes_or_goes() -> None:
     assert [*differences(ONLY_META_TOOLS, with_one)] == [ToolsListChanged()]
     assert [*differences(with_one, ONLY_META_TOOLS)] == [ToolsListChanged()]
     assert [*differences(with_one, with_one)] == []
+    with_namespace = Offers(ONLY_META_TOOLS.meta_tools, namespaces=("acme",))
+    assert [*differences(ONLY_META_TOOLS, with_namespace)] == [ToolsListChanged()]
 
 
 def test_the_next_start_names_them_at_once_and_forgets_them_once_they_are_gone(
@@ -162,6 +184,84 @@ def test_the_first_start_after_any_change_of_servers_gives_out_no_list_that_is_o
     assert settled(project)[0] == load_tools(prepared, str(project)) == prepared["tools"]
 
 
+def test_a_server_that_is_removed_or_written_like_any_item_is_in_the_first_list_after_that(
+    ask: Ask, tmp_path: Path, project: Path
+) -> None:
+    prepared = load_prepared()
+    add(ask, tmp_path, "tracker", 1)
+    assert "Installed here: tracker." in settled(project)[0]["legacy"]
+    loaded = ask("load", item_id="tracker").content
+    where = {"location": as_text(loaded["source"])}
+
+    assert not ask("execute", action="delete", item_id="tracker", parameters=where).is_error
+    assert load_tools(prepared, str(project)) == {}
+    assert settled(project)[0] == prepared["tools"]
+
+    written = {**where, "manifest": yaml.safe_load(as_text(loaded["content"]))}
+    assert not ask("execute", action="create", item_id="tracker", parameters=written).is_error
+    assert load_tools(prepared, str(project)) == {}
+
+    settled(project)
+    changed = {**where, "description": "Another one."}
+    assert not ask("execute", action="update", item_id="tracker", parameters=changed).is_error
+    assert load_tools(prepared, str(project)) == {}
+
+
+def test_writing_an_item_that_is_no_server_leaves_the_list_as_it_was(ask: Ask, tmp_path: Path, project: Path) -> None:
+    add(ask, tmp_path, "tracker", 1)
+    lists, _ = settled(project)
+    words = {"tool_id": "greet", "tool_type": "script", "version": "1.0.0", "executor": "bash_runtime"}
+    manifest: JsonObject = {**words, "description": "Says hi.", "config": {"entrypoint": "main.sh"}}
+    written = {"manifest": manifest, "files": {"main.sh": "echo hi\n"}}
+    assert not ask("execute", action="create", item_id="greet", parameters=written).is_error
+    assert load_tools(load_prepared(), str(project)) == lists
+
+
+def test_the_namespaces_of_the_registry_are_named_from_the_first_list_after_it_changed(
+    a_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, bob = (a_machine(name, namespaces=["acme", "team"]) for name in ("ann", "bob"))
+    monkeypatch.setenv("USER_SPACE", str(bob.user))
+    project, prepared = str(bob.project), load_prepared()
+    assert settled(bob.project)[0] == load_tools(prepared, project) == prepared["tools"]
+    for name, namespace in (("greet", "team"), ("wave", "team"), ("nod", "acme")):
+        ann.publish(name, namespace=namespace)
+    ann.exchange("push", f"{tmp_path}/share")
+    bob.exchange("pull", f"{tmp_path}/share", dry_run=True)
+    assert load_tools(prepared, project) == prepared["tools"]
+
+    bob.exchange("pull", f"{tmp_path}/share")
+
+    assert load_tools(prepared, project) == {}
+    lists, _ = settled(bob.project)
+    assert all("In source registry: team, acme." in text for text in lists.values())
+    bob.publish("shrug", namespace="team")
+    assert load_tools(prepared, project) == lists  # there is no other name, so nothing is made again
+    bob.publish("bow", namespace="acme")
+    bob.publish("clap", namespace="acme")
+    assert load_tools(prepared, project) == lists
+
+
+def test_the_namespaces_of_another_registry_are_not_named(
+    a_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = a_machine("ann", namespaces=["acme"])
+    monkeypatch.setenv("USER_SPACE", str(ann.user))
+    ann.publish("greet", namespace="acme")
+    assert [*known_namespaces(ann.user)] == ["acme"]
+    monkeypatch.setenv("KIWI_REGISTRY", f"sqlite://{tmp_path}/other.db")
+    assert known_namespaces(ann.user) == ()
+    assert "In source registry" not in settled(ann.project)[0]["legacy"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"namespaces": 3}', "[" * 100_000])
+def test_a_damaged_file_of_namespaces_names_none(tmp_path: Path, text: str) -> None:
+    place = namespaces_place(tmp_path)
+    place.parent.mkdir()
+    place.write_text(text)
+    assert known_namespaces(tmp_path) == ()
+
+
 def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(
     ask: Ask, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,18 +276,19 @@ def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(
     assert "Installed here: tracker." in settled(project)[0]["legacy"]
 
 
-def test_a_visitor_is_told_of_the_servers_that_are_theirs_to_know(project: Path) -> None:
+def test_a_visitor_is_told_of_the_sources_that_are_theirs_to_know(project: Path) -> None:
     class Visited(VisitedKernel):
         def _permission(self) -> Permission:
-            listed = Grant(items=Rules(("mcp/tracker/*", "mcp/diary/read@*")), is_secretive=True)
+            items = Rules(("mcp/tracker/*", "mcp/diary/read@*", "registry/acme/*", "registry/team/greet@*"))
+            listed = Grant(items=items, is_secretive=True)
             return Permission(self.catalog(), lambda: Rights((Grant(), listed)))
 
     kernel = Visited(project)
     try:
-        seen = kernel.seen(Offers(("search",), servers=("diary", "tracker", "vault")))
+        seen = kernel.seen(Offers(("search",), servers=("diary", "tracker", "vault"), namespaces=("acme", "team")))
     finally:
         asyncio.run(kernel.aclose())
-    assert seen.servers == ("tracker",)
+    assert (seen.servers, seen.namespaces) == (("tracker",), ("acme",))
 
 
 def test_a_kernel_that_serves_notices_a_server_that_another_process_adds(

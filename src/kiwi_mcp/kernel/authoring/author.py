@@ -27,6 +27,7 @@ from kiwi_mcp.kernel.authoring.drafts import Draft, discard, write, write_all
 from kiwi_mcp.kernel.authoring.signing import sign_item
 from kiwi_mcp.kernel.authoring.trial import judge_draft, read_path
 from kiwi_mcp.kernel.keys.signer import Signer
+from kiwi_mcp.kernel.naming import mark_changed
 from kiwi_mcp.kernel.places import refuse_nowhere
 from kiwi_mcp.kernel.provenance import Authorship
 from kiwi_mcp.kernel.requests import ExecuteRequest
@@ -84,6 +85,7 @@ class Author:
         if not request.dry_run:
             self._take_down([verdict.digest], source)
             write(draft, base)
+            self._mark(verdict.tool_type)
         return self._told(request, tool_id, "created", draft, base, verdict)
 
     async def _create_from_openapi(
@@ -141,6 +143,7 @@ class Author:
             except BaseException:
                 old.rename(root)
                 raise
+            self._mark(verdict.tool_type)
         return self._told(request, tool.id, "updated", draft, base, verdict)
 
     def _delete(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
@@ -151,6 +154,7 @@ class Author:
             return {**told, "status": "planned", "message": f"{tool.id} would be moved to the trash"}
         kept = discard(root, base)
         forget(base / LOCK_NAME, tool)
+        self._mark(tool.manifest.tool_type)
         return {**told, "status": "deleted", "message": f"{tool.id} was moved to the trash", "trash_path": str(kept)}
 
     async def _sign(self, request: ExecuteRequest, words: JsonObject) -> JsonObject:
@@ -273,6 +277,11 @@ class Author:
                 "Only the owner says which MCP servers there are, and what starts them.",
                 suggestion="Ask the owner to type `kiwi mcp add NAME -- COMMAND`, or `kiwi mcp remove NAME`.",
             )
+
+    def _mark(self, tool_type: str) -> None:
+        """Let it be known that servers may be others now, where one was written or removed."""
+        if self._catalog.sheets.carries(tool_type, "mcp"):
+            mark_changed(self._space.user)
 
     def _check_category(self, tool: Tool, words: JsonObject) -> None:
         wanted = as_text(words.get("category"))

@@ -27,16 +27,16 @@ def all_sent(offers: Offers) -> Sequence[Sent]:
     """Return what clients put before their model: Kiwi's instructions and meta-tools, then the owner's tools."""
     own = [
         Sent("instructions", cost_of(INSTRUCTIONS)),
-        *(Sent(name, own_cost(name, offers.servers)) for name in offers.meta_tools),
+        *(Sent(name, own_cost(name, offers.servers, offers.namespaces)) for name in offers.meta_tools),
     ]
     return [*own, *(Sent(offer.name, offer_cost(offer), offer.identity) for offer in offers.tools)]
 
 
 @cache
-def own_cost(name: str, servers: tuple[str, ...] = ()) -> Cost:
-    """Return what the definition of one of Kiwi's own tools costs, where some MCP servers are installed."""
+def own_cost(name: str, servers: tuple[str, ...] = (), namespaces: tuple[str, ...] = ()) -> Cost:
+    """Return what the definition of one of Kiwi's own tools costs, where it names some servers and namespaces."""
     verb = BY_NAME[name]
-    description = description_of(verb, servers)
+    description = description_of(verb, servers, namespaces)
     return cost_of_json({"name": name, "description": description, "inputSchema": input_schema(verb.request)})
 
 

@@ -6,6 +6,7 @@ to it at once: each answer is one short line, which the system appends as a whol
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -25,6 +26,8 @@ COUNTED = ("search", "load")
 DAYS = 30
 """For how many days answers are counted in."""
 
+_SOON, _MOST = 0.5, 16
+"""After how many seconds the sizes of answers are added, and how many answers wait for that."""
 _FOLDER = "context"
 _LARGEST = 65_536
 """How many bytes one day takes at the most; by then its mean is known."""
@@ -48,13 +51,33 @@ class Tally:
     def __init__(self, cache: Path, surface: str = "") -> None:
         self._folder = cache / _FOLDER
         self._is_read = surface in OF_MODELS
+        self._given: list[tuple[str, JsonObject]] = []
+        """Answers whose sizes are not added yet: whoever waits for one does not wait for it to be measured."""
 
     def counted(self, verb: str, answer: Answer) -> Answer:
-        """Return an answer, once its size is added where a model reads it and it is of a kind that is counted."""
+        """Return an answer, whose size is added soon where a model reads it and it is of a kind that is counted."""
         # A page of an output is a part of some result, and tells nothing of what loading costs.
         if self._is_read and verb in COUNTED and not (verb == "load" and "identity" not in answer.content):
-            self._note(verb, answer.content)
+            self._given.append((verb, answer.content))
+            self._settle_soon()
         return answer
+
+    def settle(self) -> None:
+        """Add the sizes of all answers that were given."""
+        given, self._given = self._given, []
+        for verb, content in given:
+            self._note(verb, content)
+
+    def _settle_soon(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # where there is no loop, nobody waits
+            self.settle()
+            return
+        if len(self._given) == 1:
+            loop.call_later(_SOON, self.settle)
+        elif len(self._given) >= _MOST:
+            self.settle()
 
     def _note(self, verb: str, content: JsonObject) -> None:
         # Where it cannot be done, nothing is lost but a figure.
@@ -64,6 +87,7 @@ class Tally:
 
     def means(self) -> Mapping[str, Mean]:
         """Return what an answer of each verb cost on average in these days; a verb that nobody used is absent."""
+        self.settle()
         sums: dict[str, list[int]] = {}
         for verb, size, tokens in self._lines():
             one = sums.setdefault(verb, [0, 0, 0])

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.domain.items import Source
+from kiwi_mcp.kernel.homes import Homes
 from kiwi_mcp.kernel.searching.remote import Remote
 from kiwi_mcp.kernel.searching.saved import place_for
 from kiwi_mcp.kernel.searching.shelf import Shelf
@@ -36,7 +37,8 @@ _SPARE, _END = 0.3, 1.0
 class Library:
     """What one kernel has indexed. It may be used from several threads, each with catalogs of its own.
 
-    `keep` gives where sheets are kept, `load` the encoder, and `server` the registry that is on a server, if it is.
+    `keep` gives where sheets are kept, `load` the encoder, and `server` the registry that is on a server, if it is;
+    `tend` looks after what is kept, once there is nothing else to do.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Library:
         keep: Callable[[], Keep | None] = lambda: None,
         load: Callable[[], Encoder | None] = load_encoder,
         server: Callable[[], Registry | None] = lambda: None,
+        tend: Callable[[], None] = lambda: None,
     ) -> None:
         self._keep = keep
         self._load = load
         self._server = server
+        self._tend = tend
         self._encoder: Encoder | None = None
         self._is_loaded = False
         self._is_patient = True
@@ -56,6 +60,7 @@ class Library:
         self._shelves: WeakValueDictionary[tuple[Source, str], Shelf] = WeakValueDictionary()
         # A shelf is there as long as somebody has a catalog that looks at it.
         self._used: WeakKeyDictionary[ItemSource, Shelf] = WeakKeyDictionary()
+        self._homes = Homes()
         self._worker = Worker(self._step)
 
     def view(self, catalog: Catalog, sources: Collection[Source]) -> View:
@@ -63,10 +68,12 @@ class Library:
         if not self._is_loaded:
             self._worker.wake()  # it loads the encoder while the catalog is read
         shelves, remote = self._followed(catalog, sources)
-        if self._has_work(shelves, remote):
+        begun = summed(shelves)
+        if self._has_work(begun, remote):
             self._worker.wake()
-        self._wait(shelves, remote)
-        return View(shelves, remote, self._encoder, is_loading=not self._is_loaded)
+            self._wait(shelves, remote)
+            begun = summed(shelves)
+        return View(shelves, remote, self._encoder, begun=begun, homes=self._homes, is_loading=not self._is_loaded)
 
     def progress(self) -> Progress:
         """Return how far everything is that was searched here."""
@@ -119,7 +126,9 @@ class Library:
 
     def _shelf(self, source: ItemSource, cache: Path) -> Shelf:
         with self._lock:
-            known = self._used.get(source) or self._shelves.get((source.name, source.home))
+            if (used := self._used.get(source)) is not None:
+                return used
+            known = self._shelves.get((source.name, source.home))
             shelf = known or Shelf(encoder_name(), place_for(cache, source.name, source.home))
             self._used[source] = self._shelves[source.name, source.home] = shelf
             return shelf
@@ -128,8 +137,8 @@ class Library:
         with self._lock:
             return [*self._shelves.values()]
 
-    def _has_work(self, shelves: Sequence[Shelf], remote: Remote | None) -> bool:
-        cards, worded, encoded = summed(shelves)
+    def _has_work(self, begun: Progress, remote: Remote | None) -> bool:
+        cards, worded, encoded = begun
         is_behind = worded < cards or (self._encoder is not None and encoded < cards)
         return not self._is_loaded or is_behind or (remote is not None and remote.is_behind)
 
@@ -153,6 +162,7 @@ class Library:
             self._is_patient = True
             for shelf in shelves:
                 shelf.save()
+            self._tend()
             if remote is None or remote.is_unread or not remote.is_behind:
                 return False
             return remote.catch_up(encoder, seconds=seconds)

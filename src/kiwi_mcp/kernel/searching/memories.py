@@ -118,10 +118,7 @@ class Memories:
                 self._write(self._uses.popleft())
             while self._wanted:
                 self._look(self._wanted.popleft())
-            for key in [*self._held]:
-                while self._encode(key):
-                    if time.monotonic() > until or self._worker.is_closing:
-                        return True
+            return any(self._encode(key, until) for key in [*self._held])
         return False
 
     def _write(self, use: _Use) -> None:
@@ -132,11 +129,7 @@ class Memories:
         item, actor = item_of(use.identity), _kept_as(use.actor)
         project = str(use.space.project) if item.startswith(_PROJECT) else ""
         remembered = Remembered(self._store.registry().database, self._store.actor.name)
-        same = [
-            one
-            for one in remembered.of(actor)
-            if (one.item, one.project) == (item, project) and is_same(one.request, request)
-        ]
+        same = [one for one in remembered.of_item(actor, project, item) if is_same(one.request, request)]
         is_run = use.is_run or any(one.is_run for one in same)
         trace = Trace(item, request, is_run, time.time_ns() // 1_000_000, project)
         remembered.note(actor, trace, instead=[one.request for one in same if one.request != request])
@@ -156,8 +149,8 @@ class Memories:
             self._held.clear()
         self._held[key] = held._replace(stamp=stamp)
 
-    def _encode(self, key: _Key) -> bool:
-        """Find out what some requests mean that nobody has yet; return whether there were any."""
+    def _encode(self, key: _Key, until: float) -> bool:
+        """Find out what requests mean that nobody has yet, until some moment; return whether any are left."""
         held = self._held.get(key)
         if held is None or held.memory is None or held.memory.is_complete:
             return False
@@ -165,10 +158,11 @@ class Memories:
         if remembered is None or encoder is None:
             return False
         actor = _kept_as(key[0])
-        missing = [one for one in remembered.of(actor) if one.encoder != encoder.name][:_AT_ONCE]
-        if missing:
-            vectors = pack_vectors(encoder.encode([one.request for one in missing]))
-            remembered.encode(actor, encoder.name, dict(zip(missing, vectors, strict=True)))
+        missing = [one for one in remembered.of(actor) if one.encoder != encoder.name]
+        while missing and time.monotonic() < until and not self._worker.is_closing:
+            some, missing = missing[:_AT_ONCE], missing[_AT_ONCE:]
+            vectors = pack_vectors(encoder.encode([one.request for one in some]))
+            remembered.encode(actor, encoder.name, dict(zip(some, vectors, strict=True)))
         self._held[key] = held._replace(mark=(-1, 0, 0))
         self._look(key)
         return bool(missing)

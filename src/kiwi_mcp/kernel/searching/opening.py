@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.kernel.searching.ahead import half_of
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.memories import Memories
 from kiwi_mcp.kernel.searching.sources import SOURCES
@@ -36,12 +35,17 @@ class _Kept:
             self._known = (registry.database, Sheets(registry.database))
         return self._known[1]
 
+    def tend(self) -> None:
+        """Let what was read count as used: a process that makes nothing new needs it no less."""
+        if self._known is not None:
+            self._known[1].tend_to_used()
+
 
 def open_library(store: Store) -> Library:
     """Return the library of a user; the variable KIWI_SEARCH says another half than the owner's file does."""
 
     def load() -> Encoder | None:
-        return load_encoder() if _half(store) == "meaning" else None
+        return load_encoder() if half_of(store) == "meaning" else None
 
     def server() -> Registry | None:
         try:
@@ -50,27 +54,21 @@ def open_library(store: Store) -> Library:
             return None
         return None if registry.database.is_embedded else registry
 
-    return Library(_Kept(store), load, server)
+    kept = _Kept(store)
+    return Library(kept, load, server, kept.tend)
 
 
 def open_memories(store: Store) -> Memories:
     """Return what a user's store remembers of searches."""
-    return Memories(store, lambda: load_encoder() if _half(store) == "meaning" else None, encoder_name())
+    return Memories(store, lambda: load_encoder() if half_of(store) == "meaning" else None, encoder_name())
 
 
 def told_of_search(catalog: Catalog, library: Library, store: Store) -> str:
     """Return by what items are found here, if by words alone then why, and how far the index is."""
-    state = encoder_state() if _half(store) == "meaning" else "words only, as the owner chose"
+    state = encoder_state() if half_of(store) == "meaning" else "words only, as the owner chose"
     try:
         cards, worded, encoded = library.view(catalog, SOURCES["all"]).progress
     except KiwiError as fault:
         return f"{state}; how far the index is cannot be told: {fault.message}"
     meant = f", {encoded:,} by meaning" if state.startswith("words and") else ""
     return f"{state}; of {cards:,} items {worded:,} are found by words{meant}"
-
-
-def _half(store: Store) -> str:
-    try:
-        return os.environ.get("KIWI_SEARCH") or store.settings.search
-    except KiwiError:  # whatever needs the settings tells of it
-        return "meaning"

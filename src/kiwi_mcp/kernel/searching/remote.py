@@ -25,6 +25,9 @@ _PUBLISHED = "registry/"
 _MOST_REMEMBERED = 50
 """How many items are asked for by their names because they are remembered."""
 
+_MOST_FRESH = 64
+"""How many of the items published last are found by their words before the index has them."""
+
 
 class Remote:
     """The index of one registry, which is on its server and everybody's; it is filled from one thread."""
@@ -37,6 +40,7 @@ class Remote:
         self._generation: tuple[int, ...] = ()
         self._candidates = Candidates(registry.database, registry.actor, model)
         self._embeddings = Embeddings(registry.database, model)
+        self._damaged: set[str] = set()
         self._tended = monotonic()
 
     def follow(self, generation: tuple[int, ...]) -> None:
@@ -48,12 +52,18 @@ class Remote:
         """Return what may answer a need, and the items that are remembered of needs like it."""
         asked = Wanted(tool_types=wanted.types, tags=wanted.tags, categories=wanted.categories)
         names = [item.rpartition("/")[2] for item in remembered if item.startswith(_PUBLISHED)]
-        return likely(need, self._candidates, _card_shown, asked, names[:_MOST_REMEMBERED])
+        fresh = self._candidates.fresh(_MOST_FRESH) if self.is_unread else ()
+        found = likely(need, self._candidates, _card_shown, asked, names[:_MOST_REMEMBERED], fresh)
+        if found.damaged:
+            self._damaged |= {*found.damaged}
+            self.is_behind = self.is_unread = True
+        return found
 
     def read(self, *, seconds: float) -> bool:
         """Index the words of what is missing, for about so long; return whether more is to do."""
         generation = self._generation
         try:
+            self._mend()
             if fill(self._embeddings, None, _card, seconds=seconds):
                 return True
         except KiwiError:  # whoever searches is told that the server cannot be asked
@@ -74,6 +84,13 @@ class Remote:
             return False
         self.is_behind = generation != self._generation
         return self.is_behind
+
+    def _mend(self) -> None:
+        """Let what was found damaged be made again."""
+        damaged = {*self._damaged}
+        if damaged:
+            self._embeddings.take_out([*damaged])
+            self._damaged -= damaged
 
     @property
     def progress(self) -> Progress:

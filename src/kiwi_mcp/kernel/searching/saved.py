@@ -9,6 +9,9 @@ from hashlib import sha256
 from io import BufferedReader
 from pathlib import Path
 from stat import S_ISREG
+from time import time
+
+import numpy as np
 
 from kiwi_mcp import __version__
 from kiwi_mcp.search.frozen import freeze, recipe_of, thaw
@@ -18,6 +21,8 @@ MANY, MOST = 1_000, 50_000
 """How many items are worth a file, and how many are too many for one."""
 _MAX_BYTES = 400_000_000
 _SEAL = 32
+_OLDEST = 30 * 86_400
+"""After how many seconds it is made again from what is kept of each item, which else would count as unused."""
 
 
 def load_index(place: Path, mark: str, encoder: str) -> Index | None:
@@ -25,11 +30,11 @@ def load_index(place: Path, mark: str, encoder: str) -> Index | None:
     try:
         with _opened(place) as file:
             state = os.fstat(file.fileno())
-            if not S_ISREG(state.st_mode) or state.st_size > _MAX_BYTES:
+            if not S_ISREG(state.st_mode) or state.st_size > _MAX_BYTES or time() - state.st_mtime > _OLDEST:
                 return None
             if file.read(_SEAL) != _named(mark, encoder):
                 return None
-            seal, data = file.read(_SEAL), bytearray(state.st_size - 2 * _SEAL)
+            seal, data = file.read(_SEAL), np.empty(max(state.st_size - 2 * _SEAL, 0), np.uint8).data
             file.readinto(data)
         # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
         return thaw(data, encoder) if sha256(data).digest() == seal else None

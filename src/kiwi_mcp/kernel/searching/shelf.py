@@ -31,6 +31,7 @@ class Shelf:
         self._entries: Sequence[Entry] | None = None
         self._cards: Sequence[Card] = ()
         """What it was last said to hold; nothing was said of an index that came from disk."""
+        self._glimpse: tuple[Index, Sequence[Card]] | None = None
         self._mark = ""
         self._saved = ("", 0)
         """At which mark it was kept, and with how many vectors."""
@@ -88,11 +89,11 @@ class Shelf:
     @property
     def glimpse(self) -> Sequence[Card]:
         """Every card, or some of them, evenly spread, where each would have to be read from disk first."""
-        return self._cards if self._entries is not None else self.index.living(1 + self.index.count // _GLIMPSE)
-
-    def homes(self, name: str, sees: Callable[[Card], bool]) -> int:
-        """Return in how many places an item of a name is that is seen."""
-        return len({card.namespace for card in self.index.named(name) if sees(card)})
+        if self._entries is not None:
+            return self._cards
+        if self._glimpse is None or self._glimpse[0] is not self.index:
+            self._glimpse = (self.index, self.index.living(1 + self.index.count // _GLIMPSE))
+        return self._glimpse[1]
 
     @property
     def is_behind(self) -> bool:

@@ -8,6 +8,7 @@ from itertools import chain
 
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.kernel.homes import Homes, homes_of
 from kiwi_mcp.kernel.searching.remote import Remote
 from kiwi_mcp.kernel.searching.shelf import Shelf
 from kiwi_mcp.search.choose import Filter
@@ -17,6 +18,7 @@ from kiwi_mcp.search.port import Card, Encoder
 from kiwi_mcp.search.request import Pool, Request, read_request
 
 _log = logging.getLogger("kiwi")
+_SEVERAL = 2
 
 
 class View:
@@ -28,13 +30,16 @@ class View:
         remote: Remote | None = None,
         encoder: Encoder | None = None,
         *,
+        begun: Progress,
+        homes: Homes,
         is_loading: bool = False,
     ) -> None:
         self._shelves = shelves
         self._remote = remote
         self._encoder = encoder
         # As it was before anything was ranked: what is indexed meanwhile may not be in the answer.
-        self._begun = summed(shelves)
+        self._begun = begun
+        self._homes = homes
         self._is_partial = is_loading or bool(remote and remote.is_behind)
         self._likely: Likely | None = None
         self.faults: list[KiwiError] = []
@@ -77,20 +82,31 @@ class View:
         """Every item that is known here, whether it can be found already or not."""
         return chain((card for shelf in self._shelves for card in shelf.cards), self._on_server)
 
+    def homes(self, sees: Callable[[Card], bool] | None = None) -> str:
+        """Return where items are at home here, of those that are seen; None where all are."""
+        if sees is None and self._remote is None:
+            return self._homes.of(self.glimpse)
+        cards = chain(*self.glimpse, self._on_server)
+        return homes_of([card for card in cards if sees is None or sees(card)])
+
     @property
-    def glimpse(self) -> Iterator[Card]:
-        """Enough of them to tell where items are at home here."""
-        return chain((card for shelf in self._shelves for card in shelf.glimpse), self._on_server)
+    def glimpse(self) -> Sequence[Sequence[Card]]:
+        """Enough of what is on each shelf to tell where items are at home here."""
+        return [shelf.glimpse for shelf in self._shelves]
 
     @property
     def _on_server(self) -> Iterator[Card]:
         """The cards that a server found."""
         return (card for segment in (self._likely.segments if self._likely else ()) for card in segment.cards)
 
-    def is_shared(self, name: str, sees: Callable[[Card], bool]) -> bool:
-        """Whether several items have a name, of those that are seen."""
-        remote = len([*filter(sees, self._likely.named(name))]) if self._likely else 0
-        return sum(shelf.homes(name, sees) for shelf in self._shelves) + remote > 1
+    def is_shared(self, name: str, sees: Callable[[Card], bool] | None = None) -> bool:
+        """Whether several items have a name, of those that are seen; None where all are."""
+        shelves = [shelf.index.named(name) for shelf in self._shelves]
+        remote = self._likely.named(name) if self._likely else ()
+        if len(remote) + sum(map(len, shelves)) < _SEVERAL:
+            return False
+        places = sum(len({card.namespace for card in cards if sees is None or sees(card)}) for cards in shelves)
+        return places + len([card for card in remote if sees is None or sees(card)]) >= _SEVERAL
 
     @property
     def progress(self) -> Progress:

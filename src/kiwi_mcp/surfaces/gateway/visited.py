@@ -14,7 +14,7 @@ from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import OfferKind
 from kiwi_mcp.domain.offers import Offer, Offers
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.permission import Permission, all_of
+from kiwi_mcp.kernel.permission import Permission, all_in, all_of
 from kiwi_mcp.kernel.places import user_space
 from kiwi_mcp.kernel.requests import (
     Action,
@@ -70,9 +70,16 @@ class VisitedKernel(Kernel):
             )
             for some in (offers.tools, offers.prompts, offers.resources, offers.templates)
         )
-        known = () if permission.fault else offers.servers
-        servers = tuple(name for name in known if not permission.is_hidden(all_of(name)))
-        return replace(offers, tools=tools, prompts=prompts, resources=resources, templates=templates, servers=servers)
+        named = replace(offers, servers=(), namespaces=()) if permission.fault else offers
+        return replace(
+            offers,
+            tools=tools,
+            prompts=prompts,
+            resources=resources,
+            templates=templates,
+            servers=tuple(name for name in named.servers if not permission.is_hidden(all_of(name))),
+            namespaces=tuple(name for name in named.namespaces if not permission.is_hidden(all_in(name))),
+        )
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, if it is for a visitor to know of."""

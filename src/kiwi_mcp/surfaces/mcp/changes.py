@@ -189,12 +189,17 @@ class Changes:
 
 def differences(before: Offers, now: Offers) -> Iterator[ServerEvent]:
     """Give an event for each list that is another than before."""
-    if (before.meta_tools, before.tools, before.servers) != (now.meta_tools, now.tools, now.servers):
+    if _listed(before) != _listed(now):
         yield ToolsListChanged()
     if before.prompts != now.prompts:
         yield PromptsListChanged()
     if (before.resources, before.templates) != (now.resources, now.templates):
         yield ResourcesListChanged()
+
+
+def _listed(offers: Offers) -> tuple[object, ...]:
+    """Return what the list of tools is made from."""
+    return offers.meta_tools, offers.tools, offers.servers, offers.namespaces
 
 
 def _concerns(event: ServerEvent, hearer: _Hearer) -> bool:

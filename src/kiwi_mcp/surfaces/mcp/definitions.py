@@ -11,16 +11,16 @@ from kiwi_mcp.kernel.schemas import input_schema
 from kiwi_mcp.kernel.verbs import VERBS, Verb
 
 
-def definitions(servers: Sequence[str] = ()) -> list[Tool]:
-    """Return the advertised tools, where some MCP servers are installed."""
-    return [_definition(verb, servers) for verb in VERBS if verb.is_meta_tool]
+def definitions(servers: Sequence[str] = (), namespaces: Sequence[str] = ()) -> list[Tool]:
+    """Return the advertised tools, where some MCP servers are installed, and a registry has some namespaces."""
+    return [_definition(verb, description_of(verb, servers, namespaces)) for verb in VERBS if verb.is_meta_tool]
 
 
-def _definition(verb: Verb, servers: Sequence[str]) -> Tool:
+def _definition(verb: Verb, description: str) -> Tool:
     return Tool(
         name=verb.name,
         title=f"Kiwi {verb.name}",
-        description=description_of(verb, servers),
+        description=description,
         input_schema=dict(input_schema(verb.request)),
         annotations=ToolAnnotations(
             read_only_hint=verb.is_read_only or None,

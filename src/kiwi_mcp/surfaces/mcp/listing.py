@@ -14,7 +14,7 @@ from kiwi_mcp.surfaces.mcp.revisions import ANY_STRUCTURE_SINCE, STRUCTURED_SINC
 
 def tools_of(offers: Offers, *, revision: str) -> list[types.Tool]:
     """Return the meta-tools that are offered, then the owner's tools, as a client of a revision reads them."""
-    meta = {tool.name: tool for tool in definitions(offers.servers)}
+    meta = {tool.name: tool for tool in definitions(offers.servers, offers.namespaces)}
     chosen = [meta[name] for name in offers.meta_tools if name in meta]
     # One tool whose schema the protocol does not know would cost the client its whole list.
     offered = (tool_of(offer, revision=revision) for offer in offers.tools)
