@@ -107,6 +107,12 @@ def test_what_was_never_used_stays_first_unless_the_request_is_nearly_a_remember
     assert known.lifted(0.1, recall.to_pass("user/local/umbrella", 0.2)) > 0.2  # which was no answer
 
 
+def test_the_same_request_again_finds_what_it_was_used_for_first(encoder: Letters | None) -> None:
+    before = found("will it rain", encoder)
+    assert before[0].card.tool_id != "ledger"
+    assert found("will it rain", encoder, [trace("ledger", "will it rain", encoder)])[0].card.tool_id == "ledger"
+
+
 def test_of_two_items_that_were_used_the_one_whose_request_is_nearer_is_lifted_further() -> None:
     near, far = trace("ledger", "coat for a walk"), trace("parcel", "coat and money and post")
     scores = {hit.card.tool_id: hit.score for hit in found("coat for a walk", None, [near, far])}
@@ -118,7 +124,8 @@ def test_of_two_items_that_were_used_the_one_whose_request_is_nearer_is_lifted_f
 def test_several_requests_that_are_alike_say_more_than_one() -> None:
     one = [trace("ledger", "coat for a walk")]
     several = [*one, trace("ledger", "walk in a coat"), trace("ledger", "a walk with my coat on")]
-    assert found("coat on a walk", None, several)[0].score > found("coat on a walk", None, one)[0].score
+    need = "coat on a long walk home"
+    assert found(need, None, several)[0].score > found(need, None, one)[0].score
 
 
 def test_among_very_many_requests_the_one_that_is_alike_is_found(encoder: Letters | None) -> None:

@@ -33,6 +33,8 @@ _READ = 0.75
 """How much of a use it is to read an item and not to run it."""
 _LIFT, _LIFT_BY_EACH, _MOST = 0.35, 0.025, 10
 """How far an item is lifted towards how alike requests are: by any, and by each of so many that count."""
+_AGAIN, _ASKED_AGAIN = 0.95, 0.9
+"""From how much the same on a request is one that was made before, and how far it lifts then."""
 _BEHIND = 0.5
 """How much less a request counts for each step that it is behind the one that is most alike."""
 _COUNTS, _FOUND = 0.2, 0.4
@@ -125,6 +127,7 @@ class Memory:
         counts = np.bincount(items[worth * alike >= _COUNTS], minlength=count)
         pull = best - _BEHIND * (best.max(initial=0) - best)
         lift = _LIFT + _LIFT_BY_EACH * np.minimum(counts, _MOST)
+        lift += (_ASKED_AGAIN - lift) * np.clip((most - _SURE) / (_AGAIN - _SURE), 0, 1)
         found = (best >= _COUNTS).nonzero()[0]
         known = (each[found].tolist() for each in (best, pull, lift, most >= _SURE))
         return Recall(dict(zip([self._items[one] for one in found], map(Known, *known), strict=True)), self._used)
