@@ -38,6 +38,9 @@ SHA256: Final = {
     VOCABULARY: "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
 }
 
+PUBLISHED: Final = "all-MiniLM-L6-v2"
+TAUGHT: Final = "MiniLM-L6-tools"
+
 LAYERS: Final = 6
 HEADS: Final = 12
 POSITIONS: Final = 128
@@ -55,6 +58,8 @@ VERBS: Final = (
     "search", "send", "set", "show", "update", "write",
 )  # fmt: skip
 
+UNTURNED: Final[NDArray[np.float32]] = np.eye(WIDTH, dtype=np.float32)
+
 Weights = Mapping[str, NDArray[np.float32]]
 Array = NDArray[np.float32] | NDArray[np.int8] | NDArray[np.int64]
 NUMBER_OF: Final = {"float32": 1, "int8": 3, "int64": 7}
@@ -68,30 +73,32 @@ def main() -> None:
     options.add_argument("--taught", type=Path, metavar="WEIGHTS.npz")
     asked = options.parse_args()
     weights, vocabulary = download()
+    facts = {"name": PUBLISHED, "carrier": CARRIER, "weights_sha256": SHA256[WEIGHTS]}
     if asked.taught:
         weights = dict(np.load(asked.taught, allow_pickle=False))
+        facts |= {"name": TAUGHT, "taught_sha256": hashlib.sha256(asked.taught.read_bytes()).hexdigest()}
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), weights, vocabulary, np.eye(WIDTH, dtype=np.float32))
+        write(Path(folder), facts, weights, vocabulary)
         axes = principal_axes(MiniLM(Path(folder)).encode([*sentences(vocabulary.decode().split())]))
-    write(asked.home, weights, vocabulary, axes)
+    write(asked.home, facts, weights, vocabulary, axes)
 
 
-def write(home: Path, weights: Weights, vocabulary: bytes, axes: NDArray[np.float32]) -> None:
+def write(
+    home: Path, facts: Mapping[str, str], weights: Weights, vocabulary: bytes, axes: NDArray[np.float32] = UNTURNED
+) -> None:
     """Write the encoder, its vocabulary and what is known of both into a folder."""
     files = {"model.onnx": graph(weights, axes), "pieces.npy": table(weights), "vocabulary.txt": vocabulary}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    facts = {
-        "name": "all-MiniLM-L6-v2",
+    known = {
+        **facts,
         "fingerprint": hashlib.sha256("".join(hashes.values()).encode()).hexdigest()[:12],
         "dimension": WIDTH,
         "positions": POSITIONS,
         "licence": "Apache-2.0",
-        "carrier": CARRIER,
-        "weights_sha256": SHA256[WEIGHTS],
         "sha256": hashes,
     }
     home.mkdir(parents=True, exist_ok=True)
-    files["encoder.json"] = f"{json.dumps(facts, indent=2)}\n".encode()
+    files["encoder.json"] = f"{json.dumps(known, indent=2)}\n".encode()
     for name, content in files.items():
         # Never in place: a program that has the file mapped would end.
         (home / f"{name}.new").write_bytes(content)

@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 
 from bert import Bert, Floats, Gradients
 from kiwi_mcp.search.clauses import parts_of
-from kiwi_mcp.search.minilm import WIDTH, MiniLM
+from kiwi_mcp.search.minilm import MiniLM
 from kiwi_mcp.search.port import Card
 from kiwi_mcp.search.sheet import passage_of
 from kiwi_mcp.search.wordpiece import WordPieces
 from kiwi_mcp.search.words import spelled
 from labelled import Labelled, Listed, Need, read_sets, union, where
-from make_encoder import HEADS, download, write
+from make_encoder import HEADS, PUBLISHED, download, write
 
 STEPS: Final = 480
 BATCH: Final = 48
@@ -92,7 +92,7 @@ def main() -> None:
     asked = options.parse_args()
     weights, vocabulary = download()
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), weights, vocabulary, np.eye(WIDTH, dtype=np.float32))
+        write(Path(folder), {"name": PUBLISHED}, weights, vocabulary)
         before = MiniLM(Path(folder))
         sets = read_sets(where(asked.data))
         tools = Tools.of(union(sets), before)
@@ -172,7 +172,7 @@ def teach(pupil: Bert, tools: Tools, labelled: Sequence[Lesson], pieces: WordPie
         course = courses[(step - 1) % len(courses)]
         loss, gradients = _judge(pupil, tools, [next(course) for _ in range(BATCH)], pieces, chance)
         learning.step(gradients, RATE * min(1, step / WARM_UP) * max(0.05, 1 - step / steps))
-        if step % WARM_UP < len(courses):
+        if step in {1, steps} or step % WARM_UP < len(courses):
             print(f"step {step}: loss {loss:.3f}, {time.monotonic() - began:.0f} s", flush=True)
 
 

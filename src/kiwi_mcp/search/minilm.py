@@ -1,4 +1,4 @@
-"""The sentence encoder that ships with Kiwi: all-MiniLM-L6-v2 in bytes, run by onnxruntime.
+"""The sentence encoder that ships with Kiwi: MiniLM, taught with tools, in bytes, run by onnxruntime.
 
 Search gets it from `load_encoder`, which imports this module late: onnxruntime takes a moment, and may be missing.
 """

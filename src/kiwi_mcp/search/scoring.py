@@ -16,7 +16,7 @@ from kiwi_mcp.search.segment import Flags, Segment, Slots
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 
-MEANING, NAME = 2.2, 0.2
+MEANING, NAME = 2.6, 0.2
 """How much meaning, and the share of a name that was said, count against words."""
 
 _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
