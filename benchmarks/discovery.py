@@ -16,16 +16,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from discovery_tables import First, Quality, Speed, first_table, quality_table, speed_table
 from finders import ADAPTER, DEFAULT, FASTMCP, FIELDS, PLAIN, WORDS, Finder, has_fastmcp, started
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from labelled import (
-    METRICS,
     OWN,
     ROOT,
     Labelled,
@@ -53,10 +53,6 @@ _SPELL = 60_000.0
 _ENCODED = 2_000
 """How many of many tools are really encoded: where the others lie makes no difference to time."""
 _PATIENCE = 3_600.0
-_MODES: Mapping[Mode, str] = {
-    "closed": "Closed: each set among its own tools",
-    "open": "Open: each set among the tools of all",
-}
 _HEAD = """\
 ## Discovery
 
@@ -66,8 +62,10 @@ Which tools the verb `search` finds for a request, through a kernel that knows t
 `KIWI_DISCOVERY_DATA`, or of `../shared/discovery/dev`. Any scorer can ask the same way:
 `benchmarks/discovery_adapter.py TOOLS.jsonl` answers a line of JSON with a line of JSON.
 
-Per cent, means over requests; the mean is that of the sets. nDCG@10 is what the order of the first ten is worth, R@k
-the share of wanted tools among the first k, C@10 the share of requests that have all of theirs among the first ten.
+The encoder was taught with three fourths of the requests of that data (`scripts/teach_encoder.py`), so quality is
+judged by the other fourth; `--every` takes all of them. Per cent, means over requests; the mean is that of the sets.
+nDCG@10 is what the order of the first ten is worth, R@k the share of wanted tools among the first k, C@10 the share of
+requests that have all of theirs among the first ten.
 """
 _OWN = """
 The labelled data is not here: these figures are of the small corpus in `benchmarks/corpus`.
@@ -90,42 +88,6 @@ then for one search; medians of {turns} processes. Budget: 300 ms, and neither n
 
 """
 _ABSENT = "FastMCP is not installed here (`scripts/setup.sh --bench`), and is left out.\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """How well one finder does on one set."""
-
-    mode: Mode
-    finder: str
-    dataset: str
-    tools: int
-    needs: int
-    found: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Milliseconds that a finder takes, half of the time and 99 times of 100, for short requests and for all."""
-
-    finder: str
-    tools: int
-    asked: int
-    short: tuple[float, float]
-    every: tuple[float, float]
-    memory_mb: float
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first search of a process: what of numbers and models was loaded before it, time, and memory."""
-
-    case: str
-    loaded: Sequence[str]
-    first_ms: float
-    next_ms: float
-    before_mb: float
-    after_mb: float
 
 
 def measure_quality(sets: Sequence[Labelled], modes: Sequence[Mode], names: Sequence[str]) -> Iterator[Quality]:
@@ -164,41 +126,6 @@ def measure_first(sets: Sequence[Labelled], size: int, turns: int) -> Iterator[F
             _run(ADAPTER, *before, "--home", folder, str(path))
         rows = [(case, _run(_FIRST, *how, folder, need)) for _ in range(turns) for case, (_, how) in cases.items()]
     yield from (_first(case, [row for name, row in rows if name == case]) for case in cases)
-
-
-def quality_table(rows: Sequence[Quality], names: Mapping[str, str]) -> str:
-    """Return the tables of quality; `names` are what sets are called in them."""
-    lines = []
-    for mode in dict.fromkeys(row.mode for row in rows):
-        lines += [f"### {_MODES[mode]}", "", f"| set | tools | requests | finder | {' | '.join(METRICS)} |"]
-        lines += ["|---" * (4 + len(METRICS)) + "|"]
-        of_mode = [row for row in rows if row.mode == mode]
-        for row in sorted(of_mode, key=lambda row: row.dataset):
-            what = f"{names.get(row.dataset, row.dataset)} | {row.tools:,} | {row.needs:,} | {row.finder}"
-            lines.append(f"| {what} | {_percents(row.found)} |")
-        for finder in dict.fromkeys(row.finder for row in of_mode):
-            found = mean([row.found for row in of_mode if row.finder == finder])
-            lines.append(f"| **mean** | | | **{finder}** | {_percents(found)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def speed_table(rows: Sequence[Speed]) -> str:
-    """Return the table of speed."""
-    lines = ["| tools | finder | asked | short: p50 ms | p99 ms | all: p50 ms | p99 ms | memory MB |", "|---" * 8 + "|"]
-    for row in rows:
-        figures = " | ".join(f"{number:.3g}" for number in (*row.short, *row.every))
-        lines.append(f"| {row.tools:,} | {row.finder} | {row.asked:,} | {figures} | {row.memory_mb:,.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def first_table(rows: Sequence[First]) -> str:
-    """Return the table of first searches."""
-    lines = ["| case | loaded before | first ms | next ms | MB before | MB after |", "|---" * 6 + "|"]
-    for row in rows:
-        figures = f"{row.first_ms:.0f} | {row.next_ms:.3g} | {row.before_mb:.0f} | {row.after_mb:.0f}"
-        lines.append(f"| {row.case} | {', '.join(row.loaded) or 'none of them'} | {figures} |")
-    return "\n".join(lines) + "\n"
 
 
 def _take_turns(finders: Sequence[Finder], needs: Sequence[Need]) -> None:
@@ -243,10 +170,6 @@ def _first(case: str, rows: Sequence[JsonObject]) -> First:
     return First(case, loaded, *(statistics.median(float(str(row[word])) for row in rows) for word in figures))
 
 
-def _percents(found: Mapping[str, float]) -> str:
-    return " | ".join(f"{100 * found[metric]:.1f}" for metric in METRICS)
-
-
 def _run(*words: str | Path) -> JsonObject:
     """Run a program to its end, and return the object that it prints."""
     done = subprocess.run(
@@ -279,8 +202,10 @@ def report(asked: argparse.Namespace, *, is_page: bool = False) -> Iterator[str]
     if asked.quality or wants_all:
         names = [WORDS, FIELDS, PLAIN] if asked.words else [DEFAULT, WORDS, FIELDS, PLAIN]
         modes: tuple[Mode, ...] = (asked.mode,) if asked.mode else ("closed", "open") if len(sets) > 1 else ("closed",)
+        # The encoder has seen no request of our own corpus.
+        judged = sets if asked.every or folder == OWN else [*map(_left_out, sets)]
         numbers = {one.name: f"set {number}" for number, one in enumerate(sets, 1)} if is_page else {}
-        yield quality_table([*measure_quality(sets, modes, names)], numbers)
+        yield quality_table([*measure_quality(judged, modes, names)], numbers)
     if asked.speed or wants_all:
         finders = [*([] if asked.words else [DEFAULT]), WORDS, PLAIN, *([FASTMCP] if has_fastmcp() else [])]
         rows = [row for size in asked.sizes for row in measure_speed(sets, size, finders)]
@@ -291,12 +216,17 @@ def report(asked: argparse.Namespace, *, is_page: bool = False) -> Iterator[str]
         yield _STARTING.format(size=size, turns=asked.turns) + first_table(rows_first)
 
 
+def _left_out(one: Labelled) -> Labelled:
+    return replace(one, needs=[need for need in one.needs if need.is_left_out])
+
+
 def options() -> argparse.ArgumentParser:
     """Return what can be asked for."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--quality", action="store_true", help="how well tools are found")
     found.add_argument("--speed", action="store_true", help="how quickly")
     found.add_argument("--first", action="store_true", help="the first search of a process")
+    found.add_argument("--every", action="store_true", help="judge by what the encoder was taught with, too")
     found.add_argument("--words", action="store_true", help="leave out what compares meanings")
     found.add_argument("--data", help="the folder of the labelled data")
     found.add_argument("--dataset", action="append", default=[], help="only the requests of this set (repeatable)")

@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -35,7 +34,7 @@ from kiwi_mcp.search.port import Card
 from kiwi_mcp.search.sheet import passage_of
 from kiwi_mcp.search.wordpiece import WordPieces
 from kiwi_mcp.search.words import spelled
-from labelled import Labelled, Listed, Need, read_sets, union, where
+from labelled import Labelled, Listed, read_sets, union, where
 from make_encoder import HEADS, PUBLISHED, download, write
 
 STEPS: Final = 480
@@ -45,8 +44,6 @@ WARM_UP: Final = 20
 TEMPERATURE: Final = np.float32(0.05)
 LONGEST_REQUEST: Final = 40
 LONGEST_PASSAGE: Final = 56
-LEFT_OUT: Final = 4
-"""One of so many labelled requests is never learned from."""
 RIVALS: Final = 30
 TOO_NEAR: Final = 0.85
 """Tools that are so near each other may both be right: neither is a wrong answer for what asks for the other."""
@@ -105,18 +102,13 @@ def main() -> None:
     np.savez(asked.weights, **pupil.weights)  # type: ignore[arg-type]  # its other parameter is a flag of another name
 
 
-def is_left_out(need: Need) -> bool:
-    """Whether a request is kept for judging the result by."""
-    return sha256(need.text.encode()).digest()[0] % LEFT_OUT == 0
-
-
 def labelled_lessons(one: Labelled, tools: Tools, before: MiniLM) -> Iterator[Lesson]:
     """Give what can be learned from the requests of a set, and from the parts of those that ask for several things."""
     places = {tool.id: place for place, tool in enumerate(tools.listed)}
     own = np.array([places[tool.id] for tool in one.tools])
     for need in one.needs:
         right = [places[name] for name in sorted(need.gold) if name in places]
-        if not right or is_left_out(need):
+        if not right or need.is_left_out:
             continue
         yield _lesson(need.text, right, right, own, tools, before)
         parts = parts_of(need.text) if len(right) > 1 else ()
