@@ -216,6 +216,16 @@ def test_what_is_not_encoded_yet_stands_where_its_words_let_expect() -> None:
     assert names(rank(read_request("umbrella for the rain", Topics()), [index], limit=1).hits) == ["umbrella_weather"]
 
 
+def test_what_is_not_encoded_yet_is_found_among_many_that_are() -> None:
+    many = tuple(card(f"shower_{number}", "About an umbrella") for number in range(400))
+    index = Index(Topics.name)
+    index.follow(many)
+    index.catch_up(None, Topics(), seconds=60)
+    index.follow((*many, card("forecast", "Whether rain is ahead, and much else that this one tells of at length")))
+
+    assert names(rank(read_request("rain", Topics()), [index], limit=10).hits)[0] == "forecast"
+
+
 def test_what_is_filtered_out_is_neither_shown_nor_counted() -> None:
     index = Index()
     index.follow(CARDS)

@@ -58,6 +58,11 @@ def write_now(database: Database, statement: str, *values: Value) -> bool:
         return transaction is not None and transaction.write(statement, values) > 0
 
 
+def test_whoever_is_in_haste_does_not_wait_for_another_who_was(table: Database) -> None:
+    with ThreadPoolExecutor(1) as thread, table.transaction_now():
+        assert not thread.submit(write_now, table, "update counters set value = 1").result(timeout=5)
+
+
 @pytest.mark.parametrize("way", ["insert", "write"])
 def test_values_come_out_as_they_went_in(table: Database, way: str) -> None:
     row = (*ROW, table.encode_list(("one", "two")))

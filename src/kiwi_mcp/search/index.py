@@ -101,7 +101,7 @@ class Index:
 
     def living(self, step: int = 1) -> Sequence[Card]:
         """Return the cards that can be found, or one of so many."""
-        return [one.cards[slot] for one in self.segments for slot in one.is_alive.nonzero()[0][::step].tolist()]
+        return [one.cards[slot] for one in self.segments for slot in one.living[::step].tolist()]
 
     def named(self, tool_id: str) -> Sequence[Card]:
         """Return the cards of a name."""

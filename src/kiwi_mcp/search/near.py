@@ -31,7 +31,7 @@ def nearest(request: Request, pools: Sequence[Pool], *, limit: int, keeps: Calla
 
 def _living(pools: Sequence[Pool]) -> Iterator[Card]:
     segments = (segment for pool in pools for segment in pool.segments)
-    living = (one.cards[slot] for one in segments for slot in one.is_alive.nonzero()[0].tolist())
+    living = (one.cards[slot] for one in segments for slot in one.living.tolist())
     return islice(living, _MOST_NAMES)
 
 

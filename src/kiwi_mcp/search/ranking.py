@@ -57,7 +57,7 @@ def rank(
     terms = terms_of(request, pools)
     views = [view_of(request, terms, segment) for pool in pools for segment in pool.segments if segment.cards]
     sureness = measure(request, terms, views)
-    rough = [rough_of(request, view, sureness) for view in views]
+    rough = rough_of(request, views, sureness)
     if keeps is not None:
         for view, scores in zip(views, rough, strict=True):
             _leave_out(view, scores, keeps)
@@ -70,10 +70,14 @@ def rank(
     first = [Hit(card, 1.0, said) for card in sorted(exact, key=lambda card: _order(1.0, card))]
     ordered = sorted(others, key=lambda one: _order(one.score, one.card))
     found = [*first, *(_hit(one, judged, request, terms) for one in ordered[: max(limit, 0)])][: max(limit, 0)]
+    return Ranked(found, _total(views, judged, exact))
+
+
+def _total(views: Sequence[View], judged: Judged, exact: Sequence[Card]) -> int:
+    """Return how many cards match: by a word, by meaning alone, or by nothing but their name."""
     worded = sum(np.count_nonzero(view.words[0] > 0) for view in views)
     unsaid = np.count_nonzero(judged.is_hit & (judged.said <= 0))
-    unseen = sum(not _is_among(card, views, judged) for card in exact)
-    return Ranked(found, int(worded + unsaid + unseen))
+    return int(worded + unsaid + sum(not _is_among(card, views, judged) for card in exact))
 
 
 def _leave_out(view: View, rough: Floats, keeps: Callable[[Card], bool]) -> None:
@@ -145,20 +149,25 @@ def _least(scores: Floats, size: int) -> float:
 def _lifted(judged: Judged, recall: Recall | None) -> Floats:
     """Return scores with what is remembered counted in; a name that was said stands above all that is not."""
     scores = np.minimum(judged.scores, np.float32(_MOST))
-    first = _first(judged, scores, recall)
-    for number, view in enumerate(judged.views if recall and recall.items else ()):
-        rows = {int(judged.slots[row]): row for row in (judged.numbers == number).nonzero()[0].tolist()}
-        for item, known in recall.items.items() if recall else ():
-            for slot in view.segment.of_items([item]):
-                if (row := rows.get(slot)) is not None:
-                    scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
+    if recall is not None and recall.items:
+        _lift(judged, scores, recall)
     scores[judged.is_named] = _SAME_WORDS
     return scores
 
 
-def _first(judged: Judged, scores: Floats, recall: Recall | None) -> float:
+def _lift(judged: Judged, scores: Floats, recall: Recall) -> None:
+    first = _first(judged, scores, recall)
+    for number, view in enumerate(judged.views):
+        rows = {int(judged.slots[row]): row for row in (judged.numbers == number).nonzero()[0].tolist()}
+        for item, known in recall.items.items():
+            for slot in view.segment.of_items([item]):
+                if (row := rows.get(slot)) is not None:
+                    scores[row] = min(known.lifted(float(scores[row]), first), _MOST)
+
+
+def _first(judged: Judged, scores: Floats, recall: Recall) -> float:
     """Return the score of the best card, if what is remembered must not pass it lightly."""
-    if recall is None or not judged.is_hit.any():
+    if not judged.is_hit.any():
         return 1.0
     row = int(np.where(judged.is_hit, scores, 0).argmax())
     card = judged.segment(row).cards[int(judged.slots[row])]

@@ -113,15 +113,22 @@ def measure(request: Request, terms: Mapping[str, Term], views: Sequence[View]) 
     return min(1.0, max(_LEAST_SURE, float(sure) / _SURE))
 
 
-def rough_of(request: Request, view: View, sureness: float) -> Floats:
-    """Return roughly how well each card answers: above 0 if it may match."""
-    segment, said = view.segment, _joined(view.words, _WHOLE_WORDS)
-    rough = said * np.float32(sureness)
-    if request.vectors is not None:
-        near = np.maximum(_joined(segment.nearness(request.vectors), _WHOLE_MEANING), 0)
-        rough += np.float32(MEANING * _SEEMS) * _filled(near, said, segment.is_encoded)
-        if segment.dead:
-            rough[~segment.is_alive] = 0
+def rough_of(request: Request, views: Sequence[View], sureness: float) -> Sequence[Floats]:
+    """Return roughly how well each card of each view answers: above 0 if it may match."""
+    said = [_joined(view.words, _WHOLE_WORDS) for view in views]
+    rough = [words * np.float32(sureness) for words in said]
+    if (vectors := request.vectors) is None:
+        return rough
+    near = [np.maximum(_joined(view.segment.nearness(vectors), _WHOLE_MEANING), 0) for view in views]
+    # Copies: cards are encoded meanwhile, and numpy counts what a mask holds before it takes that much.
+    encoded = [view.segment.is_encoded.copy() for view in views]
+    # Of all views: new cards are a segment of their own, in which none has a vector yet.
+    nearest = max((_nearest(*each) for each in zip(near, encoded, strict=True)), default=0.0)
+    filled = (_filled(*each, nearest=nearest) for each in zip(near, said, encoded, strict=True))
+    for view, scores, meaning in zip(views, rough, filled, strict=True):
+        np.add(scores, np.float32(MEANING * _SEEMS) * meaning, out=scores)
+        if view.segment.dead:
+            scores[~view.segment.is_alive] = 0
     return rough
 
 
@@ -137,7 +144,8 @@ def judge(request: Request, chosen: Sequence[Chosen], sureness: float) -> Judged
     is_encoded = _in_a_row(_NO_FLAGS, (one.view.segment.is_encoded[one.slots] for one in chosen))
     said, meant = _joined(words, _WHOLE_WORDS), np.maximum(_joined(near, _WHOLE_MEANING), 0)
     is_hit = (said > 0) | (meant >= _NEAR) | _in_a_row(_NO_FLAGS, (one.is_remembered for one in chosen))
-    raw = (said + NAME * named) * sureness + MEANING * _filled(meant, said, is_encoded)
+    meaning = _filled(meant, said, is_encoded, nearest=_nearest(meant, is_encoded))
+    raw = (said + NAME * named) * sureness + MEANING * meaning
     most = 1 + NAME + (MEANING if request.vectors is not None else 0)
     parts = words[1:] * np.float32(sureness) + MEANING * near[1:]
     return Judged(
@@ -153,9 +161,13 @@ def judge(request: Request, chosen: Sequence[Chosen], sureness: float) -> Judged
     )
 
 
-def _filled(near: Floats, said: Floats, is_encoded: Flags) -> Floats:
+def _filled(near: Floats, said: Floats, is_encoded: Flags, *, nearest: float) -> Floats:
     """Return how near cards are; one that has no vector yet is taken to be as near as its words let expect."""
-    return near if is_encoded.all() else np.where(is_encoded, near, said * near[is_encoded].max(initial=0))
+    return near if is_encoded.all() else np.where(is_encoded, near, said * np.float32(nearest))
+
+
+def _nearest(near: Floats, is_encoded: Flags) -> float:
+    return float((near if is_encoded.all() else near[is_encoded]).max(initial=0))
 
 
 def _joined(rows: Floats, share: float) -> Floats:

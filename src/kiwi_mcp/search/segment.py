@@ -94,6 +94,12 @@ class Segment:
         """Return those of some stems that a card holds."""
         return self._ranges.keys() & stems
 
+    @property
+    def living(self) -> Slots:
+        """The slots of the cards that are not gone."""
+        # Of a copy: cards are dropped meanwhile, and numpy counts them before it looks where they are.
+        return self.is_alive.copy().nonzero()[0].astype(np.int32)
+
     def of_items(self, items: Iterable[str]) -> Sequence[int]:
         """Return the slots of the cards of some items, named in full but for their versions."""
         return [slot for item in items for slot in self._of_item.get(item, ())]
@@ -139,7 +145,7 @@ class Segment:
 
 def merge(segments: Sequence[Segment]) -> Segment:
     """Return one segment with the cards of several that are not gone."""
-    rows = [(one, int(slot)) for one in segments for slot in one.is_alive.nonzero()[0]]
+    rows = [(one, slot) for one in segments for slot in one.living.tolist()]
     merged = Segment.of([one.cards[slot] for one, slot in rows], [one.words[slot] for one, slot in rows])
     encoded = [place for place, (one, slot) in enumerate(rows) if one.is_encoded[slot]]
     if encoded:

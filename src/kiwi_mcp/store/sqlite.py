@@ -19,6 +19,8 @@ from kiwi_mcp.store.sqlite_library import SOUND, library, version
 from kiwi_mcp.store.sqlite_line import FAULTS, Line
 
 _PRAGMAS = "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
+_HASTE = 0.002
+"""For how many seconds whoever is in haste waits for another in haste: this may be an event loop."""
 _READERS = 2
 """Two, so that a long list does not make a glance wait."""
 _CLOSING = 5.0
@@ -212,9 +214,12 @@ class SqliteDatabase:
 
     @contextmanager
     def transaction_now(self) -> Iterator[SqliteTransaction | None]:
-        """Begin to write if no other writer is at work."""
+        """Begin to write if no other writer is at work, in this process or another."""
         self._check()
-        with self._hurrying:
+        if not self._hurrying.acquire(timeout=_HASTE):
+            yield None
+            return
+        try:
             if not self._begins_now():
                 yield None
                 return
@@ -226,6 +231,8 @@ class SqliteDatabase:
             except BaseException:
                 _roll_back(self._hasty)
                 raise
+        finally:
+            self._hurrying.release()
 
     def _begins_now(self) -> bool:
         try:
