@@ -5,8 +5,9 @@ Usage: learning.py [--data FOLDER] [--dataset NAME] [--limit N] [--words]
 The requests of a set are dealt out, those for the same tool to different hands. Each hand is asked about in turn, while
 some of the others' requests are remembered for the tools that they are for: none, 1, 3 or 10 of each tool. In a last
 history all are, but for those of the tools that the hand asks for. What answers is the verb `search`, and what is used
-is told to the memory that a run tells (`discovery_adapter.py`). Without `--dataset` it is each set that has
-several requests for many of its tools, or the one that has the most.
+is told to the memory that a run tells (`discovery_adapter.py`). Only requests that the encoder was not taught with are
+asked; any may be remembered. Without `--dataset` it is each set that has several requests for many of its tools, or the
+one that has the most.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _HEAD = """\
 
 `benchmarks/learning.py`: what it is worth to remember the requests after which tools were used. A history is simulated:
 other requests for the same tools are remembered, at most so many of each; in the last, all requests that are for other
-tools. nDCG@10 / R@1 / R@5, per cent, means over requests.
+tools. nDCG@10 / R@1 / R@5, per cent, means over the requests that the encoder was not taught with; what is remembered
+may be any.
 
 """
 
@@ -43,6 +45,8 @@ class History:
 
     needs: Sequence[Need]
     finder: Finder
+    is_taught: bool = True
+    """Whether the encoder was taught with all requests but those that are left out, so that it is judged by these."""
 
     def asked(self, most: int, *, is_foreign: bool = False) -> Mapping[str, float]:
         """Return how well all requests are answered while at most so many others are remembered of each tool.
@@ -50,10 +54,14 @@ class History:
         Where those are foreign, none of them is for a tool that is asked for.
         """
         hands = dealt(self.needs)
-        return mean([row for hand in range(_HANDS) for row in self._hand(hands, hand, most, is_foreign=is_foreign)])
+        rows = [row for hand in range(_HANDS) for row in self._hand(hands, hand, most, is_foreign=is_foreign)]
+        if not rows:
+            raise SystemExit("The encoder was taught with each of these requests: ask more of them")
+        return mean(rows)
 
     def _hand(self, hands: Sequence[int], hand: int, most: int, *, is_foreign: bool) -> Iterator[Mapping[str, float]]:
-        mine = [need for need, one in zip(self.needs, hands, strict=True) if one == hand]
+        dealt_out = [need for need, one in zip(self.needs, hands, strict=True) if one == hand]
+        mine = [need for need in dealt_out if need.is_left_out or not self.is_taught]
         others = [need for need, one in zip(self.needs, hands, strict=True) if one != hand]
         without = frozenset(tool for need in mine for tool in need.gold) if is_foreign else frozenset[str]()
         self.finder.tell({"forget": True})
@@ -91,10 +99,11 @@ def report(asked: argparse.Namespace, *, is_page: bool = False) -> str:
     sets = chosen(read_sets(folder, limit=asked.limit), asked.dataset)
     called = [f"set {number}" if is_page else one.name for number, one in enumerate(sets, 1)]
     own = "The labelled data is not here: this is the small corpus in `benchmarks/corpus`.\n\n" if folder == OWN else ""
-    return _HEAD + own + table(dict(zip(called, sets, strict=True)), names)
+    # The encoder has seen no request of our own corpus.
+    return _HEAD + own + table(dict(zip(called, sets, strict=True)), names, is_taught=folder != OWN)
 
 
-def table(sets: Mapping[str, Labelled], names: Sequence[str]) -> str:
+def table(sets: Mapping[str, Labelled], names: Sequence[str], *, is_taught: bool) -> str:
     """Return what remembering is worth on some sets."""
     columns = ["set", "requests a tool", "finder", *map(str, REMEMBERED), "of other tools"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -104,7 +113,7 @@ def table(sets: Mapping[str, Labelled], names: Sequence[str]) -> str:
             write_tools(path, one.tools)
             for name in names:
                 with started([name], path, keep=_KEEP) as (finder,):
-                    history = History(one.needs, finder)
+                    history = History(one.needs, finder, is_taught)
                     found = [history.asked(most) for most in REMEMBERED]
                     found.append(history.asked(REMEMBERED[-1], is_foreign=True))
                 figures = " | ".join(" / ".join(f"{row[metric] * 100:.1f}" for metric in SHOWN) for row in found)

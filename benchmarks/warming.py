@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.kernel.searching.cards import card_of
@@ -131,20 +131,20 @@ def warm_up(place: Place, *, keep: Path | None = None, encode: int | None = None
         if keep is None:
             _keep(cards, Sheets(store), encoder)
             return
-        with closing(_opened(keep)) as file:
+        with closing(open_kept(keep)) as file:
             _keep(cards, Both(Sheets(store), Sheets(file)), encoder)
 
 
-def _opened(keep: Path) -> Database:
-    """Open the file of an earlier run; one that cannot be read is made anew."""
+def open_kept(keep: Path) -> Database:
+    """Open the file of an earlier run; one that is damaged is made anew."""
     keep.parent.mkdir(parents=True, exist_ok=True)
     url = f"sqlite:///{keep.absolute()}"
     try:
         return open_database(url)
-    except KiwiError as fault:
+    except StoreDamaged as fault:
         print(f"{keep} is made anew: {fault.message}", file=sys.stderr)
-        for path in keep.parent.glob(f"{keep.name}*"):  # and what belongs to it
-            path.unlink()
+        for ending in ("", "-wal", "-shm"):
+            keep.with_name(f"{keep.name}{ending}").unlink(missing_ok=True)
         return open_database(url)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from kiwi_mcp.domain.json import JsonObject
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -34,7 +36,7 @@ def compared(learning: ModuleType, name: str, tmp_path: Path) -> tuple[Mapping[s
     tools = tmp_path / "tools.jsonl"
     learning.write_tools(tools, own.tools)
     with learning.started([name], tools) as (finder,):
-        history = learning.History(own.needs, finder)
+        history = learning.History(own.needs, finder, is_taught=False)
         return history.asked(0), history.asked(10), history.asked(10, is_foreign=True)
 
 
@@ -53,6 +55,36 @@ def test_so_it_does_where_meanings_are_compared(learning: ModuleType, tmp_path: 
     assert after["R@5"] > before["R@5"]
     assert after["R@1"] >= before["R@1"]
     assert foreign["R@1"] >= before["R@1"]
+
+
+class Listening:
+    """A finder that finds nothing, and notes what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.told: list[JsonObject] = []
+
+    def ask(self, text: str) -> Sequence[str]:
+        self.asked.append(text)
+        return ()
+
+    def tell(self, said: JsonObject) -> None:
+        self.told.append(said)
+
+
+def test_only_requests_that_nothing_was_taught_with_are_asked_and_any_may_be_remembered(learning: ModuleType) -> None:
+    (own,) = learning.chosen(learning.read_sets(BENCHMARKS), None)
+    left_out = sorted(need.text for need in own.needs if need.is_left_out)
+    assert 0 < len(left_out) < len(own.needs)
+    judged, every = Listening(), Listening()
+    learning.History(own.needs, judged).asked(10)
+    learning.History(own.needs, every, is_taught=False).asked(10)
+    assert sorted(judged.asked) == left_out
+    assert sorted(every.asked) == sorted(need.text for need in own.needs)
+    assert {str(one["query"]) for one in judged.told if "query" in one} > {*left_out}
+    taught = [need for need in own.needs if not need.is_left_out]
+    with pytest.raises(SystemExit, match="taught"):
+        learning.History(taught, judged).asked(0)
 
 
 def test_nothing_is_remembered_of_the_requests_that_are_asked(learning: ModuleType) -> None:

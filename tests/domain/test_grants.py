@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path, fits_verb
+from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
 from kiwi_mcp.domain.grants import KINDS, Allow, Deny, Grant, Kind, Rights, Rules, narrow, nothing
 
 words = st.sampled_from(
@@ -149,6 +149,30 @@ def test_hosts_fit_by_name_and_port_and_never_by_half_a_name(pattern: str, host:
 @given(pattern=st.text("ab*?[]!-/", max_size=7), name=st.text("ab[]!-/", max_size=6))
 def test_names_fit_as_the_patterns_of_a_shell_say(pattern: str, name: str) -> None:
     assert fits_name(pattern, name) is fnmatchcase(name, pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("mcp/time/now", True),
+        ("mcp/time/n*", True),
+        ("*/now", True),
+        ("mcp/time/now@*", True),
+        ("mcp/time/now@1.2.0", True),
+        ("mcp/time/now@1.3.0", False),
+        ("*/now@2.*", False),
+        ("mcp/time/no", False),
+        ("now", False),
+        ("*", True),
+    ],
+)
+def test_a_pattern_without_a_version_is_about_every_version_of_an_item(pattern: str, fits: bool) -> None:
+    identity = "mcp/time/now@1.2.0"
+    assert fits_item(pattern, identity) is fits
+    assert fits_item(pattern, f"{identity}@odd") is (fits and pattern != "mcp/time/now@1.2.0")
+    assert isinstance(Grant(Rules(allow=(pattern,))).verdict("item", identity), Allow) is fits
+    assert isinstance(Grant(Rules(("*",), (pattern,))).verdict("item", identity), Deny) is fits
+    assert isinstance(Rights((Grant(), Grant(Rules((pattern,))))).item_verdict([identity]), Allow) is fits
 
 
 def test_a_verb_is_all_that_it_does() -> None:

@@ -50,6 +50,14 @@ def new(ask: Ask, name: str) -> JsonObject:
     return ask("execute", action="create", item_id=name, parameters=parameters).content
 
 
+def test_a_list_of_names_without_versions_is_of_all_their_versions(ask: Ask, managed: Callable[[str], Path]) -> None:
+    managed("deployment: managed\nitems: {allow: ['project/local/good', 'project/local/other', 'builtin/*']}\n")
+
+    assert ask("execute", item_id="good", dry_run=True).content["status"] == "planned"
+    assert ask("execute", item_id="stray", dry_run=True).content["code"] == "not_permitted"
+    assert new(ask, "other")["status"] == "created"
+
+
 @pytest.mark.req("B3", "SR4")
 def test_what_is_off_the_list_is_not_brought_and_not_loaded_and_the_reason_is_told(
     ask: Ask, managed: Callable[[str], Path], tools: Path

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer
 
@@ -57,3 +59,33 @@ def test_the_machine_is_tested_where_no_tool_had_that_done(ask: Ask, home: Path)
     (check,) = checks(ask, "isolation")
     assert "standard by rlimits" in as_text(check["detail"])
     assert kept.is_file()
+
+
+def test_what_kiwi_installs_by_itself_lacks_no_program(
+    ask: Ask, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project / ".ai" / "tools"
+    folder.mkdir()
+    head = "tool_type: mcp_server\nversion: 1.0.0\nexecutor: subprocess\ndescription: One\n"
+    for name, command in {
+        "clock": "uvx, args: [mcp-server-time]",
+        "board": "npx, args: [-y, board-server]",
+        "odd": "uvx, args: [git+https://code.test/odd]",
+    }.items():
+        config = f"config: {{transport: stdio, command: {command}}}\n"
+        (folder / f"{name}.yaml").write_text(f"tool_id: {name}\n{head}{config}")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+    assert [check["status"] for check in checks(ask, "clock")] == ["ok"]
+    assert "`npm` is not on the PATH" in [check["detail"] for check in checks(ask, "board")]
+    assert "`uvx` is not on the PATH" in [check["detail"] for check in checks(ask, "odd")]
+
+
+def test_a_word_of_the_environment_that_is_no_half_of_search_is_told_and_ignored(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [check["status"] for check in checks(ask, "search")] == ["ok"]
+    monkeypatch.setenv("KIWI_SEARCH", "bogus")
+    fault = checks(ask, "search")[0]
+    assert (fault["status"], fault["fix"]) == ("problem", "Write one of: meaning, words.")
+    assert fault["detail"] == "KIWI_SEARCH is not how items are found, so it is ignored"

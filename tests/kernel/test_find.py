@@ -197,6 +197,17 @@ def test_an_unknown_word_of_a_filter_is_answered_with_those_that_exist(ask: Ask,
     assert "passes all of these filters" in as_text(search(ask, "letter", server="outbox", tag="office")["suggestion"])
 
 
+def test_a_server_that_offers_nothing_yet_is_told_of_as_such(ask: Ask, serve: Callable[..., None]) -> None:
+    serve("outbox", post="Post a letter")
+    serve("attic")
+
+    told = as_text(search(ask, "letter", server="attic")["suggestion"])
+    assert told == (
+        "The server 'attic' is here, and offers nothing yet: "
+        "`kiwi mcp list` says why, `kiwi mcp refresh attic` asks it again."
+    )
+
+
 def test_where_nothing_matches_what_is_close_is_named_with_what_is_here_and_how_to_ask(
     ask: Ask, serve: Callable[..., None]
 ) -> None:

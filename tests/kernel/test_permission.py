@@ -60,6 +60,27 @@ def test_a_denied_tool_is_found_flagged_read_and_refused_and_an_unknown_one_is_n
 
 
 @pytest.mark.req("B6")
+@pytest.mark.parametrize(
+    ("rule", "is_denied"),
+    [
+        ("project/local/send_mail", True),
+        ("*/send_mail", True),
+        ("project/local/send_mail@1.*", True),
+        ("project/local/send_mail@2.*", False),
+        ("builtin/kiwi/python_runtime", True),
+    ],
+)
+def test_a_rule_that_names_no_version_is_about_them_all(ask: Ask, policy: Path, rule: str, is_denied: bool) -> None:
+    policy.write_text(f"items: {{allow: ['*'], deny: ['{rule}']}}\n")
+    assert ("permitted" in found(ask)["send_mail"]) is is_denied
+    assert ask("execute", action="why", item_id="send_mail").content["would_run"] is not is_denied
+    assert (ask("execute", item_id="send_mail").content.get("code") == "not_permitted") is is_denied
+    policy.write_text(f"items: {{allow: ['{rule}']}}\n")
+    is_allowed = is_denied and "send_mail" in rule
+    assert (ask("execute", item_id="send_mail").content.get("code") != "not_permitted") is is_allowed
+
+
+@pytest.mark.req("B6")
 def test_what_stands_on_something_denied_is_flagged_as_well(ask: Ask, policy: Path) -> None:
     policy.write_text("items: {allow: ['*'], deny: ['builtin/kiwi/python_runtime@*']}\n")
     assert [card["permitted"] for card in found(ask).values()] == [False, False]
@@ -76,6 +97,24 @@ def test_a_denied_server_flags_all_that_it_offers(ask: Ask, policy: Path, tmp_pa
     policy.write_text("items: {allow: ['*'], deny: ['mcp/outbox/*']}\n")
     assert found(ask)["post"]["permitted"] is False
     assert ask("execute", item_id="mcp/outbox/post").content["code"] == "not_permitted"
+
+
+def test_whoever_would_run_a_server_is_told_what_of_it_they_may_run(ask: Ask, home: Path, tmp_path: Path) -> None:
+    offers = tmp_path / "offers.json"
+    names = ("pack", "outbox", "carry", "drop", "empty")
+    offers.write_text(json.dumps({"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}))
+    args = [str(SCRIPT), str(offers)]
+    assert not ask("mcp", action="add", server="outbox", command=sys.executable, args=args).is_error
+
+    refused = ask("execute", item_id="outbox").content
+    assert refused["code"] == "not_callable"
+    assert "such as `mcp/outbox/outbox`, `mcp/outbox/carry`, `mcp/outbox/drop`." in as_text(refused["suggestion"])
+    why = as_list(ask("execute", action="why", item_id="outbox").content["reasons"])
+    assert [as_object(one)["code"] for one in why] == ["not_callable"]
+    (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['mcp/outbox/outbox', '*/carry']}\n")
+    told = as_text(ask("execute", item_id="outbox").content["suggestion"])
+    assert "such as `mcp/outbox/drop`, `mcp/outbox/empty`, `mcp/outbox/pack`." in told
+    assert "such as" not in as_text(ask("execute", item_id="bash_runtime").content["suggestion"])
 
 
 def test_what_no_rule_allows_is_flagged(ask: Ask, policy: Path) -> None:

@@ -14,12 +14,13 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.caller import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.recent import BETWEEN, ENOUGH, FIRST, MINUTES, Recent, Who
-from kiwi_mcp.kernel.remembering import LONGEST, kept_text
+from kiwi_mcp.kernel.recent import BETWEEN, ENOUGH, FIRST, MINUTES, Recent, Wanted, Who
+from kiwi_mcp.kernel.remembering import LONGEST, kept_of, kept_text
 from kiwi_mcp.kernel.searching.memories import Memories
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.search.port import Floats
 from kiwi_mcp.search.request import read_request
+from kiwi_mcp.search.sheet import SIZE
 from kiwi_mcp.store.registry import Registry
 
 Ask = Callable[..., Answer]
@@ -109,6 +110,16 @@ def test_what_was_run_after_a_search_is_found_by_one_like_it(home: Path, kernel:
     assert names(plain) == ["ledger"]
     (told,) = do(kernel, ("memory", {}), caller=owner)
     assert remembered(told) == [("project/local/umbrella", "run", need)]
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_what_answers_a_part_of_a_request_is_remembered_for_that_part(
+    home: Path, project: Path, owner: Caller, is_noted: bool
+) -> None:
+    kernel = Kernel(project, surface="cli" if is_noted else "mcp")
+    do(kernel, search("tell whether it will rain and add up what was spent"), run("ledger"), caller=owner)
+    (told,) = do(kernel, ("memory", {}), caller=owner)
+    assert remembered(told) == [("project/local/ledger", "run", "add up what was spent")]
 
 
 def test_reading_counts_and_a_run_makes_more_of_it(home: Path, kernel: Kernel, owner: Caller) -> None:
@@ -217,15 +228,15 @@ def test_a_search_counts_for_some_minutes_and_for_whoever_made_it() -> None:
     now = 0.0
     recent = Recent(clock=lambda: now)
     recent.asked(ANA, "will it rain", [("user/local/umbrella@1.0.0", 0.5)])
-    assert recent.used(BEN, "user/local/umbrella@1.0.0", is_run=True) == ""
-    assert recent.used(ANA._replace(project="/other"), "user/local/umbrella@1.0.0", is_run=True) == ""
+    assert recent.used(BEN, "user/local/umbrella@1.0.0", is_run=True) is None
+    assert recent.used(ANA._replace(project="/other"), "user/local/umbrella@1.0.0", is_run=True) is None
     now = MINUTES * 60.0
-    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == "will it rain"
-    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == ""
+    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) == Wanted("will it rain")
+    assert recent.used(ANA, "user/local/umbrella@2.0.0", is_run=True) is None
     now += 1
     recent.asked(ANA, "what was spent", [("user/local/ledger@1.0.0", 0.5)])
     now += MINUTES * 60.0 + 1
-    assert recent.used(ANA, "user/local/ledger@1.0.0", is_run=False) == ""
+    assert recent.used(ANA, "user/local/ledger@1.0.0", is_run=False) is None
 
 
 def test_a_long_request_is_cut_at_a_word_and_an_empty_one_is_not_kept() -> None:
@@ -257,10 +268,33 @@ def test_what_is_said_after_a_word_for_a_secret_is_not_kept(said: str, kept: str
     assert kept_text(said, {}) == (said if kept is None else kept)
 
 
+@pytest.mark.parametrize(
+    ("request_", "part", "kept"),
+    [
+        ("look up the rain; write to me@example.org", "write to me@example.org", "write to …"),
+        ("open it with password horse. Battery staple then", "Battery staple then", "open it with password …"),
+        ("say blue. Walrus nine. Then look up the rain", "Walrus nine", "say [redacted:NOTE] Then look up the rain"),
+        ("say blue. Walrus nine. Then look up the rain", "look up the rain", "look up the rain"),
+    ],
+)
+def test_of_a_part_nothing_is_kept_that_is_not_of_the_whole(request_: str, part: str, kept: str) -> None:
+    assert kept_of(Wanted(request_, part), {"NOTE": "blue. Walrus nine."}) == kept
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_each_item_is_known_by_the_part_it_answers(tmp_path: Path, is_noted: bool) -> None:
+    file = tmp_path / "searches.json" if is_noted else None
+    recent, rain, spent = Recent(file), "user/local/umbrella@1.0.0", "user/local/ledger@1.0.0"
+    recent.asked(ANA, "is there rain; ledger", [(rain, 0.5), (spent, 0.5)], {rain: "is there rain", spent: "ledger"})
+    recent = Recent(file) if is_noted else recent
+    assert recent.used(ANA, rain, is_run=True) == Wanted("is there rain; ledger", "is there rain")
+    assert recent.used(ANA, spent, is_run=True) is None  # its own name
+
+
 def test_whoever_looks_for_a_name_teaches_nothing() -> None:
     recent = Recent()
     recent.asked(ANA, "umbrella", [("user/local/umbrella@1.0.0", 1.0)])
-    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) is None
 
 
 @pytest.mark.parametrize(
@@ -270,16 +304,18 @@ def test_what_stood_far_down_and_matched_hardly_was_not_found_by_that(place: int
     recent = Recent()
     above = [(f"user/local/other{number}@1.0.0", 0.6) for number in range(place)]
     recent.asked(ANA, "all that is here", [*above, ("user/local/umbrella@1.0.0", score)])
-    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ("all that is here" if is_found else "")
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == (
+        Wanted("all that is here") if is_found else None
+    )
 
 
 def test_only_the_latest_search_that_showed_an_item_counts() -> None:
     recent, many = Recent(), [(f"user/local/other{number}@1.0.0", 0.6) for number in range(FIRST)]
     recent.asked(ANA, "will it rain", [("user/local/umbrella@1.0.0", 0.5)])
     recent.asked(ANA, "all that is here", [*many, ("user/local/umbrella@1.0.0", 0.1)])
-    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == ""
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) is None
     recent.asked(ANA, "rain or sun", [("user/local/umbrella@1.0.0", 0.5)])
-    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == "rain or sun"
+    assert recent.used(ANA, "user/local/umbrella@1.0.0", is_run=True) == Wanted("rain or sun")
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
@@ -293,7 +329,7 @@ def test_after_many_other_searches_nobody_knows_what_a_use_belongs_to(
     for need in [f"need {number // 2}" for number in range(2 * others)]:  # to ask again is no other search
         (Recent(file) if is_noted else recent).asked(ANA, need, [("user/local/ledger@1.0.0", 0.5)])
     found = (Recent(file) if is_noted else recent).used(ANA, "user/local/umbrella@1.0.0", is_run=True)
-    assert found == ("will it rain" if is_found else "")
+    assert found == (Wanted("will it rain") if is_found else None)
 
 
 def test_settings_that_cannot_be_read_are_told_once_and_nothing_is_learnt(
@@ -335,17 +371,17 @@ def test_one_command_after_the_other_teaches_as_well(home: Path, project: Path, 
 )
 def test_a_note_that_makes_no_sense_says_nothing(tmp_path: Path, said: str) -> None:
     (tmp_path / "searches.json").write_text(said)
-    assert Recent(tmp_path / "searches.json").used(ANA, "user/local/umbrella", is_run=True) == ""
+    assert Recent(tmp_path / "searches.json").used(ANA, "user/local/umbrella", is_run=True) is None
 
 
 def test_what_is_forgotten_of_one_item_leaves_what_is_not_written_yet_of_another(home: Path, project: Path) -> None:
     space, store = Space(project, home / ".ai", home / ".cache"), Slow(home / ".ai")
     store.registry()
     memories = Memories(store)
-    memories.note("", "user/local/ledger@1.0.0", "what was spent", space, is_run=True)
+    memories.note("", "user/local/ledger@1.0.0", Wanted("what was spent"), space, is_run=True)
     assert store.is_asked.wait(20)
-    memories.note("", "user/local/umbrella@1.0.0", "will it rain", space, is_run=True)
-    memories.note("", "user/local/parcel@1.0.0", "where is it", space, is_run=True)
+    memories.note("", "user/local/umbrella@1.0.0", Wanted("will it rain"), space, is_run=True)
+    memories.note("", "user/local/parcel@1.0.0", Wanted("where is it"), space, is_run=True)
     memories.forget("", ["user/local/umbrella"])
     store.may_go_on.set()
     assert memories.settle(20)
@@ -362,7 +398,11 @@ def test_what_a_request_means_is_found_out_once_and_in_the_background(home: Path
     asked.texts.clear()
     for number in range(20):
         memories.note(
-            "", "user/local/umbrella@1.0.0", f"rain{chr(97 + number)} coat{chr(97 + number)}", space, is_run=True
+            "",
+            "user/local/umbrella@1.0.0",
+            Wanted(f"rain{chr(97 + number)} coat{chr(97 + number)}"),
+            space,
+            is_run=True,
         )
     assert memories.settle(20)
     known = memories.listed("")
@@ -378,5 +418,25 @@ def test_what_a_request_means_is_found_out_once_and_in_the_background(home: Path
     assert again.settle(20)
     assert again.recall("", space, need) == recall
     assert asked.texts == []
+    again.close()
+    store.close()
+
+
+def test_what_a_request_means_is_found_out_again_where_it_was_damaged(home: Path, project: Path) -> None:
+    space, store, asked = Space(project, home / ".ai", home / ".cache"), Store(home / ".ai"), Letters()
+    memories = Memories(store, lambda: asked, asked.name)
+    memories.note("", "user/local/umbrella@1.0.0", Wanted("a coat against rain"), space, is_run=True)
+    need = read_request("a coat against rain", asked)
+    memories.recall("", space, need)
+    assert memories.settle(20)
+    memories.close()
+    with store.registry().database.transaction() as transaction:
+        transaction.write("update remembered set vector = ?", (b"short",))
+
+    again = Memories(store, lambda: asked, asked.name)
+    again.recall("", space, need)
+    assert again.settle(20)
+    (trace,) = again.listed("")
+    assert (trace.encoder, len(trace.vector)) == ("letters", SIZE)
     again.close()
     store.close()

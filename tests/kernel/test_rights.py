@@ -124,8 +124,9 @@ def test_a_policy_that_cannot_be_read_lets_the_owner_look_and_nobody_else(
 
 
 @pytest.mark.req("B5")
-def test_a_bound_on_a_parameter_refuses_that_call_and_not_its_neighbour(ask: Ask, policy: Path) -> None:
-    policy.write_text("conditions:\n- {items: '*/greet@*', parameters: {count: {maximum: 10}}}\n")
+@pytest.mark.parametrize("items", ["*/greet@*", "*/greet"])
+def test_a_bound_on_a_parameter_refuses_that_call_and_not_its_neighbour(ask: Ask, policy: Path, items: str) -> None:
+    policy.write_text(f"conditions:\n- {{items: '{items}', parameters: {{count: {{maximum: 10}}}}}}\n")
 
     def run(item: str, count: int) -> JsonObject:
         return ask("execute", item_id=item, parameters={"count": count}).content

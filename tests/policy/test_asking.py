@@ -141,6 +141,8 @@ def test_a_rule_is_about_its_item_by_the_full_name() -> None:
     plan = replace(a_process(), identity="user/local/git@1.0.0")
     assert covered([a_rule()], plan, Touched(("/p",))) is None
     assert covered([replace(a_rule(), item="user/local/*")], plan, Touched(("/p",)))
+    assert covered([replace(a_rule(), item="*/local/git")], plan, Touched(("/p",)))
+    assert covered([replace(a_rule(), item="*/local/git@2.*")], plan, Touched(("/p",))) is None
 
 
 def test_a_rule_for_a_projects_item_holds_in_that_project_alone() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.search.frozen import freeze, thaw
+from kiwi_mcp.search.frozen import DamagedIndex, freeze, thaw
 from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Floats, Hit
 from kiwi_mcp.search.ranking import rank
@@ -76,6 +78,49 @@ def test_what_was_thawed_follows_its_cards() -> None:
     assert thawed.progress == (11, 11, 11)
     assert {hit.card.tool_id for hit in hits(thawed, "lawn") if hit.why.words} == {"invoice_0", "calendar_99"}
     assert not [hit for hit in hits(thawed, "invoice_12") if hit.why.is_exact]
+
+
+@pytest.mark.parametrize(
+    ("was", "planted"),
+    [
+        (b'"Does weather number 1"', b'["oes weather number"  ]'),
+        (b'"Does weather number 1"', b'"Does weather number \xff"'),
+        (b'"Does weather number 1"', b'"Does weather number 1\x00'),
+        (b'["a","weather"]', b'["a",[123456]]'),
+        (b'["other",""]', b'["other",1 ]'),
+        (b'["other",""]', b'["oth","",""]'),
+    ],
+)
+def test_a_card_that_somebody_has_tampered_with_is_refused_by_name(was: bytes, planted: bytes) -> None:
+    whole = freeze(index_of([card(number) for number in range(10)]))
+    assert was in whole
+    thawed = thaw(memoryview(bytearray(whole.replace(was, planted.ljust(len(was))[: len(was)], 1))), "shapes")
+    with pytest.raises(DamagedIndex):
+        thawed.living()
+
+
+FROZEN = freeze(index_of([card(number) for number in range(10)], [card(number) for number in range(10, 20)]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(FROZEN) - 1), st.integers(0, 255)), min_size=1, max_size=20))
+def test_whatever_is_planted_is_searched_or_refused_by_name(planted: list[tuple[int, int]]) -> None:
+    data = bytearray(FROZEN)
+    for place, byte in planted:
+        data[place] = byte
+    # These are refused before anybody searches.
+    with suppress(DamagedIndex, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        searched(thaw(memoryview(data), "shapes"))
+
+
+def searched(index: Index) -> None:
+    try:
+        hits(index, "invoice number 3")
+        index.follow([card(number) for number in range(5, 25)])
+        index.catch_up(None, Shapes(), seconds=60)
+        hits(index, "weather")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise AssertionError from error
 
 
 def test_an_index_in_one_piece_holds_the_same() -> None:

@@ -206,6 +206,44 @@ def test_among_thousands_the_best_are_found_wherever_they_stand(encoder: Encoder
     assert answers[1] == answers[0]
 
 
+CLOCKS = (
+    card("time", "Time and time zones: what time it is", source="project", tool_type="mcp_server"),
+    card("times", "Time tables of trains", tool_type="mcp_server"),
+    card("current_time", "Get the time in a time zone", source="mcp", server="time", tool_type="mcp_tool"),
+    card("time_tables", "Find trains by the time they go", source="mcp", server="times", tool_type="mcp_tool"),
+)
+
+
+def is_server(one: Card) -> bool:
+    return one.tool_type == "mcp_server"
+
+
+@pytest.mark.parametrize("query", ["what time is it", "what time is it in Tokyo", "the time"])
+@pytest.mark.parametrize("limit", [2, 10])
+def test_a_server_stands_behind_what_can_be_run(query: str, limit: int) -> None:
+    index = Index()
+    index.follow(CLOCKS)
+    hits = rank(read_request(query, None), [index], limit=limit, is_behind=is_server).hits
+    assert {*names(hits)[:2]} == {"current_time", "time_tables"}
+
+
+def test_a_server_that_was_asked_for_by_its_name_comes_first() -> None:
+    first, *_ = ranked("time", CLOCKS).hits
+    assert (first.card.tool_id, first.score) == ("time", 1.0)
+
+
+def test_among_themselves_servers_stand_as_anything_else_does() -> None:
+    index = Index()
+    index.follow(CLOCKS)
+    index.catch_up(None, None, seconds=60)
+    need = read_request("time tables of trains", None)
+    servers = rank(need, [index], limit=10, keeps=is_server, is_behind=is_server).hits
+    assert (
+        names(servers) == names(ranked("time tables of trains", [*filter(is_server, CLOCKS)]).hits) == ["times", "time"]
+    )
+    assert servers[0].score > 0.6
+
+
 def test_what_is_not_encoded_yet_stands_where_its_words_let_expect() -> None:
     index = Index(Topics.name)
     index.follow(CARDS)

@@ -278,6 +278,15 @@ def test_a_yank_moves_the_latest_and_is_taken_back(ann: Registry) -> None:
     assert [*ann.verify()] == []
 
 
+def test_a_namespace_of_which_all_is_yanked_is_not_named(ann: Registry) -> None:
+    ann.publish([PRIMITIVE, release("wave", namespace="public"), release("wave", "1.1.0", namespace="public")])
+    assert ann.namespaces(10) == ("public", "team")
+    ann.mark([VersionName("public", "wave", "1.1.0"), PRIMITIVE.name], "yank")
+    assert ann.namespaces(10) == ("public",)
+    ann.mark([PRIMITIVE.name], "unyank")
+    assert ann.namespaces(10) == ("public", "team")
+
+
 def test_a_mark_is_made_once(ann: Registry) -> None:
     ann.publish([PRIMITIVE])
     (first,) = ann.mark([PRIMITIVE.name], "deprecate", "Use another.")

@@ -291,10 +291,11 @@ class NotCallable(Invalid):
 
     code, error = "not_callable", "Not callable"
 
-    def __init__(self, tool_id: str, tool_type: str, why: str) -> None:
+    def __init__(self, tool_id: str, tool_type: str, why: str, *, instead: Sequence[str] = ()) -> None:
+        named = f", such as {', '.join(f'`{name}`' for name in instead)}" if instead else ""
         super().__init__(
             f"{tool_id!r} is a {tool_type}: {why}.",
-            suggestion="Load it to read it, or run an item that stands on it.",
+            suggestion=f"Load it to read it, or run an item that stands on it{named}.",
             tool_id=tool_id,
         )
 

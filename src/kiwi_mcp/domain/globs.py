@@ -23,6 +23,11 @@ def fits_name(pattern: str, name: str) -> bool:
     return part in name and expression.match(name) is not None
 
 
+def fits_item(pattern: str, identity: str) -> bool:
+    """Whether an item, `SOURCE/NAMESPACE/NAME@VERSION`, fits a pattern; one without `@` is about every version."""
+    return fits_name(pattern, identity if "@" in pattern else identity.partition("@")[0])
+
+
 def fits_verb(pattern: str, verb: str) -> bool:
     """Whether a verb fits a pattern: `execute` is all that it does, `execute.create` is one of that."""
     return fits_name(pattern, verb) or fits_name(pattern, verb.partition(".")[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path, fits_verb
+from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
 from kiwi_mcp.domain.json import JsonObject
 
 Kind = Literal["verb", "item", "read", "write", "host", "command", "variable", "spawn"]
@@ -17,6 +17,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _FITS: Mapping[Kind, Callable[[str, str], bool]] = {
     **dict.fromkeys(KINDS, fits_name),
     "verb": fits_verb,
+    "item": fits_item,
     "read": fits_path,
     "write": fits_path,
     "host": fits_host,

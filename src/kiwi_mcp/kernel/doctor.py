@@ -13,16 +13,20 @@ from pathlib import Path
 
 from kiwi_mcp import __version__
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.catalog.seeds import unseeded
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.offers import Offers
-from kiwi_mcp.drivers.words import read_words
+from kiwi_mcp.drivers.packages import packaged
+from kiwi_mcp.drivers.words import Words, read_words
 from kiwi_mcp.kernel.delivery import held, vault_folder
 from kiwi_mcp.kernel.isolation import missing_sandbox, tell_isolation
 from kiwi_mcp.kernel.permission import Permission
 from kiwi_mcp.kernel.relaxing import holds
+from kiwi_mcp.kernel.settings import named_half
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.manifest.render import defaulted, variables
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
@@ -228,6 +232,10 @@ def _store(store: Store) -> Iterator[JsonObject]:
 
 
 def _search(told: str) -> Iterator[JsonObject]:
+    issues: list[Issue] = []
+    named_half(issues)
+    for issue in issues:
+        yield _check("search", f"{issue.place} {issue.reason}, so it is ignored", status="problem", fix=issue.fix)
     if not told:
         return
     is_lame = told.startswith("words only:")
@@ -247,11 +255,24 @@ def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
             continue
         if not tool.manifest.config.get("command") or not words.command:
             continue
-        if found := shutil.which(words.command[0], path=search_path()):
+        program = _program(words, entry, catalog)
+        if not program:
+            yield _check(entry.tool_id, f"what `{words.command[0]}` would fetch is installed by Kiwi")
+        elif found := shutil.which(program, path=search_path()):
             yield _check(entry.tool_id, found)
         else:
-            missing = f"`{words.command[0]}` is not on the PATH"
-            yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {words.command[0]}.")
+            missing = f"`{program}` is not on the PATH"
+            yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {program}.")
+
+
+def _program(words: Words, entry: Entry, catalog: Catalog) -> str:
+    """Return the program that an item lacks if it is not on the PATH; empty where all that it takes comes with Kiwi."""
+    command, *args = words.command
+    found = packaged(command, args, catalog.space.cache) if catalog.sheets.carries(entry.tool_type, "mcp") else None
+    if found is None:
+        return command
+    package, _ = found
+    return "" if package.kind == "python" else "node" if package.pin else "npm"
 
 
 def _server(server: JsonObject, catalog: Catalog) -> Iterator[JsonObject]:

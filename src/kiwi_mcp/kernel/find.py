@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.entry import Broken
@@ -16,7 +16,9 @@ from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.sources import SOURCES
 from kiwi_mcp.kernel.searching.view import View
+from kiwi_mcp.search.frozen import DamagedIndex
 from kiwi_mcp.search.memory import Recall
+from kiwi_mcp.search.port import Card
 from kiwi_mcp.search.ranking import rank
 from kiwi_mcp.search.request import Request
 
@@ -33,19 +35,34 @@ def find(
 
     `recall` gives what is remembered of requests like one.
     """
+    try:
+        return _found(request, catalog, library, rights, recall)
+    except DamagedIndex:
+        library.forget_loaded()
+        return _found(request, catalog, library, rights, recall)
+
+
+def _found(
+    request: SearchRequest,
+    catalog: Catalog,
+    library: Library,
+    rights: Callable[[], Rights] | None,
+    recall: Callable[[Request], Recall | None],
+) -> JsonObject:
     asked = SOURCES[request.source]
     view = library.view(catalog, asked)
     if request.source == "registry":
         for fault in catalog.faults():
             raise fault.with_traceback(None)
-    permission, wanted = Permission(catalog, rights), filter_of(request)
+    permission, wanted, is_server = Permission(catalog, rights), filter_of(request), _servers(catalog)
     need = view.read(request.query)
     known = recall(need)
     pools, keeps = view.pools(need, wanted, known.found if known else ()), keeping(wanted, permission)
     if is_browsing(request):
         ranked = browse(view.cards, keeps)
     else:
-        ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=known)
+        # Whoever looks for a tool can run what a server offers, and not the server.
+        ranked = rank(need, pools, limit=most_hits(request), keeps=keeps, recall=known, is_behind=is_server)
     sees = (lambda card: not permission.is_hidden(card.identity)) if permission.hides else None
     is_shared, homes = partial(view.is_shared, sees=sees), partial(view.homes, sees)
     told = tell(request, need, ranked, permission, is_shared=is_shared, homes=homes)
@@ -59,8 +76,22 @@ def find(
         told |= _state(view, catalog.seen_broken(asked)[: request.limit])
     if not ranked.hits:
         is_about_one = has_project(catalog.space)
-        told |= tell_nothing(request, need, pools, permission, lambda: view.cards, has_project=is_about_one)
+        told |= tell_nothing(
+            request,
+            need,
+            pools,
+            permission,
+            lambda: view.cards,
+            is_server=is_server,
+            has_project=is_about_one,
+        )
     return told
+
+
+def _servers(catalog: Catalog) -> Callable[[Card], bool]:
+    """Return what tells whether a card is that of an MCP server itself."""
+    is_one = cache(lambda tool_type: catalog.sheets.carries(tool_type, "mcp"))
+    return lambda card: is_one(card.tool_type)
 
 
 def _state(view: View, broken: Sequence[Broken]) -> JsonObject:

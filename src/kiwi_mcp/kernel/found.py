@@ -121,11 +121,13 @@ def tell_nothing(
     permission: Permission,
     cards: Callable[[], Iterable[Card]],
     *,
+    is_server: Callable[[Card], bool],
     has_project: bool = True,
 ) -> dict[str, Json]:
     """Return what is close to a need that nothing answers, and how to ask; `cards` gives all that there is.
 
-    `has_project` says whether a project was looked through: a model that named none may take it for empty.
+    `is_server` says whether a card is that of an MCP server itself, and `has_project` whether a project was looked
+    through: a model that named none may take it for empty.
     """
     elsewhere = [] if has_project else [_NO_PROJECT]
     keeps = keeping(filter_of(request), permission) or (lambda _: True)
@@ -135,12 +137,14 @@ def tell_nothing(
     told: dict[str, Json] = {}
     if close := nearest(need, pools, limit=_CLOSE, keeps=keeps):
         told["close"] = [{"identity": card.identity, "description": _line(card.description)} for card in close]
-    return {**told, "suggestion": " ".join([*elsewhere, *_hints(request, known, has_close=bool(close))])}
+    return {**told, "suggestion": " ".join([*elsewhere, *_hints(request, known, is_server, has_close=bool(close))])}
 
 
-def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) -> Iterator[str]:
+def _hints(
+    request: SearchRequest, known: Sequence[Card], is_server: Callable[[Card], bool], *, has_close: bool
+) -> Iterator[str]:
     if known and not any(map(filter_of(request).keeps, known)):
-        yield from [*_unknown(request, known)] or ["Nothing here passes all of these filters."]
+        yield from [*_unknown(request, known, is_server)] or ["Nothing here passes all of these filters."]
         return
     close = "; `close` is what comes nearest" if has_close else ""
     yield f"Try other words{close}. {HOW_TO_ASK}{homes_of(known)}"
@@ -148,14 +152,19 @@ def _hints(request: SearchRequest, known: Sequence[Card], *, has_close: bool) ->
         yield "`source: all` searches what is published or built in too."
 
 
-def _unknown(request: SearchRequest, known: Sequence[Card]) -> Iterator[str]:
+def _unknown(request: SearchRequest, known: Sequence[Card], is_server: Callable[[Card], bool]) -> Iterator[str]:
     """Give a sentence for each word of a filter that nothing here has, with those that there are."""
     for kind, values_of in _VALUES.items():
         asked = _values(getattr(request, kind))
         there = Counter(value for card in known for value in values_of(card) if value)
         for value in asked:
             is_there = value in there or any(one.startswith(f"{value}/") for one in there if kind == "category")
-            if not is_there:
+            if is_there:
+                continue
+            if kind == "server" and any(card.tool_id == value and is_server(card) for card in known):
+                ways = f"`kiwi mcp list` says why, `kiwi mcp refresh {value}` asks it again"
+                yield f"The server {value!r} is here, and offers nothing yet: {ways}."
+            else:
                 yield f"There is no {kind} {value[:60]!r}" + (f"; there are {most(there)}." if there else " here.")
 
 

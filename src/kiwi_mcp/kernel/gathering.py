@@ -104,12 +104,16 @@ class Gathering:
     def _servers(self) -> tuple[str, ...]:
         """Return the servers that a model is told of, since it does not search for what it does not know to exist."""
         self.sources.add("mcp")
+        if self._permission.fault:
+            return ()
         return tuple(name for name in self._catalog.servers() if not self._permission.is_hidden(all_of(name)))
 
     def _namespaces(self) -> tuple[str, ...]:
         """Return the namespaces that a model is told of, as they were noted when the registry last changed."""
         user = self._catalog.space.user
         self.paths |= dict.fromkeys((str(namespaces_place(user)), str(user / SETTINGS_NAME)))
+        if self._permission.fault:
+            return ()
         return tuple(name for name in known_namespaces(user) if not self._permission.is_hidden(all_in(name)))
 
     def _meta_tools(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from kiwi_mcp.kernel.context.cost import cost_of
 from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import Verb
+from kiwi_mcp.store.database import within
 
 _LONGEST, _DEAREST = 300, 60
 """How many characters, and about how many tokens, the names may take up in every conversation."""
@@ -25,6 +26,8 @@ _SHARE = 3
 _LONGEST_NAME = 40
 _MOST_NAMESPACES = 1_000
 _LARGEST = 1_000_000
+_ANSWER = 2.0
+"""For how many seconds a registry on a server may be silent when it is asked for its namespaces: somebody may wait."""
 _SEARCH = "search"
 _MARK = ("state", "servers")
 """The file that is another one whenever names may be others: what was kept under an older one is out of date."""
@@ -61,7 +64,7 @@ def known_namespaces(user: Path) -> Sequence[str]:
 
 def note_namespaces(user: Path, store: Store) -> None:
     """Note the namespaces of a registry that has changed; one that cannot be asked, or written of, stays as it was."""
-    with suppress(KiwiError, OSError):
+    with suppress(KiwiError, OSError), within(_ANSWER):
         found = [name for name in store.registry().namespaces(_MOST_NAMESPACES) if name != BUILTIN_NAMESPACE]
         # Which of them has most items is of little use, and every description would have to be made again for it.
         if {*found} != {*known_namespaces(user)}:
@@ -70,16 +73,22 @@ def note_namespaces(user: Path, store: Store) -> None:
 
 
 def _registry_of(user: Path) -> str:
-    """Return what tells one registry from another; its address may hold a password."""
-    return sha256(registry_settings(user).url.encode(errors="replace")).hexdigest()
+    """Return what tells one registry, as one actor sees it, from another; its address may hold a password."""
+    settings = registry_settings(user)
+    seen = json.dumps([settings.url, settings.actor.name, settings.actor.namespaces])
+    return sha256(seen.encode()).hexdigest()
 
 
 def _put(place: Path, text: str) -> None:
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, draft = mkstemp(dir=place.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(draft).replace(place)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).replace(place)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 def _naming(servers: Sequence[str], namespaces: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
+from heapq import nsmallest
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
@@ -14,11 +15,13 @@ from typing import TypeAlias
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lock import lock_at
+from kiwi_mcp.catalog.mcp import is_accepted
 from kiwi_mcp.domain.call import Call, Space
 from kiwi_mcp.domain.caller import NOBODY, Caller, nobody
 from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights
+from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan
@@ -43,6 +46,8 @@ from kiwi_mcp.store.outputs import Kept
 
 _drivers: dict[str, Driver | None] = {}
 _NO_SECRETS = Revealed({})
+_NAMED = 3
+"""How many items of a server are named to whoever would run the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,7 @@ def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unprove
     A sketch is never run: its parameters only hold the places of real ones, and are not judged.
     """
     chain = catalog.resolve(call.tool_id)
-    driver = driver_of(chain)
+    driver = driver_of(chain, partial(offered_by, chain.tool, catalog, rights))
     given = call.parameters
     inputs = given if is_sketch else accept(chain.tool.id, chain.tool.manifest.parameters, given)
     warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
@@ -217,11 +222,25 @@ def _lock_path(space: Space, source: str) -> Path | None:
     return base / LOCK_NAME if base else None
 
 
-def driver_of(chain: Chain) -> Driver:
-    """Return the driver that the type of the chain's tool names."""
+def offered_by(server: Tool, catalog: Catalog, rights: Rights) -> Sequence[str]:
+    """Return a few items of an MCP server that whoever asks may run, first the one that the server hides by its name.
+
+    Of what is no server, nothing: it would take opening every item to know what stands on it.
+    """
+    if not catalog.sheets.carries(server.manifest.tool_type, "mcp"):
+        return ()
+    entries = catalog.all(["mcp"])
+    offered = (entry for entry in entries if entry.namespace == server.id and is_accepted(entry))
+    allowed = (one for one in offered if isinstance(rights.item_verdict([one.identity, server.identity]), Allow))
+    best = nsmallest(_NAMED, allowed, key=lambda entry: (entry.tool_id != server.id, entry.tool_id))
+    return [entry.identity.partition("@")[0] for entry in best]
+
+
+def driver_of(chain: Chain, instead: Callable[[], Sequence[str]] = tuple) -> Driver:
+    """Return the driver that the type of the chain's tool names; where it names none, `instead` is what has one."""
     tool = chain.tool
     if not chain.driver:
-        raise NotCallable(tool.id, tool.manifest.tool_type, "other items run on it")
+        raise NotCallable(tool.id, tool.manifest.tool_type, "other items run on it", instead=instead())
     driver = load_driver(chain.driver)
     if driver is None:
         raise DriverMissing(tool.id, chain.driver)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kiwi_mcp.domain.errors import KiwiError
@@ -26,6 +27,7 @@ BETWEEN = 3
 _SEARCHES = BETWEEN + 1
 _ASKERS = 256
 _LARGEST = 1_000_000
+_NO_PARTS: Mapping[str, str] = MappingProxyType({})
 
 
 class Who(NamedTuple):
@@ -36,13 +38,21 @@ class Who(NamedTuple):
     project: str
 
 
+class Wanted(NamedTuple):
+    """The request that an item was found by, and the part of it that the item answers, where it has several."""
+
+    request: str
+    part: str = ""
+
+
 @dataclass(slots=True)
 class _Search:
-    """A request, and of each item that it showed whether that was where it is looked at."""
+    """A request, of each item that it showed whether that was where it is looked at, and the part each answers."""
 
     request: str
     shown: dict[str, bool]
     at: float
+    parts: dict[str, str]
     read: set[str] = field(default_factory=set)
     ran: set[str] = field(default_factory=set)
 
@@ -56,13 +66,19 @@ class Recent:
         self._lock = Lock()
         self._searches: dict[Who, deque[_Search]] = {}
 
-    def asked(self, who: Who, request: str, shown: Sequence[tuple[str, float]]) -> None:
-        """Note a search and the identities it answered with, the best first, each with its score."""
+    def asked(
+        self, who: Who, request: str, shown: Sequence[tuple[str, float]], parts: Mapping[str, str] = _NO_PARTS
+    ) -> None:
+        """Note a search and the identities it answered with, the best first, each with its score.
+
+        `parts` gives those that answer a part of the request, and which.
+        """
         items = {
             identity.partition("@")[0]: place < FIRST or score >= ENOUGH
             for place, (identity, score) in reversed([*enumerate(shown)])  # of one with two versions, the better place
         }
-        search = _Search(request, items, self._clock())
+        answered = {name.partition("@")[0]: parts[name] for name, _ in reversed(shown) if name in parts}
+        search = _Search(request, items, self._clock(), answered)
         with self._lock:
             found = self._searches.pop(who, None) or self._read(who)
             if found and found[0].request == request:  # asked again, with other filters or for more
@@ -73,8 +89,8 @@ class Recent:
                 del self._searches[next(iter(self._searches))]
             self._write(who, found)
 
-    def used(self, who: Who, identity: str, *, is_run: bool) -> str:
-        """Return the request that an item was found by which is used now; nothing where it was not, or is known.
+    def used(self, who: Who, identity: str, *, is_run: bool) -> Wanted | None:
+        """Return the request that an item was found by which is used now; None where it was not, or is known.
 
         It was found by the latest search that showed it, if it stood there where one looks.
         """
@@ -83,10 +99,11 @@ class Recent:
             searches = [*(self._searches.get(who) or self._read(who))]
         search = next((one for one in searches if item in one.shown), None)
         if search is None or not search.shown[item] or not 0 <= now - search.at <= MINUTES * 60:
-            return ""
+            return None
         is_known = item in search.ran or (item in search.read and not is_run)
         (search.ran if is_run else search.read).add(item)
-        return "" if is_known or _is_name(search.request, item) else search.request
+        wanted = Wanted(search.request, search.parts.get(item, ""))
+        return None if is_known or _is_name(wanted.part or wanted.request, item) else wanted
 
     def forget(self, actor: str) -> None:
         """Forget the searches of somebody."""
@@ -108,7 +125,7 @@ class Recent:
 
     def _write(self, who: Who, searches: Iterable[_Search]) -> None:
         if self._file is not None:
-            rows = [{"request": one.request, "shown": one.shown, "at": one.at} for one in searches]
+            rows = [{"request": one.request, "shown": one.shown, "at": one.at, "parts": one.parts} for one in searches]
             with suppress(KiwiError), changing(self._file) as put:
                 put(json.dumps({"who": [*who], "searches": rows}).encode())
 
@@ -118,7 +135,8 @@ def _searches(said: Json) -> Iterator[_Search]:
         at = one.get("at")
         if isinstance(at, int | float):
             shown = {item: is_seen is True for item, is_seen in as_object(one.get("shown")).items()}
-            yield _Search(as_text(one.get("request")), shown, float(at))
+            parts = {item: as_text(part) for item, part in as_object(one.get("parts")).items()}
+            yield _Search(as_text(one.get("request")), shown, float(at), parts)
 
 
 def _is_name(request: str, item: str) -> bool:

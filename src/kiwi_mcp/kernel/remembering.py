@@ -16,7 +16,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel.delivery import every_value
 from kiwi_mcp.kernel.memory import Listing, tell_memory
-from kiwi_mcp.kernel.recent import Recent, Who
+from kiwi_mcp.kernel.recent import Recent, Wanted, Who
 from kiwi_mcp.kernel.redaction import cleaned
 from kiwi_mcp.kernel.requests import MemoryRequest
 from kiwi_mcp.kernel.store import Store
@@ -44,8 +44,8 @@ class Memories(Listing, Protocol):
     def recall(self, actor: str, space: Space, request: object) -> object:
         """Return what is remembered of requests like one."""
 
-    def note(self, actor: str, identity: str, request: str, space: Space, *, is_run: bool) -> None:
-        """Let it be remembered that an item was used after a request."""
+    def note(self, actor: str, identity: str, wanted: Wanted, space: Space, *, is_run: bool) -> None:
+        """Let it be remembered that an item was used after a request, or for a part of it."""
 
     def settle(self, seconds: float) -> bool:
         """Wait, for so long at the most, until all of it is known; return whether that is so."""
@@ -83,23 +83,26 @@ class Remembering:
         """Note a search and its answer; one without words says nothing of what is wanted."""
         if not self.is_wanted or not _WORD.search(request):
             return
-        shown = [_shown(as_object(one)) for one in as_list(told.get("results"))]
+        shown, parts = [_shown(as_object(one)) for one in as_list(told.get("results"))], _parts(told)
         try:
-            text = kept_text(request, every_value(space)) if self._is_noted else request
+            if self._is_noted:
+                secrets = every_value(space)
+                kept = {part: kept_of(Wanted(request, part), secrets) for part in {*parts.values()}}
+                parts = {one: kept[part] for one, part in parts.items()}
+                request = kept_text(request, secrets)
         except KiwiError:  # what cannot be told from a secret is not written down
             return
-        self._recent.asked(_who(space, caller), text, shown)
+        self._recent.asked(_who(space, caller), request, shown, parts)
 
     def used(self, identity: str, space: Space, caller: Caller, *, is_run: bool) -> None:
         """Remember the search by which an item was found that is used now, if there was one."""
-        request = self._recent.used(_who(space, caller), identity, is_run=is_run)
-        if request:
-            self.note(identity, request, space, caller, is_run=is_run)
+        wanted = self._recent.used(_who(space, caller), identity, is_run=is_run)
+        if wanted and wanted.request:
+            self._note(identity, wanted, space, caller, is_run=is_run)
 
     def note(self, identity: str, request: str, space: Space, caller: Caller, *, is_run: bool) -> None:
         """Remember that an item was used after a request, if that is wanted."""
-        if self.is_wanted:
-            self._memories().note(caller.name, identity, request, space, is_run=is_run)
+        self._note(identity, Wanted(request), space, caller, is_run=is_run)
 
     def settle(self, seconds: float) -> bool:
         """Wait, for so long at the most, until what was noted counts in full; return whether that is so."""
@@ -116,6 +119,10 @@ class Remembering:
         if self._opened is not None:
             self._opened.close()
 
+    def _note(self, identity: str, wanted: Wanted, space: Space, caller: Caller, *, is_run: bool) -> None:
+        if self.is_wanted:
+            self._memories().note(caller.name, identity, wanted, space, is_run=is_run)
+
     def _memories(self) -> Memories:
         with self._lock:
             if self._opened is None:
@@ -130,16 +137,34 @@ def _shown(card: JsonObject) -> tuple[str, float]:
     return as_text(card.get("identity")), float(score) if isinstance(score, int | float) else 0.0
 
 
+def _parts(told: JsonObject) -> Mapping[str, str]:
+    """Return the part of a request that each item of an answer answers, where the request has several."""
+    texts = dict(enumerate(map(as_text, as_list(told.get("parts"))), 1))
+    results = [as_object(one) for one in as_list(told.get("results"))]
+    numbers = {as_text(one.get("identity")): one.get("part") for one in reversed(results)}
+    return {name: texts[number] for name, number in numbers.items() if isinstance(number, int) and number in texts}
+
+
 def _who(space: Space, caller: Caller) -> Who:
     return Who(caller.name, caller.client, str(space.project))
 
 
 def kept_text(request: str, secrets: Mapping[str, str]) -> str:
     """Return what is kept of a request: its words, without what is secret, looks so, or says who or where."""
-    text = " ".join(_ODD.sub(_MARK, _untold(" ".join(cleaned(request, secrets).split()))).split())
+    text = _without_secrets(request, secrets)
     if len(text) > LONGEST:
         text = text[:LONGEST].rpartition(" ")[0] or text[:LONGEST]
     return text if _WORD.search(text) else ""
+
+
+def kept_of(wanted: Wanted, secrets: Mapping[str, str]) -> str:
+    """Return what is kept of the part that was wanted: never more than of the whole, which may say what is secret."""
+    part = kept_text(wanted.part, secrets)
+    return part if part and part in _without_secrets(wanted.request, secrets) else kept_text(wanted.request, secrets)
+
+
+def _without_secrets(request: str, secrets: Mapping[str, str]) -> str:
+    return " ".join(_ODD.sub(_MARK, _untold(" ".join(cleaned(request, secrets).split()))).split())
 
 
 def _untold(request: str) -> str:

@@ -28,7 +28,7 @@ from kiwi_mcp.policy.asking import is_from_outside
 from kiwi_mcp.policy.owner import owner_policy
 from kiwi_mcp.store.runs import Runs
 
-_BRINGING = frozenset({"publish", "pull"})
+_CHANGING = frozenset({"publish", "pull", "yank", "rollback"})
 """The actions after which a registry may have other namespaces."""
 
 
@@ -54,7 +54,7 @@ async def _shared(request: ExecuteRequest, caller: Caller, parts: Parts, catalog
     try:
         return await act(request, catalog, parts.store, caller, parts.authorship(caller))
     finally:
-        if request.action in _BRINGING and not request.dry_run:
+        if request.action in _CHANGING and not request.dry_run:
             await asyncio.to_thread(note_namespaces, parts.user, parts.store)
 
 

@@ -79,6 +79,11 @@ def registry_settings(user: Path) -> RegistrySettings:
     return known[1]
 
 
+def named_half(issues: list[Issue]) -> SearchHalf | None:
+    """Return the half of search that the variable KIWI_SEARCH names; a word that is none is a fault, and no name."""
+    return _half(os.environ.get("KIWI_SEARCH") or None, "KIWI_SEARCH", issues)
+
+
 def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:
     """Write a remote into the owner's file, and leave all else in it as it was."""
     issues = list(_remote_issues(name, {"url": remote.url, "token": remote.token}))
@@ -135,7 +140,7 @@ def _settings(written: JsonObject, user: Path, issues: list[Issue]) -> RegistryS
         run_count=_number(runs, "count", 10_000, issues),
         run_days=_number(runs, "days", 90, issues),
         audit=_level(written.get("audit"), issues),
-        search=_half(written.get("search"), issues),
+        search=_half(written.get("search"), "search", issues) or "meaning",
         remember=_yes_or_no(written, "remember", issues),
     )
 
@@ -212,11 +217,11 @@ def _level(written: Json, issues: list[Issue]) -> AuditLevel:
     return known.get(as_text(written), "standard")
 
 
-def _half(written: Json, issues: list[Issue]) -> SearchHalf:
+def _half(written: Json, place: str, issues: list[Issue]) -> SearchHalf | None:
     known: dict[str, SearchHalf] = {half: half for half in _HALVES}
     if written is not None and as_text(written) not in known:
-        issues.append(Issue("search", "is not how items are found", f"Write one of: {', '.join(_HALVES)}."))
-    return known.get(as_text(written), "meaning")
+        issues.append(Issue(place, "is not how items are found", f"Write one of: {', '.join(_HALVES)}."))
+    return known.get(as_text(written))
 
 
 def _yes_or_no(words: JsonObject, word: str, issues: list[Issue]) -> bool:

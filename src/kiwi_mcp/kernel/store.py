@@ -58,7 +58,7 @@ class Store:
     """What one user remembers: versions, runs and receipts, in one database; it may be used from several threads."""
 
     def __init__(self, user: Path) -> None:
-        self._user = user
+        self.user = user
         self._lock = Lock()
         self._opened: _Opened | None = None
         self._fault: _Fault | None = None
@@ -67,7 +67,7 @@ class Store:
     @property
     def settings(self) -> RegistrySettings:
         """What the owner chose."""
-        return registry_settings(self._user)
+        return registry_settings(self.user)
 
     @property
     def actor(self) -> Actor:

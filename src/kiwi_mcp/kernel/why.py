@@ -21,7 +21,7 @@ from kiwi_mcp.drivers.held import check_level
 from kiwi_mcp.kernel.confining import Judge, of_server
 from kiwi_mcp.kernel.delivery import STORE, held, holder_of
 from kiwi_mcp.kernel.pipeline import Bound as Planned
-from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, prepare
+from kiwi_mcp.kernel.pipeline import driver_of, lock_changes, offered_by, prepare
 from kiwi_mcp.kernel.reach import reaching
 from kiwi_mcp.kernel.verdicts import explain_rights
 from kiwi_mcp.manifest.check import HELD, STARTS
@@ -59,6 +59,7 @@ class _Question:
     def __init__(self, call: Call, chain: Chain, catalog: Catalog, rights: Rights, judge: Judge) -> None:
         self._call = call
         self._chain = chain
+        self._offered = partial(offered_by, chain.tool, catalog, rights)
         names, self._spare = _variables(chain)
         self._holder, self._stored = holder_of(chain, call.space, judge), held(names, call.space.user)
         self._found = self._located(names)
@@ -108,7 +109,7 @@ class _Question:
         bounds = {name: one.bound for name, one in self._stored.items()}
         gates: list[Callable[[], object]] = [
             lambda: verify(chain, self._changes, is_frozen=call.is_frozen),
-            lambda: driver_of(chain),
+            lambda: driver_of(chain, self._offered),
             lambda: _check_level(self._process, self._holding, call.space),
             lambda: check_target(self._plan().plan, bounds),
             *(partial(refuse_holder, one, self._holder) for one in self._stored.values()),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from kiwi_mcp.domain.approval import ApprovalRule, Touched
 from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.globs import fits_host, fits_name, fits_path
+from kiwi_mcp.domain.globs import fits_host, fits_item, fits_path
 from kiwi_mcp.domain.json import as_list, as_object, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 
@@ -94,7 +94,7 @@ def _holds(rule: ApprovalRule, actor: str, project: str, content: str, now: int)
 
 def _covers(rule: ApprovalRule, plan: Plan, touches: Touched) -> bool:
     return (
-        fits_name(rule.item, plan.identity)
+        fits_item(rule.item, plan.identity)
         and _begins(rule.argv, plan)
         and (not (rule.paths or rule.hosts or rule.digest) or _is_within(rule, touches))
     )

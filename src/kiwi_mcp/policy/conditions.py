@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from kiwi_mcp.domain.globs import fits_name, fits_path
+from kiwi_mcp.domain.globs import fits_item, fits_path
 from kiwi_mcp.domain.grants import Condition, Deny, Rights
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -32,7 +32,7 @@ def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Con
 def unmet(rights: Rights, identity: str, inputs: JsonObject | None, project: Path, now: datetime) -> Deny | None:
     """Return the first condition that a call does not meet, as its refusal; without inputs, only the moment counts."""
     for grant, condition in rights.conditions:
-        if fits_name(condition.items, identity):
+        if fits_item(condition.items, identity):
             for reason in _offences(condition, inputs, project, now):
                 return Deny(f"{grant} says of {condition.items!r}: {reason}", condition.text, grant)
     return None

@@ -10,15 +10,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from hashlib import sha256
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kiwi_mcp.domain.sheet import Kept
 from kiwi_mcp.search.index import Index, Key, Place
 from kiwi_mcp.search.port import Card
 from kiwi_mcp.search.segment import Parts, Segment
+from kiwi_mcp.search.sheet import is_sound
 
 _GONE = bytes(16)
 """The digest of a card that is gone."""
@@ -27,7 +30,19 @@ _HERE = Path(__file__).parent
 _CODE = ("port.py", "words.py", "sheet.py", "segment.py", "frozen.py")
 _FIELDS = tuple(Card.__dataclass_fields__)
 _TAGS, _PARAMETERS = _FIELDS.index("tags"), _FIELDS.index("parameters")
+_SHAPES = tuple(
+    [{"tags": list, "parameters": list, "modified": number}.get(name, str) for name in _FIELDS]
+    for number in (float, int)
+)
+"""Of what types the line of a card is."""
+_POSTINGS = ("slots", "impacts", "in_name")
+"""The arrays that have a row for each word of each card; others have one for each card."""
+_EMPTY = Segment.of((), ()).parts
 Read = TypeVar("Read")
+
+
+class DamagedIndex(Exception):
+    """Bytes that an index was thawed from are not what one is frozen to: it has to be made again."""
 
 
 @cache
@@ -68,7 +83,10 @@ class _Rows(Sequence[Read]):
         made = self._made[place]
         if made is None:
             start = self._ends[place - 1] if place else 0
-            made = self._made[place] = self._read(bytes(self._rows[start : self._ends[place]]))
+            try:
+                made = self._made[place] = self._read(bytes(self._rows[start : self._ends[place]]))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise DamagedIndex from error
         return made
 
 
@@ -136,8 +154,7 @@ def freeze(index: Index) -> bytes:
     said: list[_Said] = []
     digests = {(id(place.segment), place.slot): place.digest for place in index.places.values()}
     for number, segment in enumerate(index.segments):
-        arrays = {name: part for name, part in segment.parts._asdict().items() if isinstance(part, np.ndarray)}
-        ranges = segment.parts.ranges
+        arrays, ranges = _arrays(segment.parts), segment.parts.ranges
         living = [slot for slot in range(len(segment.cards)) if (id(segment), slot) in digests]
         named = sorted((segment.cards[slot].tool_id, slot) for slot in living)
         own = {
@@ -164,7 +181,10 @@ def thaw(data: memoryview, encoder: str) -> Index:
         own = {name.partition(" ")[2]: part for name, part in parts.items() if name.startswith(f"{number} ")}
         segments.append(_segment(said, own))
         digests.append(bytes(own["digests"]))
-        named.append((said["names"], _numbers(own["named"]), segments[-1]))
+        named.append((_texts(said["names"]), _numbers(own["named"]), segments[-1]))
+        slots = np.frombuffer(own["named"], np.int64)
+        if len(slots) != len(said["names"]) or not _are_slots(slots, len(segments[-1].cards)):
+            raise DamagedIndex
     count = sum(len(names) for names, _, _ in named)
     return Index.of(encoder, segments, _Places(count, segments, digests), _Named(named))
 
@@ -172,13 +192,43 @@ def thaw(data: memoryview, encoder: str) -> Index:
 def _segment(said: _Said, parts: Mapping[str, memoryview]) -> Segment:
     shapes = said["shapes"].items()
     arrays = {name: np.frombuffer(parts[name], np.dtype(kind)).reshape(shape) for name, (kind, shape) in shapes}
-    ranges = dict(zip(said["stems"], pairwise([0, *_numbers(parts["stem_ends"])]), strict=True))
-    return Segment(
-        _Rows(parts["lines"], parts["lines_ends"], lambda line: _card(json.loads(line))),
-        _Rows(parts["words"], parts["words_ends"], bytes),
-        Parts(ranges=ranges, **arrays),
-        _Rows(parts["identities"], parts["identities_ends"], json.loads),
+    bounds = [0, *_numbers(parts["stem_ends"]), len(arrays["slots"])]
+    ranges = dict(zip(_texts(said["stems"]), pairwise(bounds[:-1]), strict=True))
+    cards = _Rows(parts["lines"], parts["lines_ends"], _card)
+    words = _Rows(parts["words"], parts["words_ends"], _words)
+    identities = _Rows(parts["identities"], parts["identities_ends"], _identity)
+    digests = np.frombuffer(parts["digests"], np.uint8).reshape(-1, len(_GONE))
+    is_whole = (
+        {len(words), len(identities), len(digests)} == {len(cards)}
+        and _do_fit(arrays, len(cards))
+        and np.array_equal(arrays["is_alive"], digests.any(axis=1))
+        and sorted(bounds) == bounds
     )
+    if not is_whole:
+        raise DamagedIndex
+    return Segment(cards, words, Parts(ranges=ranges, **arrays), identities)
+
+
+def _do_fit(arrays: Mapping[str, NDArray[np.generic]], count: int) -> bool:
+    """Whether arrays are those of so many cards, and point at no other."""
+    for name, empty in _arrays(_EMPTY).items():
+        length = len(arrays["slots"]) if name in _POSTINGS else count
+        if (arrays[name].dtype, arrays[name].shape) != (empty.dtype, tuple(size or length for size in empty.shape)):
+            return False
+    return _are_slots(arrays["slots"], count)
+
+
+def _are_slots(numbers: NDArray[np.generic], count: int) -> bool:
+    return not len(numbers) or bool(np.min(numbers) >= 0 and np.max(numbers) < count)
+
+
+def _arrays(parts: Parts) -> Mapping[str, NDArray[np.generic]]:
+    return {name: part for name, part in parts._asdict().items() if isinstance(part, np.ndarray)}
+
+
+def _texts(texts: Sequence[str]) -> Sequence[str]:
+    "".join(texts)  # refuses what is no text
+    return texts
 
 
 def _rows(name: str, rows: Sequence[bytes]) -> Mapping[str, bytes]:
@@ -216,7 +266,24 @@ def _row(card: Card) -> list[object]:
     return [getattr(card, name) for name in _FIELDS]
 
 
-def _card(row: list[object]) -> Card:
-    row[_TAGS] = tuple(cast("list[str]", row[_TAGS]))
-    row[_PARAMETERS] = tuple(map(tuple, cast("list[list[str]]", row[_PARAMETERS])))
-    return Card(*row)  # type: ignore[arg-type]  # as they were frozen
+def _card(line: bytes) -> Card:
+    row: list[object] = json.loads(line)
+    if [*map(type, row)] not in _SHAPES:
+        raise TypeError
+    row[_TAGS] = tags = tuple(cast("list[str]", row[_TAGS]))
+    row[_PARAMETERS] = pairs = tuple((name, text) for name, text in cast("list[list[str]]", row[_PARAMETERS]))
+    _texts([*tags, *chain.from_iterable(pairs)])
+    return Card(*row)  # type: ignore[arg-type]  # their types were looked at
+
+
+def _words(row: bytes) -> bytes:
+    if not is_sound(Kept(row, b"")):
+        raise ValueError
+    return row
+
+
+def _identity(row: bytes) -> str:
+    identity: object = json.loads(row)
+    if not isinstance(identity, str):
+        raise TypeError
+    return identity

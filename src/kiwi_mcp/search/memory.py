@@ -102,10 +102,10 @@ class Memory:
         self._item = np.array([places[trace.item] for trace in traces], np.int32)
         self._worth = np.array([1.0 if trace.is_run else _READ for trace in traces], np.float32)
         self._read_words([stems_of(trace.request) for trace in traces])
-        known = [_is_known(trace, encoder) for trace in traces]
+        known = [is_known(trace, encoder) for trace in traces]
         self._is_encoded = np.array(known, bool)
         packed = b"".join(
-            trace.vector if is_known else bytes(SIZE) for trace, is_known in zip(traces, known, strict=True)
+            trace.vector if has_vector else bytes(SIZE) for trace, has_vector in zip(traces, known, strict=True)
         )
         self._packed = np.frombuffer(packed, np.uint8).reshape(-1, SIZE)
         self._coarse = np.ascontiguousarray(unpack_vectors(packed)[:, :_COARSE])
@@ -199,5 +199,6 @@ def _joined(rows: Floats) -> Floats:
     return np.asarray(_WHOLE * whole + (1 - _WHOLE) * parts.max(axis=0) if len(parts) else whole, np.float32)
 
 
-def _is_known(trace: Trace, encoder: str) -> bool:
+def is_known(trace: Trace, encoder: str) -> bool:
+    """Whether a request has a vector of an encoder; a disk, or another program, may have changed it."""
     return bool(encoder) and trace.encoder == encoder and len(trace.vector) == SIZE

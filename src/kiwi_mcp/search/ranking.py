@@ -19,6 +19,8 @@ _LIKELY = 0.22
 _SHORTLIST, _GROUPS = 300, 1_200
 _LEAST, _MOST, _SAME_WORDS = 1e-6, 0.98, 0.99
 """The scores between which cards stand, and that of one whose name has the words of the request, spelled otherwise."""
+_SHARE, _SPARE = 0.6, 10
+"""What share of its score counts for what stands behind others, and how many such may be among the best."""
 
 _NONE: Floats = np.zeros(0, np.float32)
 _ORDER = {source: place for place, source in enumerate(get_args(Source))}
@@ -48,11 +50,18 @@ class _Place(NamedTuple):
 
 
 def rank(
-    request: Request, pools: Sequence[Pool], *, limit: int, keeps: Keeps = None, recall: Recall | None = None
+    request: Request,
+    pools: Sequence[Pool],
+    *,
+    limit: int,
+    keeps: Keeps = None,
+    recall: Recall | None = None,
+    is_behind: Callable[[Card], bool] = lambda _: False,
 ) -> Ranked:
     """Return the cards that match, best first; those that do not match, or are not to be kept, are left out.
 
-    `recall` is what is remembered of requests like this one. A card whose name was asked for stands above all that is.
+    `recall` is what is remembered of requests like this one, and `is_behind` tells which cards stand behind others. A
+    card whose name was asked for stands above all that is.
     """
     terms = terms_of(request, pools)
     views = [view_of(request, terms, segment) for pool in pools for segment in pool.segments if segment.cards]
@@ -64,7 +73,7 @@ def rank(
     exact = [card for card in _exact(request.text, pools) if keeps is None or keeps(card)]
     named = {(card.identity, card.path) for card in exact}
     judged = judge(request, [*_shortlist(views, rough, max(limit, _SHORTLIST), keeps, recall)], sureness)
-    best = _best(judged, limit + len(exact), recall)
+    best = _put_behind(_best(judged, limit + len(exact) + _SPARE, recall), is_behind)
     others = [one for one in best if (one.card.identity, one.card.path) not in named]
     said = Why(tuple(request.counted[0]), is_exact=True)
     first = [Hit(card, 1.0, said) for card in sorted(exact, key=lambda card: _order(1.0, card))]
@@ -138,6 +147,17 @@ def _best(judged: Judged, size: int, recall: Recall | None) -> Sequence[_Place]:
             bool(judged.scores[row] < scores[row] < _SAME_WORDS),
         )
         for row in (judged.is_hit & (scores >= least)).nonzero()[0].tolist()
+    ]
+
+
+def _put_behind(places: Sequence[_Place], is_behind: Callable[[Card], bool]) -> Sequence[_Place]:
+    """Let some stand behind others, where there are others."""
+    behind = [is_behind(one.card) for one in places]
+    if all(behind):
+        return places
+    return [
+        one._replace(score=max(round(one.score * _SHARE, 6), _LEAST)) if is_one else one
+        for one, is_one in zip(places, behind, strict=True)
     ]
 
 

@@ -63,7 +63,7 @@ _TOP_LATEST = """select * from (select v.id, v.executor_version_id, 1 from tools
   order by case t.namespace $cases end limit 1) as top"""
 _HOW_MANY = "select count(*) from tool_versions v cross join tools t where t.id = v.tool_id and $sees"
 _NAMESPACES = """select t.namespace from tools t cross join tool_versions v
-where v.tool_id = t.id and v.is_latest = true and $sees
+where v.tool_id = t.id and v.is_latest = true and v.yanked_at is null and $sees
 group by t.namespace order by count(*) desc, t.namespace limit ?"""
 _HEAD = "select seq from registry_log order by seq desc limit 1"
 _EVENTS = """select l.seq, l.op, l.namespace, l.tool_id, l.version, l.content_hash, l.closure_hash, l.actor,

@@ -105,6 +105,26 @@ def test_whoever_waits_for_an_answer_does_not_wait_for_it_to_be_measured(tally: 
     assert tally.means() == {"search": Mean(1, cost_of_json(SHORT))}
 
 
+def test_an_answer_that_is_given_while_others_are_measured_is_counted_once(tmp_path: Path) -> None:
+    tally = Tally(tmp_path, "mcp")
+
+    class Late(Answer):
+        """An answer during whose counting another thread asks for the means."""
+
+        def __getattribute__(self, name: str) -> object:
+            if name == "content":
+                with ThreadPoolExecutor(1) as threads:
+                    threads.submit(tally.means).result(20)
+            return super().__getattribute__(name)
+
+    async def given() -> None:
+        note(tally, "search", SHORT)
+        tally.counted("search", Late(LONG))
+
+    asyncio.run(given())
+    assert tally.means()["search"].number == 2
+
+
 def test_few_answers_wait_to_be_measured(tally: Tally, tmp_path: Path) -> None:
     async def given() -> None:
         for _ in range(100):

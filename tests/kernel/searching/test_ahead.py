@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.kernel.searching.ahead import half_of
+from kiwi_mcp.kernel.store import Store
+
 FIRST = """
 import asyncio, sys, threading
 from pathlib import Path
@@ -43,3 +46,12 @@ def test_the_encoder_is_begun_once_and_before_all_else_unless_words_are_enough(
     command = [sys.executable, "-c", FIRST, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
     assert done.stdout.strip() == told
+
+
+@pytest.mark.parametrize(("named", "half"), [("", "words"), ("bogus", "words"), ("meaning", "meaning")])
+def test_a_variable_that_names_no_half_counts_as_unset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, half: str
+) -> None:
+    (tmp_path / "registry.yaml").write_text("search: words\n")
+    monkeypatch.setenv("KIWI_SEARCH", named)
+    assert half_of(Store(tmp_path)) == half

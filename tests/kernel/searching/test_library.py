@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -117,6 +118,51 @@ def test_a_search_tells_how_far_the_index_is(space: Space, write: Callable[..., 
     assert settled(library, catalog).indexing is None
 
 
+def _many(space: Space, write: Callable[..., None]) -> None:
+    """Write what is found at once, and more beside it than is read at once."""
+    write("look_out", "Tells the weather", space.user)
+    for number in range(130):
+        write(f"send_bill_{number}", f"Sends bill {number}")
+
+
+def test_the_first_search_waits_until_all_is_found_by_words(
+    space: Space, write: Callable[..., None], encoder: Counting
+) -> None:
+    def load() -> Encoder:
+        Event().wait(0.6)  # as on a busy machine
+        return encoder
+
+    _many(space, write)
+    assert words_of(Library(load=load), Catalog(space)) == (131, 131)
+
+
+def test_what_was_waited_for_in_vain_is_not_waited_for_again(
+    space: Space, write: Callable[..., None], encoder: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = Event()
+
+    def load() -> Encoder:
+        go_on.wait(60)
+        return encoder
+
+    _many(space, write)
+    library, catalog = Library(load=load), Catalog(space)
+    monkeypatch.setattr("kiwi_mcp.kernel.searching.library._FIRST_PATIENCE", 0.05)
+    assert words_of(library, catalog) == (131, 1)
+    monkeypatch.setattr("kiwi_mcp.kernel.searching.library._FIRST_PATIENCE", 30.0)
+    began = monotonic()
+    assert words_of(library, catalog) == (131, 1)
+    assert monotonic() - began < 15
+    go_on.set()
+    assert settled(library, catalog).indexing is None
+
+
+def words_of(library: Library, catalog: Catalog) -> tuple[int, int]:
+    """Return how many items a search knows of, and how many it finds by words."""
+    cards, worded, _ = library.view(catalog, OWN).progress
+    return cards, worded
+
+
 def test_an_encoder_that_fails_leaves_the_words(space: Space, write: Callable[..., None]) -> None:
     class Broken:
         name, dimension = encoder_name(), 384
@@ -135,8 +181,11 @@ def test_what_is_kept_is_looked_after_once_nothing_else_is_left_to_do(
     space: Space, write: Callable[..., None], encoder: Counting
 ) -> None:
     tended: list[int] = []
+    library, catalog = Library(load=lambda: encoder, tend=lambda: tended.append(len(encoder.texts))), Catalog(space)
+    settled(library, catalog)  # the encoder is loaded before anything is known here
+    tended.clear()
     write("send_bill", "Sends a bill")
-    settled(Library(load=lambda: encoder, tend=lambda: tended.append(len(encoder.texts))), Catalog(space))
+    settled(library, catalog)
     assert tended
     assert {*tended} == {1}
 

@@ -15,9 +15,11 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.mcp import McpSource
 from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.items import Source
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.domain.sheet import Kept
+from kiwi_mcp.kernel.find import find
+from kiwi_mcp.kernel.requests import SearchRequest
 from kiwi_mcp.kernel.searching import saved
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.saved import MANY
@@ -153,6 +155,44 @@ def test_a_file_that_is_damaged_or_gone_is_made_again(space: Space, store: Defin
     assert file.read_bytes()[:32] == whole[:32]
 
 
+def plant(file: Path, was: bytes, instead: bytes) -> None:
+    """Change what a file holds, and seal it as it was sealed."""
+    whole = file.read_bytes()
+    assert was in whole
+    data = whole[64:].replace(was, instead)
+    file.write_bytes(whole[:32] + sha256(data).digest() + data)
+
+
+@pytest.mark.usefixtures("record")
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_search_is_answered_although_somebody_planted_an_index(
+    space: Space, store: Definitions, encoder: Encoder, monkeypatch: pytest.MonkeyPatch, *, is_stuck: bool
+) -> None:
+    settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    (file,) = (space.cache / "search").iterdir()
+    plant(file, b'"Sends bill ', b'"Sends \xffill ')
+    if is_stuck:
+        monkeypatch.setattr(Path, "unlink", _raising(PermissionError()))
+    library, catalog = Library(load=lambda: encoder), Catalog(space, definitions=lambda: store)
+    for query in ("bill 7", "tool_7"):
+        told = find(SearchRequest(query=query, source="mcp"), catalog, library)
+        assert library.settle(60)
+        assert as_object(as_list(told["results"])[0])["name"] == "tool_7"
+    assert b'"Sends \xffill ' not in file.read_bytes()
+
+
+def test_what_changed_since_somebody_planted_an_index_is_found(
+    space: Space, store: Definitions, record: ServerRecord, encoder: Encoder
+) -> None:
+    settled(Library(load=lambda: encoder), Catalog(space, definitions=lambda: store))
+    (file,) = (space.cache / "search").iterdir()
+    plant(file, b'"Sends bill ', b'"Sends \xffill ')
+    library, catalog = Library(load=lambda: encoder), Catalog(space, definitions=lambda: store)
+    library.view(catalog, MCP)
+    store.change(record.key, lambda *_: (record, [tool(number, "weather") for number in range(COUNT)]))
+    assert hits(settled(library, catalog), "weather 7")[0][0] == "tool_7"
+
+
 @pytest.mark.usefixtures("record")
 def test_a_pipe_or_nonsense_in_place_of_the_file_keeps_nobody_waiting(
     space: Space, store: Definitions, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +223,7 @@ def test_an_index_from_disk_whose_items_are_all_gone_finds_nothing(
 
 
 def _raising(error: Exception) -> Callable[..., None]:
-    def thaw(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    return thaw
+    return fail

@@ -54,11 +54,22 @@ def test_it_forgets_one_item_or_all(kiwi: Kiwi, known: None) -> None:
     assert json.loads(kiwi("memory", "--json").out)["remembered"] == [
         {"request": "will it rain", "item": "user/local/umbrella", "used": "run", "at": "1970-01-02T00:00:00Z"}
     ]
-    assert json.loads(kiwi("memory", "forget", "--json").out)["forgotten"] == 1
+    assert json.loads(kiwi("memory", "forget", "--yes", "--json").out)["forgotten"] == 1
     ended = kiwi("memory")
     assert ended.out == ""
     assert "No search is remembered" in ended.err
     assert kiwi("memory", "show", "umbrella").code != 0
+
+
+@pytest.mark.parametrize("given", ["", "n\n", "y\n"])
+def test_without_a_terminal_nothing_but_a_yes_forgets_all(kiwi: Kiwi, known: None, given: str) -> None:
+    refused = kiwi("memory", "forget", given=given)
+    assert (refused.code, refused.out) == (6, "")
+    assert "Forget all" in refused.err
+    assert "`--yes`" in refused.err
+    assert json.loads(kiwi("memory", "forget", "--json", given=given).out)["code"] == "not_permitted"
+    assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == 2
+    assert kiwi("memory", "forget", "--yes", given=given).out == "2 remembered requests forgotten\n"
 
 
 @pytest.mark.parametrize(("typed", "left"), [("y", 0), ("n", 2), ("", 2)])

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.subscriptions import ToolsListChanged
-from tests.plugins.machines import MakeMachine
+from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
 from kiwi_mcp.domain.json import JsonObject, as_text, compact
@@ -21,8 +21,11 @@ from kiwi_mcp.domain.offers import Offers
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.context.cost import cost_of
 from kiwi_mcp.kernel.context.sent import all_sent
-from kiwi_mcp.kernel.naming import known_namespaces, namespaces_place
+from kiwi_mcp.kernel.naming import known_namespaces, mark_changed, namespaces_place, note_namespaces
 from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.store.database import longest_silence
+from kiwi_mcp.store.registry import Registry
 from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.changes import Changes, differences
@@ -80,6 +83,16 @@ def settled(project: Path, opening: Opening | None = None) -> tuple[dict[str, st
             await kernel.aclose()
 
     return asyncio.run(story())
+
+
+async def search(machine: Machine, *queries: str, source: str = "all") -> None:
+    """Search, each time until what that leaves to be done in the background is done."""
+    try:
+        for query in queries:
+            assert not (await machine.kernel.call("search", {"query": query, "source": source})).is_error
+            await machine.kernel.index(lambda _: None, seconds=20)
+    finally:
+        await machine.kernel.aclose()
 
 
 def test_the_servers_with_most_tools_are_named_first(ask: Ask, tmp_path: Path, project: Path) -> None:
@@ -252,6 +265,111 @@ def test_the_namespaces_of_another_registry_are_not_named(
     monkeypatch.setenv("KIWI_REGISTRY", f"sqlite://{tmp_path}/other.db")
     assert known_namespaces(ann.user) == ()
     assert "In source registry" not in settled(ann.project)[0]["legacy"]
+
+
+def test_a_namespace_of_which_all_is_yanked_is_not_named_and_is_again_when_that_is_taken_back(
+    a_machine: MakeMachine,
+) -> None:
+    ann = a_machine("ann", namespaces=["acme", "team"])
+    ann.publish("greet", namespace="acme")
+    ann.publish("wave", namespace="team")
+    ann.publish("wave", "1.1.0", says="ho", namespace="team")
+
+    ann.do("yank", "registry/acme/greet@1.0.0", {"reason": "It is wrong."})
+    assert [*known_namespaces(ann.user)] == ["team"]
+    ann.do("rollback", "registry/team/wave", {"to": "1.0.0"})
+    assert [*known_namespaces(ann.user)] == ["team"]
+    ann.do("yank", "registry/acme/greet@1.0.0", {"undo": True})
+    assert {*known_namespaces(ann.user)} == {"acme", "team"}
+
+
+def test_the_namespaces_that_another_actor_saw_are_not_named(a_machine: MakeMachine) -> None:
+    ann = a_machine("ann", namespaces=["acme"])
+    ann.publish("greet", namespace="acme", visibility="private")
+    assert [*known_namespaces(ann.user)] == ["acme"]
+    ann.settle(namespaces=["public"])
+    assert known_namespaces(ann.user) == ()
+    ann.settle(namespaces=["acme"], actor="bob")
+    assert known_namespaces(ann.user) == ()
+
+
+def test_what_others_publish_in_a_shared_store_is_named_after_the_next_search(
+    a_machine: MakeMachine, store_url: str
+) -> None:
+    ann, bob = (a_machine(name, url=store_url, namespaces=["acme", "team"]) for name in ("ann", "bob"))
+    ann.publish("greet", namespace="acme")
+    assert known_namespaces(bob.user) == ()
+    asyncio.run(search(bob, "greet"))
+    assert [*known_namespaces(bob.user)] == ["acme"]
+
+    ann.publish("wave", namespace="team")
+    asyncio.run(search(bob, "anything", source="local"))
+    assert [*known_namespaces(bob.user)] == ["acme"]
+    asyncio.run(search(bob, "anything"))
+    assert {*known_namespaces(bob.user)} == {"acme", "team"}
+
+
+def test_a_search_that_sees_the_same_registry_as_the_last_one_asks_it_for_no_names(
+    a_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = a_machine("ann", namespaces=["acme"])
+    ann.publish("greet", namespace="acme")
+    asked: list[int] = []
+    names = Registry.namespaces
+
+    def counted(self: Registry, limit: int) -> tuple[str, ...]:
+        asked.append(limit)
+        return names(self, limit)
+
+    monkeypatch.setattr(Registry, "namespaces", counted)
+
+    asyncio.run(search(ann, "greet", "wave", "nod"))
+    assert len(asked) == 1
+
+
+def test_a_registry_that_is_slow_to_name_its_namespaces_keeps_nobody_waiting(tmp_path: Path) -> None:
+    silences: list[float] = []
+
+    class Silent(Store):
+        def registry(self) -> Registry:
+            silences.append(longest_silence())
+            return super().registry()
+
+    store = Silent(tmp_path)
+    note_namespaces(tmp_path, store)
+    store.close()
+    assert silences == [2.0]
+
+
+def test_a_name_that_cannot_be_written_leaves_no_draft(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "state" / "servers" / "file"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    mark_changed(tmp_path)
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["servers"]
+
+
+def test_while_the_policy_cannot_be_read_nothing_is_named(tmp_path: Path, a_machine: MakeMachine) -> None:
+    ann = a_machine("ann", namespaces=["acme"])
+    ann.publish("greet", namespace="acme")
+    add(ann.ask, tmp_path, "tracker", 1)
+
+    async def offers() -> Offers:
+        try:
+            return await ann.kernel.offers()
+        finally:
+            await ann.kernel.aclose()
+
+    before = asyncio.run(offers())
+    assert (before.servers, before.namespaces) == (("tracker",), ("acme",))
+    policy = ann.user / "policy.yaml"
+    policy.write_text("items: {alow: ['*']}\n")
+    broken = asyncio.run(offers())
+    assert "nothing else is sent" in broken.notices[0]
+    assert (broken.servers, broken.namespaces) == ((), ())
+    policy.unlink()
+    after = asyncio.run(offers())
+    assert (after.servers, after.namespaces) == (before.servers, before.namespaces)
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"namespaces": 3}', "[" * 100_000])

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 from kiwi_mcp.domain.json import JsonObject
@@ -53,18 +54,22 @@ class Tally:
         self._is_read = surface in OF_MODELS
         self._given: list[tuple[str, JsonObject]] = []
         """Answers whose sizes are not added yet: whoever waits for one does not wait for it to be measured."""
+        self._giving = Lock()
 
     def counted(self, verb: str, answer: Answer) -> Answer:
         """Return an answer, whose size is added soon where a model reads it and it is of a kind that is counted."""
         # A page of an output is a part of some result, and tells nothing of what loading costs.
         if self._is_read and verb in COUNTED and not (verb == "load" and "identity" not in answer.content):
-            self._given.append((verb, answer.content))
+            given = (verb, answer.content)
+            with self._giving:  # means are asked for in other threads
+                self._given.append(given)
             self._settle_soon()
         return answer
 
     def settle(self) -> None:
         """Add the sizes of all answers that were given."""
-        given, self._given = self._given, []
+        with self._giving:
+            given, self._given = self._given, []
         for verb, content in given:
             self._note(verb, content)
 

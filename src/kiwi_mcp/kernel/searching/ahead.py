@@ -5,12 +5,12 @@ Loading it is mostly work outside Python, so that both go on at once where there
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from importlib import import_module
 from threading import Thread
 
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.kernel.settings import named_half
 from kiwi_mcp.kernel.store import Store
 
 
@@ -23,7 +23,7 @@ def load_ahead(store: Store) -> None:
 def half_of(store: Store) -> str:
     """Return by what items are found, `words` or `meaning`; KIWI_SEARCH may say another than the owner's file does."""
     try:
-        return os.environ.get("KIWI_SEARCH") or store.settings.search
+        return named_half([]) or store.settings.search
     except KiwiError:  # whatever needs the settings tells of it
         return "meaning"
 

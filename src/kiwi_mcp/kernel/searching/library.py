@@ -1,7 +1,8 @@
 """The library: every shelf of a kernel, which a thread in the background keeps up with the catalogs.
 
-Nobody who searches waits for an item to be indexed, but for a moment at the first search after a start, when all that
-is known has to be read once. What is not there by then is told in the answer, and found later.
+Nobody who searches waits for an item to be indexed, but at the first search after a start, when all that is known has
+to be read once: an answer from a part of it is worse than one that takes longer. What is not there after some seconds
+is told in the answer, and found later.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from time import monotonic
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.source import ItemSource
@@ -22,13 +24,15 @@ from kiwi_mcp.kernel.searching.shelf import Shelf
 from kiwi_mcp.kernel.searching.view import View, summed
 from kiwi_mcp.kernel.searching.worker import Worker
 from kiwi_mcp.search.encoder import encoder_name, load_encoder
+from kiwi_mcp.search.frozen import DamagedIndex
 from kiwi_mcp.search.index import Progress
 from kiwi_mcp.search.interruptible import Interruptible, Stopped
 from kiwi_mcp.search.port import Encoder, Keep
 from kiwi_mcp.store.registry import Registry
 
-_PATIENCE, _MOST_PATIENCE = 0.25, 2.0
-"""For how many seconds a search waits: for many items that are being read, and for the encoder and a few items."""
+_PATIENCE, _MOST_PATIENCE, _FIRST_PATIENCE = 0.25, 2.0, 5.0
+"""For how many seconds a search waits: for the meaning of many items, for the encoder and a few items, and for the
+words of what is read for the first time."""
 _FEW = 64
 _SPARE, _END = 0.3, 1.0
 """For how many seconds what is being indexed may go on at the end, and how long its end is waited for."""
@@ -38,7 +42,7 @@ class Library:
     """What one kernel has indexed. It may be used from several threads, each with catalogs of its own.
 
     `keep` gives where sheets are kept, `load` the encoder, and `server` the registry that is on a server, if it is;
-    `tend` looks after what is kept, once there is nothing else to do.
+    `tend` looks after what is kept, once there is nothing else to do, and `note` is told that the registry is another.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class Library:
         load: Callable[[], Encoder | None] = load_encoder,
         server: Callable[[], Registry | None] = lambda: None,
         tend: Callable[[], None] = lambda: None,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         self._keep = keep
         self._load = load
         self._server = server
         self._tend = tend
+        self._note = note
+        self._is_noted = True
         self._encoder: Encoder | None = None
         self._is_loaded = False
         self._is_patient = True
@@ -60,6 +67,8 @@ class Library:
         self._shelves: WeakValueDictionary[tuple[Source, str], Shelf] = WeakValueDictionary()
         # A shelf is there as long as somebody has a catalog that looks at it.
         self._used: WeakKeyDictionary[ItemSource, Shelf] = WeakKeyDictionary()
+        # Those whose items could all be found by words at some time.
+        self._read: WeakSet[Shelf] = WeakSet()
         self._homes = Homes()
         self._worker = Worker(self._step)
 
@@ -73,7 +82,15 @@ class Library:
             self._worker.wake()
             self._wait(shelves, remote)
             begun = summed(shelves)
+        if begun.worded == begun.cards:
+            with self._lock:
+                self._read.update(shelves)
         return View(shelves, remote, self._encoder, begun=begun, homes=self._homes, is_loading=not self._is_loaded)
+
+    def forget_loaded(self) -> None:
+        """Forget what was read from disk, since some of it is damaged; the next view is made without it."""
+        for shelf in self._known():
+            shelf.forget_loaded()
 
     def progress(self) -> Progress:
         """Return how far everything is that was searched here."""
@@ -88,12 +105,15 @@ class Library:
         self._worker.close(_SPARE, _END)
 
     def _wait(self, shelves: Sequence[Shelf], remote: Remote | None) -> None:
-        """Wait for a moment; whoever searches next does not, if that was in vain."""
+        """Wait for the words of what is new here, and for a moment for the rest; not again, if that was in vain."""
         if not self._is_patient:
             return
+        began, unread = monotonic(), [one for one in shelves if one not in self._read]
         are_many = any(one.is_behind for one in shelves) and any(one.index.count for one in shelves)
         patience = _PATIENCE if are_many else _MOST_PATIENCE
-        self._is_patient = self._worker.wait(lambda: self._is_ready(shelves, remote), patience)
+        is_read = self._worker.wait(lambda: not any(one.is_behind for one in unread), _FIRST_PATIENCE)
+        left = patience - (monotonic() - began)
+        self._is_patient = self._worker.wait(lambda: self._is_ready(shelves, remote), left) and is_read
 
     def _is_ready(self, shelves: Sequence[Shelf], remote: Remote | None) -> bool:
         """Whether all can be found by words, and all but many by meaning."""
@@ -105,14 +125,18 @@ class Library:
         shelves, remote = [], None
         for source in catalog.sources(names):
             if source.name == "registry" and (remote := self._reached()):
-                remote.follow(catalog.generation((source.name,)))
+                self._notice(source, is_new=remote.follow(catalog.generation((source.name,))))
                 continue
             shelf = self._shelf(source, catalog.space.cache)
             if source.mark:
                 catalog.generation((source.name,))  # so that it is the mark of now
-            shelf.follow(source, partial(catalog.all, (source.name,)))
+            self._notice(source, is_new=shelf.follow(source, partial(catalog.all, (source.name,))))
             shelves.append(shelf)
         return shelves, remote
+
+    def _notice(self, source: ItemSource, *, is_new: bool) -> None:
+        if is_new and source.name == "registry":
+            self._is_noted = False
 
     def _reached(self) -> Remote | None:
         """Return the index of the registry that is on a server, if it is, and can be reached."""
@@ -140,7 +164,7 @@ class Library:
     def _has_work(self, begun: Progress, remote: Remote | None) -> bool:
         cards, worded, encoded = begun
         is_behind = worded < cards or (self._encoder is not None and encoded < cards)
-        return not self._is_loaded or is_behind or (remote is not None and remote.is_behind)
+        return not (self._is_loaded and self._is_noted) or is_behind or (remote is not None and remote.is_behind)
 
     def _step(self, seconds: float) -> bool:
         """Do some of what is left: load the encoder, then words, then meanings; say whether that was not all."""
@@ -163,8 +187,14 @@ class Library:
             for shelf in shelves:
                 shelf.save()
             self._tend()
+            if not self._is_noted:
+                self._is_noted = True  # before: whatever changes meanwhile is noted, too
+                self._note()
             if remote is None or remote.is_unread or not remote.is_behind:
                 return False
             return remote.catch_up(encoder, seconds=seconds)
         except Stopped:
+            return False
+        except DamagedIndex:
+            self.forget_loaded()
             return False

@@ -15,10 +15,11 @@ from kiwi_mcp.domain.call import Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.trace import Trace
 from kiwi_mcp.kernel.delivery import every_value
-from kiwi_mcp.kernel.remembering import kept_text
+from kiwi_mcp.kernel.recent import Wanted
+from kiwi_mcp.kernel.remembering import kept_of
 from kiwi_mcp.kernel.searching.worker import Worker
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.search.memory import Memory, Recall, is_same, item_of
+from kiwi_mcp.search.memory import Memory, Recall, is_known, is_same, item_of
 from kiwi_mcp.search.port import Encoder
 from kiwi_mcp.search.request import Request
 from kiwi_mcp.search.sheet import pack_vectors
@@ -37,7 +38,7 @@ class _Use(NamedTuple):
 
     actor: str
     identity: str
-    request: str
+    wanted: Wanted
     space: Space
     is_run: bool
 
@@ -80,9 +81,9 @@ class Memories:
             held = self._held.get(key)
         return held.memory.recall(request) if held and held.memory else None
 
-    def note(self, actor: str, identity: str, request: str, space: Space, *, is_run: bool) -> None:
-        """Let it be remembered, in a moment, that an item was used after a request."""
-        self._uses.append(_Use(actor, identity, request, space, is_run))
+    def note(self, actor: str, identity: str, wanted: Wanted, space: Space, *, is_run: bool) -> None:
+        """Let it be remembered, in a moment, that an item was used after a request, or for a part of it."""
+        self._uses.append(_Use(actor, identity, wanted, space, is_run))
         self._worker.wake()
 
     def listed(self, actor: str) -> Sequence[Trace]:
@@ -123,7 +124,7 @@ class Memories:
 
     def _write(self, use: _Use) -> None:
         # What cannot be told from a secret is not kept: where the secrets cannot be read, nothing is.
-        request = kept_text(use.request, every_value(use.space))
+        request = kept_of(use.wanted, every_value(use.space))
         if not request:
             return
         item, actor = item_of(use.identity), _kept_as(use.actor)
@@ -158,7 +159,7 @@ class Memories:
         if remembered is None or encoder is None:
             return False
         actor = _kept_as(key[0])
-        missing = [one for one in remembered.of(actor) if one.encoder != encoder.name]
+        missing = [one for one in remembered.of(actor) if not is_known(one, encoder.name)]
         while missing and time.monotonic() < until and not self._worker.is_closing:
             some, missing = missing[:_AT_ONCE], missing[_AT_ONCE:]
             vectors = pack_vectors(encoder.encode([one.request for one in some]))

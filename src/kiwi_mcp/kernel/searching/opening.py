@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.kernel.naming import note_namespaces
 from kiwi_mcp.kernel.searching.ahead import half_of
 from kiwi_mcp.kernel.searching.library import Library
 from kiwi_mcp.kernel.searching.memories import Memories
@@ -55,7 +58,7 @@ def open_library(store: Store) -> Library:
         return None if registry.database.is_embedded else registry
 
     kept = _Kept(store)
-    return Library(kept, load, server, kept.tend)
+    return Library(kept, load, server, kept.tend, partial(note_namespaces, store.user, store))
 
 
 def open_memories(store: Store) -> Memories:

@@ -43,10 +43,12 @@ class Remote:
         self._damaged: set[str] = set()
         self._tended = monotonic()
 
-    def follow(self, generation: tuple[int, ...]) -> None:
-        """Note that the registry has changed, where it has."""
-        if generation != self._generation:
+    def follow(self, generation: tuple[int, ...]) -> bool:
+        """Note that the registry has changed, and return whether it has."""
+        is_new = generation != self._generation
+        if is_new:
             self._generation, self.is_behind, self.is_unread = generation, True, True
+        return is_new
 
     def pool(self, need: Request, wanted: Filter, remembered: Sequence[str] = ()) -> Likely:
         """Return what may answer a need, and the items that are remembered of needs like it."""

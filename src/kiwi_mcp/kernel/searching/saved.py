@@ -14,7 +14,7 @@ from time import time
 import numpy as np
 
 from kiwi_mcp import __version__
-from kiwi_mcp.search.frozen import freeze, recipe_of, thaw
+from kiwi_mcp.search.frozen import DamagedIndex, freeze, recipe_of, thaw
 from kiwi_mcp.search.index import Index
 
 MANY, MOST = 1_000, 50_000
@@ -36,9 +36,9 @@ def load_index(place: Path, mark: str, encoder: str) -> Index | None:
                 return None
             seal, data = file.read(_SEAL), np.empty(max(state.st_size - 2 * _SEAL, 0), np.uint8).data
             file.readinto(data)
-        # The seal shows that this Kiwi wrote it whole, so that its shape needs no second look.
+        # The seal shows that it is whole; whoever else can write here can seal as well.
         return thaw(data, encoder) if sha256(data).digest() == seal else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, DamagedIndex):
         return None
 
 

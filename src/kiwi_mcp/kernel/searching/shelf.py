@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from weakref import WeakKeyDictionary
@@ -11,6 +12,7 @@ from kiwi_mcp.catalog.entry import Entry
 from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.kernel.searching.cards import card_of
 from kiwi_mcp.kernel.searching.saved import MANY, MOST, load_index, save_index
+from kiwi_mcp.search.frozen import DamagedIndex
 from kiwi_mcp.search.index import Index
 from kiwi_mcp.search.port import Card, Encoder, Keep
 
@@ -35,25 +37,36 @@ class Shelf:
         self._mark = ""
         self._saved = ("", 0)
         """At which mark it was kept, and with how many vectors."""
+        self._is_loaded = False
+        """Whether the index came from disk, or what it was made of did."""
         self._changes = 0
         self._followed: WeakKeyDictionary[ItemSource, tuple[Sequence[Entry], int]] = WeakKeyDictionary()
         self._lock = Lock()
 
-    def follow(self, source: ItemSource, listed: Callable[[], Sequence[Entry]]) -> None:
-        """Take in what is new; a source that says it is the same as before, here or on disk, is not listed."""
+    def follow(self, source: ItemSource, listed: Callable[[], Sequence[Entry]]) -> bool:
+        """Take in what is new; a source that says it is the same as before, here or on disk, is not listed.
+
+        Return whether it is another than when it was last followed.
+        """
         with self._lock:
             if source.mark and source.mark == self._mark:
-                return
+                return False
             if source.mark and not self._changes and (known := load_index(self._place, source.mark, self._encoder)):
                 self.index, self._mark, self._saved = known, source.mark, (source.mark, known.progress.encoded)
-                return
-            self._take(source, listed())
+                self._is_loaded = True
+                return True
+            try:
+                is_new = self._take(source, listed())
+            except DamagedIndex:
+                self._begin_anew()
+                is_new = self._take(source, listed())
             self._mark = source.mark
+            return is_new
 
-    def _take(self, source: ItemSource, entries: Sequence[Entry]) -> None:
+    def _take(self, source: ItemSource, entries: Sequence[Entry]) -> bool:
         seen, changes = self._followed.get(source, (None, -1))
         if seen is entries and changes == self._changes:
-            return
+            return False
         if entries != self._entries:  # two catalogs have read the same, each for itself
             # What has not changed is the same entry, and keeps its card: the index sees at a glance that it may stay.
             made = dict(zip(map(id, self._entries or ()), self._cards, strict=True))
@@ -62,6 +75,21 @@ class Shelf:
             self._changes += 1
             self.index.follow(self._cards)
         self._followed[source] = (entries, self._changes)
+        return True
+
+    def forget_loaded(self) -> None:
+        """Forget an index that came from disk and turned out to be damaged: its source is listed when next followed."""
+        with self._lock:
+            if self._is_loaded:
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        with suppress(OSError):
+            self._place.unlink(missing_ok=True)
+        self.index, self._is_loaded = Index(self._encoder), False
+        self._entries, self._cards, self._mark, self._saved = None, (), "", ("", 0)
+        # What is counted as changed is not looked for on disk again, where the file may have stayed.
+        self._changes += 1
 
     def catch_up(self, keep: Keep | None, encoder: Encoder | None, *, seconds: float) -> bool:
         """Index what is new, for about so long; return whether more is to do."""

@@ -8,7 +8,7 @@ import termios
 from contextlib import suppress
 
 from kiwi_mcp.domain.caller import Answers, Ask, Question, Questions, nobody
-from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.errors import PolicyDenied, Unanswered
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.surfaces.cli.screen import talk
 from kiwi_mcp.surfaces.cli.terminal import shown
@@ -29,9 +29,12 @@ def owners_word(*, is_yes: bool) -> Ask:
 
 
 def is_meant(message: str, *, is_yes: bool) -> bool:
-    """Whether a person means what they typed: they are asked on a terminal, and elsewhere they have said it."""
+    """Whether a person means what they typed: they are asked on a terminal, and elsewhere only `--yes` says so."""
     ask = owners_word(is_yes=is_yes)
-    return ask is nobody or asyncio.run(_is_confirmed(message, ask))
+    if ask is nobody:
+        told = f"This is asked first, and there is no terminal to ask on: {message}"
+        raise PolicyDenied(told, suggestion="Add `--yes` if that is meant.")
+    return asyncio.run(_is_confirmed(message, ask))
 
 
 async def _is_confirmed(message: str, ask: Ask) -> bool:

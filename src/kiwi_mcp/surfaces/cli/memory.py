@@ -38,7 +38,7 @@ def show(
 @memory.command()
 def forget(
     item: Annotated[str | None, typer.Argument(help="Only what is remembered of this item.")] = None,
-    is_yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether all is meant.")] = False,
+    is_yes: Annotated[bool, typer.Option("--yes", "-y", help="All is meant: do not ask.")] = False,
     is_json: IsJson = False,
 ) -> None:
     """Forget all requests, or those of one item."""
