@@ -163,7 +163,7 @@ def teach(pupil: Bert, tools: Tools, labelled: Sequence[Lesson], pieces: WordPie
     for step in range(1, steps + 1):
         course = courses[(step - 1) % len(courses)]
         loss, gradients = _judge(pupil, tools, [next(course) for _ in range(BATCH)], pieces, chance)
-        learning.step(gradients, RATE * min(1, step / WARM_UP) * max(0.05, 1 - step / steps))
+        learning.step(gradients, RATE * min(1, step / min(WARM_UP, steps / 4)) * max(0.05, 1 - step / steps))
         if step in {1, steps} or step % WARM_UP < len(courses):
             print(f"step {step}: loss {loss:.3f}, {time.monotonic() - began:.0f} s", flush=True)
 

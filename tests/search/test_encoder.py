@@ -224,7 +224,9 @@ def test_the_runtime_is_imported_when_the_encoder_is_loaded() -> None:
 def test_the_encoder_can_be_taught_and_made_again(tmp_path: Path) -> None:
     taught, homes = tmp_path / "taught.npz", (tmp_path / "published", tmp_path / "taught")
     data = str(ROOT / "benchmarks")
-    lines = _script("teach_encoder.py", "--data", data, "--steps", "25", str(taught), PYTHONPATH=data).splitlines()
+    lines = _script(
+        "teach_encoder.py", "--data", data, "--steps", "13", str(taught), PYTHONPATH=data, OPENBLAS_NUM_THREADS="1"
+    ).splitlines()
     for home, options in zip(homes, ([], ["--taught", str(taught)]), strict=True):
         _script("make_encoder.py", *options, str(home))
     made = json.loads((tmp_path / "taught" / "encoder.json").read_bytes())

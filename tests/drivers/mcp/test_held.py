@@ -264,7 +264,7 @@ def test_a_server_that_writes_more_than_it_may_is_stopped_and_says_why(held: Ben
     jail = Jail("sandboxed", writable=(str(given),), limits=Limits(workspace_bytes=4_000_000))
     filled = do(
         replace(held, jail=jail), server(held, str(folder / "probe.py")),
-        do="fill", path=str(given / "much"), size=40_000_000,
+        do="fill", path=str(given / "much"), size=8_000_000,
     )  # fmt: skip
     assert filled.status != "success"
     assert "wrote more than 4,000,000 bytes" in filled.message
