@@ -21,7 +21,7 @@ MEANING, NAME = 2.6, 0.2
 
 _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
 """How much the whole of a request counts against the best of its parts."""
-_SURE, _LEAST_SURE = 0.6, 0.15
+_BESIDE_MEANING, _ALONE = (0.6, 0.15), (0.4, 0.3)
 """Words count in full where the best card holds so much of a request, and never less than so."""
 _NEAR, _SEEMS = 0.2, 1.7
 """From how near on a card is found by its meaning alone, and how much nearer it is than its first coordinates say."""
@@ -110,7 +110,8 @@ def measure(request: Request, terms: Mapping[str, Term], views: Sequence[View]) 
     sure = max(held / max(whole, _LEAST) for held, whole in zip(most.tolist(), full, strict=True))
     for view in views:
         np.divide(view.words, most[:, None], out=view.words)
-    return min(1.0, max(_LEAST_SURE, float(sure) / _SURE))
+    enough, least_sure = _ALONE if request.vectors is None else _BESIDE_MEANING
+    return min(1.0, max(least_sure, float(sure) / enough))
 
 
 def rough_of(request: Request, views: Sequence[View], sureness: float) -> Sequence[Floats]:
