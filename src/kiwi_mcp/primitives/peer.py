@@ -155,6 +155,8 @@ class Peer:
         while not await self.ends_within(LOOK):
             if reason := await asyncio.to_thread(watch):
                 self._ending = f"it was stopped: it {reason}"
+                # What outlives its leader for a moment sees its input end, and must not answer as though all were well.
+                self._lines.close()
                 self._family.signal_group(SIGKILL)
                 return
 

@@ -258,6 +258,7 @@ def test_a_server_reaches_the_hosts_it_was_given_and_says_which_it_was_not(held:
             service.shutdown()
 
 
+@pytest.mark.timeout(240)  # a disk may take its time with what is written through to it
 def test_a_server_that_writes_more_than_it_may_is_stopped_and_says_why(held: Bench, folder: Path) -> None:
     given = held.space.project / "given"
     given.mkdir()
