@@ -21,7 +21,7 @@ MEANING, NAME = 2.6, 0.2
 
 _WHOLE_WORDS, _WHOLE_MEANING = 0.6, 0.4
 """How much the whole of a request counts against the best of its parts."""
-_BESIDE_MEANING, _ALONE = (0.6, 0.15), (0.4, 0.3)
+_BESIDE_MEANING, _ALONE = (0.6, 0.15), (0.5, 0.3)
 """Words count in full where the best card holds so much of a request, and never less than so."""
 _NEAR, _SEEMS = 0.2, 1.7
 """From how near on a card is found by its meaning alone, and how much nearer it is than its first coordinates say."""
