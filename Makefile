@@ -1,11 +1,14 @@
-# `make setup` prepares this folder, `make check` answers in under two minutes, `make test` runs everything.
+# `make setup` prepares this folder, `make check` answers in about two minutes, `make test` runs everything else too,
+# and `make soak` the long runs: hundreds of kills, thousands of cycles.
 
 # The interpreters and packages of this folder come first, for the tools that the tests and the demo start.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Node brings certificates of its own and does not look for the machine's unless it is told to.
 export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
+# Some machines set this; without bytecode every worker would compile all tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test bench reference encoder lock clean
+.PHONY: setup demo check test soak bench reference encoder lock clean
 .NOTPARALLEL:
 
 setup:
@@ -23,15 +26,19 @@ check: setup
 
 test: check
 	@scripts/setup.sh --test
-	@pytest -q -n 3 -m full
+	@pytest -q -n 3 -m "full and not soak"
+
+soak: setup
+	@scripts/setup.sh --test
+	@pytest -q -m soak
 
 bench: setup
 	@scripts/setup.sh --bench
-	@python benchmarks/run.py
+	@python benchmarks/run.py --write
 
 reference: setup
 	@python scripts/reference.py
-	@python -m kiwi_mcp.surfaces.mcp.prepare
+	@python -m kiwi_mcp.surfaces.generate
 
 encoder: setup
 	@PYTHONPATH=benchmarks python scripts/teach_encoder.py .cache/taught.npz

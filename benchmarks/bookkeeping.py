@@ -10,46 +10,47 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from itertools import count, islice
 from pathlib import Path
 from typing import cast
 
+from msgspec.structs import astuple
+
 from chains import lay_out
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.domain.run import Run
-from kiwi_mcp.drivers.port import Driver
-from kiwi_mcp.kernel import Kernel, kernel, pipeline, running, trail
-from kiwi_mcp.kernel.catalogs import Catalogs
-from kiwi_mcp.kernel.parts import Parts
+from kiwi_mcp.domain.records import RunRecord
+from kiwi_mcp.drivers import process
+from kiwi_mcp.drivers.driver import Driver
+from kiwi_mcp.kernel import Kernel, kernel, pipeline, recorder
+from kiwi_mcp.kernel.context import Catalogs, Services
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.sqlite_library import library
+from kiwi_mcp.store.sqlite import library
 from releases import fill, opened
 
 _BATCH = 20
 _ROOM = 4_000_000_000
 _STAGES: Sequence[tuple[str, object, str]] = (
-    ("read the request", kernel, "read_request"),
-    ("find the catalog", Catalogs, "answering"),
-    ("read the policy", running, "owner_policy"),
-    ("find the store", Parts, "recorder"),
+    ("read the request", kernel, "parse_query"),
+    ("find the catalog", Catalogs, "for_item"),
+    ("read the policy", pipeline, "owner_policy"),
+    ("find the store", Services, "runs_or_error"),
     ("resolve", Catalog, "resolve"),
     ("accept the parameters", pipeline, "accept"),
     ("compare with the lockfile", pipeline, "lock_changes"),
     ("verify", pipeline, "verify"),
-    ("authorize", pipeline, "authorize"),
+    ("authorize", pipeline, "refuse_denied"),
     ("digest of the plan", pipeline, "plan_digest"),
     ("secrets", pipeline, "secrets_of"),
-    ("output file", trail, "keep"),
-    ("run record", trail, "_add"),
-    ("answer", running, "ran"),
+    ("output file", recorder, "keep"),
+    ("run record", recorder, "_add"),
 )
 """What is called once on the way, in this order, by its module or class and its name there."""
 
@@ -72,6 +73,9 @@ class Idle:
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Say what would happen."""
         return self._driver.bind(chain, inputs, space)
+
+    async def prepare(self, *_: object) -> None:
+        """Check nothing."""
 
     async def drive(self, *_: object, **__: object) -> Outcome:
         """Answer at once."""
@@ -154,8 +158,10 @@ def by_hand(folder: Path) -> Callable[[], None]:
     open_database(f"sqlite://{path}").close()
     connection = library.connect(path, isolation_level=None)
     connection.execute("pragma synchronous=NORMAL")
-    run = Run("", "tool_5", "success", "2026-01-02T03:04:05.678Z", 1, "me", path, "a/b/tool_5", "0" * 64, "0" * 64)
-    columns, (_, *values) = [field.name for field in fields(Run)], astuple(run)
+    run = RunRecord(
+        "", "tool_5", "success", "2026-01-02T03:04:05.678Z", 1, "me", path, "a/b/tool_5", "0" * 64, "0" * 64
+    )
+    columns, (_, *values) = RunRecord.__struct_fields__, astuple(run)
     statement = f"insert into runs ({', '.join(columns)}) values ({', '.join('?' * len(columns))})"
     numbers = count()
 
@@ -183,11 +189,10 @@ def memory_folder() -> Iterator[Path]:
 @contextmanager
 def _idle() -> Iterator[None]:
     """Let the process driver do nothing."""
-    drivers, driver = vars(pipeline)["_drivers"], pipeline.load_driver("process")
-    assert driver is not None
-    drivers["process"] = Idle(driver)
+    create = process.create_driver
+    vars(process)["create_driver"] = lambda: Idle(create())
     yield
-    drivers["process"] = driver
+    vars(process)["create_driver"] = create
 
 
 def _timed(function: Callable[..., object], times: list[int]) -> Callable[..., object]:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Call, Space
+from kiwi_mcp.domain.calls import NO_CALLER, Call, Space
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.kernel.pipeline import prepare
+from kiwi_mcp.kernel.context import Context, Services
+from kiwi_mcp.kernel.mcp_servers import check_server
+from kiwi_mcp.kernel.pipeline import plan_call
+from kiwi_mcp.policy.rights import OwnerAuthority
 from measure import Case, Measured, interleaved
 
 _CALLS = 200
@@ -45,21 +48,34 @@ def measure(turns: int) -> tuple[list[Measured], float]:
     """Return milliseconds per call for both sizes, and the first answer of a new process among 10,000."""
     with tempfile.TemporaryDirectory() as folder:
         calls = {count: lay_out(Path(folder) / str(count), count) for count in (10, 10_000)}
-        catalogs = {count: Catalog(call.space) for count, call in calls.items()}
-        cases = [Case(f"{count:,} tools", _calls(call, catalogs[count])) for count, call in calls.items()]
+        cases = [Case(f"{count:,} tools", _calls(call, _context(call))) for count, call in calls.items()]
         for case in cases:
             case.turn()
         time.sleep(0.1)  # files as young as this are read again at each call, as they may still change
         started = time.perf_counter()
-        prepare(calls[10_000], Catalog(calls[10_000].space), Rights())
+        plan_call(calls[10_000], _context(calls[10_000]))
         second_process = (time.perf_counter() - started) * 1_000
         rows = interleaved(cases, turns=turns, warm=2)
     return [Measured(row.name, row.wall_ms / _CALLS, row.cpu_ms / _CALLS, row.ratio) for row in rows], second_process
 
 
-def _calls(call: Call, catalog: Catalog) -> Callable[[], None]:
+def _context(call: Call) -> Context:
+    space = call.space
+    services = Services(
+        space.project,
+        space.user,
+        space.cache,
+        OwnerAuthority(space.user),
+        is_owner=True,
+        surface="cli",
+        check_server=check_server,
+    )
+    return Context(services, NO_CALLER, Catalog(space), Rights(), is_owner=True)
+
+
+def _calls(call: Call, context: Context) -> Callable[[], None]:
     def turn() -> None:
         for _ in range(_CALLS):
-            prepare(call, catalog, Rights())
+            plan_call(call, context)
 
     return turn

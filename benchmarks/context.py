@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kiwi_mcp.domain.json import as_list, as_object, as_text, compact
-from kiwi_mcp.kernel.context.cost import Cost, cost_of, total
+from kiwi_mcp.domain.token_cost import TokenCost, cost_of, total
 from labelled import OWN, Listed, padded, read_tools
 from peers import KIWI, STARTED, Place
 from starts import HANDSHAKE
@@ -43,19 +43,19 @@ class Row:
     """What is paid for among so many tools: every definition and the call, or Kiwi's own and the way to the call."""
 
     known: int
-    every: Cost
-    own: Cost
-    search: Cost
-    load: Cost
-    call: Cost
+    every: TokenCost
+    own: TokenCost
+    search: TokenCost
+    load: TokenCost
+    call: TokenCost
 
     @property
-    def direct(self) -> Cost:
+    def direct(self) -> TokenCost:
         """The whole conversation, where every definition is sent."""
         return total([self.every, self.call])
 
     @property
-    def found(self) -> Cost:
+    def found(self) -> TokenCost:
         """The whole conversation through Kiwi."""
         return total([self.own, self.search, self.load, self.call])
 
@@ -78,7 +78,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(cost: Cost) -> str:
+def _told(cost: TokenCost) -> str:
     return f"{cost.tokens:,} ({cost.bytes:,})"
 
 
@@ -117,9 +117,9 @@ def _definition(name: str, tool: Listed) -> dict[str, object]:
     }
 
 
-def _defined(tool: object) -> Cost:
-    told = as_object(json.loads(json.dumps(tool)))
-    return cost_of(compact({word: told[word] for word in ("name", "description", "inputSchema")}))
+def _defined(tool: object) -> TokenCost:
+    response = as_object(json.loads(json.dumps(tool)))
+    return cost_of(compact({word: response[word] for word in ("name", "description", "inputSchema")}))
 
 
 def _wait_for_words(tell: Tell) -> None:
@@ -133,7 +133,7 @@ def _wait_for_words(tell: Tell) -> None:
         time.sleep(0.2)
 
 
-def _dialogue(tell: Tell, need: str) -> tuple[Cost, Cost, Cost]:
+def _dialogue(tell: Tell, need: str) -> tuple[TokenCost, TokenCost, TokenCost]:
     """Find a tool, load it and call it, as a model does that takes the first one; return what each step costs."""
     searched: dict[str, object] = {"query": need}
     found = tell("search", searched)
@@ -147,14 +147,14 @@ def _dialogue(tell: Tell, need: str) -> tuple[Cost, Cost, Cost]:
     return search, load, call
 
 
-def _step(name: str, said: dict[str, object], answer: dict[str, Any]) -> Cost:
+def _step(name: str, said: dict[str, object], answer: dict[str, Any]) -> TokenCost:
     """Return what a model says and reads for one call, by what Kiwi tells of its answer."""
-    return total([cost_of(json.dumps({"name": name, "arguments": said})), Cost(**answer["_meta"]["kiwi/context"])])
+    return total([cost_of(json.dumps({"name": name, "arguments": said})), TokenCost(**answer["_meta"]["kiwi/context"])])
 
 
-def _mean(costs: Sequence[Cost]) -> Cost:
+def _mean(costs: Sequence[TokenCost]) -> TokenCost:
     whole = total(costs)
-    return Cost(round(whole.bytes / len(costs)), round(whole.tokens / len(costs)))
+    return TokenCost(round(whole.bytes / len(costs)), round(whole.tokens / len(costs)))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-from kiwi_mcp.domain.grants import Grant, Rights, Rules, narrow, ruling
+from kiwi_mcp.domain.grants import Grant, Rights, Rules, match_rules, narrow
 
 _RULES = 20
 _NAMES = 500
@@ -19,7 +19,7 @@ def measure(turns: int) -> float:
 
 
 def _turn(rights: Rights, names: list[str]) -> float:
-    ruling.cache_clear()  # what was decided before is known, and no decision
+    match_rules.cache_clear()  # what was decided before is known, and no decision
     begun = perf_counter_ns()
     for name in names:
         rights.verdict("item", name)

@@ -18,9 +18,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from discovery_tables import First, Quality, Speed, first_table, quality_table, speed_table
 from finders import ADAPTER, DEFAULT, FASTMCP, FIELDS, PLAIN, WORDS, Finder, has_fastmcp, started
@@ -45,7 +46,7 @@ SIZES = (10_000, 100_000)
 KEEP = ROOT / ".cache" / "discovery.db"
 """What was made of the texts of tools, kept so that a second run encodes nothing."""
 HOMES = ROOT / ".cache" / "homes"
-"""Homes with many tools, kept for the same reason."""
+"""LocationSummary with many tools, kept for the same reason."""
 _FIRST = Path(__file__).with_name("first_search.py")
 _TURNS, _WARM, _BLOCK = 600, 5, 25
 _SPELL = 60_000.0
@@ -181,8 +182,8 @@ def _run(*words: str | Path) -> JsonObject:
         check=True,
         timeout=_PATIENCE,
     )
-    told: Json = json.loads(done.stdout.splitlines()[-1]) if done.stdout.startswith(b"{") else {}
-    return as_object(told)
+    response: Json = json.loads(done.stdout.splitlines()[-1]) if done.stdout.startswith(b"{") else {}
+    return as_object(response)
 
 
 @contextmanager

@@ -38,14 +38,14 @@ def read(path: Path) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     numbers: dict[str, int] = {}
     for line in filter(str.strip, path.read_text(encoding="utf-8").split("\n")):
-        told = json.loads(line)
-        name = _SIGNS.sub("_", f"{told['source']}_{told['name']}")
+        response = json.loads(line)
+        name = _SIGNS.sub("_", f"{response['source']}_{response['name']}")
         number = numbers[name] = numbers.get(name, 0) + 1
-        texts = told.get("parameters") or {}
+        texts = response.get("parameters") or {}
         properties = {word: {"type": "string", "description": text} for word, text in texts.items()}
-        tools[told["id"]] = Tool(
+        tools[response["id"]] = Tool(
             name=name if number == 1 else f"{name}_{number}",
-            description=told["description"],
+            description=response["description"],
             parameters={"type": "object", "properties": properties},
         )
     return tools

@@ -81,8 +81,8 @@ def started(
     `keep` is where Kiwi keeps what it made of their texts, and `homes` where it keeps all that it made for the next
     run; `encode` is how many texts become vectors, if not all.
     """
-    told = {"--keep": keep, "--encode": encode, "--homes": homes}
-    own = [word for option, value in told.items() if value for word in (option, str(value))]
+    response = {"--keep": keep, "--encode": encode, "--homes": homes}
+    own = [word for option, value in response.items() if value for word in (option, str(value))]
     with ExitStack() as stack:
         yield [stack.enter_context(_started(name, own, tools)) for name in names]
 

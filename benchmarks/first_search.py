@@ -35,8 +35,8 @@ def main() -> None:
             began = time.perf_counter()
             desk.answer(need, 10)
             took.append((time.perf_counter() - began) * 1_000)
-        told = {"loaded": loaded, "first_ms": took[0], "next_ms": took[1]}
-        print(json.dumps({**told, "before_mb": before, "after_mb": _resident_mb()}))
+        response = {"loaded": loaded, "first_ms": took[0], "next_ms": took[1]}
+        print(json.dumps({**response, "before_mb": before, "after_mb": _resident_mb()}))
 
 
 if __name__ == "__main__":

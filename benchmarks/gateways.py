@@ -15,9 +15,11 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from load import Line, Pipes, Posts, Spell, cpu_of, spell, until_it_answers
 from peers import ECHO, KIWI, PEERS, STARTED, Place, Upstream, Way, echoed, ways
@@ -34,8 +36,7 @@ _PREFERENCES = (
 _POLICY = 'hosts: {allow: ["127.0.0.1"]}\n'
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """What one way takes at each load: milliseconds of the middle call, CPU milliseconds of a call, calls a second."""
 
     name: str
@@ -44,8 +45,7 @@ class Row:
     rate: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Struct, frozen=True):
     """A way that is open: where it is asked, and the CPU seconds that whoever stands in between has used."""
 
     name: str
@@ -64,7 +64,7 @@ async def _measure(turns: int) -> Mapping[Upstream, list[Row]]:
     found: dict[Upstream, list[Row]] = {}
     upstreams: Sequence[Upstream] = ("stdio", "HTTP")
     with tempfile.TemporaryDirectory() as name:
-        async with _started((*STARTED, "--http"), Place(Path(name), "")) as echo:
+        async with started((*STARTED, "--http"), Place(Path(name), "")) as echo:
             assert echo.stdout is not None
             port = int(await echo.stdout.readline())
             place = await asyncio.to_thread(_prepared, Place(Path(name), f"http://127.0.0.1:{port}/mcp"))
@@ -72,7 +72,7 @@ async def _measure(turns: int) -> Mapping[Upstream, list[Row]]:
                 async with AsyncExitStack() as stack:
                     direct = [] if upstream == "stdio" else [await _direct(port, echo.pid)]
                     others = [await stack.enter_async_context(_opened(way, place)) for way in ways(upstream, place)]
-                    found[upstream] = await _take_turns([*direct, *others], turns)
+                    found[upstream] = await take_turns([*direct, *others], turns)
     return found
 
 
@@ -104,7 +104,7 @@ async def _direct(port: int, pid: int) -> Open:
 async def _opened(way: Way, place: Place) -> AsyncIterator[Open]:
     port = _free_port()
     command = tuple(word.replace("{port}", str(port)) for word in way.command)
-    async with _started(command, place) as process:
+    async with started(command, place) as process:
         line: Pipes | Posts
         if way.path:
             line = Posts(port, way.path, way.say, is_mcp=way.is_mcp, headers=dict(way.headers))
@@ -121,7 +121,8 @@ async def _opened(way: Way, place: Place) -> AsyncIterator[Open]:
 
 
 @asynccontextmanager
-async def _started(command: Sequence[str], place: Place) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started(command: Sequence[str], place: Place) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start a program with pipes, and end it with its whole process group."""
     with (place.folder / "errors").open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -149,7 +150,8 @@ def _free_port() -> int:
         return port
 
 
-async def _take_turns(opened: Sequence[Open], turns: int) -> list[Row]:
+async def take_turns(opened: Sequence[Open], turns: int) -> list[Row]:
+    """Measure every way under every load, in turns."""
     spells: dict[tuple[str, int], list[Spell]] = {(way.name, many): [] for way in opened for many in AT_ONCE}
     for turn in range(turns + 1):
         for many in AT_ONCE:

@@ -14,7 +14,7 @@ from pathlib import Path
 from kiwi_mcp import __version__
 from kiwi_mcp.domain.json import Json, as_text
 from kiwi_mcp.search.encoder import encoder_name
-from kiwi_mcp.search.frozen import recipe_of
+from kiwi_mcp.search.index_file import format_id
 
 _STAMP = "stocked.json"
 """Written once a home is complete: what whoever gave the tools calls each, by its full name."""
@@ -24,17 +24,17 @@ _MOST = 4
 
 def home_of(folder: Path, tools: Path, *, encode: int | None, is_worded: bool) -> Path:
     """Return where the home of a file of tools is kept; what other code would make of them is kept elsewhere."""
-    how = f"{__version__} {recipe_of(encoder_name())} {encode} {is_worded}\n".encode()
+    how = f"{__version__} {format_id(encoder_name())} {encode} {is_worded}\n".encode()
     return folder / f"home-{sha256(how + tools.read_bytes()).hexdigest()[:32]}"
 
 
 def names_in(home: Path) -> Mapping[str, str] | None:
     """Return the names of a home's tools, or None where it was never completed."""
     try:
-        told: Json = json.loads((home / _STAMP).read_bytes())
+        response: Json = json.loads((home / _STAMP).read_bytes())
     except (OSError, ValueError):
         return None
-    return {name: as_text(called) for name, called in told.items()} if isinstance(told, dict) else None
+    return {name: as_text(called) for name, called in response.items()} if isinstance(response, dict) else None
 
 
 def complete(home: Path, named: Mapping[str, str]) -> None:

@@ -12,11 +12,13 @@ import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from math import log2
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 
@@ -36,8 +38,7 @@ _LEFT_OUT = 4
 _NEARBY = ROOT.parent / "shared" / "discovery" / "dev"
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Struct, frozen=True):
     """A tool as the server lists it that is its `source`."""
 
     id: str
@@ -47,8 +48,7 @@ class Listed:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """A request, and the tools that it is for."""
 
     text: str
@@ -65,8 +65,7 @@ class Need:
         return len(self.text.split()) <= 14
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(Struct, frozen=True):
     """One set."""
 
     name: str
@@ -115,8 +114,8 @@ def write_tools(path: Path, tools: Iterable[Listed]) -> None:
 
 def _tool(line: JsonObject) -> Listed:
     parameters = {name: as_text(text) for name, text in as_object(line.get("parameters")).items()}
-    told = {word: as_text(line.get(word)) for word in ("id", "source", "name", "description")}
-    return Listed(**told, parameters=parameters)
+    response = {word: as_text(line.get(word)) for word in ("id", "source", "name", "description")}
+    return Listed(**response, parameters=parameters)
 
 
 def padded(tools: Sequence[Listed], count: int) -> list[Listed]:

@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
 
 from load import Say, Words
 
@@ -37,8 +38,7 @@ _ONE_SESSION = "FastMCP's proxy with one session for all"
 Upstream = Literal["stdio", "HTTP"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where the benchmark happens: its folder, the address of the server over HTTP, and a token for Kiwi's gateway."""
 
     folder: Path
@@ -78,8 +78,7 @@ def executed(text: str, *, item: str) -> Words:
     return {"name": "execute", "arguments": {"item_id": item, "parameters": {"text": text}}}
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """One way to the server: what is started for it (`{port}` is one that is free), and how it is asked.
 
     Without a path it is asked over its pipes, else by requests to that path.

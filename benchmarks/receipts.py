@@ -10,17 +10,16 @@ from pathlib import Path
 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.ledger import Ledger
-from kiwi_mcp.kernel.witness import Witness
+from kiwi_mcp.kernel.recorder import CallRecord, Recorder
 from measure import Case, Measured, interleaved
 from tools import BASH, create, relax, run
 
-_Way = Callable[[Ledger, str, JsonObject], Witness | None]
+_Way = Callable[[Recorder, str, JsonObject], CallRecord | None]
 
 
 def measure(turns: int) -> list[Measured]:
     """Return the cost of a bash tool without a receipt, and with one."""
-    loop, with_one = asyncio.new_event_loop(), Ledger.witness
+    loop, with_one = asyncio.new_event_loop(), Recorder.call
     with tempfile.TemporaryDirectory() as name, closing(loop):
         folder = Path(name)
         (folder / "project").mkdir()
@@ -31,7 +30,7 @@ def measure(turns: int) -> list[Measured]:
 
         def made(way: _Way) -> Callable[[], None]:
             def turn() -> None:
-                Ledger.witness = way  # type: ignore[method-assign, assignment]  # the one thing that differs
+                Recorder.call = way  # type: ignore[method-assign, assignment]  # the one thing that differs
                 call()
 
             return turn
@@ -40,5 +39,5 @@ def measure(turns: int) -> list[Measured]:
         try:
             return interleaved(cases, turns=turns, warm=3)
         finally:
-            Ledger.witness = with_one  # type: ignore[method-assign]  # as it was
+            Recorder.call = with_one  # type: ignore[method-assign]  # as it was
             loop.run_until_complete(kernel.aclose())

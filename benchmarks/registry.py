@@ -14,12 +14,12 @@ from typing import TypeAlias, cast
 import psycopg
 from psycopg import sql
 
-from kiwi_mcp.domain.registry import Release
 from kiwi_mcp.store.database import Database, Row, Value
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.postgres import translated
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.store.sqlite_library import library
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.sqlite import library
 from measure import Case, Measured, interleaved
 from releases import ACTOR, fill, opened, releases
 
@@ -86,22 +86,23 @@ def postgres_at(url: str) -> Place:
 
 
 def measure_resolve(place: Place, url: str, tools: int, turns: int) -> list[Measured]:
-    """Return milliseconds for a chain of three links by its short name, after the bare driver."""
+    """Return milliseconds for a chain of three links by the id of its version, after the bare driver."""
     with opened(url) as registry, place.asking(url) as bare:
         ear = Ear(registry.database)
         asker = Registry(cast("Database", ear), ACTOR)
-        numbers = cycle(range(0, tools, max(tools // 997, 1)))
-        if len(asker.resolve_latest("tool_1")) != 3:
+        step = max(tools // 997, 1)
+        ids = cycle([listed.id for number in range(0, tools, step) for listed in registry.named(f"tool_{number}")])
+        if len(asker.resolve(next(ids))) != 3:
             raise RuntimeError(place.name)
         statement, values = ear.query
 
         def by_hand() -> None:
             for _ in range(_RESOLVES):
-                bare(statement, (f"tool_{next(numbers)}", *values[1:]))
+                bare(statement, (next(ids), *values[1:]))
 
         def through() -> None:
             for _ in range(_RESOLVES):
-                registry.resolve_latest(f"tool_{next(numbers)}")
+                registry.resolve(next(ids))
 
         cases = [Case(f"{place.name}, bare driver", by_hand), Case(f"{place.name}, resolve", through)]
         rows = interleaved(cases, turns=turns, warm=3)
@@ -122,7 +123,7 @@ def measure_import(place: Place, turns: int) -> list[Measured]:
         return interleaved([by_hand, through], turns=turns)
 
 
-def _publish(registry: Registry, made: Sequence[Release]) -> None:
+def _publish(registry: Registry, made: Sequence[CheckedRelease]) -> None:
     registry.publish(made)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from chains import TOOL
 from kiwi_mcp import __version__
-from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.catalog.seeds import seed
+from kiwi_mcp.catalog.release import check_release, seed
 from kiwi_mcp.domain.items import ToolFile
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Pin, Release, ReleaseFile, VersionName
-from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor, Pin, ReleaseFile, VersionName
+from kiwi_mcp.manifest.signatures import statement_of
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 ACTOR = Actor("bench")
 _BATCH = 10_000
@@ -31,7 +32,7 @@ def opened(url: str) -> Iterator[Registry]:
         yield registry
 
 
-def releases(registry: Registry, count: int) -> Iterator[Release]:
+def releases(registry: Registry, count: int) -> Iterator[CheckedRelease]:
     """Give so many tools that stand on the registry's own `bash_runtime`, which stands on `subprocess`."""
     (runtime, *_) = registry.named("bash_runtime", namespace=BUILTIN_NAMESPACE)
     pin = Pin("bash_runtime", runtime.name, runtime.digest)
@@ -49,7 +50,7 @@ def fill(registry: Registry, count: int) -> None:
         registry.publish(batch)
 
 
-def _release(number: int, pin: Pin) -> Release:
+def _release(number: int, pin: Pin) -> CheckedRelease:
     tool_id, manifest = f"tool_{number}", TOOL.format(number=number).encode()
     statement = statement_of(
         tool_id=tool_id,
@@ -58,7 +59,7 @@ def _release(number: int, pin: Pin) -> Release:
         manifest_body=manifest,
         files=[ToolFile(_SCRIPT.path, _SCRIPT.sha256, len(_SCRIPT.data), is_executable=False)],
     )
-    return Release(
+    return CheckedRelease(
         name=VersionName("public", tool_id, "1.0.0"),
         place=f"tools/group_{number % 20}/{tool_id}/tool.yaml",
         statement=statement,

@@ -1,4 +1,4 @@
-"""Measures Kiwi against its budgets and writes the table of docs/benchmarks.md.
+"""Measures Kiwi against its budgets and prints docs/benchmarks.md; `--write` also writes it.
 
 Usage: run.py [--turns N] [--tools N] [--write]
 """
@@ -19,11 +19,12 @@ import chains
 import context
 import discovery
 import gateways
-import jails
+import isolation
 import learning
 import listing
 import receipts
 import registry
+import script_tools
 import starts
 import syncs
 import tools
@@ -33,14 +34,14 @@ from releases import fill, opened
 _PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _HEAD = """# Benchmarks
 
-Made by `make bench` (`benchmarks/run.py --write`). Every case runs once a turn, so that a busy machine is busy for all
-of them; figures are medians in milliseconds, and the ratios within one table are what to read. CPU counts the process
-and its children where they have ended.
+`make bench` writes this page (`benchmarks/run.py --write`). Every case runs once per turn, so that other load on the
+machine affects all cases alike. Figures are medians in milliseconds. Compare ratios within one table, not figures of
+different tables. CPU includes the process and its children that have ended.
 
-Measured on {machine}, Python {python}, {turns} turns.
+Measured at commit {commit} on {machine}, Python {python}, {turns} turns.
 """
 _RESOLVE = (
-    "`resolve_latest` among {count:,} tools, by short name. Budget: under 0.1 ms on SQLite and 0.5 ms on PostgreSQL,"
+    "`resolve` among {count:,} tools, by the id of a version. Budget: under 0.1 ms on SQLite and 0.5 ms on PostgreSQL,"
     " and 2.0 of a bare driver that asks the same."
 )
 _IMPORT = (
@@ -58,6 +59,10 @@ An echo of 100 bytes through one gateway at a time, with 1, 16 and 64 calls on t
 speaks raw JSON-RPC and is the same for all. CPU is that of the gateway alone, without the client and the server behind
 it.
 Budget: ahead of FastMCP's proxy and mcp-proxy, where they have the same front."""
+_SCRIPTS = """\
+A script that echoes 100 bytes, with 1, 16 and 64 calls at once. By hand: a new process per call. Through `kiwi serve`:
+`execute` over stdio, with record and receipt; CPU is that of the server and the processes that it started.
+Budget: sandboxed, 1.1 of bwrap and bash by hand, and at least 150 calls per second at 64."""
 _LAUNCHES = """\
 The launch of one bash script through each level's backend, in one kernel's process. Budget: 4.0 of bash alone for
 `sandboxed`, on a quiet machine. Restricted tools are held by control groups besides."""
@@ -144,11 +149,11 @@ def listed(rows: Sequence[listing.Listing]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def passed_through(upstream: str, rows: Sequence[gateways.Row]) -> str:
-    """Return the section about calls through gateways to one of the servers."""
+def under_load(title: str, about: str, rows: Sequence[gateways.Row]) -> str:
+    """Return a section about calls under load."""
     loads = [str(many) for many in gateways.AT_ONCE]
     heads = [*(f"p50 ms, {many}" for many in loads), *(f"CPU ms, {many}" for many in loads), f"calls/s, {loads[-1]}"]
-    lines = [f"## A call to a server over {upstream}", "", _GATEWAYS, "", f"| way | {' | '.join(heads)} |"]
+    lines = [f"## {title}", "", about, "", f"| way | {' | '.join(heads)} |"]
     lines += ["|---" * (len(heads) + 1) + "|"]
     for row in rows:
         figures = [_figure(number) for number in (*row.middle_ms, *row.cpu_ms)]
@@ -161,11 +166,17 @@ def imports() -> str:
     code = f"import sys, kiwi_mcp.kernel; print(*[m for m in {_FORBIDDEN!r} if m in sys.modules], len(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     *loaded, count = done.stdout.split()
-    told = ", ".join(loaded) or "none"
+    response = ", ".join(loaded) or "none"
     return (
         "## What importing the kernel loads\n\nBudget: no HTTP server, no database driver, no model code.\n\n"
-        f"Of {', '.join(_FORBIDDEN)}: {told}. Modules in all: {count}.\n"
+        f"Of {', '.join(_FORBIDDEN)}: {response}. Modules in all: {count}.\n"
     )
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    done = subprocess.run(command, cwd=_PAGE.parent, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
@@ -178,24 +189,31 @@ def main() -> None:
     plans, second = chains.measure(max(asked.turns, 5))
     bash, python = tools.measure(asked.turns * 2)
     machine = f"{platform.system()} {platform.machine()}"
-    launches, levels = jails.measure(asked.turns * 2)
+    launches, levels = isolation.measure(asked.turns * 2)
     servers, commands = starts.measure_servers(asked.turns), starts.measure_commands(asked.turns)
     sections = [
-        _HEAD.format(machine=machine, python=platform.python_version(), turns=asked.turns),
+        _HEAD.format(commit=_commit(), machine=machine, python=platform.python_version(), turns=asked.turns),
         table("From a call to a permitted plan", plans, "Resolve, verify, bind, authorize. Budget: under 1 ms, flat."),
         f"The first call of a new process among 10,000 known tools takes {second:.0f} ms.\n",
         table("Server start: spawn to an answered `tools/list`", servers, "Budget: 1.0 of the SDK or better."),
-        table("Command start: spawn to first output", commands, "Budget: 1.0 of the SDK server's start or better."),
+        table("Commands: spawn to exit", commands, "Budget: `--help` 4.4 of `python -c pass`, `run` 13.9."),
         table("A bash tool", bash, "Budget: 1.5 of spawning bash by hand; the record of the run is written within it."),
-        table("A process in a jail", launches, _LAUNCHES),
-        table("A bash tool in a jail", levels, _LEVELS),
-        spreads("A decision of rights", jails.measure_rights(), _RIGHTS),
+        table("A process in a sandbox", launches, _LAUNCHES),
+        table("A bash tool at each isolation level", levels, _LEVELS),
+        spreads("A decision of rights", isolation.measure_rights(), _RIGHTS),
         table("The receipt of a call", receipts.measure(asked.turns * 4), _RECEIPT),
         table("A Python tool without dependencies", python, "Budget: 1.5 of `python main.py`."),
         *published(asked.tools, asked.turns),
         listed(listing.measure(max(asked.turns // 3, 3))),
         context.table(context.measure()),
-        *(passed_through(upstream, rows) for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()),
+        *(
+            under_load(f"A {language} tool as a client gets it", _SCRIPTS, rows)
+            for language, rows in script_tools.measure(max(asked.turns // 5, 2)).items()
+        ),
+        *(
+            under_load(f"A call to a server over {upstream}", _GATEWAYS, rows)
+            for upstream, rows in gateways.measure(max(asked.turns // 5, 2)).items()
+        ),
         *discovery.report(discovery.options().parse_args([]), is_page=True),
         learning.report(learning.options().parse_args([]), is_page=True),
         imports(),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from measure import Case, Measured, interleaved
@@ -40,6 +41,13 @@ async def main():
 
 anyio.run(main)
 """
+_TOOL = """\
+# tool_type: script
+# executor: bash_runtime
+# version: 1.0.0
+# description: Say hello
+echo hello
+"""
 HANDSHAKE: list[dict[str, object]] = [
     {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
@@ -66,17 +74,24 @@ def measure_servers(turns: int) -> list[Measured]:
 
 
 def measure_commands(turns: int) -> list[Measured]:
-    """Spawn to the first output of a command."""
+    """Spawn to the end of a command, in a project with one signed bash tool."""
     kiwi = str(Path(sys.executable).with_name("kiwi"))
-    return interleaved(
-        [
-            Case("bare official SDK server, to tools/list", _listing([sys.executable, "-c", _BARE_SDK])),
-            Case("kiwi version", _first_output([kiwi, "version"])),
-            Case("kiwi search bash --source all", _first_output([kiwi, "search", "bash", "--source", "all"])),
-            Case("kiwi --help", _first_output([kiwi, "--help"])),
-        ],
-        turns=turns,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        (project / ".ai" / "tools").mkdir(parents=True)
+        (project / ".ai" / "tools" / "hello.sh").write_text(_TOOL, encoding="utf-8")
+        command = partial(_command, project)
+        command([kiwi, "sign", "hello"])()
+        return interleaved(
+            [
+                Case("python -c pass", command([sys.executable, "-c", "pass"])),
+                Case("kiwi version", command([kiwi, "version"])),
+                Case("kiwi --help", command([kiwi, "--help"])),
+                Case("kiwi run hello (a bash tool in its sandbox)", command([kiwi, "run", "hello"])),
+                Case("kiwi search hello", command([kiwi, "search", "hello"])),
+            ],
+            turns=turns,
+        )
 
 
 def _environment() -> dict[str, str]:
@@ -106,19 +121,19 @@ def _listing(argv: Sequence[str]) -> Callable[[], None]:
     return turn
 
 
-def _first_output(argv: Sequence[str]) -> Callable[[], None]:
+def _command(project: Path, argv: Sequence[str]) -> Callable[[], None]:
+    home = str(project.parent)
+    own = {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_CONFIG_HOME": f"{home}/config"}
+
     def turn() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                argv,
-                cwd=folder,
-                capture_output=True,
-                env=_environment(),
-                check=True,
-                timeout=60,
-                stdin=subprocess.DEVNULL,
-            )
-            if not done.stdout:
-                raise RuntimeError(argv)
+        subprocess.run(
+            argv,
+            cwd=project,
+            capture_output=True,
+            env={**_environment(), **own},
+            check=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
     return turn

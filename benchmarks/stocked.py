@@ -9,18 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerListing, ServerRecord
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.mcp.drafts import id_for
-from kiwi_mcp.kernel.mcp.pins import merged, offers_of
-from kiwi_mcp.kernel.remembering import Remembering
+from kiwi_mcp.kernel.mcp_definitions import merged, offers_of
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.store.definitions import Definitions, Known
+from kiwi_mcp.manifest.mcp.server_entry import id_for
+from kiwi_mcp.search.recall_log import RecallLog
+from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
 from labelled import Listed
 
 _OWNER = Caller(is_owner=True)
@@ -28,21 +27,6 @@ _GLANCE, _PATIENCE = 0.2, 3_600.0
 _AT_ONCE = 500
 """How many uses are told before they are waited for."""
 _SEEN = "2026-01-01T00:00:00+00:00"
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a server says of itself and of its tools."""
-
-    tools: tuple[JsonObject, ...]
-    server_info: JsonObject
-    protocol_version: str = "2025-06-18"
-    era: str = ""
-    instructions: str = ""
-    prompts: tuple[JsonObject, ...] = ()
-    resources: tuple[JsonObject, ...] = ()
-    templates: tuple[JsonObject, ...] = ()
-    issues: tuple[Issue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +52,7 @@ def stock(place: Place, tools: Sequence[Listed]) -> Mapping[str, str]:
     """Let the store know exactly these tools, and return what whoever gave them calls each item, by its full name."""
     store = Store(place.space.user)
     registry = store.registry()
-    definitions = Definitions(registry.database, registry.actor.name)
+    definitions = McpDefinitions(registry.database, registry.actor.name)
     space = str(place.space.user)
     named: dict[str, str] = {}
     listed = {ServerKey(space, server): group for server, group in _servers(tools)}
@@ -88,7 +72,7 @@ def holds(place: Place, count: int) -> bool:
     store = Store(place.space.user)
     try:
         registry = store.registry()
-        return sum(Definitions(registry.database, registry.actor.name).sizes().values()) == count
+        return sum(McpDefinitions(registry.database, registry.actor.name).sizes().values()) == count
     except KiwiError:
         return False
     finally:
@@ -106,7 +90,7 @@ class Desk:
 
     def use(self, tool: str, request: str) -> None:
         """Let the kernel remember that a tool was used after a request."""
-        self._remembering.note(self._items[tool], request, self._space, _OWNER, is_run=True)
+        self._recall_log.add(self._items[tool], request, self._space, _OWNER, is_run=True)
         self._uses += 1
         if self._uses >= _AT_ONCE:
             self._learn()
@@ -119,16 +103,16 @@ class Desk:
             raise RuntimeError(answer.content)
 
     @property
-    def _remembering(self) -> Remembering:
+    def _recall_log(self) -> RecallLog:
         # No server is there to be called, so that a use is told to what a call would tell it to.
-        return self._kernel._parts.remembering  # noqa: SLF001 - nothing else may say that something was used
+        return self._kernel._services.recall_log  # noqa: SLF001 - nothing else may say that something was used
 
     def _learn(self) -> None:
         """Wait until all that was used counts."""
         if self._uses:
             self._uses = 0
             self.answer("begin", 1)  # what nobody asks for is not read
-            if not self._remembering.settle(_PATIENCE):
+            if not self._recall_log.wait_until_stored(_PATIENCE):
                 raise TimeoutError("What was used is not remembered.")
 
     def ask(self, need: str, limit: int) -> list[str]:
@@ -177,15 +161,16 @@ class _Listing:
     key: ServerKey
     tools: Sequence[Listed]
 
-    def __call__(self, known: ServerRecord | None, before: Sequence[Definition]) -> Known:
+    def __call__(self, known: ServerRecord | None, before: Sequence[Definition]) -> ServerDefinitions:
         server, source = self.key.server, self.tools[0].source
-        said = Said(tuple(map(_definition, self.tools)), {"name": source, "version": "1.0.0"})
+        info: JsonObject = {"name": source, "version": "1.0.0"}
+        listing = ServerListing(info, "2025-06-18", "legacy", tools=tuple(map(_definition, self.tools)))
         issues: list[Issue] = []
-        offers = offers_of(server, said, issues)
+        offers = offers_of(server, listing, issues)
         if issues:
             raise RuntimeError(issues)
         record = known or ServerRecord(
-            self.key, f"user/user/{server}@1.0.0", path="", digest="", info=said.server_info, seen_at=_SEEN
+            self.key, f"user/user/{server}@1.0.0", path="", digest="", info=info, seen_at=_SEEN
         )
         return record, merged(before, offers, is_accepted=True, now=_SEEN)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Kernel
 from measure import Case, Measured, interleaved

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+from kiwi_mcp.domain.cards import Card, CardFeatures
 from kiwi_mcp.domain.errors import StoreDamaged
 from kiwi_mcp.domain.items import Source
-from kiwi_mcp.domain.sheet import Kept
-from kiwi_mcp.kernel.searching.cards import card_of
 from kiwi_mcp.kernel.settings import default_url
 from kiwi_mcp.search.encoder import load_encoder
-from kiwi_mcp.search.port import Card, Encoder, Floats, Keep
-from kiwi_mcp.search.sheet import digest_of, pack_vectors, passage_of, words_of
+from kiwi_mcp.search.features import digest_of, pack_vectors, passage_of, words_of
+from kiwi_mcp.search.port import Encoder, FeatureStorage, Floats
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.sheets import Sheets
+from kiwi_mcp.store.search_index.feature_cache import FeatureCache
 from stocked import Place
 
 _OFFERED: tuple[Source, ...] = ("mcp",)
@@ -98,10 +97,10 @@ class Blended:
 class Both:
     """What is kept in one place and, where it is missing there, in another; both are given what is new."""
 
-    near: Keep
-    far: Keep
+    near: FeatureStorage
+    far: FeatureStorage
 
-    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, Kept]:
+    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, CardFeatures]:
         """Return what either keeps."""
         near = self.near.read(digests)
         # What was kept without its vector may have been completed elsewhere.
@@ -111,7 +110,7 @@ class Both:
             self.near.write(far)
         return {**near, **far}
 
-    def write(self, kept: Mapping[bytes, Kept]) -> None:
+    def write(self, kept: Mapping[bytes, CardFeatures]) -> None:
         """Keep it in both."""
         self.near.write(kept)
         self.far.write(kept)
@@ -126,13 +125,13 @@ def warm_up(place: Place, *, keep: Path | None = None, encode: int | None = None
     if found is None:
         return
     encoder = Blended(Wide(found), encode) if encode else Wide(found)
-    cards = [card_of(entry) for entry in place.kernel().catalog().all(_OFFERED)]
+    cards = [*place.kernel().catalog().all(_OFFERED)]
     with closing(open_database(default_url(place.space.user))) as store:
         if keep is None:
-            _keep(cards, Sheets(store), encoder)
+            _keep(cards, FeatureCache(store), encoder)
             return
         with closing(open_kept(keep)) as file:
-            _keep(cards, Both(Sheets(store), Sheets(file)), encoder)
+            _keep(cards, Both(FeatureCache(store), FeatureCache(file)), encoder)
 
 
 def open_kept(keep: Path) -> Database:
@@ -148,7 +147,7 @@ def open_kept(keep: Path) -> Database:
         return open_database(url)
 
 
-def _keep(cards: Sequence[Card], keep: Keep, encoder: Encoder) -> None:
+def _keep(cards: Sequence[Card], keep: FeatureStorage, encoder: Encoder) -> None:
     for start in range(0, len(cards), _BATCH):
         by_digest = {digest_of(card, encoder.name): card for card in cards[start : start + _BATCH]}
         known = keep.read([*by_digest])
@@ -156,5 +155,5 @@ def _keep(cards: Sequence[Card], keep: Keep, encoder: Encoder) -> None:
         if new:
             vectors = pack_vectors(encoder.encode([*map(passage_of, new.values())]))
             sheets = zip(new.items(), vectors, strict=True)
-            keep.write({digest: Kept(words_of(card), vector) for (digest, card), vector in sheets})
+            keep.write({digest: CardFeatures(words_of(card), vector) for (digest, card), vector in sheets})
             print(f"{start + len(by_digest):,} of {len(cards):,} tools are encoded", file=sys.stderr)

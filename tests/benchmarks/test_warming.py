@@ -1,9 +1,8 @@
-"""What an earlier run kept is made anew where it is damaged, and left alone where it merely cannot be used now."""
+"""The benchmark cache: damaged files are rebuilt, and files that are only unusable now are left alone."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,23 +14,12 @@ from kiwi_mcp.store.open import open_database
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def warming() -> ModuleType:
-    """The module, which imports its neighbours by their plain names."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        spec = importlib.util.spec_from_file_location("warming", BENCHMARKS / "warming.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["warming"] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+@pytest.fixture
+def warming(benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark("warming")
 
 
-def test_a_damaged_file_is_made_anew_and_its_neighbours_stay(warming: ModuleType, tmp_path: Path) -> None:
+def test_a_damaged_file_is_rebuilt_and_its_neighbours_stay(warming: ModuleType, tmp_path: Path) -> None:
     keep, neighbour = tmp_path / "kept.db", tmp_path / "kept.db.backup"
     for path in (keep, neighbour, tmp_path / "kept.db-wal"):
         path.write_text("this is no database, and was none before " * 100)
@@ -41,7 +29,7 @@ def test_a_damaged_file_is_made_anew_and_its_neighbours_stay(warming: ModuleType
     assert neighbour.read_text().startswith("this is no database")
 
 
-def test_a_file_that_is_whole_and_cannot_be_used_now_stays(warming: ModuleType, tmp_path: Path) -> None:
+def test_an_intact_file_that_cannot_be_used_now_stays(warming: ModuleType, tmp_path: Path) -> None:
     keep = tmp_path / "kept.db"
     database = open_database(f"sqlite://{keep}")
     with database.transaction() as transaction:

@@ -1,4 +1,4 @@
-"""A space in a temporary folder, and a way to put files into it."""
+"""A space in a temporary folder, and a function that writes files into it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 
 Put = Callable[..., Path]
 

@@ -1,20 +1,20 @@
-"""The catalog: who answers to a name, and how soon a change is seen."""
+"""The catalog: name resolution, and how soon a change is seen."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.read import Head, read_head
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.catalog.item_reader import ManifestFile, read_head
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, ToolNotFound, VersionNotFound
-from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.manifest.type_specs import TypeSpecs
 
 Put = Callable[..., Path]
 Settle = Callable[[], None]
@@ -32,7 +32,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every manifest that was read while listing, by file name."""
     seen: list[str] = []
 
-    def watched(path: Path, *, base: Path, sheets: Sheets | None = None) -> Head | None:
+    def watched(path: Path, *, base: Path, sheets: TypeSpecs | None = None) -> ManifestFile | None:
         if base.name == ".ai":
             seen.append(path.name)
         return read_head(path, base=base, sheets=sheets)
@@ -41,8 +41,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("CHAIN-07")
-def test_the_project_comes_before_the_user_and_what_is_hidden_is_told(catalog: Catalog, put: Put) -> None:
+def test_a_project_item_wins_over_a_user_item_and_the_hidden_one_is_reported(catalog: Catalog, put: Put) -> None:
     put("tools/x.yaml", api("x", "1.0.0"))
     hidden = put("tools/x.yaml", api("x", "9.0.0"), user=True)
 
@@ -72,13 +73,13 @@ def test_a_built_in_link_is_never_replaced(catalog: Catalog, put: Put, name: str
         chain = catalog.resolve(tool)
         assert {link.origin.source for link in chain.links[1:]} == {"builtin"}
         if name in chain.names:
-            assert len([told for told in chain.shadowed if f"/{name}@99.0.0" in told]) == 2
+            assert len([response for response in chain.shadowed if f"/{name}@99.0.0" in response]) == 2
     assert catalog.find(name).origin.source == "builtin"
     assert catalog.is_reserved(name)
     assert not catalog.is_reserved("x")
 
 
-def test_a_range_looks_further_when_the_first_answer_does_not_fit(catalog: Catalog, put: Put) -> None:
+def test_a_range_is_searched_further_when_the_first_version_does_not_fit(catalog: Catalog, put: Put) -> None:
     put("tools/x.yaml", api("x", "1.0.0"))
     put("tools/x.yaml", api("x", "2.1.0"), user=True)
 
@@ -94,7 +95,7 @@ def test_an_identity_finds_its_item_whatever_its_version_says(catalog: Catalog, 
     assert catalog.find(catalog.find("x").identity).manifest.version == "tomorrow"
 
 
-def test_a_wrong_name_is_answered_with_near_ones(catalog: Catalog, put: Put) -> None:
+def test_an_unknown_name_is_answered_with_similar_names(catalog: Catalog, put: Put) -> None:
     put("tools/email_enricher.yaml", api("email_enricher"))
 
     with pytest.raises(ToolNotFound) as refused:
@@ -102,7 +103,7 @@ def test_a_wrong_name_is_answered_with_near_ones(catalog: Catalog, put: Put) -> 
     assert "`email_enricher`" in refused.value.suggestion
 
 
-def test_a_broken_item_does_not_give_way_to_one_it_would_hide(catalog: Catalog, put: Put) -> None:
+def test_a_broken_item_is_not_replaced_by_one_that_it_would_hide(catalog: Catalog, put: Put) -> None:
     put("tools/x.yaml", "tool_id: x\n bad: [\n")
     put("tools/x.yaml", api("x"), user=True)
 
@@ -143,7 +144,7 @@ def test_a_tool_that_is_copied_in_is_there_and_one_that_is_deleted_is_gone(
 
 def test_every_change_is_seen_by_the_next_call(catalog: Catalog, put: Put, settle: Settle) -> None:
     for round_number in range(6):
-        # Half of the rounds change files that are too young to be told apart by their times.
+        # Half of the rounds change files that are too new to be distinguished by their times.
         put("tools/x.yaml", api("x", f"1.0.{round_number}"))
         put("tools/y/main.py", f"x = {round_number}\n")
         put("tools/y/tool.yaml", "tool_id: y\ntool_type: script\nversion: 1.0.0\nexecutor: python_runtime\n")
@@ -159,7 +160,7 @@ def test_every_change_is_seen_by_the_next_call(catalog: Catalog, put: Put, settl
         assert catalog.resolve("y").tool.digest == middle
 
 
-def test_a_change_that_keeps_size_and_time_is_seen(catalog: Catalog, put: Put, settle: Settle) -> None:
+def test_a_change_that_preserves_size_and_time_is_seen(catalog: Catalog, put: Put, settle: Settle) -> None:
     path = put("tools/x.yaml", api("x", "1.0.0"))
     settle()
     assert catalog.resolve("x").tool.manifest.version == "1.0.0"
@@ -214,11 +215,11 @@ def test_an_unchanged_file_is_parsed_once_also_by_the_next_process(
     second = Catalog(space)  # as another process would begin: from what is on disk
     assert {entry.version for entry in second.all() if entry.tool_id == "t3"} == {"2.0.0"}
     assert reads[5:] == ["t3.yaml"]
-    assert [tuple(entry) for entry in second.all()] == [tuple(entry) for entry in Catalog(space).all()]
+    assert [*second.all()] == [*Catalog(space).all()]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"null\n[]", b"\xff" * 100, b"kiwi.catalog/2 0\n[[],[]]"])
-def test_a_damaged_cache_is_read_past(space: Space, put: Put, settle: Settle, damage: bytes) -> None:
+def test_a_damaged_cache_is_ignored(space: Space, put: Put, settle: Settle, damage: bytes) -> None:
     put("tools/x.yaml", api("x"))
     settle()
     Catalog(space).all()
@@ -238,35 +239,39 @@ def test_a_cache_that_cannot_be_written_does_no_harm(space: Space, put: Put) -> 
     assert Catalog(space).find("x").id == "x"
 
 
-def cost_of(catalog: Catalog, name: str) -> float:
-    """The least processor time of one warm resolve, in microseconds."""
+def calls_of(catalog: Catalog, name: str) -> int:
+    """The number of function calls that one warm resolve takes: unlike its time, it is the same on a busy machine."""
     catalog.resolve(name)
-    least = float("inf")
-    for _ in range(15):
-        start = time.process_time_ns()
-        for _ in range(20):
-            catalog.resolve(name)
-        least = min(least, (time.process_time_ns() - start) / 20_000)
-    return least
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    sys.setprofile(note)
+    try:
+        catalog.resolve(name)
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 def test_resolving_costs_the_same_among_ten_tools_and_a_thousand(space: Space, put: Put, settle: Settle) -> None:
     put("tools/x.py", '"""\ntool_id: x\ntool_type: script\nexecutor: python_runtime\nversion: 1.0.0\n"""\n')
     catalog = Catalog(space)
     settle()
-    few = cost_of(catalog, "x")
+    few = calls_of(catalog, "x")
     for number in range(1_000):
         put(f"tools/t{number}.yaml", api(f"t{number}"))
     settle()
-    many = cost_of(catalog, "x")
+    many = calls_of(catalog, "x")
 
-    assert many < 2 * few
-    assert many < 300  # microseconds, on a machine that is busy with other things
+    assert many == few
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.case("BOMB-10")
-def test_one_broken_file_among_ten_thousand_is_reported_and_a_name_is_found_at_once(
+def test_one_broken_file_among_ten_thousand_is_reported_and_other_names_are_still_found(
     space: Space, put: Put, settle: Settle
 ) -> None:
     for number in range(10_000):
@@ -278,5 +283,5 @@ def test_one_broken_file_among_ten_thousand_is_reported_and_a_name_is_found_at_o
 
     assert len([entry for entry in catalog.all() if entry.source == "project"]) == 10_001
     assert [Path(broken.path).name for broken in catalog.broken()] == ["bad.yaml"]
-    assert cost_of(catalog, "x") < 300
+    assert calls_of(catalog, "x") < 100
     assert Catalog(space).find("t9999").id == "t9999"

@@ -1,4 +1,4 @@
-"""Chains: what a tool stands on, and the errors when it does not stand."""
+"""Executor chains, and the errors of chains that do not resolve."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_executor_can_be_pinned_to_a_range_of_versions(catalog: Catalog, put:
 
 
 @pytest.mark.parametrize("executor", ["../x", "a/b", "X", "python_runtime@@", "x" * 500])
-def test_an_executor_that_can_name_nothing_is_a_missing_link(catalog: Catalog, put: Put, executor: str) -> None:
+def test_an_executor_with_an_invalid_name_is_a_missing_link(catalog: Catalog, put: Put, executor: str) -> None:
     put("tools/x.yaml", item("x", "script", executor))
 
     with pytest.raises(KiwiError) as refused:
@@ -137,7 +137,7 @@ def test_an_executor_that_can_name_nothing_is_a_missing_link(catalog: Catalog, p
     assert refused.value.code in {"executor_not_found", "invalid_manifest"}
 
 
-def test_a_type_that_a_project_describes_takes_part_in_chains_at_once(catalog: Catalog, put: Put) -> None:
+def test_a_type_that_a_project_defines_works_in_chains_at_once(catalog: Catalog, put: Put) -> None:
     put("tools/x.yaml", item("x", "notebook", "python_runtime"))
     with pytest.raises(ChainMistyped, match="no sheet describes"):
         catalog.resolve("x")

@@ -1,4 +1,4 @@
-"""Which files of a folder are items, and what a hostile folder does."""
+"""The folder source: which files are items, and hostile folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError
 
 Put = Callable[..., Path]
@@ -45,7 +45,7 @@ def names(catalog: Catalog) -> set[str]:
     return {entry.tool_id for entry in catalog.all() if entry.source != "builtin"}
 
 
-def test_the_three_placements_are_found_alike(catalog: Catalog, put: Put) -> None:
+def test_an_item_is_found_in_each_of_the_three_placements(catalog: Catalog, put: Put) -> None:
     put("tools/whole.yaml", API.format(name="whole"))
     put("tools/embedded.py", SCRIPT.format(name="embedded"))
     put("tools/mail/folder_tool/tool.yaml", API.format(name="folder_tool"))
@@ -79,7 +79,7 @@ def test_json_and_toml_files_are_items_too(catalog: Catalog, put: Put) -> None:
         "elsewhere/x.yaml",
     ],
 )
-def test_what_is_beside_the_items_is_passed_over(catalog: Catalog, put: Put, path: str) -> None:
+def test_files_that_are_not_items_are_ignored(catalog: Catalog, put: Put, path: str) -> None:
     text = "{}" if path.endswith("package.json") else API.format(name="hidden")
     put(path, text)
 
@@ -138,7 +138,7 @@ def test_a_broken_file_is_reported_and_the_others_are_found(catalog: Catalog, pu
     assert refused.value.code == "invalid_manifest"
 
 
-def test_a_mended_file_is_found_at_once(catalog: Catalog, put: Put) -> None:
+def test_a_fixed_file_is_found_at_once(catalog: Catalog, put: Put) -> None:
     put("tools/bad.yaml", "tool_id: bad\n  tool_type: [\n")
     with pytest.raises(KiwiError):
         catalog.find("bad")
@@ -151,7 +151,7 @@ def test_a_mended_file_is_found_at_once(catalog: Catalog, put: Put) -> None:
 
 @pytest.mark.case("PATH-01")
 @pytest.mark.parametrize("name", ["../x", "a/b/c", "", ".", "con", "x" * 300, "a\0b", "Upper", "ünï"])
-def test_a_name_that_no_item_may_have_is_refused_everywhere(catalog: Catalog, put: Put, name: str) -> None:
+def test_an_invalid_item_name_is_refused_everywhere(catalog: Catalog, put: Put, name: str) -> None:
     for ask in (catalog.find, catalog.resolve):
         with pytest.raises(KiwiError) as refused:
             ask(name)
@@ -163,7 +163,7 @@ def test_a_name_that_no_item_may_have_is_refused_everywhere(catalog: Catalog, pu
         assert "cannot name an item" in catalog.broken()[0].error.message
 
 
-def test_pipes_sockets_links_and_huge_files_neither_hang_nor_pass(
+def test_pipes_sockets_links_and_huge_files_neither_block_nor_become_items(
     catalog: Catalog, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = put("tools/good.yaml", API.format(name="good")).parent
@@ -213,7 +213,7 @@ def test_a_manifest_at_the_top_of_tools_asks_for_a_folder(catalog: Catalog, put:
     assert "folder of its own" in catalog.broken()[0].error.message
 
 
-def test_folders_nested_without_end_are_cut_off(catalog: Catalog, put: Put) -> None:
+def test_deeply_nested_folders_are_cut_off(catalog: Catalog, put: Put) -> None:
     put(f"tools/{'/'.join('d' for _ in range(40))}/x.yaml", API.format(name="x"))
     put("tools/near.yaml", API.format(name="near"))
 
@@ -221,9 +221,10 @@ def test_folders_nested_without_end_are_cut_off(catalog: Catalog, put: Put) -> N
     assert "deep" in catalog.broken()[0].error.message
 
 
+@pytest.mark.slow
 @given(data=st.binary(max_size=400), name=st.sampled_from(["x.yaml", "x.json", "x.toml", "x.py", "x.sh", "x.rs"]))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_file_stops_the_listing(space: Space, put: Put, data: bytes, name: str) -> None:
+def test_no_single_file_stops_the_listing(space: Space, put: Put, data: bytes, name: str) -> None:
     put("tools/good.yaml", API.format(name="good"))
     path = put(f"tools/{name}")
     path.write_bytes(b"tool_id: x\n" + data if data[:1] > b"\x80" else data)

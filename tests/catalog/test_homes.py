@@ -1,4 +1,4 @@
-"""Executors come from home: a space can shadow a tool of another, and never get below one."""
+"""Executors come from the space of the item: another space can hide a tool, but never replace its runtime."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def links(catalog: Catalog, ref: str) -> list[str]:
 
 
 @pytest.mark.case("CHAIN-07")
-def test_a_projects_runtime_never_stands_below_a_users_tool(catalog: Catalog, put: Put) -> None:
+def test_a_project_runtime_is_never_used_by_a_user_tool(catalog: Catalog, put: Put) -> None:
     put("tools/plain_runtime.yaml", runtime(command="evil", version="9.0.0"))
     put("tools/plain_runtime.yaml", runtime(), user=True)
     put_say(put, user=True)
@@ -61,7 +61,7 @@ def test_a_projects_runtime_never_stands_below_a_users_tool(catalog: Catalog, pu
     assert catalog.resolve("say").executor.manifest.version == "1.0.0"
 
 
-def test_a_users_tool_whose_runtime_only_a_project_has_lacks_a_link(catalog: Catalog, put: Put) -> None:
+def test_a_user_tool_with_a_runtime_that_only_a_project_has_lacks_a_link(catalog: Catalog, put: Put) -> None:
     put("tools/plain_runtime.yaml", runtime())
     put_say(put, user=True)
 
@@ -69,7 +69,7 @@ def test_a_users_tool_whose_runtime_only_a_project_has_lacks_a_link(catalog: Cat
         catalog.resolve("say")
 
 
-def test_a_projects_tool_stands_on_its_own_runtime_else_on_the_users(catalog: Catalog, put: Put) -> None:
+def test_a_project_tool_uses_the_project_runtime_and_else_the_user_runtime(catalog: Catalog, put: Put) -> None:
     put("tools/plain_runtime.yaml", runtime(), user=True)
     put_say(put, user=False)
     assert links(catalog, "say") == ["project", "user", "builtin"]
@@ -78,8 +78,9 @@ def test_a_projects_tool_stands_on_its_own_runtime_else_on_the_users(catalog: Ca
     assert links(catalog, "say") == ["project", "project", "builtin"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-04")
-def test_a_copied_tool_takes_its_executors_along_and_runs_in_another_project(
+def test_a_copied_tool_brings_its_executors_and_runs_in_another_project(
     put: Put, project: Path, tmp_path: Path
 ) -> None:
     put("tools/plain_runtime.yaml", runtime())
@@ -96,13 +97,11 @@ def test_a_copied_tool_takes_its_executors_along_and_runs_in_another_project(
 
 @pytest.mark.case("CHAIN-05")
 @pytest.mark.parametrize("kind", ["script", "runtime"])
-def test_a_project_with_sheets_of_its_own_cannot_free_a_built_in_name(
-    kind: str, catalog: Catalog, put: Put, project: Path
-) -> None:
+def test_a_project_type_spec_cannot_free_a_built_in_name(kind: str, catalog: Catalog, put: Put, project: Path) -> None:
     put(f"types/{kind}.yaml", SHEET.format(type=kind, below="primitive"))
     put("tools/python_runtime.yaml", runtime("python_runtime", command="evil"))
 
-    assert catalog.sheets.issues == ()
+    assert [issue.place for issue in catalog.sheets.issues] == [f"{kind}.yaml.type"]
     assert catalog.find("python_runtime").origin.source == "builtin"
     assert catalog.is_reserved("python_runtime")
     refused = answer(project, "execute", action="create", item_id="bash_runtime", parameters={"tool_type": "runtime"})
@@ -110,7 +109,7 @@ def test_a_project_with_sheets_of_its_own_cannot_free_a_built_in_name(
 
 
 @pytest.mark.case("CHAIN-07")
-def test_only_what_differs_is_hidden_and_only_from_who_asks_by_the_short_name(
+def test_only_different_content_is_hidden_and_only_for_the_short_name(
     catalog: Catalog, put: Put, settle: Callable[[], None]
 ) -> None:
     put_say(put, user=False, executor="bash_runtime")
@@ -124,6 +123,7 @@ def test_only_what_differs_is_hidden_and_only_from_who_asks_by_the_short_name(
     assert catalog.resolve("project/local/say").shadowed == ()
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_neither_a_run_nor_doctor_warns_of_equal_copies(put: Put, project: Path) -> None:
     put_say(put, user=False, executor="bash_runtime")
     put_say(put, user=True, executor="bash_runtime")

@@ -1,17 +1,17 @@
-"""What MCP servers offered, as items of the catalog, while every server is stopped."""
+"""Tools of MCP servers as items of the catalog, while every server is stopped."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import (
     DefinitionChanged,
     DefinitionNew,
@@ -23,8 +23,8 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.items import Source
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.mcp import Definition, OfferKind, ServerKey, ServerRecord, State, id_of, variables_of, version_of
-from kiwi_mcp.domain.paths import is_tool_id
-from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.open import open_database
 
 SERVER = """\
@@ -56,19 +56,19 @@ def definition(name: str, state: State = "accepted", kind: OfferKind = "tool", *
 
 
 @pytest.fixture
-def store(space: Space) -> Iterator[Definitions]:
+def store(space: Space) -> Iterator[McpDefinitions]:
     database = open_database(f"sqlite://{space.cache}/store.db")
-    yield Definitions(database, "ann")
+    yield McpDefinitions(database, "ann")
     database.close()
 
 
 @pytest.fixture
-def catalog(space: Space, store: Definitions) -> Catalog:
+def catalog(space: Space, store: McpDefinitions) -> Catalog:
     return Catalog(space, definitions=lambda: store)
 
 
 @pytest.fixture
-def offer(space: Space, store: Definitions, put: Callable[..., object]) -> Offer:
+def offer(space: Space, store: McpDefinitions, put: Callable[..., object]) -> Offer:
     """Let a server of the project, or of the user, have offered something."""
 
     def offer(name: str, *offered: Definition, user: bool = False, version: str = "2.0.0", fault: str = "") -> None:
@@ -84,7 +84,7 @@ def offer(space: Space, store: Definitions, put: Callable[..., object]) -> Offer
 
 
 @pytest.mark.req("K-MC-03")
-def test_what_a_stopped_server_offered_is_found_and_stands_on_it(catalog: Catalog, offer: Offer) -> None:
+def test_tools_of_a_stopped_server_are_found_with_their_server(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("readFile", description="Read a file"))
     (entry,) = catalog.all(MCP)
     assert entry.identity == "mcp/files/read_file@2.0.0"
@@ -97,7 +97,7 @@ def test_what_a_stopped_server_offered_is_found_and_stands_on_it(catalog: Catalo
 
 @pytest.mark.req("E6")
 @pytest.mark.case("MCP-08")
-def test_two_servers_with_a_tool_of_one_name_are_told_apart(catalog: Catalog, offer: Offer) -> None:
+def test_two_servers_with_tools_of_the_same_name_are_distinguished(catalog: Catalog, offer: Offer) -> None:
     offer("web", definition("search", description="the web"))
     offer("mail", definition("search", description="mail"))
     assert catalog.find("mcp/web/search").manifest.description == "the web"
@@ -109,7 +109,7 @@ def test_two_servers_with_a_tool_of_one_name_are_told_apart(catalog: Catalog, of
 
 
 @pytest.mark.case("MCP-08")
-def test_a_short_name_that_two_servers_offer_runs_with_a_warning_where_it_changes_nothing(
+def test_a_short_name_that_two_servers_offer_runs_with_a_warning_if_it_only_reads(
     catalog: Catalog, offer: Offer
 ) -> None:
     offer("web", definition("search", annotations={"readOnlyHint": True}))
@@ -119,16 +119,14 @@ def test_a_short_name_that_two_servers_offer_runs_with_a_warning_where_it_change
     assert catalog.resolve("mail/search").shadowed == ()
 
 
-def test_what_the_owner_has_not_accepted_stands_behind_and_is_not_warned_of(catalog: Catalog, offer: Offer) -> None:
+def test_tools_that_the_owner_has_not_accepted_come_last_and_cause_no_warning(catalog: Catalog, offer: Offer) -> None:
     offer("mail", definition("search", "new"))
     offer("web", definition("search"))
     assert catalog.resolve("search").tool.identity == "mcp/web/search@2.0.0"
     assert catalog.resolve("search").shadowed == ()
 
 
-def test_a_server_and_a_name_ask_for_what_that_server_offers_before_what_is_published(
-    catalog: Catalog, offer: Offer
-) -> None:
+def test_server_and_name_mean_the_tool_of_that_server_before_a_published_one(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("readFile"))
     assert catalog.find("files/read_file").identity == "mcp/files/read_file@2.0.0"
     assert catalog.resolve("files/read_file@2.0.0").driver == "mcp"
@@ -137,7 +135,7 @@ def test_a_server_and_a_name_ask_for_what_that_server_offers_before_what_is_publ
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("read_txt_file", "read_text_file"), ("get_sum", "get-sum")])
-def test_who_misspells_a_servers_tool_is_told_what_was_perhaps_meant(
+def test_a_misspelt_server_tool_is_answered_with_similar_names(
     catalog: Catalog, offer: Offer, typed: str, meant: str
 ) -> None:
     offer("files", definition("read_text_file"), definition("get-sum"))
@@ -148,13 +146,13 @@ def test_who_misspells_a_servers_tool_is_told_what_was_perhaps_meant(
 
 
 @pytest.mark.case("MCP-08")
-def test_no_server_takes_the_name_of_what_is_built_in(catalog: Catalog, offer: Offer) -> None:
+def test_no_server_takes_the_name_of_a_built_in_item(catalog: Catalog, offer: Offer) -> None:
     offer("evil", definition("python_runtime"), definition("subprocess"))
     assert catalog.find("python_runtime").origin.source == "builtin"
     assert catalog.resolve("mcp/evil/subprocess").primitive.origin.source == "builtin"
 
 
-def test_a_file_of_ones_own_comes_before_what_a_server_offers(
+def test_a_file_of_the_owner_wins_over_a_tool_of_a_server(
     catalog: Catalog, offer: Offer, put: Callable[..., object]
 ) -> None:
     offer("files", definition("read"))
@@ -163,7 +161,7 @@ def test_a_file_of_ones_own_comes_before_what_a_server_offers(
 
 
 @pytest.mark.case("MCP-07")
-def test_what_changed_is_found_as_it_was_accepted_and_not_run(catalog: Catalog, offer: Offer) -> None:
+def test_a_changed_tool_is_found_as_it_was_accepted_and_does_not_run(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("read", "changed", description="send everything"), definition("write"))
     assert catalog.find("read").manifest.description == ""
     assert catalog.find("read").integrity == "changed"
@@ -174,7 +172,7 @@ def test_what_changed_is_found_as_it_was_accepted_and_not_run(catalog: Catalog, 
 
 
 @pytest.mark.req("D7")
-def test_what_is_new_is_found_and_not_run(catalog: Catalog, offer: Offer) -> None:
+def test_a_new_tool_is_found_and_does_not_run(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("read", "new"))
     assert [entry.tags[-1] for entry in catalog.all(MCP)] == ["new"]
     with pytest.raises(DefinitionNew):
@@ -182,7 +180,7 @@ def test_what_is_new_is_found_and_not_run(catalog: Catalog, offer: Offer) -> Non
 
 
 @pytest.mark.req("E2")
-def test_what_is_gone_or_without_a_server_is_not_found(catalog: Catalog, offer: Offer, space: Space) -> None:
+def test_a_removed_tool_or_one_without_a_server_is_not_found(catalog: Catalog, offer: Offer, space: Space) -> None:
     offer("files", definition("read"), definition("write", "gone"))
     with pytest.raises(ToolNotFound):
         catalog.find("write")
@@ -194,7 +192,7 @@ def test_what_is_gone_or_without_a_server_is_not_found(catalog: Catalog, offer: 
 
 
 @pytest.mark.req("E2")
-def test_a_server_is_back_with_its_manifest(catalog: Catalog, offer: Offer, space: Space) -> None:
+def test_the_tools_return_with_the_manifest_of_their_server(catalog: Catalog, offer: Offer, space: Space) -> None:
     offer("files", definition("read"))
     offer("mail", definition("send"), user=True)
     manifest = space.project_ai / "tools/mcp/files.yaml"
@@ -213,10 +211,10 @@ def test_the_projects_server_hides_the_users_of_the_same_name(catalog: Catalog, 
     assert catalog.resolve("read").executor.origin.source == "project"
 
 
-def test_a_change_by_another_process_is_noticed(space: Space, store: Definitions, offer: Offer) -> None:
+def test_a_change_by_another_process_is_seen(space: Space, store: McpDefinitions, offer: Offer) -> None:
     other = open_database(store.database.url)
     try:
-        catalog = Catalog(space, definitions=lambda: Definitions(other, "ann"))
+        catalog = Catalog(space, definitions=lambda: McpDefinitions(other, "ann"))
         assert not catalog.all(MCP)
         offer("files", definition("read"))
         assert [entry.tool_id for entry in catalog.all(MCP)] == ["read"]
@@ -224,8 +222,8 @@ def test_a_change_by_another_process_is_noticed(space: Space, store: Definitions
         other.close()
 
 
-def test_a_store_that_is_down_takes_only_its_own_items_away(space: Space, put: Callable[..., object]) -> None:
-    def down() -> Definitions:
+def test_an_unavailable_store_hides_only_its_own_items(space: Space, put: Callable[..., object]) -> None:
+    def down() -> McpDefinitions:
         raise StoreUnavailable("down", suggestion="wait")
 
     put("tools/files.yaml", SERVER.format(name="files"))
@@ -241,7 +239,7 @@ def test_a_server_that_is_down_keeps_its_items_with_a_note(catalog: Catalog, off
 
 
 @pytest.mark.req("K-MC-04")
-def test_a_manifest_that_the_server_has_left_behind_is_flagged(
+def test_a_manifest_of_a_tool_that_the_server_no_longer_offers_is_flagged(
     catalog: Catalog, offer: Offer, put: Callable[..., object]
 ) -> None:
     put("tools/narrow.yaml", WRITTEN.format(name="narrow", asks="readFile"))
@@ -278,13 +276,14 @@ def test_prompts_resources_and_templates_have_parameters_of_their_own(catalog: C
     ("called", "expected"),
     [("readFile", "read_file"), ("get-it", "get-it"), ("a.b/c d", "a_b_c_d"), ("日本", "tool"), ("con", "tool_con")],
 )
-def test_a_servers_own_spelling_becomes_a_name(called: str, expected: str) -> None:
+def test_a_name_that_a_server_spells_differently_becomes_a_valid_name(called: str, expected: str) -> None:
     assert id_of("tool", {"name": called}, ()) == expected
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(min_size=1, max_size=200), max_size=8))
 @settings(max_examples=60, deadline=None)
-def test_names_are_always_sound_and_never_taken_twice(called: list[str]) -> None:
+def test_names_are_always_valid_and_unique(called: list[str]) -> None:
     taken: set[str] = set()
     for name in called:
         made = id_of("tool", {"name": name}, taken)
@@ -293,23 +292,23 @@ def test_names_are_always_sound_and_never_taken_twice(called: list[str]) -> None
         taken.add(made)
 
 
-def test_a_version_is_the_servers_own_where_it_is_semantic() -> None:
+def test_the_version_is_that_of_the_server_if_it_is_semantic() -> None:
     reported = ["1.2.3", "v1.2.3", "1.0.0+build", "2024-11-05", ""]
     assert [version_of({"version": one}) for one in reported] == ["1.2.3", "1.2.3", "1.0.0", "0.0.0", "0.0.0"]
 
 
-def test_templates_of_other_forms_are_known_as_such() -> None:
+def test_unsupported_uri_templates_are_recognised() -> None:
     assert variables_of("a://{x}/{+y}/{x}") == ("x", "y")
     assert variables_of("a://x{?q,r}") is None
 
 
-def test_errors_of_servers_are_told_with_what_to_type(catalog: Catalog, offer: Offer) -> None:
+def test_errors_of_servers_contain_the_command_to_type(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("read", "new"))
     with pytest.raises(KiwiError) as refused:
         catalog.resolve("read")
     assert "`kiwi mcp accept files read`" in refused.value.suggestion
 
 
-def test_one_definition_that_cannot_be_read_hides_no_other(catalog: Catalog, offer: Offer) -> None:
+def test_one_unreadable_definition_hides_no_other(catalog: Catalog, offer: Offer) -> None:
     offer("files", definition("good"), replace(definition("odd"), seen_at="no time"))
     assert [entry.tool_id for entry in catalog.all(MCP)] == ["good"]

@@ -1,4 +1,4 @@
-"""What is read of an item: its files, its digest, its signature. Nothing of it runs."""
+"""The item reader: files, digest and signature. No code of an item runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.read import load_bytes, read_tool
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError, TooLarge
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.manifest.signature import line, sidecar, sign
+from kiwi_mcp.manifest.signatures import line, sidecar, sign
 
 Put = Callable[..., Path]
 WHEN = "2026-01-02T03:04:05Z"
@@ -75,13 +75,13 @@ def test_a_single_file_is_its_own_entrypoint_and_among_its_files(space: Space, p
     assert load_bytes(tool, file) == path.read_bytes()
 
 
-def test_signing_leaves_the_digest_as_it_is_and_a_changed_byte_shows(space: Space, folder_tool: Path) -> None:
+def test_signing_does_not_change_the_digest_and_a_changed_byte_does(space: Space, folder_tool: Path) -> None:
     unsigned = read(space, folder_tool)
     assert unsigned.integrity == "unsigned"
 
     folder_tool.write_text(sign(folder_tool.read_text(), ".yaml", timestamp=WHEN, digest=unsigned.digest))
     signed = read(space, folder_tool)
-    assert (signed.integrity, signed.digest) == ("signed", unsigned.digest)
+    assert (signed.integrity, signed.digest) == ("hashed", unsigned.digest)
 
     (folder_tool.parent / "lib" / "inner.py").write_text("def f(): return 666\n")
     assert read(space, folder_tool).integrity == "modified"
@@ -90,13 +90,13 @@ def test_signing_leaves_the_digest_as_it_is_and_a_changed_byte_shows(space: Spac
 def test_a_json_item_is_signed_by_the_file_beside_it(space: Space, put: Put) -> None:
     path = put("tools/a.json", '{"tool_id": "a", "tool_type": "knowledge", "version": "1.0.0"}')
     put(f"tools/{sidecar('a.json')}", line(WHEN, read(space, path).digest) + "\n")
-    assert read(space, path).integrity == "signed"
+    assert read(space, path).integrity == "hashed"
 
     path.write_text(path.read_text().replace("1.0.0", "1.0.1"))
     assert read(space, path).integrity == "modified"
 
 
-def test_an_old_signature_that_fits_is_valid_by_its_generation(space: Space, put: Put) -> None:
+def test_a_matching_legacy_signature_is_valid(space: Space, put: Put) -> None:
     body = 'import json\n\n__version__ = "1.0.0"\n__tool_type__ = "python"\n__executor_id__ = "python_runtime"\n'
     old = sha256(body.encode()).hexdigest()[:12]
     path = put("scripts/old.py", f"# kiwi-mcp:validated:{WHEN}:{old}\n{body}")
@@ -107,7 +107,7 @@ def test_an_old_signature_that_fits_is_valid_by_its_generation(space: Space, put
     assert read(space, path).integrity == "modified"
 
 
-def test_shared_code_that_is_asked_for_belongs_to_the_item(space: Space, put: Put) -> None:
+def test_imported_shared_code_belongs_to_the_item(space: Space, put: Put) -> None:
     put("tools/lib/http_words.py", "HELLO = 1\n")
     text = FOLDER.format(name="x") + "  lib_imports: [http_words, absent]\n"
     path = put("tools/deep/x/tool.yaml", text)
@@ -126,7 +126,7 @@ def test_shared_code_that_is_asked_for_belongs_to_the_item(space: Space, put: Pu
 
 
 @pytest.mark.case("CHAIN-06")
-def test_bytes_that_changed_after_reading_are_never_handed_out(space: Space, folder_tool: Path) -> None:
+def test_bytes_that_changed_after_reading_are_never_returned(space: Space, folder_tool: Path) -> None:
     tool = read(space, folder_tool)
     main = next(file for file in tool.files if file.path == "main.py")
     assert load_bytes(tool, main)
@@ -148,7 +148,7 @@ def test_bytes_that_changed_after_reading_are_never_handed_out(space: Space, fol
 
 
 @pytest.mark.case("PATH-04")
-def test_a_link_is_no_file_of_an_item(space: Space, put: Put, tmp_path: Path) -> None:
+def test_a_symlink_is_not_a_file_of_an_item(space: Space, put: Put, tmp_path: Path) -> None:
     secret = tmp_path / "secret.py"
     secret.write_text("KEY = 1\n")
     path = put("tools/x/tool.yaml", FOLDER.format(name="x"))
@@ -178,7 +178,7 @@ def test_too_many_files_and_too_many_bytes_are_refused(space: Space, put: Put) -
 
 @pytest.mark.req("K-TY-04")
 @pytest.mark.case("BOMB-12")
-def test_nothing_of_an_item_runs_when_it_is_listed_found_loaded_signed_or_resolved(
+def test_listing_finding_loading_signing_and_resolving_an_item_run_no_code_of_it(
     catalog: Catalog, space: Space, put: Put, tmp_path: Path
 ) -> None:
     canary = tmp_path / "canary"

@@ -1,4 +1,4 @@
-"""The registry as a source: which version answers to a name, what it stands on, and copies that cannot be trusted."""
+"""The registry as a source: which version answers to a name, what it depends on, and copies that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import NamespaceDenied
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
-from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName
-from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.domain.registry import Actor, Pin, ReleaseFile, VersionName
+from kiwi_mcp.manifest.signatures import statement_of
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 ANN = Actor("ann", ("acme", "public"))
 
@@ -30,7 +31,7 @@ def ann(a_machine: MakeMachine) -> Machine:
     return a_machine("ann", namespaces=["acme", "public"])
 
 
-def a_release(name: str, text: str, *, pin: Pin | None = None, code: str = "echo hi\n") -> Release:
+def a_release(name: str, text: str, *, pin: Pin | None = None, code: str = "echo hi\n") -> CheckedRelease:
     """A version of a folder with a manifest and one file."""
     namespace, _, rest = name.partition("/")
     tool_id, _, version = rest.partition("@")
@@ -43,7 +44,7 @@ def a_release(name: str, text: str, *, pin: Pin | None = None, code: str = "echo
         manifest_body=head.encode(),
         files=[ToolFile(main.path, main.sha256, len(main.data), main.is_executable)],
     )
-    release = Release(
+    release = CheckedRelease(
         VersionName(namespace, tool_id, version),
         f"tools/{tool_id}/tool.yaml",
         statement,
@@ -54,7 +55,7 @@ def a_release(name: str, text: str, *, pin: Pin | None = None, code: str = "echo
     return check_release(release)
 
 
-def put_in(machine: Machine, *releases: Release) -> None:
+def put_in(machine: Machine, *releases: CheckedRelease) -> None:
     """Write versions into a machine's store, as a sync from elsewhere does."""
     machine.do("list")
     database = open_database(f"sqlite://{machine.user}/state/registry.db")
@@ -64,8 +65,9 @@ def put_in(machine: Machine, *releases: Release) -> None:
         database.close()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-04")
-def test_a_chain_on_another_built_in_than_it_was_published_on_warns_and_frozen_refuses(ann: Machine) -> None:
+def test_a_chain_on_a_different_built_in_version_warns_and_frozen_refuses_it(ann: Machine) -> None:
     old = Pin("bash_runtime", VersionName("kiwi", "bash_runtime", "0.9.0"), "sha256:" + "0" * 64)
     text = "tool_type: script\nexecutor: bash_runtime\nconfig: {entrypoint: main.sh}\n"
     put_in(ann, a_release("acme/greet@1.0.0", text, pin=old))
@@ -84,7 +86,7 @@ def test_a_chain_on_another_built_in_than_it_was_published_on_warns_and_frozen_r
     assert ann.do("run", "wave", frozen=True)["result"] == "hi"
 
 
-def test_nobody_publishes_as_kiwi(ann: Machine) -> None:
+def test_no_user_publishes_as_kiwi(ann: Machine) -> None:
     text = "tool_type: runtime\nexecutor: subprocess\nconfig: {command: bash}\n"
     digest = ann.ask("load", item_id="subprocess").content["digest"]
     pin = Pin("subprocess", VersionName("kiwi", "subprocess", "1.0.0"), f"sha256:{digest}")
@@ -94,6 +96,7 @@ def test_nobody_publishes_as_kiwi(ann: Machine) -> None:
     assert ann.ask("load", item_id="python_runtime").content["identity"] == "builtin/kiwi/python_runtime@1.0.0"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-03")
 def test_no_published_version_replaces_a_built_in_link(ann: Machine) -> None:
     ann.put(
@@ -108,7 +111,8 @@ def test_no_published_version_replaces_a_built_in_link(ann: Machine) -> None:
     assert ann.do("run", "greet")["result"] == "hi"
 
 
-def test_a_folder_hides_what_is_published_and_says_so_once(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_folder_item_hides_a_published_one_and_reports_it_once(ann: Machine) -> None:
     ann.publish("greet", says="published")
     ann.publish("greet", "1.1.0", says="published")
     ann.script("greet", "2.0.0", says="project")
@@ -126,7 +130,8 @@ def test_a_folder_hides_what_is_published_and_says_so_once(ann: Machine) -> None
     assert "warnings" not in ann.do("run", "greet"), "an equal copy hides nothing"
 
 
-def test_own_namespaces_answer_in_their_order(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_namespaces_of_the_owner_are_searched_in_order(ann: Machine) -> None:
     ann.publish("greet", "5.0.0", says="public", namespace="public")
     assert ann.do("run", "greet")["result"] == "public"
     ann.publish("greet", "1.0.0", says="acme", namespace="acme")
@@ -136,7 +141,8 @@ def test_own_namespaces_answer_in_their_order(ann: Machine) -> None:
     assert ann.do("run", "greet@^5")["result"] == "public"
 
 
-def test_what_is_published_never_stands_on_a_folder_of_the_project(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_published_item_never_uses_a_folder_item_of_the_project(ann: Machine) -> None:
     runtime = (
         'tool_id: my_runtime\ntool_type: runtime\nversion: "{0}"\nexecutor: subprocess\ndescription: Runs Bash\n'
         'config: {{command: bash, args: ["{{tool.files}}/{{tool.entrypoint}}", "{0}"], result_from: stdout}}\n'
@@ -150,8 +156,9 @@ def test_what_is_published_never_stands_on_a_folder_of_the_project(ann: Machine)
     assert ann.do("run", "greet")["result"] == "on 1.0.0"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E1")
-def test_answers_are_the_same_after_the_cache_was_deleted(ann: Machine) -> None:
+def test_answers_are_the_same_after_the_cache_is_deleted(ann: Machine) -> None:
     ann.settle(remember=False)  # what was read after a search would stand higher in the next
     ann.publish("greet", says="one")
     ann.publish("wave", says="two", visibility="unlisted")
@@ -169,8 +176,9 @@ def test_answers_are_the_same_after_the_cache_was_deleted(ann: Machine) -> None:
     assert ann.do("run", "greet")["result"] == "one"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E1")
-def test_a_cache_that_cannot_be_written_is_told_and_folders_go_on(ann: Machine) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_and_folder_items_still_work(ann: Machine) -> None:
     ann.publish("greet")
     ann.script("local")
     shutil.rmtree(ann.cache, ignore_errors=True)
@@ -182,9 +190,10 @@ def test_a_cache_that_cannot_be_written_is_told_and_folders_go_on(ann: Machine) 
     assert ann.names("greet", "registry") == ["greet"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-01")
 @pytest.mark.parametrize("name", ["main.sh", "tool.yaml", "extra.txt"])
-def test_a_copy_that_was_changed_is_made_anew(ann: Machine, name: str) -> None:
+def test_a_changed_copy_is_rebuilt(ann: Machine, name: str) -> None:
     ann.publish("greet")
     assert ann.do("run", "greet")["result"] == "hi"
     (folder,) = {path.parent for path in ann.cache.glob("registry/*/tools/greet/main.sh")}
@@ -196,7 +205,8 @@ def test_a_copy_that_was_changed_is_made_anew(ann: Machine, name: str) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
 
 
-def test_a_copy_that_is_half_there_is_made_anew(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_incomplete_copy_is_rebuilt(ann: Machine) -> None:
     ann.publish("greet")
     ann.do("run", "greet")
     (main,) = ann.cache.glob("registry/*/tools/greet/main.sh")
@@ -207,7 +217,7 @@ def test_a_copy_that_is_half_there_is_made_anew(ann: Machine) -> None:
 
 
 @pytest.mark.parametrize("is_bad", [False, True])
-def test_copies_made_at_the_same_time_are_one_whole_copy(space: Space, tmp_path: Path, *, is_bad: bool) -> None:
+def test_concurrent_copies_produce_one_whole_copy(space: Space, tmp_path: Path, *, is_bad: bool) -> None:
     database = open_database(f"sqlite://{tmp_path}/a.db")
     base = a_release("acme/base@1.0.0", "tool_type: primitive\n")
     Registry(database, ANN).publish([base])
@@ -236,6 +246,7 @@ def test_copies_made_at_the_same_time_are_one_whole_copy(space: Space, tmp_path:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-04")
 def test_a_published_item_is_copied_with_the_executors_it_was_published_on(ann: Machine) -> None:
     runtime = (
@@ -255,7 +266,8 @@ def test_a_published_item_is_copied_with_the_executors_it_was_published_on(ann: 
     assert "already" in str(again["message"])
 
 
-def test_search_and_load_look_where_they_are_told_to(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_search_and_load_use_the_source_that_was_requested(ann: Machine) -> None:
     ann.publish("published")
     ann.script("local")
     found = {source: set(ann.names("says a word called", source)) for source in ("local", "project", "registry", "all")}
@@ -270,7 +282,8 @@ def test_search_and_load_look_where_they_are_told_to(ann: Machine) -> None:
     assert as_object(hit)["source"] == "registry"
 
 
-def test_calls_at_the_same_time_as_publishing_are_all_answered(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_calls_during_a_publish_are_all_answered(ann: Machine) -> None:
     ann.publish("greet")
     for number in range(8):
         ann.script(f"tool_{number}")
@@ -287,4 +300,4 @@ def test_calls_at_the_same_time_as_publishing_are_all_answered(ann: Machine) -> 
             await ann.kernel.aclose()
         return [answer.content for answer in answers]
 
-    assert [told.get("error") for told in asyncio.run(story())] == [None] * 24
+    assert [response.get("error") for response in asyncio.run(story())] == [None] * 24

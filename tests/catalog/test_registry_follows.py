@@ -1,4 +1,4 @@
-"""The registry as a source that follows the log: what changed is listed again, and nothing else."""
+"""The registry source follows the log: only changed items are listed again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 from tests.plugins.machines import Machine, MakeMachine
+from tests.plugins.registries import set_visibility
 
-from kiwi_mcp.catalog.entry import Entry
-from kiwi_mcp.catalog.registry import RegistrySource
+from kiwi_mcp.catalog.registry_source import RegistrySource
+from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.registry import Actor
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
 
 
 @pytest.fixture
@@ -36,15 +37,16 @@ class Followed:
     """A source as one actor sees it."""
 
     def __init__(self, database: Database, cache: Path, *namespaces: str) -> None:
-        registry = Registry(database, Actor("somebody", namespaces))
+        registry = Registry(database, Actor("ben", namespaces))
         self._source = RegistrySource(lambda: registry, cache)
 
-    def now(self) -> dict[str, Entry]:
-        self._source.sync(load_sheets())
+    def now(self) -> dict[str, Card]:
+        self._source.sync(load_type_specs())
         return {entry.tool_id: entry for entry in self._source.entries() if entry.namespace == "acme"}
 
 
-def test_only_what_changed_is_read_again(ann: Machine, database: Database, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_only_changed_entries_are_read_again(ann: Machine, database: Database, tmp_path: Path) -> None:
     followed = Followed(database, tmp_path / "cache", "acme")
     before = followed.now()
     ann.publish("two", "1.1.0")
@@ -57,15 +59,16 @@ def test_only_what_changed_is_read_again(ann: Machine, database: Database, tmp_p
     assert after["three"] is before["three"]
 
 
-def test_what_is_hidden_or_yanked_is_listed_no_more(ann: Machine, database: Database, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_hidden_and_yanked_versions_are_not_listed(ann: Machine, database: Database, tmp_path: Path) -> None:
     member, stranger = (Followed(database, tmp_path / "cache", name) for name in ("acme", "public"))
     assert {*member.now()} == {*stranger.now()} == {"one", "two", "three"}
 
     owner = Registry(database, Actor("ann", ("acme",)))
-    owner.set_visibility("acme", "one", "private")
+    set_visibility(owner, "acme", "one", "private")
     ann.do("yank", "registry/acme/two@1.0.0", {"reason": "wrong"})
     assert {*member.now()} == {"one", "three"}
     assert {*stranger.now()} == {"three"}
 
-    owner.set_visibility("acme", "one", "public")
+    set_visibility(owner, "acme", "one", "public")
     assert {*stranger.now()} == {"one", "three"}

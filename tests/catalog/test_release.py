@@ -1,21 +1,22 @@
-"""Releases: an item of any shape is made ready to be published, and one from outside has to be what it says."""
+"""Releases: built from an item of any placement, and verified when they come from outside."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.read import load_bytes
-from kiwi_mcp.catalog.registry import lay_out
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.registry_source import lay_out
 from kiwi_mcp.catalog.release import check_release, release_of
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, VersionName
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 Put = Callable[..., Path]
 
@@ -77,13 +78,13 @@ def make(put: Put, catalog: Catalog) -> Callable[[str], Release]:
 
 @pytest.mark.req("K-RG-03")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_item_of_any_shape_is_what_its_release_says_and_is_laid_out_as_it_was(
+def test_an_item_of_any_placement_matches_its_release_and_is_restored_from_it(
     make: Callable[[str], Release], shape: str, tmp_path: Path
 ) -> None:
     release = make(shape)
     bare = replace(release, manifest={})
 
-    assert check_release(bare) == release
+    assert check_release(bare) == CheckedRelease.of(release)
     lay_out(release, tmp_path / "out")
     found = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     laid = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in found}
@@ -92,7 +93,7 @@ def test_an_item_of_any_shape_is_what_its_release_says_and_is_laid_out_as_it_was
 
 @pytest.mark.case("PATH-09", "SIG-01")
 @pytest.mark.parametrize("shape", ["folder", "code", "single"])
-def test_a_release_that_says_other_than_its_files_is_refused(make: Callable[[str], Release], shape: str) -> None:
+def test_a_release_that_contradicts_its_files_is_refused(make: Callable[[str], Release], shape: str) -> None:
     release = make(shape)
     first, *others = release.files
     pin = release.executor
@@ -118,7 +119,7 @@ def test_a_release_that_says_other_than_its_files_is_refused(make: Callable[[str
 
 
 @pytest.mark.case("SIG-06")
-def test_files_swapped_added_or_made_executable_are_seen(make: Callable[[str], Release]) -> None:
+def test_swapped_added_and_newly_executable_files_are_detected(make: Callable[[str], Release]) -> None:
     release = make("folder")
     by_path = {file.path: file for file in release.files}
     main, data = by_path["main.py"], by_path["deep/data.txt"]
@@ -136,7 +137,7 @@ def test_files_swapped_added_or_made_executable_are_seen(make: Callable[[str], R
 @pytest.mark.case("SIG-01")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_other_byte_goes_unseen(make: Callable[[str], Release], data: st.DataObject) -> None:
+def test_any_other_changed_byte_is_detected(make: Callable[[str], Release], data: st.DataObject) -> None:
     release = make("folder")
     place = data.draw(st.integers(0, len(release.files) - 1))
     file = release.files[place]
@@ -149,7 +150,7 @@ def test_no_other_byte_goes_unseen(make: Callable[[str], Release], data: st.Data
         check_release(replace(release, files=files))
 
 
-def test_a_signature_line_is_kept_and_does_not_count(make: Callable[[str], Release]) -> None:
+def test_a_signature_line_is_preserved_and_not_part_of_the_digest(make: Callable[[str], Release]) -> None:
     release = make("single")
     (file,) = release.files
     line = b"# kiwi-mcp:validated:2026-01-01T00:00:00Z:" + b"0" * 64 + b"\r\n"
@@ -159,7 +160,7 @@ def test_a_signature_line_is_kept_and_does_not_count(make: Callable[[str], Relea
     assert check_release(signed).digest == release.digest
 
 
-def test_a_manifest_alone_is_not_executable_and_a_program_is(
+def test_a_manifest_file_is_not_executable_and_a_program_is(
     make: Callable[[str], Release], put: Put, catalog: Catalog
 ) -> None:
     make("folder")

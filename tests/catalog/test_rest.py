@@ -1,4 +1,4 @@
-"""A source at rest: not looked through at every call, and yet nothing that a call uses is ever old."""
+"""A folder source that is not scanned at every call still returns current items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.source import FolderSource
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import ToolNotFound
 
 
@@ -35,7 +35,7 @@ def catalog(tmp_path: Path, base: Path) -> Catalog:
     return catalog
 
 
-def test_a_name_that_is_missed_ends_the_rest(catalog: Catalog, base: Path) -> None:
+def test_a_new_file_is_found_by_the_next_call(catalog: Catalog, base: Path) -> None:
     write(base, "added")
     assert catalog.find("added").id == "added"
 
@@ -46,7 +46,7 @@ def test_a_changed_file_is_seen_by_the_next_call(catalog: Catalog, base: Path) -
     assert catalog.find("known").digest != before
 
 
-def test_a_removed_file_is_missed_by_the_next_call(catalog: Catalog, base: Path) -> None:
+def test_a_removed_file_is_not_found_by_the_next_call(catalog: Catalog, base: Path) -> None:
     (base / "knowledge" / "known.md").unlink()
     with pytest.raises(ToolNotFound):
         catalog.find("known")

@@ -1,4 +1,4 @@
-"""What every registry holds from the first day, with hashes that can be recomputed from what ships with Kiwi."""
+"""The built-in items of every registry, with hashes that can be recomputed from the shipped files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 import yaml
 
 from kiwi_mcp import __version__
-from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.catalog.seeds import BUILTIN, OFFICIAL, seed, seeds, vouched
+from kiwi_mcp.catalog.release import BUILTIN, OFFICIAL, check_release, seed, seeds, shipped_digests
+from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Actor
-from kiwi_mcp.domain.version import Version
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
 
 SEEDED = Path(__file__).parents[1] / "data" / "seeded.yaml"
 PRIMITIVES = {"http_client", "subprocess"}
@@ -56,7 +55,7 @@ def test_a_fresh_registry_holds_the_primitives_the_runtimes_and_the_official_ser
 
 
 @pytest.mark.req("K-RG-05")
-def test_the_hashes_are_those_of_the_files_that_ship(registry: Registry) -> None:
+def test_the_hashes_match_the_files_that_ship(registry: Registry) -> None:
     seed(registry, __version__)
 
     for release in registry.read([listed.id for listed in registry.find()]):
@@ -89,7 +88,7 @@ def test_a_second_start_seeds_nothing_and_a_new_registry_gets_the_same(registry:
 
 
 @pytest.mark.req("K-RG-05")
-def test_a_fresh_home_has_them_at_the_first_question(ask: Callable[..., Answer], home: Path) -> None:
+def test_a_fresh_home_has_the_seeds_at_the_first_request(ask: Callable[..., Answer], home: Path) -> None:
     first = ask("execute", action="list").content
     (home / ".ai" / "state" / "registry.db").unlink()
     for left in (home / ".ai" / "state").glob("registry.db-*"):
@@ -99,16 +98,16 @@ def test_a_fresh_home_has_them_at_the_first_question(ask: Callable[..., Answer],
     assert ask("execute", action="verify").content["status"] == "verified"
 
 
-def test_executors_come_before_what_stands_on_them() -> None:
+def test_executors_come_before_the_items_that_use_them() -> None:
     places = dict(zip((release.name for release in seeds()), count(), strict=False))
     for release in seeds():
         if release.executor:
             assert places[release.executor.name] < places[release.name]
-            assert release.executor.digest in vouched()
+            assert release.executor.digest in shipped_digests()
 
 
 @pytest.mark.req("K-RG-05")
-def test_what_ships_changes_only_with_its_version() -> None:
+def test_shipped_content_changes_only_with_its_version() -> None:
     """A registry that holds a version refuses other content for it, so a change in place could not be seeded."""
     known = yaml.safe_load(SEEDED.read_text())
     now = {f"{release.name.tool_id}@{release.name.version}": release.digest for release in seeds()}
@@ -122,7 +121,7 @@ def test_what_ships_changes_only_with_its_version() -> None:
     assert all(Version.parse(name.partition("@")[2]) for name in known)
 
 
-def test_servers_that_speak_to_one_service_ask_for_its_hosts_and_the_others_say_what_they_lack() -> None:
+def test_servers_of_one_service_declare_its_hosts_and_the_others_state_what_they_lack() -> None:
     found = {path.stem: yaml.safe_load(path.read_text()) for path in (OFFICIAL / "tools").rglob("*_mcp.yaml")}
     hosts = {name: one["needs"]["hosts"] for name, one in found.items() if "needs" in one}
     assert hosts == {"github_mcp": ["api.github.com"], "supabase_mcp": ["api.supabase.com"]}

@@ -1,4 +1,4 @@
-"""The client under test: Kiwi's kernel, which uses all that the server at an address offers. `python client.py URL`
+"""The client under test: the Kiwi kernel, which uses all that the server at an address offers. `python client.py URL`
 
 The suite names the scenario in MCP_CONFORMANCE_SCENARIO, and what it needs to know in MCP_CONFORMANCE_CONTEXT.
 `python client.py --wait SOCKET` loads everything once; each `forked.py SOCKET URL` is then a fork of it.
@@ -17,18 +17,17 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from kiwi_mcp.domain.caller import Answers, Caller, Questions
+from kiwi_mcp.domain.calls import Answers, Caller, Questions
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Kernel
 
 # What is otherwise loaded at the first call: the forks have it from the start.
-import_module("kiwi_mcp.kernel.mcp.verbs")
 import_module("kiwi_mcp.drivers.mcp")
 
 SERVER = "suite"
 WORDS: JsonObject = {"string": "test", "number": 2, "integer": 2, "boolean": True, "array": [], "object": {}}
 ONLY_LISTED = {"json-schema-ref-no-deref"}
-"""Scenarios whose server answers no calls."""
+"""Scenarios with a server that answers no calls."""
 CAPABILITIES: JsonObject = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 CLIENT_METADATA = "https://conformance-test.local/client-metadata.json"
 """The client's own page, as the suite knows it; nothing is at that address."""
@@ -98,8 +97,8 @@ class Client:
         for name, given in await self._calls():
             for _ in range(LOGINS):
                 item = f"mcp/{SERVER}/{name}"
-                told = await self._ask("execute", item_type="tool", item_id=item, parameters=given)
-                if told.get("code") != "login_required":
+                response = await self._ask("execute", item_type="tool", item_id=item, parameters=given)
+                if response.get("code") != "login_required":
                     break
                 await self._ask("mcp", action="login", server=SERVER)
 
@@ -111,7 +110,7 @@ class Client:
     def _words(self, url: str) -> JsonObject:
         """The server as its owner adds it: its address, and what is known about logging in to it."""
         if not self._scenario.startswith("auth/"):
-            return {"url": url}
+            return {"url": url, "roots": True, "sampling": True, "questions": True}
         auth: dict[str, Json] = {"type": "oauth", "client_metadata_url": CLIENT_METADATA}
         if self._has_credentials:
             auth["grant"] = "client_credentials"
@@ -139,14 +138,14 @@ class Client:
 
     async def _offered(self) -> list[str]:
         """The names of what the server offers, and the owner accepted by adding it."""
-        told = await self._ask("mcp", action="list", server=SERVER)
-        rows = [as_object(row) for row in as_list(told.get("items"))]
+        response = await self._ask("mcp", action="list", server=SERVER)
+        rows = [as_object(row) for row in as_list(response.get("items"))]
         return [as_text(row.get("tool_id")) for row in rows if row.get("state") == "accepted"]
 
     async def _schema(self, name: str) -> JsonObject:
         """The parameters of one item, as a model sees them."""
-        told = await self._ask("load", item_type="tool", item_id=f"mcp/{SERVER}/{name}")
-        return as_object(told.get("parameters"))
+        response = await self._ask("load", item_type="tool", item_id=f"mcp/{SERVER}/{name}")
+        return as_object(response.get("parameters"))
 
     async def _ask(self, verb: str, **words: Json) -> JsonObject:
         reply = await self._kernel.call(verb, words, Caller(ask=answer, capabilities=CAPABILITIES))

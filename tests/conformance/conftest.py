@@ -1,4 +1,4 @@
-"""What the conformance suite runs against: `kiwi up` with a server behind it, and Kiwi's own client."""
+"""The servers and clients of the conformance suite: `kiwi up` with an upstream server, and the client of Kiwi."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LIMIT = 200
 TIMES = re.compile(r"-\d{4}-\d\d-\d\dT[\d-]+Z$")
 
 Failed = Mapping[str, Mapping[str, str]]
-"""The checks of each scenario that did not pass, each with what it says; scenarios that pass have none."""
+"""The checks of each scenario that did not pass, each with its message; scenarios that pass have none."""
 Run = Callable[..., Failed]
 
 
 @pytest.fixture
-def run_suite(tmp_path: Path) -> Run:
+def run_suite(tmp_path: Path, processes: None, loopback: None) -> Run:
     """Run all scenarios of a revision for one side, and return how each ended."""
 
     def run(side: str, revision: str, *words: str) -> Failed:
@@ -83,18 +83,20 @@ class Gateway(NamedTuple):
 
 
 @pytest.fixture
-def gateway(home: Path, project: Path) -> Iterator[Gateway]:
+def gateway(home: Path, project: Path, sandbox: None) -> Iterator[Gateway]:
     """`kiwi up` for a project with nothing in it."""
     with _gateway(project) as found:
         yield found
 
 
 @pytest.fixture
-def served(home: Path, project: Path) -> Iterator[str]:
+def served(home: Path, project: Path, sandbox: None) -> Iterator[str]:
     """The address of `kiwi up`, as a user has it who added one MCP server and prefers what it offers."""
     _write_project(home / ".ai", project)
     asyncio.run(_vouch(project))
-    _kiwi("mcp", "add", NAME, "--project", str(project), "--", sys.executable, str(HERE / "fixture_server.py"))
+    allowed = ("--roots", "--sampling", "--questions")
+    command = (sys.executable, str(HERE / "fixture_server.py"))
+    _kiwi("mcp", "add", NAME, *allowed, "--project", str(project), "--", *command)
     with _gateway(project) as gateway, _introduced(gateway) as port:
         yield f"http://localhost:{port}/mcp"
 
@@ -152,9 +154,9 @@ def _gateway(project: Path) -> Iterator[Gateway]:
     with subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
-            told = "".join(iter(process.stdout.readline, "}\n"))
-            assert told, process.stderr and process.stderr.read()
-            yield Gateway(json.loads(told + "}")["port"], token)
+            response = "".join(iter(process.stdout.readline, "}\n"))
+            assert response, process.stderr and process.stderr.read()
+            yield Gateway(json.loads(response + "}")["port"], token)
         finally:
             process.terminate()
             process.communicate(timeout=30)
@@ -209,7 +211,7 @@ async def _end(server: asyncio.Server) -> None:
 
 
 @pytest.fixture
-def client_command(tmp_path: Path) -> Iterator[str]:
+def client_command(tmp_path: Path, processes: None) -> Iterator[str]:
     """What starts the client under test; it waits with all its modules loaded, and each scenario gets a fork of it."""
     socket = tmp_path / "clients"
     client = HERE / "client.py"

@@ -1,4 +1,4 @@
-"""The official Inspector, over both transports: it sees what Kiwi offers, and calls it."""
+"""The official Inspector lists and calls the tools of Kiwi, over both transports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(240), pytest.mark.req("K-ME-01")]
+pytestmark = [
+    pytest.mark.usefixtures("processes", "loopback"),
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.req("K-ME-01"),
+]
 
 SERVERS = Path(sys.prefix) / "mcp-servers"
 INSPECTOR = SERVERS / "npm" / "node_modules" / ".bin" / "mcp-inspector"
@@ -31,7 +36,7 @@ DIRECTIVE = """# Greet
 ```xml
 <directive name="greet" version="1.0.0">
   <metadata>
-    <description>Greet somebody</description>
+    <description>Greet a person</description>
     <category>social</category>
     <model tier="fast" />
   </metadata>
@@ -97,7 +102,7 @@ def test_the_inspector_lists_tools_prompts_and_resources(inspector: Inspector) -
 
     assert [tool["name"] for tool in tools] == ["search", "load", "execute", "help"]
     assert all(tool["description"] and tool["inputSchema"]["type"] == "object" for tool in tools)
-    assert [(prompt["name"], prompt["description"]) for prompt in prompts] == [("greet", "Greet somebody")]
+    assert [(prompt["name"], prompt["description"]) for prompt in prompts] == [("greet", "Greet a person")]
     assert (page["uri"], page["text"][:2]) == ("kiwi://help/tool", "# ")
 
 
@@ -118,7 +123,7 @@ def test_the_inspector_creates_a_tool_finds_it_and_runs_it(inspector: Inspector)
 
 
 @pytest.mark.req("K-ME-03")
-def test_the_inspector_is_told_of_an_error_as_an_error(inspector: Inspector) -> None:
+def test_the_inspector_receives_an_error_as_an_error(inspector: Inspector) -> None:
     refused = inspector.call("execute", "item_id=lost")
 
     assert refused["isError"] is True

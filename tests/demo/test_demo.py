@@ -1,4 +1,4 @@
-"""The demo: a tour that is held against what it says."""
+"""The demo: each step is checked against its announcement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def tour(demo: ModuleType, project: Path, *steps: JsonObject) -> tuple[int, str]
     return code, said.getvalue()
 
 
-def test_a_tour_whose_steps_do_what_they_say_ends_well(demo: ModuleType, project: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_tour_passes_if_every_step_does_what_it_announces(demo: ModuleType, project: Path) -> None:
     code, said = tour(
         demo,
         project,
@@ -52,6 +53,7 @@ def test_a_tour_whose_steps_do_what_they_say_ends_well(demo: ModuleType, project
     assert "2 steps did what they say" in said
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
@@ -61,7 +63,7 @@ def test_a_tour_whose_steps_do_what_they_say_ends_well(demo: ModuleType, project
         ({"type": "echo some output", "hides": ["some"]}, "shows 'some'"),
     ],
 )
-def test_a_step_that_does_something_else_ends_the_tour_and_is_shown_whole(
+def test_a_step_that_does_something_else_ends_the_tour_and_is_shown_in_full(
     command: JsonObject, fault: str, demo: ModuleType, project: Path
 ) -> None:
     steps: list[JsonObject] = [{"title": "First", "runs": [command]}, {"title": "Never"}]
@@ -73,7 +75,8 @@ def test_a_step_that_does_something_else_ends_the_tour_and_is_shown_whole(
     assert "Never" not in said
 
 
-def test_a_command_that_does_not_end_is_ended_with_all_it_started(
+@pytest.mark.usefixtures("processes")
+def test_a_command_that_does_not_end_is_killed_with_all_its_children(
     demo: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "COMMAND_LIMIT", 0.5)
@@ -99,7 +102,7 @@ def has_ended(pid: int) -> bool:
         os.close(handle)
 
 
-def test_a_program_that_is_missing_is_named_with_what_to_do(
+def test_a_missing_program_is_named_with_its_fix(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "search_path", lambda: str(tmp_path))
@@ -107,9 +110,10 @@ def test_a_program_that_is_missing_is_named_with_what_to_do(
     assert "`node` is not on this machine's PATH.\nhint: Run `make setup`" in capsys.readouterr().err
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_demo_runs_from_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_starts_from_nothing_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, temporary = tmp_path / "bin" / "kiwi", tmp_path / "temporary"
     program.parent.mkdir()
     temporary.mkdir()

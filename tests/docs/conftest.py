@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def kiwi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kiwi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: None) -> Path:
     """A program `kiwi` that runs this source tree."""
     program = tmp_path / "bin" / "kiwi"
     program.parent.mkdir()

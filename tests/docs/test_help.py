@@ -1,4 +1,4 @@
-"""Help is enough: its examples work as they stand, in the order of each page, in a project that holds nothing."""
+"""Help pages: their examples work unchanged, in the order of each page, in an empty project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -17,8 +16,10 @@ from mcp_types import ElicitResult
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.help import page, topics
-from kiwi_mcp.kernel.requests import Action, LoadRequest, Request, SearchRequest
+from kiwi_mcp.kernel.tool_list import help_topics
+from kiwi_mcp.kernel.verb import ACTIONS, SearchRequest
+from kiwi_mcp.kernel.verbs.help import page
+from kiwi_mcp.kernel.verbs.load import LoadRequest
 
 PLACE = "/absolute/path/to/project"
 RESULTS: Mapping[str, list[Json]] = {
@@ -37,7 +38,7 @@ RESULTS: Mapping[str, list[Json]] = {
                 },
                 {
                     "name": "judge",
-                    "description": "Say what to mend",
+                    "description": "List what to fix",
                     "action": "List faults, the worst first, each with its line.",
                 },
             ],
@@ -77,78 +78,78 @@ async def replay(topic: str, project: Path) -> list[Answer]:
     """Ask for a page and send its examples, one after the other, knowing nothing else."""
     kernel = Kernel()
     try:
-        told = (await kernel.call("help", {"topic": topic})).content
-        text = json.dumps(told["examples"]).replace(PLACE, str(project))
+        response = (await kernel.call("help", {"topic": topic})).content
+        text = json.dumps(response["examples"]).replace(PLACE, str(project))
         return [await kernel.call(example["tool"], example["arguments"]) for example in json.loads(text)]
     finally:
         await kernel.aclose()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-05")
-@pytest.mark.parametrize("topic", topics())
-def test_every_example_of_a_page_succeeds_in_an_empty_project(topic: str, project: Path) -> None:
-    answers = asyncio.run(replay(topic, project))
+@pytest.mark.parametrize("topic", help_topics())
+async def test_every_example_of_a_page_succeeds_in_an_empty_project(topic: str, project: Path) -> None:
+    answers = await replay(topic, project)
     assert [answer.content for answer in answers if answer.is_error] == []
     runs = [answer.content for answer in answers if answer.content.get("action") == "run"]
     assert [run["result"] for run in runs if run["status"] != "planned"] == RESULTS.get(topic, [])
 
 
 @pytest.mark.req("K-ME-05")
-def test_a_model_that_knows_nothing_creates_signs_and_runs_a_tool_from_help_alone(project: Path, kiwi: Path) -> None:
+async def test_a_model_without_knowledge_creates_signs_and_runs_a_tool_from_help_alone(
+    project: Path, kiwi: Path
+) -> None:
     """It sees four tools, asks for help, opens the topic that the overview names, and sends what it finds there."""
 
     async def agree(context: object, params: object) -> ElicitResult:
         return ElicitResult(action="accept", content={"approve": True})
 
-    async def model() -> Mapping[str, JsonObject]:
-        server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ))
-        # What a model wrote is shown to the owner before it first runs.
-        asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
-        async with asyncio.timeout(40), asking as client:
+    server = StdioServerParameters(command="kiwi", args=["serve"], env=dict(os.environ))
+    # What a model wrote is shown to the owner before it first runs.
+    asking = Client(server, read_timeout_seconds=20, elicitation_callback=agree)
+    async with asyncio.timeout(40), asking as client:
 
-            async def send(tool: str, arguments: JsonObject) -> JsonObject:
-                result = await client.call_tool(tool, dict(arguments))
-                assert not result.is_error, result.content
-                return as_object(result.structured_content)
+        async def send(tool: str, arguments: JsonObject) -> JsonObject:
+            result = await client.call_tool(tool, dict(arguments))
+            assert not result.is_error, result.content
+            return as_object(result.structured_content)
 
-            assert "help" in {tool.name for tool in (await client.list_tools()).tools}
-            overview = await send("help", {})
-            assert "execute" in as_list(overview["topics"])
-            told = await send("help", {"topic": "execute"})
-            examples = json.loads(json.dumps(told["examples"]).replace(PLACE, str(project)))
-            answers = [await send(example["tool"], example["arguments"]) for example in examples]
-            return {as_text(answer["action"]): answer for answer in answers}
-
-    done = asyncio.run(model())
+        assert "help" in {tool.name for tool in (await client.list_tools()).tools}
+        overview = await send("help", {})
+        assert "execute" in as_list(overview["topics"])
+        response = await send("help", {"topic": "execute"})
+        examples = json.loads(json.dumps(response["examples"]).replace(PLACE, str(project)))
+        answers = [await send(example["tool"], example["arguments"]) for example in examples]
+        done = {as_text(answer["action"]): answer for answer in answers}
     assert done["create"]["status"] == "created"
     assert done["sign"]["status"] == "signed"
     assert (done["run"]["status"], done["run"]["result"]) == ("success", {"text": "HELLO"})
-    assert done["run"]["integrity"] == "signed"
+    assert done["run"]["integrity"] == "hashed"
     assert done["why"]["would_run"] is True
 
 
 @pytest.mark.req("K-ME-05")
-def test_help_says_what_this_installation_holds(project: Path) -> None:
+async def test_help_describes_this_installation(project: Path) -> None:
     (project / ".ai" / "tools").mkdir()
     (project / ".ai" / "tools" / "greet.py").write_text(
         '__version__ = "1.0.0"\n__tool_type__ = "script"\n__executor_id__ = "python_runtime"\n', encoding="utf-8"
     )
-    told = asyncio.run(Kernel().call("help", {"project_path": str(project)})).content
-    held = as_object(told["installation"])
+    response = (await Kernel().call("help", {"project_path": str(project)})).content
+    held = as_object(response["installation"])
     assert as_object(held["items_by_source"])["project"] == 1
     assert "python_runtime" in as_list(held["built_in"])
 
 
-def test_the_pages_name_every_action_and_every_word_of_a_request() -> None:
+def test_the_pages_name_every_action_and_every_request_key() -> None:
     tables = page("execute") + page("registry")
-    assert [action for action in get_args(Action) if f"| `{action}`" not in tables] == []
-    requests: Mapping[str, type[Request]] = {"search": SearchRequest, "load": LoadRequest}
-    for topic, request in requests.items():
+    assert [action for action in ACTIONS if f"| `{action}`" not in tables] == []
+    keys = {"search": {*SearchRequest.__struct_fields__}, "load": {*LoadRequest.__struct_fields__}}
+    for topic, names in keys.items():
         words = {*re.findall(r"[`\"](\w+)[`\"]", page(topic))}
-        assert sorted({*request.model_fields} - words - {"length"}) == []
+        assert sorted(names - words - {"length"}) == []
 
 
-def test_every_code_on_the_page_of_errors_exists() -> None:
+def test_every_code_on_the_errors_page_exists() -> None:
     rows = re.findall(r"^\|.*\|$", page("errors"), re.MULTILINE)[2:]
     named = {code for row in rows for code in re.findall(r"`(\w+)`", row.split("|")[2])}
     assert len(named) >= len(rows)

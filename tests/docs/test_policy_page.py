@@ -1,15 +1,15 @@
-"""The page about the policy shows a policy."""
+"""The policy page shows a valid policy."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from kiwi_mcp.kernel.help import page
-from kiwi_mcp.policy.owner import owner_policy
+from kiwi_mcp.kernel.verbs.help import page
+from kiwi_mcp.policy.policy_files import owner_policy
 
 
-def test_the_rules_on_the_page_are_taken_as_they_stand(tmp_path: Path) -> None:
+def test_the_rules_on_the_policy_page_are_valid(tmp_path: Path) -> None:
     (shown,) = re.findall(r"^```yaml\n(.*?)^```$", page("policy"), re.MULTILINE | re.DOTALL)
     (tmp_path / "policy.yaml").write_text(shown)
     policy = owner_policy(tmp_path)

@@ -1,4 +1,4 @@
-"""The family of errors: one shape, stable codes, and a way on for everyone who is refused."""
+"""The error family: one shape, stable codes, and a suggestion in every error."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_every_error_has_a_code_a_title_and_an_exit_code_of_its_own() -> None:
     assert all(member.error and 0 < member.exit_code < 128 and member.http_status >= 400 for member in MEMBERS)
 
 
-def test_the_tree_at_the_top_of_the_module_is_the_family_itself() -> None:
+def test_the_tree_at_the_top_of_the_module_matches_the_classes() -> None:
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
 
     assert drawn == [member.__name__ for member in MEMBERS]
 
 
 @pytest.mark.req("K-ME-03")
-def test_every_refusal_has_the_same_first_words() -> None:
+def test_every_refusal_has_the_same_first_keys() -> None:
     response = ToolNotFound("lost", near=["last"]).to_response("tool")
 
     assert list(response)[:5] == ["error", "code", "item_type", "message", "suggestion"]
@@ -46,8 +46,8 @@ def test_every_refusal_has_the_same_first_words() -> None:
     assert VariableMissing(["A", "B"], needed_by="x").to_response()["variables"] == ["A", "B"]
 
 
-def test_a_long_list_of_issues_is_quoted_in_part_and_told_in_full() -> None:
-    issues = [Issue(f"p{number}", "is wrong", "Mend it.") for number in range(12)]
+def test_a_long_list_of_issues_is_shortened_in_the_message_and_complete_in_the_details() -> None:
+    issues = [Issue(f"p{number}", "is wrong", "Fix it.") for number in range(12)]
 
     refused = InvalidManifest("It", issues)
 

@@ -1,4 +1,4 @@
-"""Rights: rules that only shrink, whatever their order, and in which a rule that denies always wins."""
+"""Grants: rules only narrow, their order does not matter, and a denying rule always wins."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
-from kiwi_mcp.domain.grants import KINDS, Allow, Deny, Grant, Kind, Rights, Rules, narrow, nothing
+from kiwi_mcp.domain.grants import KINDS, Allow, Deny, Grant, ResourceKind, Rights, Rules, empty_grant, narrow
 
 words = st.sampled_from(
     ["a", "b", "a/b", "a/b/c", "*", "**", "a/*", "*/b", "a/**", "**/c", "/a", "/a/**", "a.b", "*.b"]
 )
 rules = st.builds(Rules, st.lists(words, max_size=3).map(tuple), st.lists(words, max_size=3).map(tuple))
 grants = st.builds(
-    Grant, rules, rules, rules, rules, rules, rules, rules, rules, is_public=st.booleans(), name=st.just("somebody")
+    Grant, rules, rules, rules, rules, rules, rules, rules, rules, is_public=st.booleans(), name=st.just("ben")
 )
 rights = st.lists(grants, min_size=1, max_size=3).map(lambda found: Rights(tuple(found)))
 kinds = st.sampled_from(KINDS)
@@ -29,15 +29,18 @@ def about_all(one: Rules) -> Grant:
     return Grant(one, one, one, one, one, one, one, one)
 
 
-def is_allowed(held: Rights, kind: Kind, resource: str) -> bool:
+def is_allowed(held: Rights, kind: ResourceKind, resource: str) -> bool:
     return isinstance(held.verdict(kind, resource), Allow)
 
 
+@pytest.mark.slow
 @quick
 @given(parent=rights, wanted=grants, kind=kinds, resource=words)
 @pytest.mark.req("N3")
 @pytest.mark.case("PERM-01", "PERM-02")
-def test_a_child_never_holds_more_than_its_parent(parent: Rights, wanted: Grant, kind: Kind, resource: str) -> None:
+def test_a_child_never_has_more_rights_than_its_parent(
+    parent: Rights, wanted: Grant, kind: ResourceKind, resource: str
+) -> None:
     child = narrow(parent, wanted)
 
     assert not is_allowed(child, kind, resource) or is_allowed(parent, kind, resource)
@@ -47,7 +50,9 @@ def test_a_child_never_holds_more_than_its_parent(parent: Rights, wanted: Grant,
 
 @quick
 @given(held=rights, kind=kinds, resource=words)
-def test_a_child_that_asks_for_everything_has_what_its_parent_has(held: Rights, kind: Kind, resource: str) -> None:
+def test_a_child_that_asks_for_everything_has_what_its_parent_has(
+    held: Rights, kind: ResourceKind, resource: str
+) -> None:
     everything = Rules(("*", "**", "/**"))
     child = narrow(held, about_all(everything))
 
@@ -56,14 +61,15 @@ def test_a_child_that_asks_for_everything_has_what_its_parent_has(held: Rights, 
 
 @quick
 @given(held=rights, kind=kinds, resource=words)
-def test_a_child_without_permissions_may_do_nothing(held: Rights, kind: Kind, resource: str) -> None:
-    assert not is_allowed(narrow(held, nothing("a directive")), kind, resource)
+def test_a_child_without_permissions_may_do_nothing(held: Rights, kind: ResourceKind, resource: str) -> None:
+    assert not is_allowed(narrow(held, empty_grant("a directive")), kind, resource)
 
 
+@pytest.mark.slow
 @quick
 @given(found=st.lists(grants, min_size=2, max_size=3), kind=kinds, resource=words)
 @pytest.mark.req("N3")
-def test_the_order_of_grants_and_rules_never_matters(found: list[Grant], kind: Kind, resource: str) -> None:
+def test_the_order_of_grants_and_rules_never_matters(found: list[Grant], kind: ResourceKind, resource: str) -> None:
     assert len({is_allowed(Rights(order), kind, resource) for order in permutations(found)}) == 1
     first = found[0].rules(kind)
     turned = Rules(first.allow[::-1], first.deny[::-1])
@@ -73,8 +79,8 @@ def test_the_order_of_grants_and_rules_never_matters(found: list[Grant], kind: K
 @quick
 @given(held=rights, kind=kinds, resource=words, place=st.integers(0, 2), allow=st.lists(words))
 @pytest.mark.req("N3")
-def test_a_rule_that_denies_wins_wherever_it_stands(
-    held: Rights, kind: Kind, resource: str, place: int, allow: list[str]
+def test_a_denying_rule_wins_in_any_position(
+    held: Rights, kind: ResourceKind, resource: str, place: int, allow: list[str]
 ) -> None:
     denying = Rules((*allow, resource), (resource,))
     among = (*held.grants[:place], about_all(denying), *held.grants[place:])
@@ -83,7 +89,7 @@ def test_a_rule_that_denies_wins_wherever_it_stands(
     assert isinstance(verdict, Deny)
 
 
-def test_a_verdict_names_whose_rule_it_is() -> None:
+def test_a_verdict_names_the_owner_of_the_rule() -> None:
     held = narrow(Rights(), Grant(items=Rules(("*",), ("*/rm@*",)), name="policy.yaml for bob"))
 
     assert held.verdict("item", "user/local/rm@1.0.0") == Deny(
@@ -141,13 +147,13 @@ def test_paths_are_compared_name_by_name(pattern: str, path: str, fits: bool) ->
         ("A.Test.", "a.test", True),
     ],
 )
-def test_hosts_fit_by_name_and_port_and_never_by_half_a_name(pattern: str, host: str, fits: bool) -> None:
+def test_hosts_match_by_name_and_port_and_never_by_part_of_a_name(pattern: str, host: str, fits: bool) -> None:
     assert fits_host(pattern, host) is fits
 
 
 @quick
 @given(pattern=st.text("ab*?[]!-/", max_size=7), name=st.text("ab[]!-/", max_size=6))
-def test_names_fit_as_the_patterns_of_a_shell_say(pattern: str, name: str) -> None:
+def test_names_match_like_shell_patterns(pattern: str, name: str) -> None:
     assert fits_name(pattern, name) is fnmatchcase(name, pattern)
 
 
@@ -166,7 +172,7 @@ def test_names_fit_as_the_patterns_of_a_shell_say(pattern: str, name: str) -> No
         ("*", True),
     ],
 )
-def test_a_pattern_without_a_version_is_about_every_version_of_an_item(pattern: str, fits: bool) -> None:
+def test_a_pattern_without_a_version_covers_every_version_of_an_item(pattern: str, fits: bool) -> None:
     identity = "mcp/time/now@1.2.0"
     assert fits_item(pattern, identity) is fits
     assert fits_item(pattern, f"{identity}@odd") is (fits and pattern != "mcp/time/now@1.2.0")
@@ -175,7 +181,7 @@ def test_a_pattern_without_a_version_is_about_every_version_of_an_item(pattern: 
     assert isinstance(Rights((Grant(), Grant(Rules((pattern,))))).item_verdict([identity]), Allow) is fits
 
 
-def test_a_verb_is_all_that_it_does() -> None:
+def test_a_verb_covers_all_its_actions() -> None:
     assert fits_verb("execute", "execute.create")
     assert not fits_verb("execute.create", "execute")
 

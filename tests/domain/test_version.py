@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.version import Range, Version
+from kiwi_mcp.domain.names import Range, Version
 
 # The order that semver.org gives.
 ORDER = [
@@ -29,7 +29,7 @@ def covers(range_: str, text: str) -> bool:
     return parsed.covers(version(text))
 
 
-def test_versions_stand_in_the_order_of_the_specification() -> None:
+def test_versions_are_ordered_as_the_specification_says() -> None:
     assert sorted(map(version, reversed(ORDER))) == list(map(version, ORDER))
 
 
@@ -50,7 +50,7 @@ def test_versions_stand_in_the_order_of_the_specification() -> None:
         "\u0661.\u0660.\u0660",
     ],
 )
-def test_what_is_no_version_is_none(text: str) -> None:
+def test_an_invalid_version_is_none(text: str) -> None:
     assert Version.parse(text) is None
 
 
@@ -81,13 +81,13 @@ def test_build_metadata_does_not_count() -> None:
         (">=1.0.0-rc.1", ["1.0.0-rc.2", "1.0.0", "1.1.0"], ["1.0.0-beta", "1.1.0-rc.1"]),
     ],
 )
-def test_a_range_covers_what_it_says(range_: str, inside: list[str], outside: list[str]) -> None:
+def test_a_range_covers_the_versions_it_names(range_: str, inside: list[str], outside: list[str]) -> None:
     assert [text for text in inside if not covers(range_, text)] == []
     assert [text for text in outside if covers(range_, text)] == []
 
 
 @pytest.mark.parametrize("text", ["", "  ", "one", "^", "1.2.3.4", ">=", "^1 || ^2", "latest", "1..2"])
-def test_what_is_no_range_is_none(text: str) -> None:
+def test_an_invalid_range_is_none(text: str) -> None:
     assert Range.parse(text) is None
 
 
@@ -97,7 +97,7 @@ def test_of_two_versions_exactly_one_is_smaller_unless_they_are_equal(one: Versi
 
 
 @given(versions)
-def test_a_version_is_covered_by_itself_and_by_what_is_compatible_with_it(one: Version) -> None:
+def test_a_version_is_covered_by_itself_and_by_compatible_ranges(one: Version) -> None:
     assert Version.parse(str(one)) == one
     for range_ in (str(one), f"={one}", f"^{one}", f"~{one}", f">={one}", f"<={one}", "*"):
         assert covers(range_, str(one))

@@ -1,11 +1,12 @@
-"""Keys of versions: text that any database puts into the order of versions."""
+"""Version keys: text that any database sorts in version order."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.version import Version
+from kiwi_mcp.domain.names import Version
 
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**80))
 words = st.from_regex(r"[0-9A-Za-z-]{0,3}[A-Za-z-]", fullmatch=True)
@@ -16,9 +17,10 @@ near = st.tuples(versions, st.lists(parts, max_size=2)).map(
 )
 
 
+@pytest.mark.slow
 @given(st.one_of(near, st.tuples(versions, versions)))
 @settings(deadline=None, max_examples=500)
-def test_keys_stand_in_the_order_of_their_versions(pair: tuple[Version, Version]) -> None:
+def test_keys_have_the_order_of_their_versions(pair: tuple[Version, Version]) -> None:
     one, other = pair
     assert (one.key.encode() < other.key.encode()) == (one < other)
     assert (one.key == other.key) == (one == other)
@@ -31,7 +33,7 @@ def test_a_key_is_plain_ascii(version: Version) -> None:
     assert version.key.isprintable()
 
 
-def test_what_semver_forbids_is_no_version() -> None:
+def test_a_version_that_semver_forbids_is_none() -> None:
     for text in ("1.0.0-01", "1.0.0-a.00", "1\u0661.0.0", f"{'9' * 5_000}.0.0"):
         assert Version.parse(text) is None
     assert Version.parse("1.0.0-0a.0") is not None

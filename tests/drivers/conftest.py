@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
 
 @dataclass
@@ -20,30 +20,14 @@ class PackageIndex:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Answer at its address."""
-        index = self
 
-        class Answer(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0].replace("%2f", "/")
-                index.asked.append(path)
-                kind, data = index.files.get(path, ("text/plain", b""))
-                self.send_response(200 if path in index.files else 404)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(data)
+        def answer(request: HttpRequest) -> HttpReply:
+            path = request.path.partition("?")[0].replace("%2f", "/")
+            self.asked.append(path)
+            kind, data = self.files.get(path, ("text/plain", b""))
+            headers = {"Content-Type": kind, "Cache-Control": "no-store"}
+            return HttpReply(data, 200 if path in self.files else 404, headers)
 
-            do_HEAD = do_GET  # noqa: N815 - as the library calls it
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-                return
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-            self.address = f"http://127.0.0.1:{server.server_address[1]}"
-            Thread(target=server.serve_forever, daemon=True).start()
-            try:
-                yield
-            finally:
-                server.shutdown()
+        with http_server(answer) as host:
+            self.address = f"http://{host}"
+            yield

@@ -1,24 +1,24 @@
-"""Held processes and the network: also one that is talked to for long has its proxy, and none runs without it."""
+"""Sandboxed processes and the network: a long-lived process has its proxy, and none runs without it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.held import Hold, held_by
-from kiwi_mcp.primitives.egress import TASK
-from kiwi_mcp.sandbox.none import Unconfined
+from kiwi_mcp.drivers.held import Sandbox, open_sandbox
+from kiwi_mcp.primitives.egress_proxy import TASK
+from kiwi_mcp.sandbox.backend import Unconfined
 
 FETCHES = """
 import sys, urllib.request
@@ -44,40 +44,40 @@ def space(tmp_path: Path, home: Path) -> Space:
     return Space(tmp_path, home / ".ai", home / ".cache" / "kiwi")
 
 
-async def hold(space: Space, host: str) -> Hold:
-    return await held_by(Jail("sandboxed", hosts=(host,), private_hosts=(host,)), space)
+async def hold(space: Space, host: str) -> Sandbox:
+    return await open_sandbox(SandboxProfile("sandboxed", hosts=(host,), private_hosts=(host,)), space)
 
 
-def test_a_process_that_is_talked_to_reaches_its_hosts_for_as_long_as_it_lives(space: Space) -> None:
-    async def work() -> list[bytes | None]:
-        server = await asyncio.start_server(welcome, "127.0.0.1", 0)
-        host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        held, heard = await hold(space, host), []
-        command = spec(sys.executable, "-I", "-c", FETCHES)
-        async with asyncio.timeout(20), held.talking(command, secrets={}, longest_line=1_000) as peer:
-            for _ in range(2):
-                peer.send(f"http://{host}/\n".encode())
-                heard.append(await peer.line())
-        server.close()
-        network = as_object(held.tell(Outcome("success"), "sandboxed").details["network"])
-        assert as_object(as_list(network["hosts"])[0])["count"] == 2
-        assert "fault" not in network
-        return heard
-
-    assert asyncio.run(work()) == [b"welcome", b"welcome"]
+@pytest.mark.usefixtures("sandbox")
+async def test_a_stdio_process_reaches_its_hosts_for_its_whole_lifetime(space: Space) -> None:
+    server = await asyncio.start_server(welcome, "127.0.0.1", 0)
+    host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    held, heard = await hold(space, host), []
+    command = spec(sys.executable, "-I", "-c", FETCHES)
+    async with asyncio.timeout(20), held.talking(command, secrets={}, longest_line=1_000) as peer:
+        for _ in range(2):
+            peer.send(f"http://{host}/\n".encode())
+            heard.append(await peer.line())
+    server.close()
+    network = as_object(held.tell(Outcome("success"), "sandboxed").details["network"])
+    assert as_object(as_list(network["hosts"])[0])["count"] == 2
+    assert "fault" not in network
+    assert heard == [b"welcome", b"welcome"]
 
 
-def test_what_goes_wrong_while_a_process_is_talked_to_is_told_as_it_is(space: Space) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_an_error_while_talking_to_a_process_is_raised_unchanged(space: Space) -> None:
     async def work() -> None:
         held = await hold(space, "127.0.0.1:1")
         async with held.talking(spec("/bin/cat"), secrets={}, longest_line=100):
-            raise LookupError("of whoever talks")
+            raise LookupError("of the caller")
 
-    with pytest.raises(LookupError, match="of whoever talks"):
-        asyncio.run(work())
+    with pytest.raises(LookupError, match="of the caller"):
+        await work()
 
 
-def test_whoever_is_cancelled_leaves_no_proxy_behind(space: Space) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_a_cancelled_caller_leaves_no_proxy_behind(space: Space) -> None:
     async def work() -> set[str]:
         held = await hold(space, "127.0.0.1:1")
         run = asyncio.create_task(held.run(spec("/bin/sleep", "60"), secrets={}, report=silent))
@@ -88,29 +88,31 @@ def test_whoever_is_cancelled_leaves_no_proxy_behind(space: Space) -> None:
             await run
         return {task.get_name() for task in asyncio.all_tasks()}
 
-    assert TASK not in asyncio.run(asyncio.wait_for(work(), 20))
+    assert TASK not in await asyncio.wait_for(work(), 20)
 
 
-def test_hosts_are_refused_where_what_holds_the_process_has_no_proxy(space: Space, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_hosts_are_refused_if_the_backend_has_no_proxy(space: Space, tmp_path: Path) -> None:
     async def work() -> None:
         held = await hold(space, "a.test")
         closed = replace(held, standing=replace(held.standing, backend=Unconfined()))
         await closed.run(spec("/bin/touch", str(tmp_path / "ran")), secrets={}, report=silent)
 
     with pytest.raises(IsolationUnavailable, match=r"needs a\.test, and none gives a process no way to single hosts"):
-        asyncio.run(work())
+        await work()
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("hosts", [(), ("a.test",)])
-def test_the_strictest_level_is_refused_with_hosts_before_anything_is_prepared(
+async def test_hosts_are_refused_at_the_strictest_level_before_anything_is_prepared(
     space: Space, hosts: tuple[str, ...]
 ) -> None:
     async def work() -> str:
         try:
-            await held_by(Jail("restricted", hosts=hosts), space)
+            await open_sandbox(SandboxProfile("restricted", hosts=hosts), space)
         except IsolationUnavailable as refused:
             return json.dumps(refused.to_response())
         return ""
 
-    assert ("has no network" in asyncio.run(work())) is bool(hosts)
+    assert ("has no network" in await work()) is bool(hosts)

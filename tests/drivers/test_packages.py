@@ -1,4 +1,4 @@
-"""Packages that are servers: which commands mean one; that it is fetched once, locked, and started without an index."""
+"""Packages that are servers: detected in commands, fetched once, locked, and started without an index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import as_list, as_object, as_text
-from kiwi_mcp.drivers.packages import packaged
+from kiwi_mcp.drivers.environments.server_package import server_package
 from kiwi_mcp.kernel import Kernel
 
 SERVER = """
@@ -68,11 +68,11 @@ lines.on("line", (line) => {
         ("pipx run --spec server==2 teapot", ("server==2",), "teapot", ()),
     ],
 )
-def test_a_command_that_fetches_a_package_says_which(
+def test_the_package_of_a_fetching_command_is_detected(
     line: str, wanted: tuple[str, ...], program: str, rest: tuple[str, ...]
 ) -> None:
     command, *args = line.split()
-    found = packaged(command, args, Path("/cache"))
+    found = server_package(command, args, Path("/cache"))
     assert found is not None
     assert (found[0].wanted, found[0].program, found[1]) == (wanted, program, rest)
     assert found[0].folder.startswith("/cache/envs/")
@@ -83,9 +83,9 @@ def test_a_command_that_fetches_a_package_says_which(
     ["npx", "npx -y ./server", "npx --registry http://x server", "uvx --from git+https://x/y z", "uv run server.py",
      "npm run x", "uvx --index-url http://x server", "node server.js", "npx https://x/y.tgz", "uvx ../server"],
 )  # fmt: skip
-def test_a_command_that_fetches_otherwise_is_left_as_it_is(line: str) -> None:
+def test_other_fetching_commands_are_left_unchanged(line: str) -> None:
     command, *args = line.split()
-    assert packaged(command, args, Path("/cache")) is None
+    assert server_package(command, args, Path("/cache")) is None
 
 
 class Index(PackageIndex):
@@ -151,7 +151,8 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
         yield index
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.case("MCP-14")
 @pytest.mark.parametrize(("command", "args"), [("npx", ["-y", "teapot@latest"]), ("uvx", ["teapot"])])
 def test_a_package_is_fetched_once_locked_and_started_without_an_index(

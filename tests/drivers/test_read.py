@@ -1,4 +1,4 @@
-"""Directives and knowledge, whose execution is being read."""
+"""Directives and knowledge: running one returns its text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIRECTIVE = """# Greet
 
 ```xml
 <directive name="greet" version="1.0.0">
-  <metadata><description>Greet somebody</description><model tier="fast" /><permissions /></metadata>
+  <metadata><description>Greet a person</description><model tier="fast" /><permissions /></metadata>
   <inputs>
     <input name="who" type="string" required="true">Whom to greet</input>
     <input name="mood" type="string" default="good">How</input>
@@ -42,13 +42,13 @@ def run(project: Path, name: str, **parameters: str) -> Answer:
     return asyncio.run(Kernel(project).call("execute", {"item_id": name, "parameters": parameters}))
 
 
-def test_running_a_directive_gives_its_program_for_the_callers_own_model(project: Path) -> None:
+def test_running_a_directive_returns_its_program_for_the_model_of_the_caller(project: Path) -> None:
     put(project, "directives/greet.md", DIRECTIVE)
 
-    told = run(project, "greet", who="Ada").content
-    program = as_object(told["result"])
+    response = run(project, "greet", who="Ada").content
+    program = as_object(response["result"])
 
-    assert told["status"] == "ready"
+    assert response["status"] == "ready"
     assert program["name"] == "greet"
     assert program["provided_inputs"] == {"who": "Ada", "mood": "good"}
     assert as_object(as_list(program["process"])[0])["name"] == "say"
@@ -66,24 +66,24 @@ def test_a_directive_without_its_inputs_is_refused(project: Path) -> None:
 def test_running_knowledge_gives_its_text_and_its_links(project: Path) -> None:
     put(project, "knowledge/naming.md", KNOWLEDGE)
 
-    told = run(project, "naming").content
+    response = run(project, "naming").content
 
-    assert told["status"] == "success"
-    assert told["result"] == {
+    assert response["status"] == "success"
+    assert response["result"] == {
         "content": "Tables are plural, see [[style]] and [[sql|SQL]].",
         "links": ["style", "sql"],
     }
 
 
 @pytest.mark.parametrize("file", ["directive.md", "content.md", "README.md", "anything.md"])
-def test_the_text_of_an_item_with_a_manifest_stands_beside_it(file: str, project: Path) -> None:
+def test_the_text_of_an_item_with_a_manifest_is_beside_it(file: str, project: Path) -> None:
     put(project, "tools/naming/tool.yaml", MANIFEST.format(name="naming", kind="knowledge"))
     put(project, f"tools/naming/{file}", "Tables are plural.\n")
 
     assert as_object(run(project, "naming").content["result"])["content"] == "Tables are plural."
 
 
-def test_an_item_without_a_text_is_told_what_is_missing(project: Path) -> None:
+def test_an_item_without_a_text_reports_what_is_missing(project: Path) -> None:
     put(project, "tools/naming/tool.yaml", MANIFEST.format(name="naming", kind="knowledge"))
 
     refused: JsonObject = run(project, "naming").content
@@ -92,10 +92,10 @@ def test_an_item_without_a_text_is_told_what_is_missing(project: Path) -> None:
     assert "Markdown" in str(refused["message"])
 
 
-def test_a_plan_to_read_touches_no_primitive(project: Path) -> None:
+async def test_a_plan_to_read_uses_no_primitive(project: Path) -> None:
     put(project, "knowledge/naming.md", KNOWLEDGE)
 
-    planned = asyncio.run(Kernel(project).call("execute", {"item_id": "naming", "dry_run": True})).content
+    planned = (await Kernel(project).call("execute", {"item_id": "naming", "dry_run": True})).content
     plan = as_object(planned["plan"])
 
     assert as_object(plan["spec"])["primitive"] is None

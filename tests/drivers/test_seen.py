@@ -1,4 +1,4 @@
-"""Which word of a command is the file that runs: what lies around that one is seen, and nothing that code is given."""
+"""Which argument of a command is the script: its folder is visible, and files that inline code receives are not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.seen import script_in
+from kiwi_mcp.sandbox.command_files import script_in
 
 
 def place_in(command: str, folder: Path) -> int | None:
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
         ("perl -w server", 2),
     ],
 )
-def test_options_that_take_no_code_leave_the_script_to_be_found(folder: Path, command: str, place: int) -> None:
+def test_options_without_code_do_not_hide_the_script(folder: Path, command: str, place: int) -> None:
     assert place_in(command, folder) == place
 
 
@@ -56,5 +56,5 @@ def test_options_that_take_no_code_leave_the_script_to_be_found(folder: Path, co
         "cat server",
     ],
 )
-def test_no_file_that_code_is_given_is_taken_for_the_script(folder: Path, command: str) -> None:
+def test_a_file_argument_of_inline_code_is_not_the_script(folder: Path, command: str) -> None:
     assert place_in(command, folder) is None

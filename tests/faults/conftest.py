@@ -1,4 +1,4 @@
-"""What tests of faults stand on: processes that may be killed at any moment, and stores to be filled by them."""
+"""Shared fixtures: worker processes that are killed at any moment, and the stores they fill."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from psycopg import sql
 import kiwi_mcp
 from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
-from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.manifest.signatures import statement_of
 
 PROGRAM = Path(__file__).with_name("workers.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process at work, and the file in which it takes down what it was told is kept."""
+    """A running process, and the file in which it logs acknowledged writes."""
 
     pid: int
     work: str
-    told: Path
+    log: Path
 
     def lines(self) -> list[list[str]]:
-        """What it took down, word by word."""
-        text = self.told.read_text(encoding="utf-8") if self.told.exists() else ""
-        # A line that was cut off was never told.
+        """The logged writes, as lists of words."""
+        text = self.log.read_text(encoding="utf-8") if self.log.exists() else ""
+        # A partial line was never acknowledged.
         return [line.split(" ", 2) for line in text.split("\n")[:-1]]
 
 
@@ -49,8 +49,8 @@ class Crew:
 
     def begin(self, work: str, **words: object) -> Worker:
         """Begin a worker."""
-        told = self._folder / f"{work}-{next(self._numbers)}"
-        return Worker(self._ask(work=work, told=str(told), **words), work, told)
+        response = self._folder / f"{work}-{next(self._numbers)}"
+        return Worker(self._ask(work=work, log=str(response), **words), work, response)
 
     def kill(self, worker: Worker) -> bool:
         """Kill a worker, and say whether it was still at work."""
@@ -70,9 +70,9 @@ class Crew:
 
 
 @pytest.fixture
-def crew(tmp_path: Path, home: Path) -> Iterator[Crew]:
+def crew(tmp_path: Path, home: Path, processes: None) -> Iterator[Crew]:
     """A parent of workers; what is left of them ends with the test."""
-    folder = tmp_path / "told"
+    folder = tmp_path / "logs"
     folder.mkdir()
     path = os.pathsep.join([str(Path(kiwi_mcp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
@@ -108,7 +108,7 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]
 
 @pytest.fixture
 def a_page() -> Callable[[str], Release]:
-    """Make a version of a page of knowledge, which stands on nothing."""
+    """Make a version of a knowledge page, which has no executor."""
 
     def make(name: str, text: str = "All of it.") -> Release:
         namespace, _, rest = name.partition("/")

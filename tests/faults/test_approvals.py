@@ -1,4 +1,4 @@
-"""Killed at any moment: a question still waits, nothing is approved by itself, and no approval is used twice."""
+"""Processes killed at any moment: a question still waits, and no approval is created or used twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 60.0
 CALLING = """
 import asyncio, sys
 from pathlib import Path
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.kernel import Kernel
 
 async def never(questions):
@@ -47,7 +47,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @contextmanager
 def calling(project: Path, how: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process that makes one call when it is told to, and is killed at the end of the block at the latest."""
+    """A process that makes one call on request, and is killed at the end of the block at the latest."""
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
     words = [sys.executable, "-c", CALLING, str(project), how]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -73,7 +73,7 @@ def go(process: subprocess.Popen[str]) -> None:
 def tell(project: Path) -> Callable[..., JsonObject]:
     """Ask a kernel that was just started."""
 
-    def told(verb: str, **request: object) -> JsonObject:
+    def call(verb: str, **request: object) -> JsonObject:
         async def asked() -> JsonObject:
             kernel = Kernel(project)
             try:
@@ -84,13 +84,14 @@ def tell(project: Path) -> Callable[..., JsonObject]:
 
         return asyncio.run(asked())
 
-    return told
+    return call
 
 
 def call(tell: Callable[..., JsonObject]) -> JsonObject:
     return tell("execute", item_id="post_note", parameters={"text": "hi"})
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("APPR-09")
 def test_a_question_outlives_the_process_that_asked_it(
     project: Path, home: Path, sent: list[str], tell: Callable[..., JsonObject]
@@ -110,6 +111,7 @@ def test_a_question_outlives_the_process_that_asked_it(
     assert sent == ['{"text":"hi"}']
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_approval_is_used_once_wherever_its_process_is_killed(
     project: Path, home: Path, sent: list[str], tell: Callable[..., JsonObject]
 ) -> None:

@@ -1,4 +1,4 @@
-"""A clock that goes back a day: what was written keeps its order, nothing is taken for expired, and all still opens."""
+"""A clock that goes back one day: the order of records stays, nothing expires early, and every record still opens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 DAY = 86_400
 PROGRAM = """
@@ -51,7 +53,7 @@ RECEIPTS: tuple[str, JsonObject] = ("audit", {"action": "list", "limit": 100})
 
 
 def ask(project: Path, requests: Sequence[tuple[str, JsonObject]], *, behind: int = 0) -> list[JsonObject]:
-    """Ask a kernel whose clock is some seconds behind."""
+    """Ask a kernel with a clock that is some seconds behind."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(behind), str(project), json.dumps(requests)],
         capture_output=True,
@@ -74,7 +76,7 @@ def page(project: Path) -> Path:
 
 
 @pytest.mark.case("DB-07")
-def test_receipts_keep_the_order_in_which_calls_were_made(page: Path, project: Path) -> None:
+def test_receipts_preserve_the_order_of_calls(page: Path, project: Path) -> None:
     first = ask(project, [SIGN, RUN, RUN])
     back = ask(project, [RUN, RUN, VERIFY, RECEIPTS], behind=DAY)
     again = ask(project, [RUN, VERIFY, RECEIPTS])
@@ -83,12 +85,12 @@ def test_receipts_keep_the_order_in_which_calls_were_made(page: Path, project: P
     assert (back[2]["status"], again[1]["status"]) == ("verified", "verified")
     made = [str(answer["run_id"]) for answer in (*first[1:], *back[:2], again[0])]
     rows = [as_object(row) for row in as_list(again[2]["receipts"])]
-    told = [str(row["id"]) for row in sorted(rows, key=lambda row: int(str(row["seq"]))) if row["action"] == "run"]
-    assert told == made
+    response = [str(row["id"]) for row in sorted(rows, key=lambda row: int(str(row["seq"]))) if row["action"] == "run"]
+    assert response == made
 
 
 @pytest.mark.case("DB-07")
-def test_what_was_signed_tomorrow_is_as_good_as_ever(page: Path, project: Path) -> None:
+def test_a_signature_with_a_future_date_is_valid(page: Path, project: Path) -> None:
     (signed,) = ask(project, [SIGN])
     assert "error" not in signed, signed
     (ran,) = ask(project, [RUN], behind=DAY)
@@ -100,7 +102,7 @@ def test_what_was_signed_tomorrow_is_as_good_as_ever(page: Path, project: Path) 
 
 
 @pytest.mark.case("DB-07")
-def test_nothing_is_pruned_or_expires_early_and_no_age_is_below_zero(page: Path, project: Path) -> None:
+def test_nothing_is_pruned_or_expires_early_and_no_age_is_negative(page: Path, project: Path) -> None:
     kept = ask(project, [SIGN, RUN, ("secrets", {"action": "set", "name": "KEY", "value": "s3cret-value-7f3a"})])
     listed = ask(project, [("runs", {"action": "list"}), ("secrets", {"action": "list"}), RUN], behind=DAY)
 

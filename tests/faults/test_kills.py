@@ -1,4 +1,4 @@
-"""Processes that are killed at any moment while they publish, pull, record and migrate, several at once."""
+"""Concurrent processes that are killed at any moment while they publish, pull, record and migrate."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from tests.faults.conftest import Crew, Worker
 
 from kiwi_mcp import __version__
-from kiwi_mcp.catalog.read import load_bytes, read_tool
-from kiwi_mcp.catalog.release import release_of
-from kiwi_mcp.catalog.seeds import seed, seeds
-from kiwi_mcp.domain.registry import Actor, Listed, Release
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
+from kiwi_mcp.catalog.release import release_of, seed, seeds
+from kiwi_mcp.domain.registry import Actor, VersionInfo
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote.layout import Layout
 from kiwi_mcp.store.runs import RunFilter, Runs
 
 SEED = 7
@@ -39,18 +39,6 @@ PER_ROUND = 25
 """After how many kills everything is looked at."""
 
 
-class Worker(Protocol):
-    work: str
-
-    def lines(self) -> list[list[str]]: ...
-
-
-class Crew(Protocol):
-    def begin(self, work: str, **words: object) -> Worker: ...
-    def kill(self, worker: Worker) -> bool: ...
-    def wait(self, worker: Worker) -> int: ...
-
-
 def knowledge(folder: Path, prefix: str, number: int) -> list[str]:
     """Put pages into a project, and return their names."""
     names = [f"{prefix}_{page}" for page in range(number)]
@@ -62,17 +50,18 @@ def knowledge(folder: Path, prefix: str, number: int) -> list[str]:
     return names
 
 
-def releases_of(folder: Path, names: Sequence[str], namespace: str) -> Iterator[Release]:
+def releases_of(folder: Path, names: Sequence[str], namespace: str) -> Iterator[CheckedRelease]:
     for name in names:
         path = folder / ".ai" / "knowledge" / f"{name}.md"
-        tool = read_tool(path, source="project", base=folder / ".ai", sheets=load_sheets())
+        tool = read_tool(path, source="project", base=folder / ".ai", sheets=load_type_specs())
         data = {file.path: load_bytes(tool, file) for file in tool.files}
-        yield release_of(tool, data, namespace=namespace, place=tool.origin.place, executor=None)
+        made = release_of(tool, data, namespace=namespace, place=tool.origin.place, executor=None)
+        yield CheckedRelease.of(made)
 
 
 @dataclass(slots=True)
 class Siege:
-    """A store that workers use and die at, and all that they were told is kept."""
+    """A store with workers that are killed, and all their acknowledged writes."""
 
     crew: Crew
     url: str
@@ -86,7 +75,7 @@ class Siege:
     lives: Iterator[int] = field(default_factory=lambda: count(1))
 
     def go_on(self, rounds: int, kills: int) -> None:
-        """Kill so many workers in each of some rounds, and look at everything after each."""
+        """Kill a number of workers in each round, and check the store after each."""
         for number in range(rounds):
             scene = Scene(self, number)
             self._kill(scene, kills)
@@ -132,7 +121,7 @@ class Scene:
         self._project = siege.folder / f"project-{number}"
         self._source = siege.folder / f"source-{number}"
         self._items = knowledge(self._project, f"page_{number}", 60)
-        self._offered = self._fill_source(number, is_folder=number % 2 == 0)
+        self._offered = self._fill_source(number)
         self._fresh: list[str] = []
         self.scripts = [f"old_{script}" for script in range(80)]
         for script in self.scripts:
@@ -140,17 +129,12 @@ class Scene:
             path.parent.mkdir(exist_ok=True)
             path.write_text(f"def main() -> str:\n    return '{script}'\n", encoding="utf-8")
 
-    def _fill_source(self, number: int, *, is_folder: bool) -> dict[str, str]:
+    def _fill_source(self, number: int) -> dict[str, str]:
         """Make a remote, and return the digests of what it holds."""
         elsewhere = self._siege.folder / f"elsewhere-{number}"
         found = [*releases_of(elsewhere, knowledge(elsewhere, f"note_{number}", 120), "team")]
-        self.remote = str(self._source) if is_folder else f"sqlite://{self._source}.db"
-        if is_folder:
-            Layout(self._source).write(found)
-        else:
-            database = open_database(self.remote)
-            Registry(database, TEAM).publish(found)
-            database.close()
+        self.remote = str(self._source)
+        Layout(self._source).write(found)
         return {str(one.name): one.digest for one in found}
 
     def begin(self, work: str) -> Worker:
@@ -161,7 +145,7 @@ class Scene:
         return siege.crew.begin(work, **words, offered=self._offered, items=self._items)
 
     def _fresh_url(self) -> str:
-        """A place that nobody has seen, or one that somebody was making a store of when they died."""
+        """A new folder, or one in which a killed process was creating a store."""
         if not self._fresh or self._siege.chance.random() < 0.6:
             self._fresh.append(self._siege.new_url())
         return self._fresh[-1]
@@ -184,7 +168,7 @@ class Scene:
 
 
 def check_store(siege: Siege) -> None:
-    """Find everything in the store that somebody was told is kept, and nothing in it that is not whole."""
+    """Check that every acknowledged write is in the store, and that nothing in it is incomplete."""
     database = open_database(siege.url)
     registry = Registry(database, TEAM)
     assert [*registry.verify()] == []
@@ -201,20 +185,20 @@ def check_store(siege: Siege) -> None:
     database.close()
 
 
-def _check_pairs(listed: Sequence[Listed]) -> None:
+def _check_pairs(listed: Sequence[VersionInfo]) -> None:
     """What was published together is there together."""
     assert set(Counter(one.changelog for one in listed if one.changelog).values()) <= {2}
 
 
-def _check_latest(listed: Sequence[Listed]) -> None:
+def _check_latest(listed: Sequence[VersionInfo]) -> None:
     latest = Counter(one.name.tool_id for one in listed if one.is_latest)
     assert latest == Counter({one.name.tool_id for one in listed})
 
 
-def _check_runs(database: Database, told: set[str]) -> None:
+def _check_runs(database: Database, acknowledged: set[str]) -> None:
     runs = Runs(database)
     found = {run.id: run for run in runs.list(RunFilter(limit=100_000))}
-    assert told <= found.keys()
+    assert acknowledged <= found.keys()
     for run in found.values():
         if run.result_sha256:
             assert len(runs.result(run.id)) == run.result_size
@@ -230,12 +214,12 @@ def siege(crew: Crew, new_url: Callable[[], str], tmp_path: Path, home: Path) ->
 
 
 @pytest.mark.case("DB-01", "DB-05")
-def test_workers_that_are_killed_lose_nothing_they_were_told_is_kept(siege: Siege) -> None:
+def test_killed_workers_lose_nothing_that_was_acknowledged(siege: Siege) -> None:
     siege.go_on(rounds=1, kills=12)
 
 
-@pytest.mark.full
-@pytest.mark.timeout(240)
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.req("K-RG-06")
 def test_two_hundred_kills_lose_nothing_and_leave_no_half_version(siege: Siege) -> None:
     siege.go_on(rounds=8, kills=PER_ROUND)

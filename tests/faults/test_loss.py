@@ -1,4 +1,4 @@
-"""What is derived can be lost, and what is kept can be carried elsewhere: nothing is different afterwards."""
+"""Caches can be lost and stored data can be moved: nothing is different afterwards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from kiwi_mcp.catalog.seeds import seeds
+from kiwi_mcp.catalog.release import seeds
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]
@@ -64,10 +64,9 @@ def begin_anew(store_url: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return lose
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E1")
-def test_a_catalog_that_was_deleted_is_made_again_as_it_was(
-    begin_anew: Callable[[], None], ask: Ask, project: Path
-) -> None:
+def test_a_deleted_catalog_is_rebuilt_identically(begin_anew: Callable[[], None], ask: Ask, project: Path) -> None:
     for name in ("say_hello", "say_goodbye"):
         write(project, name, "1.0.0")
     questions: list[JsonObject] = [
@@ -179,8 +178,9 @@ def histories(machine: Machine) -> list[JsonObject]:
     return [machine.act("versions", item) for item in ITEMS]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("N4")
-def test_what_is_exported_and_imported_and_exported_again_is_the_same_byte_for_byte(
+def test_export_import_and_export_give_the_same_bytes(
     new_machine: Callable[[str], Machine], tmp_path: Path, tree: Tree
 ) -> None:
     here, there = new_machine("here"), new_machine("there")
@@ -203,11 +203,10 @@ def test_what_is_exported_and_imported_and_exported_again_is_the_same_byte_for_b
     assert there.ask("execute", item_id="say@1.0.0")["result"] == "say 1.0.0"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E1")
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_kernel_whose_store_was_taken_away_writes_to_the_one_that_is_there(
-    how: str, home: Path, project: Path, ask: Ask
-) -> None:
+def test_a_kernel_that_loses_its_store_writes_to_the_new_one(how: str, home: Path, project: Path, ask: Ask) -> None:
     (home / "machine").mkdir()
     file = home / "machine" / "stores" / "registry.db"
     machine = Machine(home / "machine" / "a", f"sqlite://{file}")
@@ -226,8 +225,8 @@ def test_a_kernel_whose_store_was_taken_away_writes_to_the_one_that_is_there(
     machine.act("publish", "say")
     machine.close()
     later = Machine(home / "machine" / "c", f"sqlite://{file}")
-    told = as_list(later.act("versions", "say")["versions"])
-    assert [as_object(one)["version"] for one in told] == ["1.0.1", *(["0.9.0"] if how == "replaced" else [])]
+    response = as_list(later.act("versions", "say")["versions"])
+    assert [as_object(one)["version"] for one in response] == ["1.0.1", *(["0.9.0"] if how == "replaced" else [])]
     assert len(as_list(later.ask("runs")["runs"])) == 1
     assert later.ask("execute", action="verify")["issues"] == []
     later.close()

@@ -1,4 +1,4 @@
-"""Versions that mean harm, by every way into a registry: refused before the store or the cache has seen a byte."""
+"""Malicious versions, by every way into a registry: refused before the store or the cache is written."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import os
 import subprocess
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import uvicorn
+from msgspec.structs import replace
 
 import kiwi_mcp
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.registry import wire
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.store.artifact import encode
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.index import Entry
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.store.soundness import MAX_FILES
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import MAX_FILES
+from kiwi_mcp.store.remote.artifact import encode
+from kiwi_mcp.store.remote.http import BLOBS, INDEX
+from kiwi_mcp.store.remote.layout import LayoutEntry
 from kiwi_mcp.surfaces.gateway.app import gateway
-from kiwi_mcp.surfaces.gateway.serve import Listening, _config
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.gateway.auth import Authenticator
+from kiwi_mcp.surfaces.gateway.server import GatewayConfig, _config
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]
@@ -82,13 +82,13 @@ SAY = a_release(on=pin(RUNTIME))
 
 
 def layout_of(folder: Path, *releases: Release) -> Path:
-    """A folder with these versions, an index that fits them, and nobody who checked any of it."""
+    """A folder with these versions and a matching index, without any check."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     rows = []
     for release in releases:
         artifact = encode(release)
-        rows.append(Entry.of(release, artifact).to_json())
+        rows.append(LayoutEntry.of(release, artifact).to_json())
         for data in {artifact.manifest, *artifact.blobs.values()}:
             if not (path := blobs / sha256(data).hexdigest()).exists():
                 path.write_bytes(data)
@@ -224,7 +224,7 @@ def test_a_malicious_folder_is_refused_before_anything_is_written(
     assert tree(home) == files
 
 
-def test_everything_that_is_wrong_in_a_folder_is_told_at_once(own: Database, ask: Ask, tmp_path: Path) -> None:
+def test_all_problems_of_a_folder_are_reported_at_once(own: Database, ask: Ask, tmp_path: Path) -> None:
     bad = [a_release(f"public/bad_{number}@1.0.0", kind="primitive", files=[MAIN, ReleaseFile(path, b"")])
            for number, path in enumerate(("../x", "/x", "a//b"))]  # fmt: skip
     before = dump(own)
@@ -251,16 +251,24 @@ def test_a_bad_version_among_many_good_ones_never_arrives(own: Database, ask: As
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A gateway that runs before a store, and a token that may write to it."""
+    """A gateway that runs before a store, and tokens that may write to it."""
 
     port: int
-    token: str
+    tokens: TokenStore
 
-    def write(self, *bundles: Json) -> JsonObject:
+    def push(self, folder: Path, rows: Sequence[Json]) -> JsonObject:
+        """Send the blobs of a folder and then an index, as an attacker does, as far as the blobs are there."""
+        token = self.tokens.add(f"eve-{len(self.tokens.all())}", ["public"], can_write=True)
+        for blob in (folder / "blobs" / "sha256").iterdir():
+            with blob.open("rb") as file:
+                data = file.read(100_000)
+            self._put(f"{BLOBS}/{sha256(data).hexdigest()}", data, token)
+        return self._put(INDEX, json.dumps({"schemaVersion": 2, "manifests": rows}).encode(), token)
+
+    def _put(self, path: str, data: bytes, token: str) -> JsonObject:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            words = {"Authorization": f"Bearer {self.token}"}
-            connection.request("POST", wire.WRITE, json.dumps({"bundles": list(bundles)}), words)
+            connection.request("PUT", path, data, {"Authorization": f"Bearer {token}"})
             return as_object(json.loads(connection.getresponse().read()))
         finally:
             connection.close()
@@ -268,12 +276,12 @@ class Gateway:
 
 @pytest.fixture
 def served(own: Database, home: Path) -> Iterator[Gateway]:
-    tokens = Tokens(home / ".ai")
-    door = Door(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False)
-    server = uvicorn.Server(_config(gateway(Registry(own, Actor("owner", ("public",))), door), Listening(port=0)))
+    tokens = TokenStore(home / ".ai")
+    door = Authenticator(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False)
+    server = uvicorn.Server(_config(gateway(Registry(own, Actor("owner", ("public",))), door), GatewayConfig(port=0)))
     with _running(server):
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield Gateway(port, tokens.add("eve", ["public"], can_write=True))
+        yield Gateway(port, tokens)
 
 
 @contextmanager
@@ -291,40 +299,29 @@ def _running(server: uvicorn.Server) -> Iterator[None]:
         thread.join(20)
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.case("PATH-03", "PATH-08", "PATH-09", "BOMB-08")
-def test_malicious_bundles_are_refused_by_the_gateway_before_anything_is_written(
+def test_malicious_pushes_are_refused_by_the_gateway_before_anything_is_written(
     served: Gateway, own: Database, tmp_path: Path
 ) -> None:
     before = dump(own)
-    # A link and an index are things of folders: what comes over the wire has neither.
-    for what in MALICE.keys() - {"a link", "a false index"}:
-        answer = served.write(*_bundles(MALICE[what](tmp_path / what)))
+    # A link exists in a folder alone.
+    for what in MALICE.keys() - {"a link"}:
+        folder = MALICE[what](tmp_path / what)
+        answer = served.push(folder, rows_of(folder))
         assert answer["code"] == ("too_large" if what == "a thousand links" else "artifact_refused"), (what, answer)
         assert answer["suggestion"]
         assert dump(own) == before, what
 
 
-def _bundles(folder: Path) -> Iterator[Json]:
-    """The versions of a folder as an attacker sends them, with such bytes as are there."""
-    blobs = folder / "blobs" / "sha256"
-    for row in json.loads((folder / "index.json").read_text())["manifests"]:
-        manifest = (blobs / row["digest"].removeprefix("sha256:")).read_text()
-        document = json.loads(manifest)
-        digests = [part["digest"] for part in (document["config"], *document["layers"])]
-        sent = {digest: _start_of(blobs / digest.removeprefix("sha256:")) for digest in digests}
-        yield {"manifest": manifest, "blobs": {digest: data for digest, data in sent.items() if data is not None}}
-
-
-def _start_of(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    with path.open("rb") as file:
-        return b64encode(file.read(100_000)).decode()
+def rows_of(folder: Path) -> list[Json]:
+    rows: list[Json] = json.loads((folder / "index.json").read_text())["manifests"]
+    return rows
 
 
 @pytest.fixture
 def impostors(tmp_path: Path) -> Path:
-    """A folder in which somebody speaks for Kiwi: a new primitive, newer versions of what there is, and a trap."""
+    """A folder that impersonates Kiwi: a new primitive, newer versions of built-in items, and a trap."""
     evil = a_release("kiwi/evil@1.0.0", kind="primitive")
     runtime = a_release("kiwi/bash_runtime@99.0.0", kind="runtime", on=pin(evil))
     server = a_release("kiwi/github_mcp@99.0.0", on=pin(runtime))
@@ -337,9 +334,7 @@ def identity(answer: Answer) -> Json:
     return answer.content.get("identity", answer.content.get("code"))
 
 
-def test_nothing_that_comes_from_elsewhere_answers_to_a_name_of_kiwis_own(
-    own: Database, ask: Ask, impostors: Path
-) -> None:
+def test_no_item_from_outside_takes_a_name_of_kiwi(own: Database, ask: Ask, impostors: Path) -> None:
     names = ("evil", "bash_runtime", "github_mcp", "registry/kiwi/evil", "registry/kiwi/github_mcp")
     before = {name: identity(ask("load", item_id=name)) for name in names}
     assert before["evil"] == "tool_not_found"
@@ -362,9 +357,8 @@ def test_nothing_that_comes_from_elsewhere_answers_to_a_name_of_kiwis_own(
     assert "evil" not in latest
 
 
-def test_what_stands_on_an_impostor_runs_on_what_ships_with_kiwi_and_says_so(
-    ask: Ask, own: Database, impostors: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_on_an_impostor_runs_on_the_built_in_and_reports_it(ask: Ask, own: Database, impostors: Path) -> None:
     ask("registry", action="pull", remote=str(impostors), accept_unsigned=True)
 
     ran = ask("execute", item_id="trap").content
@@ -373,18 +367,20 @@ def test_what_stands_on_an_impostor_runs_on_what_ships_with_kiwi_and_says_so(
     assert any("kiwi/bash_runtime@99.0.0" in as_text(warning) for warning in as_list(ran["warnings"]))
 
 
-def test_an_impostor_is_not_taken_by_the_gateway(served: Gateway, own: Database, impostors: Path) -> None:
+@pytest.mark.usefixtures("loopback")
+def test_the_gateway_refuses_an_impostor(served: Gateway, own: Database, impostors: Path) -> None:
     before = dump(own)
-    bundles = [*_bundles(impostors)]
-    for some in (bundles, bundles[:1], bundles[:3]):
-        answer = served.write(*some)
+    rows = rows_of(impostors)
+    for some in (rows, rows[:1], rows[:3]):
+        answer = served.push(impostors, some)
         assert answer["code"] in {"namespace_denied", "artifact_refused"}, answer
     assert dump(own) == before
 
 
-def test_the_commands_say_what_was_refused_and_leave_nothing(tmp_path: Path, project: Path, home: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_commands_report_the_refusal_and_leave_nothing(tmp_path: Path, project: Path, home: Path) -> None:
     folder = MALICE["a path above"](tmp_path / "folder")
-    for words in (["registry", "pull", str(folder)], ["pull", "public/say", "--from", str(folder)]):
+    for words in (["registry", "remote", "pull", str(folder)], ["pull", "public/say", "--from", str(folder)]):
         done = kiwi(project, *words)
         assert done.returncode == 5, done.stderr
         assert "evil.sh" in done.stderr

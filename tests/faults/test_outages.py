@@ -1,4 +1,4 @@
-"""A store that fails, seen through one kernel that goes on: tools run, faults are told, and nothing is lost."""
+"""A failing store, seen by one kernel: tools run, errors are reported, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +19,12 @@ import pytest
 from tests.plugins.postgres import PostgresServer
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.registry import Release
 from kiwi_mcp.kernel import Kernel, store
-from kiwi_mcp.kernel.keys.signer import Signer
-from kiwi_mcp.kernel.places import user_space
-from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.kernel.paths import user_space
+from kiwi_mcp.kernel.signer import Signer, sign_item
 from kiwi_mcp.store.open import connect_to
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote.layout import Layout
 from kiwi_mcp.store.sqlite import SqliteDatabase
 
 SAY = """\
@@ -36,6 +36,14 @@ executor: bash_runtime
 config:
   entrypoint: main.sh
 """
+NEW: JsonObject = {
+    "tool_type": "script",
+    "executor": "bash_runtime",
+    "version": "1.0.0",
+    "description": "Says it again.",
+    "config": {"entrypoint": "main.sh"},
+    "files": {"main.sh": "echo again\n"},
+}
 
 
 class Session:
@@ -50,7 +58,8 @@ class Session:
         return self._runner.run(self.kernel.call(verb, words)).content
 
     def write(self, version: str) -> None:
-        """Write a tool of that version."""
+        """Write a tool of that version anew, of which no lockfile says who signed it."""
+        (self.project / ".ai" / "kiwi.lock").unlink(missing_ok=True)
         folder = self.project / ".ai" / "tools" / "say"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "main.sh").write_text("echo hello\n")
@@ -86,7 +95,7 @@ def session(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]
 
 
 def check_the_tool_runs(session: Session) -> None:
-    """The tool in the folder runs, and its owner is told that the run was not recorded."""
+    """The tool in the folder runs, and the owner gets a warning that the run was not recorded."""
     ran = session.ask("execute", item_id="say")
     assert (ran.get("status"), ran.get("result")) == ("success", "hello"), ran
     assert ran["run_id"] is None
@@ -111,7 +120,7 @@ def check_everything_works(session: Session, *versions: str) -> None:
 
 
 def check_an_unsigned_tool_does_not_run(session: Session, *codes: str) -> None:
-    """What a model may have written does not run where nobody can say whether one did."""
+    """An item that a model may have written does not run while its author is unknown."""
     session.write("1.0.49")
     check_refused(session.ask("execute", item_id="say"), *codes)
 
@@ -124,9 +133,9 @@ def check_refused(answer: JsonObject, *codes: str) -> None:
 
 def check_doctor(session: Session) -> None:
     checks = [as_object(check) for check in as_list(session.ask("doctor")["checks"])]
-    (told,) = [check for check in checks if check["check"] == "store"]
-    assert told["status"] == "problem"
-    assert told["fix"]
+    (response,) = [check for check in checks if check["check"] == "store"]
+    assert response["status"] == "problem"
+    assert response["fix"]
 
 
 def check_all_refused(session: Session, *codes: str) -> None:
@@ -157,7 +166,7 @@ def no_larger_files(size: int) -> Iterator[None]:
 @contextmanager
 def no_further_pages(session: Session) -> Iterator[None]:
     """Let the store's file not grow, for any of its connections."""
-    database = session.kernel._parts.store.registry().database
+    database = session.kernel._services.store.registry().database
     assert isinstance(database, SqliteDatabase)
     pages = int(str(database.read("PRAGMA page_count")[0][0]))
     for limit in (pages, 1_000_000):
@@ -167,8 +176,9 @@ def no_further_pages(session: Session) -> Iterator[None]:
             yield
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("how", ["no larger files", "no further pages"])
-def test_a_full_disk_loses_nothing_and_the_same_kernel_goes_on_afterwards(how: str, session: Session) -> None:
+def test_a_full_disk_loses_nothing_and_the_same_kernel_continues_afterwards(how: str, session: Session) -> None:
     assert session.publish("1.0.0")["status"] == "published"
     session.write("1.0.1")
     # More than any free page holds, so that the file has to grow.
@@ -187,22 +197,103 @@ def test_a_full_disk_loses_nothing_and_the_same_kernel_goes_on_afterwards(how: s
     check_everything_works(session, "1.0.0")
 
 
-def test_a_full_disk_without_room_for_a_copy_to_check_is_told(session: Session) -> None:
+def test_a_full_disk_without_space_for_a_snapshot_is_reported(session: Session) -> None:
     session.write("1.0.0")
     (session.project / ".ai" / "tools" / "say" / "large.txt").write_text("word " * 200_000)
     with no_larger_files(40_000):
         check_refused(session.ask("execute", action="validate", item_id="say"), "unavailable")
 
 
-def test_a_tool_runs_where_not_even_its_run_can_be_recorded(session: Session) -> None:
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize(("action", "item_id"), [("create", "new"), ("update", "say")])
+def test_a_full_disk_refuses_a_new_item_and_leaves_no_draft(
+    action: str, item_id: str, session: Session, home: Path
+) -> None:
+    session.write("1.0.0")
+    assert session.ask("execute", action="validate", item_id="say")["status"] == "valid"
+    before = [*session.project.rglob("*"), *(home / ".cache").rglob("draft-*")]
+    large = {"main.sh": "echo\n", "large.txt": "x" * 5_000_000}
+    sent: JsonObject = {**(NEW if action == "create" else {}), "files": large}
+
+    with no_larger_files(4_000_000):
+        refused = session.ask("execute", action=action, item_id=item_id, parameters=sent)
+
+    check_refused(refused, "unavailable")
+    assert "space" in as_text(refused["suggestion"])
+    assert [*session.project.rglob("*"), *(home / ".cache").rglob("draft-*")] == before
+
+
+def test_a_signature_cut_off_by_a_full_disk_leaves_the_file_unchanged(session: Session) -> None:
+    session.write("1.0.0")
+    folder = session.project / ".ai" / "tools" / "say"
+    tool = session.kernel.catalog().find("say")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    with no_larger_files(20), pytest.raises(OSError, match="large"):
+        sign_item(tool, "2026-01-01T00:00:00Z")
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+READ_ONLY: Mapping[str, tuple[str, str, JsonObject]] = {
+    "create in the project": ("project/.ai", "execute", {"action": "create", "item_id": "new", "parameters": NEW}),
+    "create in the cache": ("cache/kiwi", "execute", {"action": "create", "item_id": "new", "parameters": NEW}),
+    "update": ("project/.ai/tools", "execute", {"action": "update", "item_id": "say", "parameters": {"tags": ["a"]}}),
+    "delete": ("project/.ai", "execute", {"action": "delete", "item_id": "say"}),
+    "sign": ("project/.ai/tools/say", "execute", {"action": "sign", "item_id": "say"}),
+    "sign into the lockfile": ("project/.ai", "execute", {"action": "sign", "item_id": "say"}),
+    "load to the user": ("home/.ai", "load", {"item_id": "say", "destination": "user"}),
+    "mcp add": (
+        "home/.ai",
+        "mcp",
+        {"action": "add", "server": "notes", "command": "true", "location": "user", "start": False},
+    ),
+}
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("what", READ_ONLY)
+def test_a_read_only_folder_refuses_changes_of_items_with_a_next_step(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, verb, request = READ_ONLY[what]
+    with tempfile.TemporaryDirectory() as name, asyncio.Runner() as runner, bound_by_modes():
+        folder = Path(name)
+        for variable, home in (("HOME", "home"), ("USER_SPACE", "home/.ai"), ("XDG_CACHE_HOME", "cache")):
+            (folder / home).mkdir()
+            monkeypatch.setenv(variable, str(folder / home))
+        (folder / "project" / ".ai").mkdir(parents=True)
+        session = Session(folder / "project", runner)
+        session.write("1.0.0")
+        session.sign()
+        session.ask("execute", action="update", item_id="say", parameters={"tags": ["b"]})
+        before = {path for path in (folder / "project").rglob("*") if ".trash" not in path.parts}
+        drafts = [*(folder / "cache").rglob("draft-*"), *(folder / "home").rglob(".staging-*")]
+        (folder / place).chmod(0o555)
+        try:
+            refused = session.ask(verb, **request)
+        finally:
+            (folder / place).chmod(0o755)
+
+        check_refused(refused, "unavailable")
+        assert "write access" in as_text(refused["suggestion"])
+        assert {path for path in (folder / "project").rglob("*") if ".trash" not in path.parts} == before
+        assert [*(folder / "cache").rglob("draft-*"), *(folder / "home").rglob(".staging-*")] == drafts == []
+        assert session.ask("load", item_id="say")["name"] == "say"
+        session.close()
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_runs_even_if_its_run_cannot_be_recorded(session: Session) -> None:
     assert session.publish("1.0.0")["status"] == "published"
     with no_larger_files(4_096):
         check_the_tool_runs(session)
     check_everything_works(session, "1.0.0")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DB-06")
-def test_a_home_that_is_read_only_is_told_and_used_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_home_is_reported_and_used_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as name, asyncio.Runner() as runner, bound_by_modes():
         folder = Path(name)
         monkeypatch.setattr(store, "_PATIENCE", 0.0)
@@ -258,9 +349,10 @@ def file(session: Session, home: Path) -> Path:
     return home / ".ai" / "state" / "registry.db"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DB-03")
 @pytest.mark.parametrize("what", ["first page", "cut off", "another file"])
-def test_a_store_that_is_damaged_is_told_and_a_backup_of_it_works(what: str, session: Session, file: Path) -> None:
+def test_a_damaged_store_is_reported_and_its_backup_works(what: str, session: Session, file: Path) -> None:
     whole = file.read_bytes()
     damaged = {
         "first page": b"\xff" * 8_192 + whole[8_192:],
@@ -278,8 +370,9 @@ def test_a_store_that_is_damaged_is_told_and_a_backup_of_it_works(what: str, ses
     check_everything_works(session, "1.0.1", "1.0.0")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DB-03")
-def test_pages_that_are_damaged_are_found_and_the_tools_in_folders_run(session: Session, file: Path) -> None:
+def test_damaged_pages_are_detected_and_folder_tools_run(session: Session, file: Path) -> None:
     session.write("1.0.1")
     session.sign()
     session.close()
@@ -292,8 +385,11 @@ def test_pages_that_are_damaged_are_found_and_the_tools_in_folders_run(session: 
         found = session.ask("execute", action="verify")
         assert found.get("code") == "store_damaged" or found["issues"], start
         for action in ("versions", "publish"):
-            told = session.ask("execute", action=action, item_id="say")
-            assert told.get("code") in {None, "store_damaged", "integrity_mismatch", "tool_not_found"}, (start, told)
+            response = session.ask("execute", action=action, item_id="say")
+            assert response.get("code") in {None, "store_damaged", "integrity_mismatch", "tool_not_found"}, (
+                start,
+                response,
+            )
 
         session.close()
         for rest in file.parent.glob("registry.db-*"):
@@ -302,8 +398,9 @@ def test_pages_that_are_damaged_are_found_and_the_tools_in_folders_run(session: 
     check_everything_works(session, "1.0.1", "1.0.0")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DB-04")
-def test_a_store_of_a_newer_kiwi_is_left_alone_and_works_with_it_again(session: Session, file: Path) -> None:
+def test_a_store_of_a_newer_kiwi_is_not_changed_and_works_with_the_newer_kiwi(session: Session, file: Path) -> None:
     tell = "insert into schema_migrations (number, name, checksum, applied_at) values (999, 'later', 'x', 'then')"
     _write(file, tell)
 
@@ -322,7 +419,7 @@ def _write(file: Path, statement: str) -> None:
 
 @pytest.fixture
 def served(session: Session, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """A kernel whose store is on a server, with a version in it."""
+    """A kernel with a store on a server, with a version in it."""
     monkeypatch.setenv("KIWI_REGISTRY", postgres_url)
     assert session.publish("1.0.0")["status"] == "published"
     session.sign()
@@ -361,7 +458,8 @@ def _kill_while_napping(server: PostgresServer, url: str) -> None:
     server.kill()
 
 
-def test_a_server_that_is_gone_is_told_and_used_again_by_the_same_kernel(
+@pytest.mark.usefixtures("sandbox")
+def test_a_lost_database_server_is_reported_and_used_again_by_the_same_kernel(
     served: Session, postgres_server: PostgresServer
 ) -> None:
     try:
@@ -373,7 +471,8 @@ def test_a_server_that_is_gone_is_told_and_used_again_by_the_same_kernel(
     check_everything_works(served, "1.0.0")
 
 
-def test_a_server_that_crashes_while_a_version_is_published_loses_nothing(
+@pytest.mark.usefixtures("sandbox")
+def test_a_database_crash_during_a_publish_loses_nothing(
     served: Session, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
     served.write("1.0.1")
@@ -383,12 +482,13 @@ def test_a_server_that_crashes_while_a_version_is_published_loses_nothing(
     check_everything_works(served, "1.0.0")
 
 
-def test_a_server_that_crashes_while_versions_are_pulled_loses_nothing(
+@pytest.mark.usefixtures("sandbox")
+def test_a_database_crash_during_a_pull_loses_nothing(
     served: Session,
     postgres_url: str,
     postgres_server: PostgresServer,
     tmp_path: Path,
-    a_page: Callable[[str], Release],
+    a_page: Callable[[str], CheckedRelease],
 ) -> None:
     folder = tmp_path / "remote"
     pages = [a_page(f"public/page_{number:03}@1.0.0") for number in range(120)]

@@ -1,7 +1,7 @@
-"""Processes that are there to be killed: a parent that has imported everything, and workers that it forks.
+"""Processes that are killed by tests: a parent that has imported everything, and workers that it forks.
 
 A line of JSON on the input begins a worker, or waits for the end of one; each is answered with a line. A worker opens
-the store by itself, works until it is killed, and takes down in a file of its own what it was told is kept.
+the store by itself, works until it is killed, and logs acknowledged writes in its own file.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
-from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.errors import KiwiError, VersionConflict
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.errors import VersionConflict
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName
-from kiwi_mcp.domain.run import Run
-from kiwi_mcp.domain.version import Version
+from kiwi_mcp.domain.names import Version
+from kiwi_mcp.domain.records import RunRecord
+from kiwi_mcp.domain.registry import Actor, Pin, ReleaseFile, VersionName
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.store import postgres, sqlite
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.store.runs import RunRetention, Runs, new_run
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.runs import EndedRun, RunRetention, Runs, new_run
 
 IMPORTED = (postgres, sqlite)
 """What is otherwise imported by its name when a store is opened: a worker's life is spent on the store."""
@@ -41,7 +43,9 @@ TEAM = Actor("ann", ("team",))
 Tell = Callable[[str], None]
 
 
-def release(tool_id: str, version: str, code: bytes, *, on: Release | None = None, changelog: str = "") -> Release:
+def release(
+    tool_id: str, version: str, code: bytes, *, on: CheckedRelease | None = None, changelog: str = ""
+) -> CheckedRelease:
     """A version with a manifest, a text and something binary, on another one or on nothing."""
     ref = on.name.tool_id if on else None
     text = (
@@ -56,7 +60,7 @@ def release(tool_id: str, version: str, code: bytes, *, on: Release | None = Non
         manifest_body=text.encode(),
         files=[ToolFile(file.path, file.sha256, len(file.data), file.is_executable) for file in files],
     )
-    return Release(
+    return CheckedRelease(
         name=VersionName("team", tool_id, version),
         place=f"tools/{tool_id}/tool.yaml",
         statement=statement,
@@ -79,13 +83,13 @@ def publish(words: JsonObject, tell: Tell) -> None:
         top = release(f"top_{life}", f"1.0.{step}", code, on=below, changelog=pair)
         _tell_kept(registry, [below, top], tell)
         if chance.random() < 0.3:
-            registry.mark([top.name], "yank", reason="it was wrong")
+            registry.set_status([top.name], "yank", reason="it was wrong")
             tell(f"yanked {top.name} -")
         _tell_kept(registry, [release("shared", _next(registry), code)], tell)
         tell(f"ran {_record(runs, code * 50)} -")
 
 
-def _tell_kept(registry: Registry, releases: Sequence[Release], tell: Tell) -> None:
+def _tell_kept(registry: Registry, releases: Sequence[CheckedRelease], tell: Tell) -> None:
     try:
         for one in registry.publish(releases):
             tell(f"kept {one.name} {one.digest}")
@@ -94,10 +98,8 @@ def _tell_kept(registry: Registry, releases: Sequence[Release], tell: Tell) -> N
 
 
 def _next(registry: Registry) -> str:
-    try:
-        latest = Version.parse(registry.resolve_latest("shared")[0].version)
-    except KiwiError:
-        return "1.0.0"
+    found = registry.named("shared")
+    latest = Version.parse(found[0].name.version) if found else None
     return f"1.0.{latest.patch + 1}" if latest else "1.0.0"
 
 
@@ -105,8 +107,8 @@ def _record(runs: Runs, result: bytes) -> str:
     """Record a small run and one with a large result, and return the second."""
     now = time.time_ns() // 1_000_000
     id_, started_at = new_run(now)
-    small = Run(id_, "say", "success", started_at, 5, "ann", "/somewhere", message="m" * 300)
-    if not runs.add_now(small):
+    small = RunRecord(id_, "say", "success", started_at, 5, "ann", "/somewhere", message="m" * 300)
+    if not runs.record_now([EndedRun(small, None)]):
         runs.add(small)
     large = replace(small, id=new_run(now)[0], result_sha256=sha256(result).hexdigest(), result_size=len(result))
     runs.add(large, result)
@@ -153,7 +155,7 @@ def migrate(words: JsonObject, tell: Tell) -> None:
 def use(words: JsonObject, tell: Tell) -> None:
     """Call a tool that waits for the owner, answer as the owner, and call again what others left behind.
 
-    Each word is written by the tool once at the most: what somebody died over is called again, and not approved again.
+    The tool writes each word at most once: a killed call is repeated, and not approved again.
     """
     chance, life = random.Random(str(words["seed"])), as_text(words["life"])
     os.environ["KIWI_REGISTRY"] = as_text(words["url"])
@@ -161,7 +163,7 @@ def use(words: JsonObject, tell: Tell) -> None:
     model, owner = Kernel(project, is_owner=False), Kernel(project)
 
     def call(word: str) -> JsonObject:
-        # Whoever began a word is the one who goes on with it.
+        # The worker that began a word continues with it.
         caller = Caller(name=f"model-{word.partition('.')[0]}")
         request: JsonObject = {"item_id": "note", "parameters": {"word": word}}
         return _loop().run_until_complete(model.call("execute", request, caller)).content
@@ -215,7 +217,7 @@ def _begin(words: JsonObject) -> int:
     pid = os.fork()
     if pid:
         return pid
-    file = os.open(as_text(words["told"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    file = os.open(as_text(words["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def tell(line: str) -> None:
         # One call of the system each: a line is there whole, and before the next thing is begun.
@@ -224,7 +226,7 @@ def _begin(words: JsonObject) -> int:
     try:
         WORKS[as_text(words["work"])](words, tell)
         tell("done")
-    except BaseException:  # noqa: BLE001 - the one who waits for it is told
+    except BaseException:  # noqa: BLE001 - reported to the waiting process
         tell(f"failed {json.dumps(traceback.format_exc())}")
     os._exit(0)
 
@@ -236,7 +238,7 @@ def _requests() -> Iterator[JsonObject]:
 
 def main() -> None:
     """Begin workers and wait for them as the input says; at its end, end those that are left."""
-    load_sheets()
+    load_type_specs()
     left: set[int] = set()
     for words in _requests():
         if "wait" in words:

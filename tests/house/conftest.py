@@ -1,4 +1,4 @@
-"""The repository itself, as the tests of the house look at it."""
+"""The repository root, for tests of repository rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may touch what: the import rule, the metal, and the types of tools."""
+"""The layers: import rules, low-level modules, and branches on types."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import kiwi_mcp
+from kiwi_mcp.domain.items import Source
+
+SRC = Path(kiwi_mcp.__file__).parent
 METAL = {
     *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell"),
     *("open_connection", "create_connection", "open_unix_connection", "open_process", "run_process", "connect_tcp"),
@@ -23,7 +28,7 @@ METAL = {
 METAL_MODULES = {"asyncio.subprocess", "ftplib", "http.client", "imaplib", "pty", "smtplib", "urllib.request"}
 """Modules of the standard library that reach the world; the linter knows whole packages only and cannot name them."""
 
-MAY_PASS_VARIABLES_ON = {"drivers/process/environments/install.py"}
+MAY_PASS_VARIABLES_ON = {"drivers/environments/installer.py"}
 """Installers are given the variables that say where packages are and how to reach them."""
 
 KINDS = {"primitive", "runtime", "mcp_server", "mcp_tool", "script", "api", "directive", "knowledge", "composite"}
@@ -83,8 +88,9 @@ def _is_constant(node: ast.Name | ast.Attribute) -> bool:
     return name.isupper()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-PR-03")
-def test_imports_run_one_way_and_only_primitives_import_the_metal(root: Path) -> None:
+def test_imports_run_one_way_and_only_primitives_import_low_level_modules(root: Path) -> None:
     lint = subprocess.run(
         [Path(sys.prefix, "bin", "lint-imports"), "--no-cache", "--no-logo"],
         cwd=root,
@@ -97,8 +103,9 @@ def test_imports_run_one_way_and_only_primitives_import_the_metal(root: Path) ->
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.req("K-PR-03")
-def test_no_other_code_imports_a_part_of_the_standard_library_that_reaches_the_world(
+def test_only_primitives_import_standard_library_modules_with_outside_effects(
     modules: Mapping[str, ast.Module],
 ) -> None:
     found = [
@@ -111,7 +118,7 @@ def test_no_other_code_imports_a_part_of_the_standard_library_that_reaches_the_w
 
 
 @pytest.mark.req("K-PR-03")
-def test_no_other_code_starts_a_process_opens_a_connection_or_reveals_a_secret(
+def test_only_primitives_start_processes_open_connections_or_reveal_secrets(
     modules: Mapping[str, ast.Module],
 ) -> None:
     found = [
@@ -124,9 +131,10 @@ def test_no_other_code_starts_a_process_opens_a_connection_or_reveals_a_secret(
     assert found == []
 
 
+@pytest.mark.slow
 @pytest.mark.req("K-PR-03")
-def test_no_other_code_reads_variables_that_it_does_not_name(modules: Mapping[str, ast.Module]) -> None:
-    """A literal name is a setting of Kiwi's own; a name from elsewhere would be somebody's variable."""
+def test_only_named_environment_variables_are_read(modules: Mapping[str, ast.Module]) -> None:
+    """A literal name is a setting of Kiwi's own; a computed name could be a variable of the user."""
     named = {
         id(node.value)
         for _, node in above_the_metal(modules)
@@ -149,7 +157,7 @@ def test_no_other_code_reads_variables_that_it_does_not_name(modules: Mapping[st
 
 
 @pytest.mark.req("A4")
-def test_nothing_but_the_manifest_layer_branches_on_the_type_of_a_tool(modules: Mapping[str, ast.Module]) -> None:
+def test_only_the_manifest_layer_branches_on_the_type_of_a_tool(modules: Mapping[str, ast.Module]) -> None:
     found = [
         f"{path}:{getattr(node, 'lineno', 0)} {ast.unparse(node).partition(chr(10))[0]}"
         for path, tree in modules.items()
@@ -181,10 +189,54 @@ def test_the_rule_on_types_leaves_lookups_and_filters_alone(use: str) -> None:
     assert not any(map(asks_for_the_type, ast.walk(ast.parse(use))))
 
 
-def test_every_module_says_in_one_sentence_what_it_is(modules: Mapping[str, ast.Module]) -> None:
+def test_every_module_docstring_is_one_sentence(modules: Mapping[str, ast.Module]) -> None:
     found = [
         path
         for path, tree in modules.items()
         if not (ast.get_docstring(tree) or "").partition("\n")[0].endswith((".", "…"))
     ]
     assert found == []
+
+
+NAMES: Mapping[str, frozenset[str]] = {
+    "driver": frozenset(path.name for path in (SRC / "drivers").iterdir() if path.is_dir()) | {"read"},
+    "source": frozenset(get_args(Source)),
+    "surface": frozenset({"cli", "mcp", "gateway", "console", "python"}),
+}
+"""The names that data uses for drivers, for sources of items, and for surfaces."""
+MAY_ASK = {"source": ("catalog/",)}
+"""The packages that own such names, and may ask for them."""
+
+
+def asks_for_a_name(node: ast.AST) -> Iterator[str]:
+    """Yield which kinds of names a node compares with: `x.driver == "mcp"`, `source in {"project", "user"}`."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            sides, named = [left, *others], strings_in(node)
+        case ast.Match(subject=subject, cases=cases):
+            sides, named = [subject], set[str]().union(*(strings_in(case.pattern) for case in cases))
+        case _:
+            return
+    words = {getattr(side, "attr", getattr(side, "id", "")) for side in sides}
+    yield from (word for word, names in NAMES.items() if word in words and named & names)
+
+
+@pytest.mark.req("A4")
+def test_no_code_asks_for_the_name_of_a_driver_a_source_or_a_surface(modules: Mapping[str, ast.Module]) -> None:
+    """The traits of types and sources say what code has to know."""
+    found = [
+        f"{path}:{getattr(node, 'lineno', 0)} {ast.unparse(node).partition(chr(10))[0]}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        for word in asks_for_a_name(node)
+        if not path.startswith(MAY_ASK.get(word, ()))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ['chain.driver == "mcp"', 'tool.origin.source in {"project", "user"}', 'surface != "cli"', '"http" == plan.driver'],
+)
+def test_a_comparison_with_such_a_name_is_found(code: str) -> None:
+    assert [*asks_for_a_name(ast.parse(code, mode="eval").body)]

@@ -1,4 +1,4 @@
-"""Tools are not a component: every concern about them has one owner, and no owner is called tools."""
+"""Tools are not a component: every concern has one owner, and no package is called tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_each_concern_has_one_owner_that_exists(owners: list[tuple[str, str]], r
 
 
 @pytest.mark.req("A2")
-def test_no_package_gathers_the_concerns_or_is_called_tools(owners: list[tuple[str, str]], root: Path) -> None:
+def test_no_package_collects_the_concerns_or_is_called_tools(owners: list[tuple[str, str]], root: Path) -> None:
     # The owner's file holds both what they prefer and what they permit; beyond that pair nothing is shared.
     shared = [owner for owner, count in Counter(owner for _, owner in owners).items() if count > 1]
     assert shared == ["policy"]

@@ -1,4 +1,4 @@
-"""What is documented is what is there."""
+"""The reference pages match the code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from kiwi_mcp.domain import errors
 from kiwi_mcp.domain.errors import KiwiError
@@ -19,7 +21,8 @@ def family(base: type[KiwiError]) -> Iterator[type[KiwiError]]:
         yield from family(child)
 
 
-def test_the_reference_pages_say_what_the_code_says(root: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_reference_pages_match_the_code(root: Path) -> None:
     check = subprocess.run(
         [sys.executable, "scripts/reference.py", "--check"],
         cwd=root,
@@ -38,7 +41,7 @@ def test_every_error_code_is_documented_once(root: Path) -> None:
     assert sorted(documented) == sorted(kind.code for kind in family(KiwiError) if kind.__module__ == errors.__name__)
 
 
-def test_every_error_stands_in_the_tree_at_the_top_of_its_module() -> None:
+def test_every_error_is_in_the_tree_at_the_top_of_its_module() -> None:
     drawn = re.findall(r"^[│ ├└─]* ?([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE)
     missing = [kind.__name__ for kind in family(KiwiError) if kind.__name__ not in drawn]
     assert missing == []

@@ -1,4 +1,4 @@
-"""Set-up: locked, quiet, and the same on a machine that has nothing."""
+"""Set-up: locked, quiet, and reproducible on an empty machine."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def test_every_locked_package_has_its_hashes_and_no_index_is_named(name: str, ro
     assert "://" not in path.read_text(encoding="utf-8")
 
 
-def test_everything_that_the_project_asks_for_is_locked(root: Path) -> None:
+def test_every_dependency_of_the_project_is_locked(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
     wanted = {normal(re.split(r"[^\w.-]", line)[0]) for line in asked}
     assert sorted(wanted - set(locked(root / "requirements" / "dev.txt"))) == [], "run `make lock`"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/lock.sh", ".ci/run"])
-def test_the_shell_scripts_can_be_run(script: str, root: Path) -> None:
+def test_the_shell_scripts_are_executable(script: str, root: Path) -> None:
     subprocess.run(["bash", "-n", root / script], check=True, timeout=10)
     assert (root / script).stat().st_mode & 0o111
 
@@ -50,9 +51,10 @@ def test_the_integration_run_is_make_test_and_nothing_else(root: Path) -> None:
     assert commands == ["exec make test"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_fresh_copy_sets_itself_up_with_an_empty_home_and_again_in_no_time(root: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_fresh_copy_sets_itself_up_with_an_empty_home_and_again_quickly(root: Path, tmp_path: Path) -> None:
     copy, home = tmp_path / "kiwi", tmp_path / "fresh-home"
     home.mkdir()
     copy.mkdir()

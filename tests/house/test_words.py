@@ -1,4 +1,4 @@
-"""The repository speaks of Kiwi alone: of no machine, and of no address that packages come from."""
+"""The repository contains no path of a machine and no address of a package index."""
 
 from __future__ import annotations
 

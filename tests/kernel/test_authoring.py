@@ -1,4 +1,4 @@
-"""Items created, changed, checked and removed: each change whole or not at all."""
+"""Items are created, changed, checked and removed atomically."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ DIRECTIVE = """# Greet
 
 ```xml
 <directive name="greet" version="1.0.0">
-  <metadata><description>Greet somebody</description><model tier="fast" /><permissions /></metadata>
+  <metadata><description>Greet a person</description><model tier="fast" /><permissions /></metadata>
   <inputs><input name="who" type="string" required="true">Whom</input></inputs>
   <process><step name="say"><action>Say hello.</action></step></process>
 </directive>
@@ -106,6 +106,7 @@ def change(words: JsonObject) -> JsonObject:
     return {"content": f"{content}\nMore.\n"} if isinstance(content, str) else {"description": "Something new"}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02")
 def test_every_type_is_created_validated_signed_changed_and_removed(
     kind: tuple[str, str, JsonObject], project: Path, ask: Ask
@@ -122,7 +123,7 @@ def test_every_type_is_created_validated_signed_changed_and_removed(
     assert Path(str(created["path"])).is_relative_to(project / ".ai")
     assert act("validate")["status"] == "valid"
     assert act("sign")["status"] == "signed"
-    assert ask("load", item_type=item_type, item_id=name).content["integrity"] == "signed"
+    assert ask("load", item_type=item_type, item_id=name).content["integrity"] == "hashed"
     assert act("update", change(words))["status"] == "updated"
     assert ask("load", item_type=item_type, item_id=name).content["integrity"] == "unsigned"
     deleted = act("delete")
@@ -131,6 +132,7 @@ def test_every_type_is_created_validated_signed_changed_and_removed(
     assert ask("load", item_type=item_type, item_id=name).content["code"] == "tool_not_found"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02")
 def test_a_dry_run_of_any_action_changes_nothing(
     kind: tuple[str, str, JsonObject], project: Path, home: Path, ask: Ask, tree: Tree
@@ -167,9 +169,10 @@ REFUSED: Mapping[str, tuple[str, JsonObject, str]] = {
 }
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02", "K-ME-03")
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_refused_create_leaves_the_disk_as_it_was(why: str, project: Path, home: Path, ask: Ask, tree: Tree) -> None:
+def test_a_refused_create_leaves_the_disk_unchanged(why: str, project: Path, home: Path, ask: Ask, tree: Tree) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     before = tree(project), tree(home / ".ai")
     name, words, code = REFUSED[why]
@@ -182,8 +185,9 @@ def test_a_refused_create_leaves_the_disk_as_it_was(why: str, project: Path, hom
     assert (tree(project), tree(home / ".ai")) == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02")
-def test_a_refused_update_leaves_the_item_as_it_was(project: Path, ask: Ask, tree: Tree) -> None:
+def test_a_refused_update_leaves_the_item_unchanged(project: Path, ask: Ask, tree: Tree) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     before = tree(project)
 
@@ -194,7 +198,7 @@ def test_a_refused_update_leaves_the_item_as_it_was(project: Path, ask: Ask, tre
     assert ask("execute", item_id="say", parameters={"word": "kiwi"}).content["result"] == "kiwi"
 
 
-def test_an_update_keeps_the_comments_and_the_words_it_does_not_name(project: Path, ask: Ask) -> None:
+def test_an_update_preserves_comments_and_unnamed_keys(project: Path, ask: Ask) -> None:
     text = (
         "tool_id: look_up\n"
         "tool_type: api\n"
@@ -215,6 +219,7 @@ def test_an_update_keeps_the_comments_and_the_words_it_does_not_name(project: Pa
     assert path.read_text(encoding="utf-8") == text.replace("Look a word up", "Look every word up")
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_an_update_adds_replaces_and_removes_files(project: Path, ask: Ask) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     files = {"main.py": "from lib.loud import loud\n\n\ndef main(word):\n    return loud(word)\n", "notes.txt": "x"}
@@ -226,6 +231,7 @@ def test_an_update_adds_replaces_and_removes_files(project: Path, ask: Ask) -> N
     assert ask("execute", item_id="say", parameters={"word": "kiwi"}).content["result"] == "KIWI"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
     "words",
     [
@@ -248,7 +254,8 @@ def test_a_signed_item_that_is_updated_is_unsigned_and_runs(words: JsonObject, a
     assert (ran.get("result"), ran.get("integrity")) == ("kiwikiwi", "unsigned")
 
 
-def test_what_is_deleted_can_be_put_back_from_the_trash(project: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_deleted_item_can_be_restored_from_the_trash(project: Path, ask: Ask) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     deleted = ask("execute", action="delete", item_id="say").content
 
@@ -262,7 +269,8 @@ def test_a_built_in_is_neither_changed_nor_removed(ask: Ask) -> None:
         assert ask("execute", action=action, item_id="python_runtime").content["code"] == "reserved_name"
 
 
-def test_of_many_who_create_one_name_at_once_one_wins(project: Path, ask: Ask, kernel: Kernel) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_one_of_many_concurrent_creates_of_a_name_wins(project: Path, ask: Ask, kernel: Kernel) -> None:
     async def race() -> list[Answer]:
         requests: list[JsonObject] = [
             {"action": "create", "item_id": "say", "parameters": {**SCRIPT, "description": f"Number {number}"}}
@@ -284,7 +292,8 @@ def test_of_many_who_create_one_name_at_once_one_wins(project: Path, ask: Ask, k
     assert not list((project / ".ai").glob(".staging-*"))
 
 
-def test_the_users_own_space_takes_items_too(home: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_user_space_accepts_items_too(home: Path, ask: Ask) -> None:
     created = ask("execute", action="create", item_id="say", parameters={**SCRIPT, "location": "user"})
 
     assert Path(str(created.content["path"])) == home / ".ai" / "tools" / "say" / "tool.yaml"
@@ -313,7 +322,8 @@ def test_a_manifest_with_seven_faults_lists_seven(ask: Ask) -> None:
     assert all(issue["reason"] and issue["fix"] for issue in issues)
 
 
-def test_a_file_is_validated_where_it_lies_and_nowhere_else(project: Path, ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_file_is_validated_only_in_its_place(project: Path, ask: Ask, tmp_path: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=SCRIPT)
     (tmp_path / "outside.yaml").write_text("tool_id: outside\n")
 
@@ -326,6 +336,7 @@ def test_a_file_is_validated_where_it_lies_and_nowhere_else(project: Path, ask: 
     assert missing.content["code"] == "not_found"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_category_of_a_signature_is_that_of_the_file(ask: Ask) -> None:
     ask("execute", action="create", item_id="say", parameters={**SCRIPT, "category": "speech"})
 

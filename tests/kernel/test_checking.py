@@ -1,4 +1,4 @@
-"""What is checked, when, and by whose word: the author's checks start no program that a call could not start."""
+"""Checks of an item start no program that a call could not start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deny(home: Path, *rules: str) -> None:
 
 @pytest.fixture
 def mark(project: Path) -> str:
-    """What a runtime's `check` words say of every tool; the runtime is in the project, and a tool stands on it."""
+    """The output of the `check` command of a project runtime, and a tool that uses the runtime."""
     config: JsonObject = {"command": "bash", "check": ["sh", "-c", "echo error: it was looked at >&2; exit 1"]}
     runtime = {**API, "tool_type": "runtime", "executor": "subprocess", "config": config}
     put(project / ".ai", "marking", runtime)
@@ -69,32 +69,33 @@ ACTIONS: Mapping[str, tuple[str, JsonObject]] = {
 }
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-VA-03")
 @pytest.mark.parametrize("action", ACTIONS)
-def test_the_check_words_of_an_item_that_may_run_are_started(action: str, mark: str, ask: Ask) -> None:
+def test_the_check_command_of_a_permitted_item_is_started(action: str, mark: str, ask: Ask) -> None:
     name, words = ACTIONS[action]
 
-    told = act(ask, action, name, words)
+    response = act(ask, action, name, words)
 
-    assert [as_object(issue)["reason"] for issue in as_list(told["issues"])] == [mark]
+    assert [as_object(issue)["reason"] for issue in as_list(response["issues"])] == [mark]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("rule", ["*/say*@*", "*/marking@*"], ids=["the item", "its runtime"])
-def test_the_check_words_of_a_denied_item_are_not_started(
+def test_the_check_command_of_a_denied_item_is_not_started(
     rule: str, action: str, mark: str, home: Path, ask: Ask
 ) -> None:
     deny(home, rule)
     name, words = ACTIONS[action]
 
-    told = act(ask, action, name, words)
+    response = act(ask, action, name, words)
 
-    assert mark not in json.dumps(told)
+    assert mark not in json.dumps(response)
 
 
 @pytest.mark.case("SIG-01")
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_executor_that_was_changed_after_signing_refuses_the_check(
+def test_an_executor_that_changed_after_signing_refuses_the_check(
     action: str, mark: str, project: Path, ask: Ask
 ) -> None:
     assert act(ask, "sign", "marking")["status"] == "signed"
@@ -108,15 +109,13 @@ def test_an_executor_that_was_changed_after_signing_refuses_the_check(
     assert mark not in json.dumps(refused)
 
 
-def test_a_users_item_is_not_checked_by_a_runtime_that_a_project_brings(
-    mark: str, project: Path, home: Path, ask: Ask
-) -> None:
+def test_a_user_item_is_not_checked_by_a_project_runtime(mark: str, project: Path, home: Path, ask: Ask) -> None:
     put(home / ".ai", "mine", {**SCRIPT, "executor": "marking"})
 
-    told = act(ask, "validate", "mine")
+    response = act(ask, "validate", "mine")
 
-    assert told["status"] == "invalid"
-    assert mark not in json.dumps(told)
+    assert response["status"] == "invalid"
+    assert mark not in json.dumps(response)
 
 
 UNSOUND: Mapping[str, tuple[JsonObject, dict[str, Json]]] = {
@@ -129,7 +128,7 @@ UNSOUND: Mapping[str, tuple[JsonObject, dict[str, Json]]] = {
 
 @pytest.mark.req("K-VA-01")
 @pytest.mark.parametrize("what", UNSOUND)
-def test_a_value_that_is_not_sound_refuses_the_run(what: str, project: Path, ask: Ask) -> None:
+def test_an_invalid_value_refuses_the_run(what: str, project: Path, ask: Ask) -> None:
     words, config = UNSOUND[what]
     put(project / ".ai", "say", words, **config)
 
@@ -140,7 +139,7 @@ def test_a_value_that_is_not_sound_refuses_the_run(what: str, project: Path, ask
     assert not (project / ".ai" / "outputs").exists()
 
 
-def test_an_unsound_runtime_refuses_what_stands_on_it(mark: str, project: Path, ask: Ask) -> None:
+def test_an_invalid_runtime_refuses_the_tools_on_it(mark: str, project: Path, ask: Ask) -> None:
     path = project / ".ai" / "tools" / "marking" / "tool.yaml"
     path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"command": "bash", "timeout": 10**9}}))
 
@@ -149,7 +148,8 @@ def test_an_unsound_runtime_refuses_what_stands_on_it(mark: str, project: Path, 
     assert [as_object(issue)["place"] for issue in as_list(refused["issues"])] == ["marking.config.timeout"]
 
 
-def test_an_unknown_word_in_an_old_tools_config_still_runs(project: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_unknown_key_in_a_legacy_config_still_runs(project: Path, ask: Ask) -> None:
     tools = project / ".ai" / "tools"
     tools.mkdir()
     (tools / "say.py").write_text(
@@ -160,8 +160,9 @@ def test_an_unknown_word_in_an_old_tools_config_still_runs(project: Path, ask: A
     assert act(ask, "run")["result"] == "green"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-01")
-def test_a_change_after_signing_is_told_before_what_the_change_made_unsound(project: Path, ask: Ask) -> None:
+def test_a_change_after_signing_is_reported_before_the_errors_it_caused(project: Path, ask: Ask) -> None:
     path = put(project / ".ai", "say", SCRIPT, timeout=60) / "tool.yaml"
     assert act(ask, "sign")["status"] == "signed"
     path.write_text(path.read_text().replace("60", "-60"))
@@ -169,6 +170,7 @@ def test_a_change_after_signing_is_told_before_what_the_change_made_unsound(proj
     assert act(ask, "run")["code"] == "content_hash_mismatch"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-04")
 @pytest.mark.case("SIG-05")
 def test_a_frozen_run_refuses_a_tool_that_was_never_signed(project: Path, ask: Ask) -> None:
@@ -182,6 +184,7 @@ def test_a_frozen_run_refuses_a_tool_that_was_never_signed(project: Path, ask: A
     assert ask("execute", item_id="say", frozen=True).content["result"] == "hello"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_folder_of_python_without_declared_parameters_takes_those_of_main(project: Path, ask: Ask) -> None:
     code = "def main(word: str, count: int = 2):\n    return word * count\n"
     words = {**SCRIPT, "executor": "python_runtime", "config": {"entrypoint": "main.py"}, "files": {"main.py": code}}
@@ -196,7 +199,7 @@ def test_a_folder_of_python_without_declared_parameters_takes_those_of_main(proj
 
 
 @pytest.mark.req("K-VA-02")
-def test_a_syntax_error_in_an_embedded_tool_is_told_with_its_line_by_run_too(project: Path, ask: Ask) -> None:
+def test_a_syntax_error_in_an_embedded_tool_is_reported_with_its_line_by_run_too(project: Path, ask: Ask) -> None:
     tools = project / ".ai" / "tools"
     tools.mkdir()
     (tools / "say.py").write_text('"""Say."""\n\n__version__ = "1.0.0"\n\n\ndef main(:\n    return 1\n')
@@ -218,7 +221,7 @@ def test_a_syntax_error_in_an_embedded_tool_is_told_with_its_line_by_run_too(pro
         ({"name": "a=b", "type": "string"}, "parameters[0]"),
     ],
 )
-def test_a_parameter_that_no_caller_could_use_is_an_issue(parameter: JsonObject, place: str, ask: Ask) -> None:
+def test_an_unusable_parameter_is_an_issue(parameter: JsonObject, place: str, ask: Ask) -> None:
     refused = act(ask, "create", words={**SCRIPT, "parameters": [parameter]})
 
     issues = [as_object(issue) for issue in as_list(refused["issues"])]

@@ -1,4 +1,4 @@
-"""A managed machine: what is not on its list is neither brought nor loaded, and no process is held less strictly."""
+"""A managed machine: unlisted items are neither pulled nor loaded, and the minimum level applies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.policy import deployment
-from kiwi_mcp.policy.deployment import deployments, minimum
+from kiwi_mcp.policy import policy_files
+from kiwi_mcp.policy.policy_files import deployments, minimum
 
 Ask = Callable[..., Answer]
 TOOL = "# tool_id: {0}\n# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: Say\necho {0}\n"
@@ -50,7 +50,7 @@ def new(ask: Ask, name: str) -> JsonObject:
     return ask("execute", action="create", item_id=name, parameters=parameters).content
 
 
-def test_a_list_of_names_without_versions_is_of_all_their_versions(ask: Ask, managed: Callable[[str], Path]) -> None:
+def test_a_list_of_names_without_versions_covers_all_versions(ask: Ask, managed: Callable[[str], Path]) -> None:
     managed("deployment: managed\nitems: {allow: ['project/local/good', 'project/local/other', 'builtin/*']}\n")
 
     assert ask("execute", item_id="good", dry_run=True).content["status"] == "planned"
@@ -58,13 +58,14 @@ def test_a_list_of_names_without_versions_is_of_all_their_versions(ask: Ask, man
     assert new(ask, "other")["status"] == "created"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B3", "SR4")
-def test_what_is_off_the_list_is_not_brought_and_not_loaded_and_the_reason_is_told(
+def test_an_unlisted_item_is_neither_pulled_nor_loaded_and_the_reason_is_reported(
     ask: Ask, managed: Callable[[str], Path], tools: Path
 ) -> None:
     managed("deployment: managed\nitems: {allow: ['project/local/good*']}\n")
 
-    for told in (
+    for response in (
         new(ask, "other"),
         ask("execute", action="pull", item_id="acme/other@1.0.0").content,
         ask("load", item_id="stray", destination="user").content,
@@ -72,8 +73,8 @@ def test_what_is_off_the_list_is_not_brought_and_not_loaded_and_the_reason_is_to
         ask("execute", item_id="stray").content,
         ask("load", item_id="stray").content,
     ):
-        assert told["code"] == "not_permitted"
-        assert "deployment" in as_text(told["message"])
+        assert response["code"] == "not_permitted"
+        assert "deployment" in as_text(response["message"])
     assert not (tools / "other.yaml").exists()
     assert new(ask, "good_one")["status"] == "created"
     cards = map(as_object, as_list(ask("search", query="say").content["results"]))
@@ -85,9 +86,7 @@ def test_what_is_off_the_list_is_not_brought_and_not_loaded_and_the_reason_is_to
 
 
 @pytest.mark.req("B3")
-def test_an_executor_that_somebody_placed_there_is_not_used_either(
-    ask: Ask, managed: Callable[[str], Path], tools: Path
-) -> None:
+def test_a_planted_executor_is_not_used(ask: Ask, managed: Callable[[str], Path], tools: Path) -> None:
     (tools / "my_runtime.yaml").write_text(
         "tool_id: my_runtime\ntool_type: runtime\nexecutor: subprocess\nversion: 1.0.0\ndescription: Run\n"
         "config: {command: bash, args: ['{tool.files}/{tool.entrypoint}']}\n"
@@ -95,12 +94,13 @@ def test_an_executor_that_somebody_placed_there_is_not_used_either(
     (tools / "good.sh").write_text(f"#!/bin/bash\n{TOOL.format('good').replace('bash_runtime', 'my_runtime')}")
     managed("deployment: managed\nitems: {allow: ['project/local/good@*']}\n")
 
-    told = ask("execute", item_id="good").content
-    assert (told["code"], "my_runtime" in as_text(told["message"])) == ("not_permitted", True)
+    response = ask("execute", item_id="good").content
+    assert (response["code"], "my_runtime" in as_text(response["message"])) == ("not_permitted", True)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H6")
-def test_no_process_is_held_below_the_floor_of_the_machine_and_nothing_is_relaxed_below_it(
+def test_no_process_runs_below_the_minimum_level_of_the_machine_and_none_is_relaxed_below_it(
     ask: Ask, managed: Callable[[str], Path]
 ) -> None:
     ask("execute", action="sign", item_id="good")
@@ -109,15 +109,15 @@ def test_no_process_is_held_below_the_floor_of_the_machine_and_nothing_is_relaxe
     plan = as_object(ask("execute", item_id="good", dry_run=True).content["plan"])
     assert as_object(plan["jail"])["level"] == "restricted"
     assert as_object(ask("execute", action="why", item_id="good").content["isolation"])["decided_by"] == "deployment"
-    told = ask("relax", action="apply", item_id="good", to="standard").content
-    assert (told["code"], "restricted" in as_text(told["message"])) == ("not_permitted", True)
+    response = ask("relax", action="apply", item_id="good", to="standard").content
+    assert (response["code"], "restricted" in as_text(response["message"])) == ("not_permitted", True)
 
 
-def test_files_of_deployments_only_add_up(
+def test_deployment_files_only_add_restrictions(
     managed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = tmp_path / "system" / "deployment.yaml"
-    monkeypatch.setattr(deployment, "SYSTEM_FOLDER", str(system.parent))
+    monkeypatch.setattr(policy_files, "SYSTEM_FOLDER", str(system.parent))
     assert deployments() == ()
     system.parent.mkdir()
     assert deployments() == ()
@@ -128,29 +128,27 @@ def test_files_of_deployments_only_add_up(
     assert (minimum(), len(deployments())) == ("restricted", 2)
 
 
-def test_a_broken_file_of_the_machine_is_for_whoever_runs_it_to_mend(
+def test_a_broken_machine_file_is_for_the_administrator_to_fix(
     managed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = tmp_path / "system" / "deployment.yaml"
-    monkeypatch.setattr(deployment, "SYSTEM_FOLDER", str(system.parent))
+    monkeypatch.setattr(policy_files, "SYSTEM_FOLDER", str(system.parent))
     system.mkdir(parents=True)
     with pytest.raises(InvalidManifest) as fault:
         deployments()
-    assert [issue.fix for issue in fault.value.issues] == ["Ask whoever runs this machine to mend it."]
+    assert [issue.fix for issue in fault.value.issues] == ["Ask the administrator of this machine to fix it."]
     system.rmdir()
     managed("deployment: local\n").unlink()
     with pytest.raises(InvalidManifest) as fault:
         deployments()
-    assert [issue.fix for issue in fault.value.issues] == ["Mend it, or unset KIWI_DEPLOYMENT."]
+    assert [issue.fix for issue in fault.value.issues] == ["Fix it, or unset KIWI_DEPLOYMENT."]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "deployment: manged\n", "deployment: managed\nfloor: high\n", "deployment: managed\nitem: {}\n", "- a\n"],
+    ["", "deployment: manged\n", "deployment: managed\nfloor: podman\n", "deployment: managed\nitem: {}\n", "- a\n"],
 )
-def test_a_deployment_that_is_not_understood_refuses_everything(
-    ask: Ask, managed: Callable[[str], Path], text: str
-) -> None:
+def test_an_invalid_deployment_file_refuses_everything(ask: Ask, managed: Callable[[str], Path], text: str) -> None:
     managed(text)
 
     with pytest.raises(InvalidManifest):
@@ -158,12 +156,14 @@ def test_a_deployment_that_is_not_understood_refuses_everything(
     assert ask("execute", item_id="good").content["code"] == "invalid_manifest"
 
 
-def test_a_file_that_is_named_and_not_there_refuses_everything(ask: Ask, managed: Callable[[str], Path]) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_named_but_missing_file_refuses_everything(ask: Ask, managed: Callable[[str], Path]) -> None:
     managed("deployment: local\n").unlink()
 
     assert ask("execute", item_id="good").content["code"] == "invalid_manifest"
     assert [one["status"] for one in checks(ask)] == ["problem"]
 
 
-def test_a_machine_that_nobody_manages_has_every_item(ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_unmanaged_machine_has_every_item(ask: Ask) -> None:
     assert (minimum(), deployments(), checks(ask)) == (None, (), [])

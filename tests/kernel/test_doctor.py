@@ -1,4 +1,4 @@
-"""Doctor: one line for each MCP server, and one for all that is preferred and elsewhere."""
+"""Doctor: one line for each MCP server, and one for missing preferred items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def offer(file: Path, *names: str) -> None:
     file.write_text(json.dumps({"tools": tools}))
 
 
-def test_each_server_has_a_line_that_says_what_waits_and_what_is_missing(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_each_server_has_a_line_with_pending_changes_and_missing_parts(ask: Ask, tmp_path: Path) -> None:
     file = tmp_path / "offers.json"
     offer(file, "echo")
     words = {"command": sys.executable, "args": [str(SCRIPT), str(file)]}
@@ -45,7 +46,8 @@ def test_each_server_has_a_line_that_says_what_waits_and_what_is_missing(ask: As
     assert "not set: ${NOWHERE_SET}" in as_text(check["detail"])
 
 
-def test_what_is_preferred_and_in_other_projects_is_one_line(ask: Ask, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_preferred_items_of_other_projects_are_one_line(ask: Ask, home: Path) -> None:
     (home / ".ai").mkdir()
     (home / ".ai" / "preferences.yaml").write_text("always_send: [here, there, elsewhere]\n")
     (check,) = (check for check in checks(ask, "preferences") if check["status"] == "warning")
@@ -53,7 +55,8 @@ def test_what_is_preferred_and_in_other_projects_is_one_line(ask: Ask, home: Pat
     assert "`there`" in as_text(check["detail"])
 
 
-def test_the_machine_is_tested_where_no_tool_had_that_done(ask: Ask, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_doctor_tests_the_machine_if_no_tool_did(ask: Ask, home: Path) -> None:
     kept = home / ".cache" / "kiwi" / "isolation.json"
     kept.unlink()
     (check,) = checks(ask, "isolation")
@@ -61,7 +64,8 @@ def test_the_machine_is_tested_where_no_tool_had_that_done(ask: Ask, home: Path)
     assert kept.is_file()
 
 
-def test_what_kiwi_installs_by_itself_lacks_no_program(
+@pytest.mark.usefixtures("sandbox")
+def test_programs_that_kiwi_installs_are_not_missing(
     ask: Ask, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = project / ".ai" / "tools"
@@ -81,9 +85,8 @@ def test_what_kiwi_installs_by_itself_lacks_no_program(
     assert "`uvx` is not on the PATH" in [check["detail"] for check in checks(ask, "odd")]
 
 
-def test_a_word_of_the_environment_that_is_no_half_of_search_is_told_and_ignored(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_invalid_search_mode_variable_is_reported_and_ignored(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [check["status"] for check in checks(ask, "search")] == ["ok"]
     monkeypatch.setenv("KIWI_SEARCH", "bogus")
     fault = checks(ask, "search")[0]

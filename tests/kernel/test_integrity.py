@@ -1,4 +1,4 @@
-"""What was signed runs as it was signed, or not at all."""
+"""A signed item runs as it was signed, or not at all."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-01")
 @pytest.mark.case("SIG-01")
 @pytest.mark.parametrize("what", FILES)
@@ -98,6 +99,7 @@ def test_a_run_refused_for_a_changed_byte_leaves_no_output(tools: Path, project:
     assert tree(project) == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-06")
 def test_files_swapped_added_or_made_executable_refuse_the_run(tools: Path, ask: Ask) -> None:
     main, helper = tools / "say" / "main.sh", tools / "say" / "lib" / "say.sh"
@@ -116,6 +118,7 @@ def test_files_swapped_added_or_made_executable_refuse_the_run(tools: Path, ask:
     assert run(ask)["code"] == "content_hash_mismatch"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_signing_again_accepts_the_change(tools: Path, ask: Ask) -> None:
     flip(tools / FILES["helper"])
     (tools / FILES["helper"]).write_text('say() { echo "now: $KIWI_PARAM_word"; }\n')
@@ -125,17 +128,18 @@ def test_signing_again_accepts_the_change(tools: Path, ask: Ask) -> None:
     assert run(ask)["result"] == "now: kiwi"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-04")
 @pytest.mark.case("SIG-05")
-def test_an_edited_runtime_is_reported_and_with_frozen_refused(tools: Path, ask: Ask) -> None:
+def test_an_edited_runtime_is_reported_and_refused_with_frozen(tools: Path, ask: Ask) -> None:
     changed = {"description": "Runs a shell file otherwise", "version": "1.3.0"}
     ask("execute", action="update", item_id="plain_runtime", parameters=changed)
     ask("execute", action="sign", item_id="plain_runtime")
 
-    told, refused = run(ask), run(ask, frozen=True)
+    response, refused = run(ask), run(ask, frozen=True)
 
-    assert told["result"] == "kiwi"
-    assert str(as_list(told["warnings"])[0]).startswith("lockfile: plain_runtime changed: 1.2.0")
+    assert response["result"] == "kiwi"
+    assert str(as_list(response["warnings"])[0]).startswith("lockfile: plain_runtime changed: 1.2.0")
     assert refused["code"] == "lock_mismatch"
     assert "1.3.0" in str(refused["message"])
     explained = ask("execute", action="why", item_id="say").content
@@ -143,7 +147,7 @@ def test_an_edited_runtime_is_reported_and_with_frozen_refused(tools: Path, ask:
 
 
 @pytest.mark.req("K-CH-04")
-def test_a_pin_that_no_version_fits_is_a_missing_link(tools: Path, ask: Ask) -> None:
+def test_a_pin_without_a_matching_version_is_a_missing_link(tools: Path, ask: Ask) -> None:
     ask("execute", action="update", item_id="plain_runtime", parameters={"version": "2.0.0"})
 
     refused = run(ask)
@@ -152,16 +156,18 @@ def test_a_pin_that_no_version_fits_is_a_missing_link(tools: Path, ask: Ask) -> 
     assert "2.0.0" in str(refused["message"])
 
 
-def test_a_frozen_run_of_what_is_as_recorded_goes_ahead(tools: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_frozen_run_of_a_recorded_item_works(tools: Path, ask: Ask) -> None:
     assert run(ask, frozen=True)["result"] == "kiwi"
 
 
-def test_a_damaged_lockfile_is_refused_and_not_read_as_an_empty_one(tools: Path, project: Path, ask: Ask) -> None:
+def test_a_damaged_lockfile_is_refused_and_not_read_as_empty(tools: Path, project: Path, ask: Ask) -> None:
     (project / ".ai" / "kiwi.lock").write_text('{"lockfile": ')
 
     assert run(ask)["code"] == "invalid_manifest"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-01")
 @pytest.mark.parametrize(
     ("name", "text"),
@@ -172,7 +178,7 @@ def test_a_damaged_lockfile_is_refused_and_not_read_as_an_empty_one(tools: Path,
     ],
     ids=["python", "bash", "javascript"],
 )
-def test_a_signature_is_a_comment_of_the_files_own_language(
+def test_a_signature_is_a_comment_in_the_language_of_the_file(
     name: str, text: str, project: Path, ask: Ask, kernel: Kernel
 ) -> None:
     path = project / ".ai" / "tools" / name
@@ -189,7 +195,7 @@ def test_a_signature_is_a_comment_of_the_files_own_language(
     assert run(ask)["code"] == "content_hash_mismatch"
 
 
-def test_a_deleted_tool_is_taken_out_of_the_lockfile(ask: Ask, tools: Path) -> None:
+def test_a_deleted_tool_is_removed_from_the_lockfile(ask: Ask, tools: Path) -> None:
     lockfile = tools.parent / "kiwi.lock"
     assert "project/local/say" in lockfile.read_text()
 

@@ -1,4 +1,4 @@
-"""The kernel's edge: requests read strictly, faults told once, projects and policies seen at once."""
+"""The entry of the kernel: strict requests, complete errors, and current projects and policies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.errors import ProjectPathInvalid, ProjectPathRequired
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.kernel import Answer, Kernel, find
-from kiwi_mcp.kernel.places import cache_folder, nearest_project, project_space, user_space
-from kiwi_mcp.kernel.verbs import VERBS
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.paths import cache_folder, nearest_project, project_space, user_space
+from kiwi_mcp.kernel.verb import DECLARED
+from kiwi_mcp.kernel.verbs import VERBS, every_verb, search
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]
@@ -26,7 +27,7 @@ def script(text: str = "echo hello\n", **words: Json) -> JsonObject:
         "tool_type": "script",
         "executor": "bash_runtime",
         "version": "1.0.0",
-        "description": "Say hello to somebody",
+        "description": "Say hello to a person",
         "config": {"entrypoint": "main.sh"},
         "files": {"main.sh": text},
         **words,
@@ -34,25 +35,25 @@ def script(text: str = "echo hello\n", **words: Json) -> JsonObject:
 
 
 @pytest.mark.req("K-ME-03")
-def test_every_fault_of_a_request_is_told_at_once(ask: Ask) -> None:
+def test_all_issues_of_a_request_are_reported_at_once(ask: Ask) -> None:
     refused = ask("search", limit=0, sort_by="size", lost=1).content
 
     assert refused["code"] == "invalid_request"
     assert [as_object(issue)["place"] for issue in as_list(refused["issues"])] == ["query", "limit", "sort_by", "lost"]
 
 
-def test_a_request_that_carries_configuration_is_refused(ask: Ask) -> None:
+def test_a_request_with_configuration_is_refused(ask: Ask) -> None:
     for word in ("tools", "provider", "model", "sources", "policy", "user"):
         assert ask("execute", item_id="x", **{word: "y"}).content["code"] == "invalid_request"
 
 
-def test_a_fault_of_kiwis_own_is_an_incident_and_not_a_traceback(
+def test_an_internal_error_is_an_incident_and_not_a_traceback(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> JsonObject:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(find, "find", broken)
+    monkeypatch.setattr(search, "find", broken)
     with caplog.at_level(logging.ERROR, logger="kiwi"):
         answer = ask("search", query="x")
 
@@ -62,7 +63,8 @@ def test_a_fault_of_kiwis_own_is_an_incident_and_not_a_traceback(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_cancelled_call_passes_its_cancellation_on(project: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_cancelled_call_raises_its_cancellation(project: Path, ask: Ask) -> None:
     ask("execute", action="create", item_id="wait", parameters=script("touch started\nsleep 30\n"))
     ask("relax", action="apply", item_id="wait", to="trusted")
 
@@ -78,7 +80,8 @@ def test_a_cancelled_call_passes_its_cancellation_on(project: Path, ask: Ask) ->
         asyncio.run(cancelled())
 
 
-def test_what_the_owner_denies_does_not_run_and_says_which_rule(ask: Ask, home: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_denied_call_does_not_run_and_names_the_rule(ask: Ask, home: Path, project: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=script("touch started\n"))
     (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text('items: {allow: ["*"], deny: ["project/*/say@*"]}\n')
@@ -94,6 +97,7 @@ def test_what_the_owner_denies_does_not_run_and_says_which_rule(ask: Ask, home: 
     assert [as_object(reason)["code"] for reason in as_list(explained["reasons"])] == ["not_permitted"]
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_policy_that_cannot_be_read_permits_nothing(ask: Ask, home: Path, project: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=script("touch started\n"))
     (home / ".ai").mkdir(exist_ok=True)
@@ -105,16 +109,18 @@ def test_a_policy_that_cannot_be_read_permits_nothing(ask: Ask, home: Path, proj
     assert worst["status"] == "problem"
 
 
-def test_progress_is_reported_while_a_call_runs(project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_progress_is_reported_while_a_call_runs(project: Path) -> None:
     steps: list[str] = []
     request: JsonObject = {"action": "create", "item_id": "say", "parameters": script()}
 
-    asyncio.run(Kernel(project).call("execute", request, Caller(lambda step: steps.append(step.message))))
+    await Kernel(project).call("execute", request, Caller(lambda step: steps.append(step.message)))
 
     assert "checking say" in steps
 
 
-def test_a_plan_is_the_same_for_the_same_call_and_another_for_another(ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_equal_calls_have_equal_plans(ask: Ask) -> None:
     parameters = [{"name": "word", "type": "string"}]
     ask("execute", action="create", item_id="say", parameters=script(parameters=parameters))
 
@@ -125,8 +131,9 @@ def test_a_plan_is_the_same_for_the_same_call_and_another_for_another(ask: Ask) 
     assert digest("a") != digest("b")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-05")
-def test_a_run_keeps_its_record_with_logs_and_exit_code(ask: Ask, project: Path) -> None:
+def test_a_run_record_contains_logs_and_exit_code(ask: Ask, project: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=script("echo out\necho err >&2\nexit 3\n"))
 
     answer = ask("execute", item_id="say")
@@ -140,7 +147,8 @@ def test_a_run_keeps_its_record_with_logs_and_exit_code(ask: Ask, project: Path)
     assert kept["execution_time_ms"] == answer.content["execution_time_ms"]
 
 
-def test_outputs_of_many_calls_at_once_are_all_kept(ask: Ask, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_outputs_of_concurrent_calls_are_all_stored(ask: Ask, project: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=script())
     kernel = Kernel(project)
 
@@ -162,7 +170,7 @@ def test_outputs_of_many_calls_at_once_are_all_kept(ask: Ask, project: Path) -> 
         ("steps", {"tool_type": "composite", "config": {"steps": [{"tool": "x"}]}}, "composite"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_run_says_why(name: str, words: JsonObject, driver: str, ask: Ask) -> None:
+def test_an_item_that_cannot_run_gives_a_reason(name: str, words: JsonObject, driver: str, ask: Ask) -> None:
     made = ask("execute", action="create", item_id=name, parameters={"version": "1.0.0", "description": "x", **words})
 
     refused = ask("execute", item_id=name).content
@@ -172,7 +180,8 @@ def test_what_cannot_be_run_says_why(name: str, words: JsonObject, driver: str, 
     assert refused["suggestion"]
 
 
-def test_search_filters_and_says_what_to_do_when_nothing_is_found(ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_search_filters_and_suggests_a_next_step_without_hits(ask: Ask) -> None:
     ask("execute", action="create", item_id="say", parameters=script(tags=["greeting"], category="speech"))
 
     def total(**words: Json) -> Json:
@@ -192,32 +201,33 @@ def test_search_filters_and_says_what_to_do_when_nothing_is_found(ask: Ask) -> N
     assert names[0] == "python_runtime"
 
 
-def test_init_lays_out_a_project_once_and_touches_nothing_that_is_there(tmp_path: Path, tree: Tree) -> None:
+async def test_init_creates_a_project_once_and_changes_no_existing_file(tmp_path: Path, tree: Tree) -> None:
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     kernel = Kernel(fresh)
 
-    first = asyncio.run(kernel.call("init", {})).content
+    first = (await kernel.call("init", {})).content
     (fresh / ".ai" / ".gitignore").write_text("mine\n")
     before = tree(fresh)
-    second = asyncio.run(kernel.call("init", {})).content
+    second = (await kernel.call("init", {})).content
 
     assert (first["status"], second["status"]) == ("created", "present")
     assert (fresh / ".ai" / "tools").is_dir()
     assert tree(fresh) == before
 
 
-def test_doctor_names_what_is_missing_and_how_to_get_it(
+@pytest.mark.usefixtures("sandbox")
+def test_doctor_names_missing_programs_and_how_to_install_them(
     ask: Ask, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / ".ai" / "tools").mkdir()
     (project / ".ai" / "tools" / "bad.yaml").write_text("tool_id: [\n")
     monkeypatch.setenv("PATH", str(project))
 
-    told = ask("doctor").content
-    checks = {str(as_object(check)["check"]): as_object(check) for check in as_list(told["checks"])}
+    response = ask("doctor").content
+    checks = {str(as_object(check)["check"]): as_object(check) for check in as_list(response["checks"])}
 
-    assert told["status"] == "problem"
+    assert response["status"] == "problem"
     assert checks["node_runtime"]["status"] == "warning"
     assert "nodejs.org" in str(checks["node_runtime"]["fix"])
     assert checks[str(project / ".ai" / "tools" / "bad.yaml")]["status"] == "problem"
@@ -278,6 +288,7 @@ def test_a_project_is_canonical_or_refused(project: Path, home: Path, tmp_path: 
         project_space("project", project, user=home, cache=home)
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_two_projects_in_one_kernel_do_not_see_each_other(project: Path, tmp_path: Path, ask: Ask) -> None:
     other = tmp_path / "other"
     other.mkdir()
@@ -287,8 +298,15 @@ def test_two_projects_in_one_kernel_do_not_see_each_other(project: Path, tmp_pat
     assert ask("execute", item_id="say", project_path=str(project)).content["result"] == "hello"
 
 
-def test_the_table_of_verbs_is_complete_and_says_what_each_takes() -> None:
+def test_the_verb_table_is_complete_and_describes_the_arguments() -> None:
     assert [verb.name for verb in VERBS if verb.is_meta_tool] == ["search", "load", "execute", "help"]
     for verb in VERBS:
         assert verb.description.endswith(".")
-        assert verb.request.model_json_schema()["additionalProperties"] is False
+
+
+def test_the_index_of_verbs_names_every_declared_verb_and_its_module() -> None:
+    for verb in every_verb():
+        assert verb.help.endswith(".")
+        assert verb.request.__struct_config__.forbid_unknown_fields
+    indexed = {(family.name, *filter(None, [action])) for family in VERBS for action in family.verbs}
+    assert {*DECLARED} == indexed

@@ -1,4 +1,4 @@
-"""Changes reach what was meant and nothing else: no link is followed, no other space touched, no signature left."""
+"""Changes affect only their target: no symlink is followed and no other space is touched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def act(ask: Ask, action: str, name: str = "look_up", /, **words: object) -> Jso
 
 
 @pytest.mark.parametrize("place", ["tools", "tools/mail"])
-def test_nothing_is_created_changed_or_removed_behind_a_linked_folder(
+def test_nothing_is_created_changed_or_removed_behind_a_symlinked_folder(
     place: str, project: Path, outside: Path, ask: Ask, tree: Tree
 ) -> None:
     link = project / ".ai" / place
@@ -55,7 +55,7 @@ def test_nothing_is_created_changed_or_removed_behind_a_linked_folder(
 
 
 @pytest.mark.parametrize("action", ["update", "delete"])
-def test_nothing_goes_to_a_trash_that_is_a_link(
+def test_nothing_is_moved_to_a_trash_that_is_a_symlink(
     action: str, project: Path, outside: Path, ask: Ask, tree: Tree
 ) -> None:
     act(ask, "create", **API)
@@ -68,7 +68,7 @@ def test_nothing_goes_to_a_trash_that_is_a_link(
     assert (tree(project), tree(outside)) == before
 
 
-def test_init_does_not_write_through_a_link_that_leads_nowhere(project: Path, tmp_path: Path, ask: Ask) -> None:
+def test_init_does_not_write_through_a_dangling_symlink(project: Path, tmp_path: Path, ask: Ask) -> None:
     (project / ".ai" / ".gitignore").symlink_to(tmp_path / "victim")
 
     made = ask("init")
@@ -79,7 +79,7 @@ def test_init_does_not_write_through_a_link_that_leads_nowhere(project: Path, tm
 
 @pytest.mark.req("K-SI-01")
 @pytest.mark.parametrize("action", ["update", "delete"])
-def test_a_detached_signature_goes_with_its_item(action: str, project: Path, ask: Ask) -> None:
+def test_a_detached_signature_stays_with_its_item(action: str, project: Path, ask: Ask) -> None:
     tools = project / ".ai" / "tools"
     tools.mkdir()
     (tools / "look_up.json").write_text(TEXT)
@@ -97,7 +97,7 @@ def test_a_detached_signature_goes_with_its_item(action: str, project: Path, ask
 
 @pytest.mark.req("K-ME-04")
 @pytest.mark.case("SIG-01")
-def test_an_item_that_was_changed_after_signing_is_not_copied(project: Path, home: Path, ask: Ask) -> None:
+def test_an_item_that_changed_after_signing_is_not_copied(project: Path, home: Path, ask: Ask) -> None:
     act(ask, "create", **API)
     act(ask, "sign")
     path = project / ".ai" / "tools" / "look_up.yaml"
@@ -111,7 +111,7 @@ def test_an_item_that_was_changed_after_signing_is_not_copied(project: Path, hom
 
 @pytest.mark.req("K-ME-04")
 @pytest.mark.case("SIG-01")
-def test_an_executor_that_was_changed_after_signing_is_not_copied_along(project: Path, home: Path, ask: Ask) -> None:
+def test_an_executor_that_changed_after_signing_is_not_copied(project: Path, home: Path, ask: Ask) -> None:
     runtime = {"tool_type": "runtime", "executor": "subprocess", "config": {"command": "bash"}}
     act(ask, "create", "plain_runtime", version="1.0.0", description="Runs a file", **runtime)
     script = {"tool_type": "script", "executor": "plain_runtime", "config": {"entrypoint": "main.sh"}}
@@ -128,7 +128,7 @@ def test_an_executor_that_was_changed_after_signing_is_not_copied_along(project:
 
 @pytest.mark.req("K-ME-02")
 @pytest.mark.parametrize("action", ["update", "delete"])
-def test_an_item_of_the_users_space_is_changed_only_where_its_location_is_said(
+def test_a_user_item_is_changed_only_if_its_location_is_named(
     action: str, project: Path, home: Path, ask: Ask, tree: Tree
 ) -> None:
     act(ask, "create", location="user", **API)

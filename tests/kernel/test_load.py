@@ -1,4 +1,4 @@
-"""Reading an item, copying it to another space, and reading on in large results."""
+"""Loading an item, copying it to another space, and paging through large results."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def tools(ask: Ask) -> None:
         assert ask("execute", action="create", item_id=name, parameters=words).content["status"] == "created"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-04")
 def test_a_copy_brings_its_executors_and_runs_from_the_other_space(ask: Ask, home: Path, tmp_path: Path) -> None:
     copied = ask("load", item_id="say", source="project", destination="user")
@@ -55,7 +56,7 @@ def test_a_copy_brings_its_executors_and_runs_from_the_other_space(ask: Ask, hom
     assert (elsewhere / ".ai" / "tools" / "say" / "lib" / "more.sh").read_text() == "true\n"
 
 
-def test_a_copy_that_is_there_already_is_said_to_be_there(ask: Ask, home: Path, tree: Tree) -> None:
+def test_an_existing_identical_copy_is_reported(ask: Ask, home: Path, tree: Tree) -> None:
     ask("load", item_id="say", destination="user")
     before = tree(home / ".ai")
 
@@ -65,7 +66,7 @@ def test_a_copy_that_is_there_already_is_said_to_be_there(ask: Ask, home: Path, 
     assert tree(home / ".ai") == before
 
 
-def test_a_copy_never_writes_over_something_else(ask: Ask, home: Path, tree: Tree) -> None:
+def test_a_copy_never_overwrites_other_content(ask: Ask, home: Path, tree: Tree) -> None:
     ask("execute", action="create", item_id="say", parameters={**RUNTIME, "location": "user"})
     before = tree(home / ".ai")
 
@@ -100,48 +101,50 @@ def test_a_built_in_is_read_like_any_other_item(ask: Ask) -> None:
     assert ask("load", item_id="bash_runtime", destination="user").content["code"] == "invalid_request"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-05")
-def test_a_large_result_is_a_preview_and_a_handle_to_read_on(ask: Ask) -> None:
-    told = ask("execute", item_id="say", parameters={"size": 150_000}).content
+def test_a_large_result_is_a_preview_with_a_handle(ask: Ask) -> None:
+    response = ask("execute", item_id="say", parameters={"size": 150_000}).content
 
-    assert told["result_is_preview"] is True
-    assert len(str(told["result"])) == 2_000
+    assert response["result_is_preview"] is True
+    assert len(str(response["result"])) == 2_000
     pages, offset = [], 0
     for _ in range(10):
-        page = ask("load", item_type="output", item_id=told["result_handle"], offset=offset).content
+        page = ask("load", item_type="output", item_id=response["result_handle"], offset=offset).content
         pages.append(str(page["content"]))
         if page["next_offset"] is None:
             break
         offset = int(str(page["next_offset"]))
     assert len(pages) == 3
     assert "".join(pages) == "x" * 150_000
-    assert told["result_characters"] == sum(map(len, pages))
+    assert response["result_characters"] == sum(map(len, pages))
 
 
 @pytest.mark.parametrize(
     "handle", ["say", "say/../../x", "/etc/passwd", "../say/output_20260101_000000", "say/output_1"]
 )
-def test_a_handle_is_a_handle_and_no_path(handle: str, ask: Ask) -> None:
+def test_a_handle_is_not_a_path(handle: str, ask: Ask) -> None:
     assert ask("load", item_type="output", item_id=handle).content["code"] == "invalid_request"
 
 
-def test_an_output_that_is_gone_is_not_found(ask: Ask) -> None:
+def test_a_deleted_output_is_not_found(ask: Ask) -> None:
     gone = ask("load", item_type="output", item_id="say/output_20260101_000000").content
 
     assert gone["code"] == "not_found"
 
 
-def test_a_project_that_cannot_be_written_loses_the_output_and_not_the_result(ask: Ask, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_read_only_project_loses_the_output_file_and_not_the_result(ask: Ask, project: Path) -> None:
     (project / ".ai" / "outputs").write_text("in the way")
 
-    told = ask("execute", item_id="say").content
+    response = ask("execute", item_id="say").content
 
-    assert told["result"] == "xxxx"
-    assert told["output_path"] is None
-    assert "could not be kept" in str(told["warnings"])
+    assert response["result"] == "xxxx"
+    assert response["output_path"] is None
+    assert "could not be kept" in str(response["warnings"])
 
 
-def test_an_executable_file_stays_executable_when_it_is_copied(ask: Ask, project: Path, home: Path) -> None:
+def test_an_executable_file_stays_executable_in_a_copy(ask: Ask, project: Path, home: Path) -> None:
     (project / ".ai" / "tools" / "say" / "lib" / "more.sh").chmod(0o755)
 
     ask("load", item_id="say", destination="user")
@@ -149,7 +152,7 @@ def test_an_executable_file_stays_executable_when_it_is_copied(ask: Ask, project
     assert os.access(home / ".ai" / "tools" / "say" / "lib" / "more.sh", os.X_OK)
 
 
-def test_load_tells_what_the_item_takes_and_stands_on(ask: Ask) -> None:
+def test_load_returns_the_parameters_and_the_chain_of_an_item(ask: Ask) -> None:
     loaded = ask("load", item_id="say@^1.0").content
 
     assert loaded["chain"] == ["say", "plain_runtime", "subprocess"]

@@ -1,4 +1,4 @@
-"""Old folders come along: shown first, then brought as they are, or in the form of today when asked."""
+"""Migration of old folders: planned first, then copied unchanged or rewritten on request."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kiwi_mcp
+from kiwi_mcp.catalog import legacy_items
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.migrating import migrate, old_folder
-from kiwi_mcp.kernel.migrating.habits import read_habits
-from kiwi_mcp.kernel.migrating.steps import Step
-from kiwi_mcp.kernel.requests import MigrateRequest
+from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.verb import parse
+from kiwi_mcp.kernel.verbs.migrate import MigrateRequest, MigrationStep, migrate_folder
 from kiwi_mcp.manifest.formats import is_variable
+from kiwi_mcp.manifest.legacy.python_script import read_script_facts
 
 Ask = Callable[..., Answer]
 Tree = Callable[[Path], Mapping[str, str]]
@@ -55,9 +57,10 @@ def old(tmp_path: Path) -> Path:
 def move(project: Path, home: Path) -> Migrate:
     """Migrate to a new project, or within the one that is named."""
 
-    def call(to: Path = project, **words: object) -> JsonObject:
+    def call(to: Path = project, **words: Json) -> JsonObject:
         catalog = Catalog(Space(to, home / ".ai", home / ".cache" / "kiwi"))
-        return asyncio.run(migrate(MigrateRequest.model_validate(words), catalog, silent))
+        request, author = parse(MigrateRequest, "migrate", words), AuthorshipLog(Provenances(Store(home)), "test", True)
+        return asyncio.run(migrate_folder(request, catalog, silent, author)).to_json()
 
     return call
 
@@ -98,7 +101,7 @@ EXPECTED = [(name, result) for name, _, result in RUNS]
 
 
 @pytest.mark.req("K-TY-07")
-def test_a_plan_changes_nothing_and_says_what_becomes_of_each_file(
+def test_a_plan_changes_nothing_and_describes_the_result_for_each_file(
     old: Path, project: Path, move: Migrate, tree: Tree
 ) -> None:
     before = tree(old), tree(project)
@@ -115,7 +118,7 @@ def test_a_plan_changes_nothing_and_says_what_becomes_of_each_file(
     assert "apply" in as_text(answer["next"])
 
 
-def test_a_plan_tells_integrity_entry_and_what_the_code_counts_on(old: Path, move: Migrate) -> None:
+def test_a_plan_reports_integrity_entrypoint_and_assumptions_of_the_code(old: Path, move: Migrate) -> None:
     found = items(move(path=str(old)))
     verdicts = {name: item.get("integrity") for name, item in found.items()}
     assert verdicts["enrich.py"] == verdicts["count.py"] == "valid:B2"
@@ -129,8 +132,9 @@ def test_a_plan_tells_integrity_entry_and_what_the_code_counts_on(old: Path, mov
     assert found["python_runtime.py"]["reason"] == "a built-in has this name, and is used in its place"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-07")
-def test_what_is_copied_runs_and_its_old_hashes_still_hold(
+def test_a_copied_item_runs_and_its_old_hashes_are_valid(
     old: Path, project: Path, move: Migrate, tree: Tree, ask: Ask
 ) -> None:
     before = tree(old)
@@ -145,9 +149,7 @@ def test_what_is_copied_runs_and_its_old_hashes_still_hold(
 
 
 @pytest.mark.parametrize("rewrite", [False, True])
-def test_migrating_twice_does_nothing_the_second_time(
-    rewrite: bool, old: Path, project: Path, move: Migrate, tree: Tree
-) -> None:
+def test_a_second_migration_does_nothing(rewrite: bool, old: Path, project: Path, move: Migrate, tree: Tree) -> None:
     first = move(path=str(old), apply=True, rewrite=rewrite)
     before = tree(project)
     again = move(path=str(old), apply=True, rewrite=rewrite)
@@ -157,7 +159,8 @@ def test_migrating_twice_does_nothing_the_second_time(
     assert again["next"] == "Nothing to do."
 
 
-def test_a_folder_that_is_in_use_is_left_as_it_is(old: Path, move: Migrate, tree: Tree, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_folder_in_use_is_not_changed(old: Path, move: Migrate, tree: Tree, ask: Ask) -> None:
     before = tree(old)
     answer = move(to=old, apply=True)
     assert tree(old) == before
@@ -166,8 +169,9 @@ def test_a_folder_that_is_in_use_is_left_as_it_is(old: Path, move: Migrate, tree
     assert runs(ask, old) == EXPECTED
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-07")
-def test_rewriting_in_place_gives_manifests_keeps_the_code_and_puts_old_files_into_the_trash(
+def test_rewriting_in_place_creates_manifests_keeps_the_code_and_trashes_old_files(
     old: Path, move: Migrate, ask: Ask
 ) -> None:
     code = (old / ".ai/tools/text/count.py").read_text()
@@ -194,7 +198,8 @@ def test_rewriting_in_place_gives_manifests_keeps_the_code_and_puts_old_files_in
     assert move(to=old, rewrite=True)["next"] == "Nothing to do."
 
 
-def test_a_rewritten_script_brings_the_modules_and_variables_it_needs(
+@pytest.mark.usefixtures("sandbox")
+def test_a_rewritten_script_includes_its_modules_and_variables(
     old: Path, project: Path, move: Migrate, ask: Ask
 ) -> None:
     put(project / ".env", "LETTER_FROM=the sea\n")
@@ -203,6 +208,7 @@ def test_a_rewritten_script_brings_the_modules_and_variables_it_needs(
     (project / ".ai/scripts/mail/letter.py").unlink()
     answer = move(path=str(old / ".ai" / "scripts"), apply=True, rewrite=True)
     assert items(answer)["letter.py"]["what"] == "convert"
+    ask("execute", action="sign", item_id="letter")
     letter = ask("execute", item_id="letter", parameters={"to": "Ada"}).content
     assert letter["result"] == f"{'-' * 20}\nTo Ada, from [redacted:LETTER_FROM], Kiwi"
     folder = project / ".ai/tools/mail/letter"
@@ -210,8 +216,9 @@ def test_a_rewritten_script_brings_the_modules_and_variables_it_needs(
     assert files == {"tool.yaml", "letter.py", "page.py", "lib/marks.py"}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("stage", ["written", "half"])
-def test_a_rewrite_that_was_cut_short_is_finished_by_the_next(
+def test_an_interrupted_rewrite_is_finished_by_the_next_one(
     stage: str, old: Path, move: Migrate, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     class Killed(BaseException):
@@ -222,14 +229,14 @@ def test_a_rewrite_that_was_cut_short_is_finished_by_the_next(
     def cut(*_: object) -> Path:
         raise Killed
 
-    def cut_later(step: Step, base: Path) -> Step:
+    def cut_later(step: MigrationStep, base: Path) -> MigrationStep:
         if next(calls) == 3:
             raise Killed
-        done: Step = written(step, base)
+        done: MigrationStep = written(step, base)
         return done
 
     with monkeypatch.context() as patch:
-        module = import_module("kiwi_mcp.kernel.migrating.migrate")
+        module = import_module("kiwi_mcp.kernel.verbs.migrate")
         written = module._written
         patch.setattr(module, *(("discard", cut) if stage == "written" else ("_written", cut_later)))
         with pytest.raises(Killed):
@@ -241,7 +248,8 @@ def test_a_rewrite_that_was_cut_short_is_finished_by_the_next(
     assert move(to=old, rewrite=True)["next"] == "Nothing to do."
 
 
-def test_a_process_that_is_killed_leaves_whole_items_and_the_next_one_finishes(
+@pytest.mark.usefixtures("processes")
+def test_a_killed_process_leaves_whole_items_and_the_next_one_finishes(
     tmp_path: Path, project: Path, home: Path, move: Migrate
 ) -> None:
     scripts = project / ".ai" / "scripts"
@@ -266,13 +274,14 @@ def test_a_process_that_is_killed_leaves_whole_items_and_the_next_one_finishes(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join) | st.text(max_size=60))
-def test_the_habits_of_any_text_are_read_without_a_fault(text: str) -> None:
-    habits = read_habits(text)
+def test_any_text_is_analysed_without_an_error(text: str) -> None:
+    habits = read_script_facts(text)
     assert habits is None or all(is_variable(name) for name in habits.variables)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("rewrite", [False, True])
-def test_what_was_changed_after_it_was_signed_is_neither_copied_nor_made_new(
+def test_a_file_that_changed_after_signing_is_neither_copied_nor_converted(
     rewrite: bool, old: Path, project: Path, move: Migrate
 ) -> None:
     answer = items(move(path=str(old), apply=True, rewrite=rewrite, sign=True))["changed.py"]
@@ -280,11 +289,11 @@ def test_what_was_changed_after_it_was_signed_is_neither_copied_nor_made_new(
     assert not [*(project / ".ai").rglob("changed*")]
 
 
-def test_an_item_of_the_same_name_and_other_content_is_never_written_over(
+def test_an_item_of_the_same_name_with_other_content_is_never_overwritten(
     old: Path, project: Path, move: Migrate
 ) -> None:
     mine = put(project / ".ai/tools/greet.py", '"""\ntool_type: script\nversion: 2.0.0\n"""\n\n\ndef main(): ...\n')
-    taken = put(project / ".ai/tools/mail/enrich.py", "# nobody's tool\n")
+    taken = put(project / ".ai/tools/mail/enrich.py", "# another tool\n")
     before = mine.read_text(), taken.read_text()
     found = items(move(path=str(old), apply=True))
     assert found["greet.py"]["what"] == found["enrich.py"]["what"] == "skip"
@@ -293,21 +302,23 @@ def test_an_item_of_the_same_name_and_other_content_is_never_written_over(
     assert (mine.read_text(), taken.read_text()) == before
 
 
-def test_of_two_old_files_with_one_name_the_second_is_told_and_left(tmp_path: Path, move: Migrate) -> None:
+def test_the_second_of_two_old_files_with_one_name_is_reported_and_skipped(tmp_path: Path, move: Migrate) -> None:
     put(tmp_path / "old/.ai/scripts/a/same.py", "def main(): return 1\n")
     put(tmp_path / "old/.ai/scripts/b/same.py", "def main(): return 2\n")
     answer = move(path=str(tmp_path / "old"))
     assert answer["counts"] == {"copy": 1, "skip": 1}
 
 
-def test_signing_is_done_when_asked(old: Path, move: Migrate, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_signing_is_done_on_request(old: Path, move: Migrate, ask: Ask) -> None:
     answer = items(move(to=old, rewrite=True, sign=True, apply=True))
     assert all(item.get("signed") for item in answer.values() if item["what"] in {"convert", "sign"})
     for name in ("greet", "count", "aloud", "letter"):
-        assert ask("load", item_id=name, project_path=str(old)).content["integrity"] == "signed"
+        assert ask("load", item_id=name, project_path=str(old)).content["integrity"] == "hashed"
     assert ask("load", item_id="changed", project_path=str(old)).content["integrity"] == "modified"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_signing_without_rewriting_signs_old_files_where_they_are(old: Path, move: Migrate) -> None:
     answer = items(move(to=old, sign=True, apply=True))
     assert answer["greet.py"]["signed"] is True
@@ -315,8 +326,9 @@ def test_signing_without_rewriting_signs_old_files_where_they_are(old: Path, mov
     assert "kiwi-mcp:validated" in (old / ".ai/scripts/greet.py").read_text().partition("\n")[0]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-07")
-def test_a_folder_of_dunder_tools_anywhere_comes_along_by_category(
+def test_a_folder_of_dunder_tools_is_migrated_by_category(
     tmp_path: Path, project: Path, move: Migrate, ask: Ask
 ) -> None:
     head = '__version__ = "1.0.0"\n__tool_type__ = "python"\n__executor_id__ = "python_runtime"\n'
@@ -334,7 +346,8 @@ def test_a_folder_of_dunder_tools_anywhere_comes_along_by_category(
     assert ask("execute", item_id="add", parameters={"a": 1, "b": 2}).content["result"] == 3
 
 
-def test_items_can_go_to_the_user_and_code_they_share_comes_too(
+@pytest.mark.usefixtures("sandbox")
+def test_items_can_be_migrated_to_the_user_with_their_shared_code(
     tmp_path: Path, home: Path, project: Path, move: Migrate, ask: Ask
 ) -> None:
     tool = '"""Say a word."""\nfrom lib.words import WORD\n\n__version__ = "1.0.0"\n__tool_type__ = "script"\n'
@@ -354,7 +367,7 @@ def test_items_can_go_to_the_user_and_code_they_share_comes_too(
     assert move(path=str(home / ".ai"))["target"] == str(home / ".ai")
 
 
-def test_nothing_is_run_to_read_it_and_links_are_not_followed(tmp_path: Path, project: Path, move: Migrate) -> None:
+def test_reading_runs_no_code_and_follows_no_links(tmp_path: Path, project: Path, move: Migrate) -> None:
     marker = tmp_path / "ran"
     put(tmp_path / "old/.ai/scripts/act.py", f"open({str(marker)!r}, 'w').close()\nif True:\n    import aside\n")
     secret = put(tmp_path / "secret.py", "KEY = 1\n")
@@ -369,18 +382,18 @@ def test_nothing_is_run_to_read_it_and_links_are_not_followed(tmp_path: Path, pr
     assert not [path for path in (project / ".ai").rglob("*.py") if "KEY" in path.read_text()]
 
 
-def test_a_large_folder_is_looked_at_up_to_a_limit(
+def test_a_large_folder_is_scanned_up_to_a_limit(
     tmp_path: Path, move: Migrate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(40):
         put(tmp_path / f"old/.ai/scripts/part{number % 4}/tool{number}.py", "def main(): return 1\n")
-    monkeypatch.setattr(old_folder, "MAX_LOOKED_AT", 30)
+    monkeypatch.setattr(legacy_items, "MAX_LOOKED_AT", 30)
     answer = move(path=str(tmp_path / "old"))
     assert answer["counts"] == {"copy": 23, "skip": 1}
     assert "not looked at" in str(answer["items"])
 
 
-def test_files_that_cannot_be_read_do_not_stop_the_others(tmp_path: Path, move: Migrate) -> None:
+def test_unreadable_files_do_not_stop_the_others(tmp_path: Path, move: Migrate) -> None:
     scripts = tmp_path / "old/.ai/scripts"
     put(scripts / "fine.py", "def main(): return 1\n")
     put(scripts / "latin.py", "").write_bytes(b"# \xe9\ndef main(): return 1\n")
@@ -392,7 +405,7 @@ def test_files_that_cannot_be_read_do_not_stop_the_others(tmp_path: Path, move: 
     assert all(item.get("reason") for item in items(answer).values() if item["what"] == "skip")
 
 
-def test_a_target_that_cannot_be_written_is_told_for_each_item(old: Path, project: Path, move: Migrate) -> None:
+def test_a_target_that_cannot_be_written_is_reported_for_each_item(old: Path, project: Path, move: Migrate) -> None:
     put(project / ".ai/scripts", "a file where a folder should be")
     put(project / ".ai/tools", "a file where a folder should be")
     answer = move(path=str(old), apply=True)
@@ -401,14 +414,14 @@ def test_a_target_that_cannot_be_written_is_told_for_each_item(old: Path, projec
 
 
 @pytest.mark.parametrize("path", ["missing", "a\0b", "/"])
-def test_a_path_that_is_no_folder_is_refused_with_a_suggestion(path: str, move: Migrate) -> None:
+def test_a_path_that_is_not_a_folder_is_refused_with_a_suggestion(path: str, move: Migrate) -> None:
     with pytest.raises(InvalidRequest) as refused:
         move(path=path)
     assert "`path` cannot be used" in refused.value.message
     assert refused.value.suggestion
 
 
-def test_a_project_with_nothing_old_has_nothing_to_do(move: Migrate) -> None:
+def test_a_project_without_old_items_needs_no_migration(move: Migrate) -> None:
     answer = move()
     assert (answer["counts"], answer["next"]) == ({}, "Nothing to do.")
 
@@ -417,6 +430,7 @@ LETTER = '"""Write a letter."""\nfrom page import page\n\n\ndef run(to: str) -> 
 PAGE = "def page(text):\n    return f'--- {text} ---'\n"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_tool_that_lacks_a_module_is_neither_signed_nor_converted(
     tmp_path: Path, project: Path, move: Migrate
 ) -> None:
@@ -438,7 +452,8 @@ def test_a_tool_that_lacks_a_module_is_neither_signed_nor_converted(
     assert (whole["what"], whole["signed"]) == ("convert", True)
 
 
-def test_a_package_that_may_be_missing_is_only_warned_of(tmp_path: Path, move: Migrate) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_possibly_missing_package_is_a_warning(tmp_path: Path, move: Migrate) -> None:
     text = "try:\n    import rich\nexcept ImportError:\n    rich = None\n\n\ndef run() -> str:\n    return 'ok'\n"
     put(tmp_path / "old/.ai/scripts/plain.py", text)
     plain = items(move(path=str(tmp_path / "old"), apply=True, rewrite=True, sign=True))["plain.py"]
@@ -446,7 +461,7 @@ def test_a_package_that_may_be_missing_is_only_warned_of(tmp_path: Path, move: M
     assert [as_object(issue)["severity"] for issue in as_list(plain["issues"])] == ["warning", "warning"]
 
 
-def test_a_folder_without_any_item_is_told_in_one_sentence(tmp_path: Path, move: Migrate) -> None:
+def test_a_folder_without_any_item_is_reported_in_one_sentence(tmp_path: Path, move: Migrate) -> None:
     for number in range(50):
         put(tmp_path / "etc" / f"{number}.json", "{}")
     answer = move(path=str(tmp_path / "etc"))

@@ -1,8 +1,7 @@
-"""One call looks at the store once, and the next call looks again."""
+"""One call checks the store once, and the next call checks again."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def name_store(user: Path, path: Path) -> str:
     return url
 
 
-def test_another_store_is_used_once_the_moment_ends(store: Store, user: Path, tmp_path: Path) -> None:
+def test_another_store_is_used_after_the_cache_interval(store: Store, user: Path, tmp_path: Path) -> None:
     before = store.registry()
     store.hold()
     url = name_store(user, tmp_path / "other.db")
@@ -43,19 +42,19 @@ def test_another_store_is_used_once_the_moment_ends(store: Store, user: Path, tm
     assert (now.database.url, store.registry_if_any()) == (url, now)
 
 
-def test_runs_are_looked_for_even_within_the_moment(store: Store, user: Path, tmp_path: Path) -> None:
+def test_runs_are_read_from_the_store_within_the_cache_interval(store: Store, user: Path, tmp_path: Path) -> None:
     before = store.runs()
     store.hold()
     name_store(user, tmp_path / "other.db")
     assert store.runs() is not before
 
 
-def test_a_file_that_was_never_made_is_not_made_to_find_out(store: Store, user: Path) -> None:
+def test_a_missing_store_file_is_not_created_by_a_check(store: Store, user: Path) -> None:
     assert store.registry_if_any() is None
     assert not (user / "state").exists()
 
 
-def test_a_call_uses_the_store_that_was_named_right_before_it(user: Path, tmp_path: Path) -> None:
+async def test_a_call_uses_the_store_that_was_configured_just_before(user: Path, tmp_path: Path) -> None:
     knowledge = tmp_path / "project" / ".ai" / "knowledge"
     knowledge.mkdir(parents=True)
     (knowledge / "note.md").write_text("---\nid: note\ntitle: Note\nversion: 1.0.0\n---\nhello\n")
@@ -69,7 +68,7 @@ def test_a_call_uses_the_store_that_was_named_right_before_it(user: Path, tmp_pa
         await kernel.aclose()
         return urls
 
-    for url in asyncio.run(calls()):
+    for url in await calls():
         database = open_database(url)
         assert [run.tool_id for run in Runs(database).list(RunFilter())] == ["note"]
         database.close()

@@ -1,4 +1,4 @@
-"""What clients see without searching: exactly what the owner wishes and can have, whatever else there is."""
+"""The tools that clients see without searching: exactly those that the owner prefers and permits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.offers import Hints, Offer, Offers
+from kiwi_mcp.domain.mcp import Hints, Offer, Offers
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.gathering import MOST
+from kiwi_mcp.kernel.tool_list import MOST
 
 SCRIPT = Path(__file__).parents[1] / "data" / "mcp" / "scripted.py"
 META_TOOLS = ("search", "load", "execute", "help")
@@ -81,7 +81,7 @@ def own(offers: tuple[Offer, ...]) -> list[str]:
 
 
 class Server:
-    """An MCP server whose offers are in a file."""
+    """An MCP server with its offers in a file."""
 
     def __init__(self, ask: Ask, folder: Path, name: str) -> None:
         self._ask, self._file, self.name = ask, folder / f"{name}.json", name
@@ -99,7 +99,7 @@ class Server:
 
 
 @pytest.fixture
-def everything(ask: Ask, tmp_path: Path) -> Server:
+def everything(ask: Ask, tmp_path: Path, sandbox: None) -> Server:
     server = Server(ask, tmp_path, "everything")
     server.add(
         tools=[
@@ -123,7 +123,7 @@ def everything(ask: Ask, tmp_path: Path) -> Server:
 
 
 @pytest.mark.req("D1", "D7")
-def test_nothing_but_the_meta_tools_is_sent_unless_the_owner_says_so(look: Look, ask: Ask, project: Path) -> None:
+def test_only_meta_tools_are_sent_by_default(look: Look, ask: Ask, project: Path) -> None:
     write_tool(project / ".ai", "weather")
     offers = look()
     assert offers.meta_tools == META_TOOLS
@@ -134,27 +134,27 @@ def test_nothing_but_the_meta_tools_is_sent_unless_the_owner_says_so(look: Look,
 
 
 @pytest.mark.req("D1")
-def test_an_offer_says_all_that_a_client_needs(look: Look, user: Path, project: Path) -> None:
+def test_an_offer_contains_all_that_a_client_needs(look: Look, user: Path, project: Path) -> None:
     path = write_tool(project / ".ai", "weather")
     manifest = (
         "tool_type: script\nexecutor: python_runtime\nversion: 1.0.0\ndescription: Tell the weather\ntask: always\n"
     )
     path.write_text(f'"""\n{manifest}"""\n\n\ndef main(place: str, days: int = 3):\n    return place\n')
     prefer(user, "always_send: {weather: true}\n")
-    assert look().tools == (
-        Offer(
-            name="weather",
-            identity="project/local/weather@1.0.0",
-            description="Tell the weather",
-            parameters={
-                "type": "object",
-                "properties": {"place": {"type": "string"}, "days": {"type": "integer", "default": 3}},
-                "required": ["place"],
-                "additionalProperties": False,
-            },
-            hints=Hints(is_read_only=False, is_destructive=True),
-            task="always",
-        ),
+    (offer,) = look().tools
+    assert offer == Offer(
+        name="weather",
+        identity="project/local/weather@1.0.0",
+        description="Tell the weather",
+        parameters={
+            "type": "object",
+            "properties": {"place": {"type": "string"}, "days": {"type": "integer", "default": 3}},
+            "required": ["place"],
+            "additionalProperties": False,
+        },
+        hints=Hints(is_read_only=False, is_destructive=True),
+        task="always",
+        digest=offer.digest,
     )
 
 
@@ -174,17 +174,16 @@ def test_a_changed_preference_changes_what_is_sent_without_a_restart(look: Look,
 
 @pytest.mark.req("D3")
 @pytest.mark.parametrize("text", ["always_send: {search: false}", "always_send: {'*': false}"])
-def test_search_stays_and_a_notice_says_so(look: Look, user: Path, text: str) -> None:
+def test_search_cannot_be_removed_and_a_notice_says_so(look: Look, user: Path, text: str) -> None:
     prefer(user, text)
     offers = look()
     assert "search" in offers.meta_tools
-    assert ["`search` stays" in notice for notice in offers.notices] == [True]
+    assert ["`search` is always sent" in notice for notice in offers.notices] == [True]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D4")
-def test_with_eight_tools_that_are_all_sent_nothing_needs_to_be_searched_for(
-    look: Look, ask: Ask, user: Path, project: Path
-) -> None:
+def test_eight_tools_that_are_all_sent_need_no_search(look: Look, ask: Ask, user: Path, project: Path) -> None:
     wanted = [f"tool_{number}" for number in range(8)]
     for name in wanted:
         write_tool(project / ".ai", name)
@@ -197,11 +196,12 @@ def test_with_eight_tools_that_are_all_sent_nothing_needs_to_be_searched_for(
 
 
 def size_of(offers: Offers) -> int:
-    return len(json.dumps([asdict(offer) for offer in offers.tools]))
+    return len(msgspec.json.encode(offers.tools))
 
 
+@pytest.mark.slow
 @pytest.mark.req("D5", "E5")
-def test_two_thousand_tools_leave_what_is_sent_as_small_as_two(look: Look, ask: Ask, user: Path, project: Path) -> None:
+def test_two_thousand_tools_do_not_grow_the_list_that_is_sent(look: Look, ask: Ask, user: Path, project: Path) -> None:
     prefer(user, "always_send: {tool_0000: true, tool_0001: true}\n")
     for number in range(2):
         write_tool(project / ".ai", f"tool_{number:04}", about=f"Handle matter {number:04}")
@@ -221,8 +221,9 @@ def test_two_thousand_tools_leave_what_is_sent_as_small_as_two(look: Look, ask: 
     assert all_wished.notices == ("No more than 200 tools are sent; 1800 others are found by searching.",)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E3", "E4")
-def test_search_gives_short_cards_and_load_gives_the_one_definition(ask: Ask, project: Path) -> None:
+def test_search_returns_short_cards_and_load_returns_one_definition(ask: Ask, project: Path) -> None:
     for number in range(30):
         write_tool(project / ".ai", f"tool_{number}", about=f"Handle matter {number}")
     cards = [as_object(card) for card in as_list(ask("search", query="handle matter").content["results"])]
@@ -239,24 +240,22 @@ def test_search_gives_short_cards_and_load_gives_the_one_definition(ask: Ask, pr
 
 
 @pytest.mark.req("B2", "C6")
-def test_what_is_preferred_and_not_here_is_a_notice_and_harms_nothing(
-    look: Look, ask: Ask, user: Path, project: Path
-) -> None:
+def test_a_preferred_but_missing_item_is_a_notice(look: Look, ask: Ask, user: Path, project: Path) -> None:
     write_tool(project / ".ai", "weather")
     prefer(user, "always_send: [weather, nowhere, acme/gone, mcp/off/echo, 'off/*', 'Not A Name']\n")
     offers = look()
     assert names(offers.tools) == ["weather"]
     assert offers.meta_tools == META_TOOLS
-    told = "\n".join(offers.notices)
+    response = "\n".join(offers.notices)
     for word in ("nowhere", "acme/gone", "mcp/off/echo", "off/*", "Not A Name"):
-        assert f"`{word}`" in told
+        assert f"`{word}`" in response
     assert as_list(ask("search", query="nowhere", source="all").content["results"]) == []
     assert ask("load", item_id="nowhere").content["code"] == "tool_not_found"
     assert ask("execute", item_id="nowhere").content["code"] == "tool_not_found"
 
 
 @pytest.mark.req("B2", "C8")
-def test_a_server_that_is_removed_takes_its_tools_out_of_every_list(
+def test_a_removed_server_removes_its_tools_from_every_list(
     look: Look, ask: Ask, user: Path, everything: Server
 ) -> None:
     prefer(user, "always_send: [mcp/everything/echo]\n")
@@ -269,9 +268,7 @@ def test_a_server_that_is_removed_takes_its_tools_out_of_every_list(
 
 
 @pytest.mark.req("K-MC-04")
-def test_what_a_server_describes_otherwise_is_left_out_until_it_is_accepted(
-    look: Look, ask: Ask, user: Path, everything: Server
-) -> None:
+def test_a_changed_tool_is_not_sent_until_it_is_accepted(look: Look, ask: Ask, user: Path, everything: Server) -> None:
     prefer(user, "always_send: {'everything/*': true}\n")
     assert names(look().tools) == ["everything_echo", "everything_get_sum"]
     plain: JsonObject = {"type": "object"}
@@ -291,7 +288,8 @@ def test_what_a_server_describes_otherwise_is_left_out_until_it_is_accepted(
     assert names(look().tools) == ["everything_echo", "everything_get_sum", "everything_late"]
 
 
-def test_what_was_changed_after_it_was_signed_is_left_out(look: Look, ask: Ask, user: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_item_that_changed_after_signing_is_not_sent(look: Look, ask: Ask, user: Path, project: Path) -> None:
     path = write_tool(project / ".ai", "weather")
     prefer(user, "always_send: {weather: true}\n")
     assert not ask("execute", action="sign", item_id="weather").is_error
@@ -303,9 +301,7 @@ def test_what_was_changed_after_it_was_signed_is_left_out(look: Look, ask: Ask, 
 
 
 @pytest.mark.req("B6", "D8")
-def test_what_the_owner_denies_is_not_sent_whatever_they_prefer(
-    look: Look, user: Path, project: Path, everything: Server
-) -> None:
+def test_a_denied_item_is_not_sent_even_if_preferred(look: Look, user: Path, project: Path, everything: Server) -> None:
     write_tool(project / ".ai", "weather")
     prefer(user, "always_send: [weather, mcp/everything/echo]\n")
     assert names(look().tools) == ["everything_echo", "weather"]
@@ -319,27 +315,25 @@ def test_what_the_owner_denies_is_not_sent_whatever_they_prefer(
     assert "policy.yaml" in broken.notices[0]
 
 
-def test_a_file_that_is_not_understood_leaves_what_ships_with_kiwi(look: Look, user: Path, project: Path) -> None:
+def test_an_invalid_preferences_file_leaves_the_defaults(look: Look, user: Path, project: Path) -> None:
     write_tool(project / ".ai", "weather")
     prefer(user, "alwayssend: {weather: true}\n")
     offers = look()
     assert (offers.tools, offers.meta_tools) == ((), META_TOOLS)
-    assert "alwayssend: is not a word of the preferences" in offers.notices[0]
+    assert "alwayssend: is not a known key" in offers.notices[0]
 
 
-def test_links_and_items_without_a_driver_are_not_sent(look: Look, user: Path, project: Path) -> None:
+def test_executors_and_items_without_a_driver_are_not_sent(look: Look, user: Path, project: Path) -> None:
     write_yaml(project / ".ai", "pipeline", {"tool_type": "composite", "description": "Several", "config": {}})
     prefer(user, "always_send: [python_runtime, pipeline, '*']\n")
     offers = look()
     assert offers.tools == ()
-    told = "\n".join(offers.notices)
-    assert "`python_runtime` is not sent" in told
-    assert "`pipeline` is not sent" in told
+    response = "\n".join(offers.notices)
+    assert "`python_runtime` is not sent" in response
+    assert "`pipeline` is not sent" in response
 
 
-def test_a_definition_that_would_fill_a_conversation_is_left_to_be_searched_for(
-    look: Look, user: Path, project: Path
-) -> None:
+def test_a_huge_definition_is_not_sent(look: Look, user: Path, project: Path) -> None:
     words: JsonObject = {
         "tool_type": "script",
         "executor": "bash_runtime",
@@ -357,9 +351,7 @@ def test_a_definition_that_would_fill_a_conversation_is_left_to_be_searched_for(
 # --- names ---
 
 
-def test_names_are_what_clients_can_call_and_none_is_given_twice(
-    look: Look, user: Path, project: Path, everything: Server
-) -> None:
+def test_names_are_callable_and_unique(look: Look, user: Path, project: Path, everything: Server) -> None:
     long = "a" * 100
     for name in ("search", "runs", "everything_echo", long):
         write_tool(project / ".ai", name)
@@ -382,7 +374,7 @@ def test_names_are_what_clients_can_call_and_none_is_given_twice(
     assert all(re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name) for name in names(offers.tools))
 
 
-def test_a_name_of_the_owners_choice_that_is_taken_is_a_notice(look: Look, user: Path, project: Path) -> None:
+def test_a_chosen_name_that_is_taken_is_a_notice(look: Look, user: Path, project: Path) -> None:
     for name in ("weather", "forecast"):
         write_tool(project / ".ai", name)
     prefer(user, "always_send: {weather: {as: sky}, forecast: {as: sky}, help: {as: aid}}\n")
@@ -392,7 +384,7 @@ def test_a_name_of_the_owners_choice_that_is_taken_is_a_notice(look: Look, user:
     assert "`help` keeps its name" in offers.notices[0]
 
 
-def test_a_project_that_hides_a_preferred_tool_is_told(look: Look, user: Path, project: Path) -> None:
+def test_a_project_item_that_hides_a_preferred_tool_is_reported(look: Look, user: Path, project: Path) -> None:
     write_tool(user, "weather")
     write_tool(project / ".ai", "weather", about="Another one")
     prefer(user, "always_send: {weather: true}\n")
@@ -422,7 +414,7 @@ def test_a_project_that_hides_a_preferred_tool_is_told(look: Look, user: Path, p
         ),
     ],
 )
-def test_hints_say_what_the_author_says_and_the_worst_of_what_is_unsaid(
+def test_hints_come_from_the_author_and_default_to_the_worst_case(
     look: Look, user: Path, project: Path, words: JsonObject, hints: Hints
 ) -> None:
     config = {"entrypoint": "main.sh"}
@@ -432,7 +424,7 @@ def test_hints_say_what_the_author_says_and_the_worst_of_what_is_unsaid(
     assert look().tools[0].hints == hints
 
 
-def test_what_calls_somebody_else_is_told_to_and_a_server_speaks_for_itself(
+def test_a_tool_that_calls_others_is_marked_and_a_server_declares_its_own_hints(
     look: Look, user: Path, project: Path, everything: Server
 ) -> None:
     config = {"method": "GET", "url": "https://example.com"}
@@ -470,7 +462,7 @@ def test_directives_and_knowledge_of_project_and_user_are_listed(look: Look, use
     assert own(offers.resources) == []
 
 
-def test_prompts_and_resources_of_servers_are_listed_once_the_owner_asks(
+def test_prompts_and_resources_of_servers_are_listed_if_the_owner_prefers_them(
     look: Look, user: Path, everything: Server
 ) -> None:
     offers = look()
@@ -485,9 +477,8 @@ def test_prompts_and_resources_of_servers_are_listed_once_the_owner_asks(
     assert offers.tools == ()
 
 
-def test_an_address_that_two_servers_use_or_that_is_kiwis_own_is_replaced(
-    look: Look, ask: Ask, user: Path, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_uri_that_is_shared_or_belongs_to_kiwi_is_replaced(look: Look, ask: Ask, user: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         Server(ask, tmp_path, name).add(
             resources=[
@@ -507,7 +498,7 @@ def test_an_address_that_two_servers_use_or_that_is_kiwis_own_is_replaced(
     assert {offer.identity for offer in offers.templates} == {""}
 
 
-def test_a_tool_that_is_named_as_a_prompt_is_a_notice(look: Look, user: Path, project: Path) -> None:
+def test_a_tool_that_is_preferred_as_a_prompt_is_a_notice(look: Look, user: Path, project: Path) -> None:
     write_tool(project / ".ai", "weather")
     prefer(user, "prompts: [weather]\nresources: [weather]\n")
     offers = look()
@@ -519,9 +510,7 @@ def test_a_tool_that_is_named_as_a_prompt_is_a_notice(look: Look, user: Path, pr
 # --- marks ---
 
 
-def test_the_mark_changes_with_what_is_seen_and_with_nothing_else(
-    kernel: Kernel, look: Look, user: Path, project: Path
-) -> None:
+def test_the_etag_changes_only_with_visible_changes(kernel: Kernel, look: Look, user: Path, project: Path) -> None:
     assert kernel.offers_mark() == ""
     write_tool(project / ".ai", "weather")
     prefer(user, "always_send: [weather, later]\n")
@@ -551,7 +540,7 @@ def test_the_mark_changes_with_what_is_seen_and_with_nothing_else(
     assert len({*seen}) == 5
 
 
-def test_a_server_that_is_asked_anew_changes_the_mark(
+def test_a_refreshed_server_changes_the_etag(
     kernel: Kernel, look: Look, user: Path, ask: Ask, everything: Server
 ) -> None:
     prefer(user, "always_send: {'*': true}\n")
@@ -563,7 +552,7 @@ def test_a_server_that_is_asked_anew_changes_the_mark(
     assert kernel.offers_mark() != before
 
 
-def test_the_same_offers_are_the_same_object_until_something_changes(look: Look, kernel: Kernel, user: Path) -> None:
+def test_unchanged_offers_are_the_same_object(look: Look, kernel: Kernel, user: Path) -> None:
     prefer(user, "task_after: 2\n")
     assert look() is look()
     assert kernel.task_after() == 2
@@ -574,7 +563,8 @@ def test_the_same_offers_are_the_same_object_until_something_changes(look: Look,
 # --- without a project ---
 
 
-def test_without_a_project_what_belongs_to_none_is_seen_and_run(user: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_without_a_project_user_items_are_visible_and_run(user: Path, project: Path) -> None:
     write_tool(user, "weather")
     write_tool(project / ".ai", "forecast")
     prefer(user, "always_send: [weather, forecast]\n")
@@ -585,13 +575,13 @@ def test_without_a_project_what_belongs_to_none_is_seen_and_run(user: Path, proj
         ran = await kernel.call("execute", {"item_id": offers.tools[0].identity, "parameters": {"place": "here"}})
         return offers, ran, await kernel.call("execute", {"item_id": "weather", "parameters": {"place": "there"}})
 
-    offers, ran, short = asyncio.run(conversation())
+    offers, ran, short = await conversation()
     assert names(offers.tools) == ["weather"]
     assert ran.content["result"] == "here"
     assert short.content["result"] == "there"
 
 
-def test_nothing_is_read_of_a_project_without_directives_knowledge_and_wishes(
+def test_a_project_without_directives_knowledge_and_preferences_is_not_read(
     look: Look, project: Path, home: Path
 ) -> None:
     """So that it costs as much to connect with ten thousand tools as with ten."""

@@ -1,4 +1,4 @@
-"""What the owner denies is seen, read and spoken of as denied; what is not there is not found."""
+"""Denied items are found, loaded and reported as denied; missing items are not found."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ def found(ask: Ask, query: str = "mail", **words: str) -> dict[str, JsonObject]:
     return {as_text(card["name"]): card for card in cards}
 
 
-def test_what_is_permitted_bears_no_flag(ask: Ask) -> None:
+def test_a_permitted_item_has_no_flag(ask: Ask) -> None:
     assert not any("permitted" in card for card in found(ask).values())
     assert "permitted" not in ask("load", item_id="send_mail").content
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B6")
-def test_a_denied_tool_is_found_flagged_read_and_refused_and_an_unknown_one_is_not_found(
-    ask: Ask, policy: Path
-) -> None:
+def test_a_denied_tool_is_found_with_a_flag_loaded_and_refused(ask: Ask, policy: Path) -> None:
     policy.write_text("items: {allow: ['*'], deny: ['*/send_mail@*']}\n")
     cards = found(ask)
     assert cards["send_mail"]["permitted"] is False
@@ -59,6 +58,7 @@ def test_a_denied_tool_is_found_flagged_read_and_refused_and_an_unknown_one_is_n
     assert ask("execute", item_id="read_mail").content["result"] == 1
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B6")
 @pytest.mark.parametrize(
     ("rule", "is_denied"),
@@ -70,7 +70,7 @@ def test_a_denied_tool_is_found_flagged_read_and_refused_and_an_unknown_one_is_n
         ("builtin/kiwi/python_runtime", True),
     ],
 )
-def test_a_rule_that_names_no_version_is_about_them_all(ask: Ask, policy: Path, rule: str, is_denied: bool) -> None:
+def test_a_rule_without_a_version_covers_all_versions(ask: Ask, policy: Path, rule: str, is_denied: bool) -> None:
     policy.write_text(f"items: {{allow: ['*'], deny: ['{rule}']}}\n")
     assert ("permitted" in found(ask)["send_mail"]) is is_denied
     assert ask("execute", action="why", item_id="send_mail").content["would_run"] is not is_denied
@@ -81,14 +81,15 @@ def test_a_rule_that_names_no_version_is_about_them_all(ask: Ask, policy: Path, 
 
 
 @pytest.mark.req("B6")
-def test_what_stands_on_something_denied_is_flagged_as_well(ask: Ask, policy: Path) -> None:
+def test_an_item_on_a_denied_executor_is_flagged(ask: Ask, policy: Path) -> None:
     policy.write_text("items: {allow: ['*'], deny: ['builtin/kiwi/python_runtime@*']}\n")
     assert [card["permitted"] for card in found(ask).values()] == [False, False]
     assert found(ask, source="all", query="run python")["python_runtime"]["permitted"] is False
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B6")
-def test_a_denied_server_flags_all_that_it_offers(ask: Ask, policy: Path, tmp_path: Path) -> None:
+def test_a_denied_server_flags_all_its_tools(ask: Ask, policy: Path, tmp_path: Path) -> None:
     offers = tmp_path / "offers.json"
     tool = {"name": "post", "description": "Post mail", "inputSchema": {"type": "object"}}
     offers.write_text(json.dumps({"tools": [tool]}))
@@ -99,7 +100,8 @@ def test_a_denied_server_flags_all_that_it_offers(ask: Ask, policy: Path, tmp_pa
     assert ask("execute", item_id="mcp/outbox/post").content["code"] == "not_permitted"
 
 
-def test_whoever_would_run_a_server_is_told_what_of_it_they_may_run(ask: Ask, home: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_denied_run_of_a_server_names_the_tools_that_may_run(ask: Ask, home: Path, tmp_path: Path) -> None:
     offers = tmp_path / "offers.json"
     names = ("pack", "outbox", "carry", "drop", "empty")
     offers.write_text(json.dumps({"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}))
@@ -112,19 +114,19 @@ def test_whoever_would_run_a_server_is_told_what_of_it_they_may_run(ask: Ask, ho
     why = as_list(ask("execute", action="why", item_id="outbox").content["reasons"])
     assert [as_object(one)["code"] for one in why] == ["not_callable"]
     (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['mcp/outbox/outbox', '*/carry']}\n")
-    told = as_text(ask("execute", item_id="outbox").content["suggestion"])
-    assert "such as `mcp/outbox/drop`, `mcp/outbox/empty`, `mcp/outbox/pack`." in told
+    response = as_text(ask("execute", item_id="outbox").content["suggestion"])
+    assert "such as `mcp/outbox/drop`, `mcp/outbox/empty`, `mcp/outbox/pack`." in response
     assert "such as" not in as_text(ask("execute", item_id="bash_runtime").content["suggestion"])
 
 
-def test_what_no_rule_allows_is_flagged(ask: Ask, policy: Path) -> None:
+def test_an_item_without_an_allowing_rule_is_flagged(ask: Ask, policy: Path) -> None:
     policy.write_text("items: {allow: ['project/local/read_mail@*']}\n")
     cards = found(ask)
     assert (cards["send_mail"]["permitted"], "permitted" in cards["read_mail"]) == (False, False)
     assert "no rule of policy.yaml allows" in as_text(ask("load", item_id="send_mail").content["not_permitted"])
 
 
-def test_a_policy_that_cannot_be_read_permits_nothing_and_search_still_answers(ask: Ask, policy: Path) -> None:
+def test_an_unreadable_policy_permits_nothing_and_search_still_answers(ask: Ask, policy: Path) -> None:
     policy.write_text("item: {}\n")
     answer = ask("search", query="mail").content
     assert [as_object(card)["permitted"] for card in as_list(answer["results"])] == [False, False]

@@ -1,4 +1,4 @@
-"""Where things are kept, and what is not given because it lies there."""
+"""The folders of Kiwi, and what is not granted because it is inside them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.places import made_private
+from kiwi_mcp.kernel.paths import made_private
 
 Ask = Callable[..., Answer]
 
 
-def test_the_cache_is_open_to_its_owner_alone(
+def test_the_cache_is_readable_only_by_its_owner(
     home: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -26,14 +26,15 @@ def test_the_cache_is_open_to_its_owner_alone(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_cannot_be_made_is_no_fault(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     assert made_private(tmp_path / "file" / "x") == tmp_path / "file" / "x"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("FS-01")
-def test_a_program_of_the_project_does_not_bring_the_project(ask: Ask, project: Path) -> None:
+def test_a_program_in_the_project_does_not_expose_the_project(ask: Ask, project: Path) -> None:
     run = project / "bin" / "run"
     run.parent.mkdir()
     run.write_text(f"#!/bin/sh\ncat {project}/.env {project}/diary.txt 2>&1; echo done\n")

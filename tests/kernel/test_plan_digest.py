@@ -1,4 +1,4 @@
-"""The digest of a plan is the hash of the canonical form of what the plan shows, in whatever way it is made."""
+"""A plan digest is the hash of the canonical form of the plan, by either implementation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec, Retry
-from kiwi_mcp.kernel.plan_digest import plan_digest
-from kiwi_mcp.manifest.digest import canonical
+from kiwi_mcp.kernel.prepared import plan_digest
+from kiwi_mcp.manifest.signatures import canonical
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _texts = st.lists(_text, max_size=3).map(tuple)
@@ -58,11 +58,11 @@ _plan = st.builds(
 
 @given(_plan)
 @settings(max_examples=200, deadline=None)
-def test_a_plan_has_the_digest_of_its_canonical_form(plan: Plan) -> None:
+def test_a_plan_digest_is_the_hash_of_its_canonical_form(plan: Plan) -> None:
     assert plan_digest(plan) == sha256(canonical(plan.to_json())).hexdigest()
 
 
-def test_a_whole_number_of_seconds_is_written_alike_however_it_came() -> None:
+def test_a_whole_number_of_seconds_has_one_form() -> None:
     whole, with_fraction = (
         Plan("a", "b", "process", (), ProcessSpec((), "/", timeout=seconds), {}) for seconds in (300, 300.0)
     )
@@ -70,6 +70,6 @@ def test_a_whole_number_of_seconds_is_written_alike_however_it_came() -> None:
 
 
 @pytest.mark.parametrize("value", [2**53, float("inf"), "\ud800"])
-def test_what_has_no_canonical_form_has_no_digest(value: float | str) -> None:
+def test_a_plan_without_a_canonical_form_has_no_digest(value: float | str) -> None:
     with pytest.raises(InvalidRequest):
         plan_digest(Plan("a", "b", "process", (), ProcessSpec((), "/"), {"value": value}))

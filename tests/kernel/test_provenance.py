@@ -1,20 +1,20 @@
-"""Who wrote an item decides how strictly it is held: by the digest of its exact content, by nothing it says itself."""
+"""The author of an item decides its isolation level, by the digest of its exact content."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.provenance import Origins
+from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.store.authors import Authors
 
@@ -28,7 +28,7 @@ def script(name: str = "hi", words: str = "", says: str = "hi") -> str:
 
 @dataclass(frozen=True)
 class Who:
-    """Somebody who asks: the owner by their own hand, a model, or a guest of the gateway's."""
+    """A caller: the owner, a model, or a client of the gateway."""
 
     project: Path
     is_owner: bool = True
@@ -54,8 +54,8 @@ class Who:
         self.do("execute", action="create", item_id=name, parameters=sent)
 
     def held(self, item: str = "hi") -> tuple[Json, Json]:
-        told = as_object(self.do("execute", action="why", item_id=item)["isolation"])
-        return told["level"], told["provenance"]
+        response = as_object(self.do("execute", action="why", item_id=item)["isolation"])
+        return response["level"], response["provenance"]
 
     def put(self, text: str, name: str = "hi") -> Path:
         """Write a file of the project beside Kiwi, as an editor or a checkout does."""
@@ -75,8 +75,9 @@ def model(project: Path) -> Who:
     return Who(project, is_owner=False)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-IS-01")
-def test_what_nobody_is_known_to_have_written_is_restricted_until_the_owner_signs_it(owner: Who) -> None:
+def test_an_item_of_unknown_origin_is_restricted_until_the_owner_signs_it(owner: Who) -> None:
     path = owner.put(script())
     assert owner.held() == ("restricted", "unknown")
     owner.do("execute", action="sign", item_id="hi")
@@ -85,7 +86,8 @@ def test_what_nobody_is_known_to_have_written_is_restricted_until_the_owner_sign
     assert owner.held() == ("restricted", "unknown")
 
 
-def test_what_is_created_belongs_to_whoever_created_it(owner: Who, model: Who, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_created_item_belongs_to_its_creator(owner: Who, model: Who, project: Path) -> None:
     owner.create("mine")
     model.create("its")
     Who(project, name="token:ben:1").create("bens")
@@ -94,8 +96,9 @@ def test_what_is_created_belongs_to_whoever_created_it(owner: Who, model: Who, p
     assert owner.held("bens") == ("sandboxed", "model_written")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H8")
-def test_a_model_relabels_nothing_by_signing_it(owner: Who, model: Who) -> None:
+def test_signing_by_a_model_does_not_change_the_origin(owner: Who, model: Who) -> None:
     owner.create("mine")
     model.create("its")
     model.put(script("found"), "found")
@@ -106,8 +109,9 @@ def test_a_model_relabels_nothing_by_signing_it(owner: Who, model: Who) -> None:
     assert owner.held("found") == ("restricted", "unknown")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H8")
-def test_a_models_update_is_the_models_and_over_unknown_code_it_stays_unknown(owner: Who, model: Who) -> None:
+def test_an_update_by_a_model_belongs_to_the_model_and_unknown_code_stays_unknown(owner: Who, model: Who) -> None:
     owner.create("mine")
     owner.put(script("found"), "found")
     for name in ("mine", "found"):
@@ -120,8 +124,9 @@ def test_a_models_update_is_the_models_and_over_unknown_code_it_stays_unknown(ow
     assert owner.held("mine") == ("sandboxed", "owner_written")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H8")
-def test_a_copy_comes_from_where_the_original_does(owner: Who, model: Who) -> None:
+def test_a_copy_has_the_origin_of_the_original(owner: Who, model: Who) -> None:
     owner.put(script("found"), "found")
     model.create("its")
     for name in ("found", "its"):
@@ -130,9 +135,8 @@ def test_a_copy_comes_from_where_the_original_does(owner: Who, model: Who) -> No
     assert owner.held("user/local/its") == ("sandboxed", "model_written")
 
 
-def test_what_is_in_the_users_space_is_the_owners_unless_somebody_else_wrote_it(
-    owner: Who, model: Who, home: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_user_item_belongs_to_the_owner_unless_another_author_is_recorded(owner: Who, model: Who, home: Path) -> None:
     (home / ".ai" / "tools").mkdir(parents=True)
     (home / ".ai" / "tools" / "mine.py").write_text(script("mine"))
     model.create("its", location="user")
@@ -140,7 +144,8 @@ def test_what_is_in_the_users_space_is_the_owners_unless_somebody_else_wrote_it(
     assert owner.held("its") == ("sandboxed", "model_written")
 
 
-def test_what_a_registry_gives_is_nobodys_unless_the_owner_published_it(owner: Who, model: Who) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_registry_item_has_unknown_origin_unless_the_owner_published_it(owner: Who, model: Who) -> None:
     owner.put(script("found"), "found")
     model.do("execute", action="publish", item_id="found", parameters={})
     assert owner.held("registry/public/found") == ("restricted", "unknown")
@@ -149,31 +154,35 @@ def test_what_a_registry_gives_is_nobodys_unless_the_owner_published_it(owner: W
     assert owner.held("registry/public/mine") == ("sandboxed", "owner_written")
 
 
-def test_servers_that_kiwi_vouches_for_are_servers_and_no_strangers(owner: Who, home: Path) -> None:
+def test_built_in_servers_have_a_known_origin(owner: Who, home: Path) -> None:
     owner.do("registry")
     store = Store(home / ".ai")
     chain = Catalog(Space(owner.project, home / ".ai", home / ".cache"), registry=store.registry).resolve("github_mcp")
     try:
         assert chain.tool.origin.source == "registry"
-        assert Origins(store).held(replace(chain, driver="mcp")).provenance == "mcp_server"
+        assert Provenances(store).held(chain).provenance == "mcp_server"
+        # Its process is that of a server; its manifest has an author, who decides about secrets.
+        assert Provenances(store).authored(chain).provenance == "known_publisher"
         forged = replace(chain.tool, digest="0" * 64)
-        assert Origins(store).held(replace(chain, links=(forged, *chain.links[1:]))).provenance == "unknown"
+        assert Provenances(store).held(replace(chain, links=(forged, *chain.links[1:]))).provenance == "unknown"
     finally:
         store.close()
 
 
-def test_a_store_that_cannot_be_read_makes_everything_unknown(owner: Who, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_with_an_unreadable_store_every_origin_is_unknown(owner: Who, home: Path) -> None:
     owner.create()
     (home / ".ai" / "registry.yaml").write_text("url: postgresql://127.0.0.1:9/none\n")
     assert owner.held() == ("restricted", "unknown")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H5")
-def test_the_owner_relaxes_one_exact_content_and_it_is_told_everywhere(owner: Who) -> None:
+def test_the_owner_relaxes_one_exact_content_and_it_is_reported_everywhere(owner: Who) -> None:
     owner.create()
-    told = owner.do("relax", action="apply", item_id="hi", to="trusted", reason="it is slow")
-    assert (told["status"], told["level"]) == ("relaxed", "trusted")
-    assert "asks you first" not in str(told["warnings"])
+    response = owner.do("relax", action="apply", item_id="hi", to="trusted", reason="it is slow")
+    assert (response["status"], response["level"]) == ("relaxed", "trusted")
+    assert "asks you first" not in str(response["warnings"])
     assert owner.held() == ("trusted", "owner_pinned")
     ran = as_object(owner.do("execute", item_id="hi")["isolation"])
     assert (ran["used"], ran["provenance"], ran["backend"]) == ("trusted", "owner_pinned", "none")
@@ -187,14 +196,16 @@ def test_the_owner_relaxes_one_exact_content_and_it_is_told_everywhere(owner: Wh
     assert [receipt["item"] for receipt in receipts] == ["hi"]
 
 
-def test_relaxing_what_changes_things_tells_that_it_asks(owner: Who) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_relaxing_a_changing_tool_reports_that_it_asks(owner: Who) -> None:
     owner.create(words="mutates_state: true\n")
-    told = owner.do("relax", action="apply", item_id="hi")
-    assert "asks you first; for a standing yes: `kiwi approvals rules add hi`" in str(told["warnings"])
+    response = owner.do("relax", action="apply", item_id="hi")
+    assert "asks you first; for a standing yes: `kiwi approvals rules add hi`" in str(response["warnings"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H5", "H8")
-def test_an_edit_ends_what_was_relaxed_and_so_does_the_owner(owner: Who) -> None:
+def test_an_edit_or_the_owner_ends_a_relaxation(owner: Who) -> None:
     owner.create()
     owner.do("relax", action="apply", item_id="hi")
     assert owner.held() == ("standard", "owner_relaxed")
@@ -208,6 +219,7 @@ def test_an_edit_ends_what_was_relaxed_and_so_does_the_owner(owner: Who) -> None
     assert owner.ask("relax", action="undo", item_id="hi").content["code"] == "not_found"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H5")
 def test_the_same_bytes_in_a_clone_are_not_relaxed(owner: Who, project: Path) -> None:
     owner.create()
@@ -243,13 +255,13 @@ def put_runtime(owner: Who) -> Path:
 
 
 @pytest.mark.req("H5")
-def test_an_edit_of_a_program_that_no_digest_holds_ends_what_was_relaxed(owner: Who) -> None:
+def test_an_edit_of_an_undigested_program_ends_a_relaxation(owner: Who) -> None:
     program = put_runtime(owner)
     sent = {"content": script().replace("python_runtime", "near_runtime"), "filename": "hi.py"}
     owner.do("execute", action="create", item_id="hi", parameters=sent)
-    told = owner.do("relax", action="apply", item_id="hi")
-    assert str(program) in str(told["warnings"])
-    assert "not watched" in str(told["warnings"])
+    response = owner.do("relax", action="apply", item_id="hi")
+    assert str(program) in str(response["warnings"])
+    assert "not watched" in str(response["warnings"])
     assert owner.held() == ("standard", "owner_relaxed")
     program.write_text("#!/bin/sh\necho another\n")
     assert owner.held() == ("sandboxed", "owner_written")
@@ -257,7 +269,8 @@ def test_an_edit_of_a_program_that_no_digest_holds_ends_what_was_relaxed(owner: 
     assert owner.held() == ("standard", "owner_relaxed")
 
 
-def test_a_models_code_is_asked_about_again_once_a_program_it_runs_was_edited(owner: Who, model: Who) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_code_of_a_model_needs_approval_again_after_its_program_was_edited(owner: Who, model: Who) -> None:
     def is_asked() -> Json:
         return as_object(owner.do("execute", action="why", item_id="hi")["approval"])["needed"]
 
@@ -276,12 +289,14 @@ def test_a_models_code_is_asked_about_again_once_a_program_it_runs_was_edited(ow
     assert is_asked() is True
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("H8")
-def test_nobody_but_the_owner_relaxes_anything(owner: Who, model: Who, project: Path) -> None:
+def test_only_the_owner_relaxes_anything(owner: Who, model: Who, project: Path) -> None:
     owner.create()
-    for somebody in (model, Who(project, name="token:ben:1")):
-        for action in ("apply", "undo", "list"):
-            assert somebody.ask("relax", action=action, item_id="hi").content["code"] == "not_permitted"
+    for other in (model, Who(project, name="token:ben:1")):
+        for action in ("apply", "undo"):
+            assert other.ask("relax", action=action, item_id="hi").content["code"] == "not_permitted"
+        assert other.ask("relax", action="list").content["code"] == "not_permitted"
     assert owner.held() == ("sandboxed", "owner_written")
 
 
@@ -294,19 +309,21 @@ def test_code_of_unknown_origin_does_not_leave_its_sandbox(owner: Who) -> None:
     assert owner.held() == ("sandboxed", "owner_relaxed")
 
 
-def test_a_manifests_own_word_counts_whatever_the_owner_relaxed(owner: Who) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_level_in_a_manifest_applies_despite_a_relaxation(owner: Who) -> None:
     owner.create(words="isolation: sandboxed\n")
     refused = owner.ask("relax", action="apply", item_id="hi").content
     assert (refused["code"], "asks for sandboxed" in str(refused["message"])) == ("invalid_request", True)
     assert owner.do("relax", action="apply", item_id="hi", to="sandboxed")["status"] == "unchanged"
 
 
-def test_where_it_comes_from_is_looked_up_once_until_the_store_changes(
+@pytest.mark.usefixtures("sandbox")
+def test_the_origin_is_read_once_until_the_store_changes(
     owner: Who, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner.create()
     store = Store(home / ".ai")
-    origins = Origins(store)
+    origins = Provenances(store)
     chain = Catalog(Space(project, home / ".ai", home / ".cache")).resolve("hi")
     try:
         assert origins.held(chain).provenance == "owner_written"

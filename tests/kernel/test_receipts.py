@@ -1,4 +1,4 @@
-"""Every call that runs or changes something leaves one receipt, and nothing secret is in it."""
+"""Every call that runs or changes something has one receipt without secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
-from kiwi_mcp.domain.receipt import Receipt
+from kiwi_mcp.domain.records import Receipt
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.recorder import changes, names_secret
 from kiwi_mcp.kernel.settings import default_url
-from kiwi_mcp.kernel.witness import changes, names_secret
-from kiwi_mcp.manifest.digest import canonical
+from kiwi_mcp.manifest.signatures import canonical
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.receipts import Receipts
 
@@ -63,7 +63,7 @@ def receipts(ask: Ask) -> Callable[[], list[Mapping[str, object]]]:
 Read = Callable[[], list[Mapping[str, object]]]
 
 
-def told(receipt: Mapping[str, object], *words: str) -> tuple[object, ...]:
+def fields_of(receipt: Mapping[str, object], *words: str) -> tuple[object, ...]:
     return tuple(receipt[word] for word in words)
 
 
@@ -72,9 +72,10 @@ def level(home: Path, word: str) -> None:
     (home / ".ai" / "registry.yaml").write_text(f"actor: ana\naudit: {word}\n")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("N8")
 @pytest.mark.parametrize("word", ["minimal", "standard", "verbose"])
-def test_there_is_one_receipt_for_every_call_at_each_level(
+def test_every_call_has_one_receipt_at_each_level(
     ask: Ask, make: Callable[..., None], receipts: Read, home: Path, word: str
 ) -> None:
     level(home, word)
@@ -95,33 +96,32 @@ def test_there_is_one_receipt_for_every_call_at_each_level(
     for request, _, _ in calls:
         ask("execute", **request)
     kept = receipts()
-    assert [told(one, "status", "code") for one in kept] == [(status, code) for _, status, code in calls]
+    assert [fields_of(one, "status", "code") for one in kept] == [(status, code) for _, status, code in calls]
     assert {one["level"] for one in kept} == {word}
     assert ask("audit", action="verify").content["status"] == "verified"
 
 
 @pytest.mark.req("E7")
-def test_what_is_searched_for_and_loaded_is_written_down_like_any_call(
-    ask: Ask, make: Callable[..., None], receipts: Read
-) -> None:
+def test_search_and_load_are_recorded_like_any_call(ask: Ask, make: Callable[..., None], receipts: Read) -> None:
     make()
     assert ask("search", query="say it").content["total"] == 1
     ask("load", item_id="say")
     ask("load", item_id="nothing")
     ask("search", query="say it", limit=0)
     kept = receipts()
-    assert [told(one, "action", "item", "status", "code", "verdict") for one in kept] == [
+    assert [fields_of(one, "action", "item", "status", "code", "verdict") for one in kept] == [
         ("search", "", "success", "", "allow"),
         ("load", "say", "success", "", "allow"),
         ("load", "nothing", "refused", "tool_not_found", ""),
         ("search", "", "refused", "invalid_request", ""),
     ]
     assert kept[0]["arguments_sha256"] == sha256(canonical({"query": "say it"})).hexdigest()
-    assert "say it" not in json.dumps(kept)  # what somebody looks for is theirs, and may hold anything
+    assert "say it" not in json.dumps(kept)  # a query is private and may contain anything
     assert ask("audit", action="verify").content["status"] == "verified"
 
 
-def test_what_only_looks_leaves_none(ask: Ask, make: Callable[..., None], receipts: Read) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_listing_verbs_leave_no_receipt(ask: Ask, make: Callable[..., None], receipts: Read) -> None:
     make()
     ask("execute", item_id="say", dry_run=True)
     ask("execute", item_id="say", action="sign", dry_run=True)
@@ -155,19 +155,20 @@ def test_what_only_looks_leaves_none(ask: Ask, make: Callable[..., None], receip
         ("nonsense", {"action": "add"}, ""),
     ],
 )
-def test_every_verb_that_changes_something_is_written_down(verb: str, request_: JsonObject, action: str) -> None:
+def test_every_changing_verb_is_recorded(verb: str, request_: JsonObject, action: str) -> None:
     assert changes(verb, request_) == action
 
 
-def test_a_receipt_tells_who_what_by_which_plan_and_with_what_outcome(
+@pytest.mark.usefixtures("sandbox")
+def test_a_receipt_contains_actor_action_plan_and_outcome(
     ask: Ask, make: Callable[..., None], receipts: Read, home: Path
 ) -> None:
     level(home, "standard")
     make("echo done\n")
     answer = ask("execute", item_id="say", parameters={"word": "hi"}).content
     (one,) = receipts()
-    assert told(one, "seq", "actor", "surface", "action", "item") == (1, "ana", "python", "run", "say")
-    assert told(one, "id", "identity", "verdict", "status") == (
+    assert fields_of(one, "seq", "actor", "surface", "action", "item") == (1, "ana", "python", "run", "say")
+    assert fields_of(one, "id", "identity", "verdict", "status") == (
         answer["run_id"],
         answer["identity"],
         "allow",
@@ -176,23 +177,25 @@ def test_a_receipt_tells_who_what_by_which_plan_and_with_what_outcome(
     assert one["arguments_sha256"] == sha256(canonical({"word": "hi"})).hexdigest()
     assert one["outcome_sha256"] == sha256(b"done").hexdigest()
     run = ask("runs", action="show", run_id=str(one["id"])).content
-    assert told(one, "digest", "plan_digest") == (run["digest"], run["plan_digest"])
+    assert fields_of(one, "digest", "plan_digest") == (run["digest"], run["plan_digest"])
 
 
-def test_the_same_arguments_and_outcome_have_the_same_hashes(
-    ask: Ask, make: Callable[..., None], receipts: Read
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_equal_arguments_and_outcomes_have_equal_hashes(ask: Ask, make: Callable[..., None], receipts: Read) -> None:
     make("echo done\n")
     for word in ("a", "a", "b"):
         ask("execute", item_id="say", parameters={"word": word})
     first, second, third = receipts()
-    assert told(first, "arguments_sha256", "outcome_sha256") == told(second, "arguments_sha256", "outcome_sha256")
+    assert fields_of(first, "arguments_sha256", "outcome_sha256") == fields_of(
+        second, "arguments_sha256", "outcome_sha256"
+    )
     assert first["arguments_sha256"] != third["arguments_sha256"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("N8")
 @pytest.mark.parametrize("word", ["minimal", "standard", "verbose"])
-def test_nothing_secret_is_in_a_receipt(
+def test_a_receipt_contains_no_secret(
     ask: Ask,
     make: Callable[..., None],
     receipts: Read,
@@ -217,7 +220,8 @@ def test_nothing_secret_is_in_a_receipt(
     assert {one["arguments_sha256"] for one in kept} == {""}
 
 
-def test_the_owner_who_wants_more_gets_the_arguments(
+@pytest.mark.usefixtures("sandbox")
+def test_the_full_audit_level_records_arguments(
     ask: Ask, make: Callable[..., None], receipts: Read, home: Path
 ) -> None:
     level(home, "verbose")
@@ -229,16 +233,16 @@ def test_the_owner_who_wants_more_gets_the_arguments(
     assert long["arguments"] == "not kept: they are too long"
 
 
-def test_a_denied_call_says_so(ask: Ask, make: Callable[..., None], receipts: Read, home: Path) -> None:
+def test_a_denied_call_is_recorded_as_denied(ask: Ask, make: Callable[..., None], receipts: Read, home: Path) -> None:
     make()
     (home / ".ai").mkdir()
     (home / ".ai" / "policy.yaml").write_text("items: {deny: ['*say*']}\n")
     assert ask("execute", item_id="say").content["code"] == "not_permitted"
     (one,) = receipts()
-    assert told(one, "status", "code", "verdict") == ("refused", "not_permitted", "deny")
+    assert fields_of(one, "status", "code", "verdict") == ("refused", "not_permitted", "deny")
 
 
-def test_what_a_model_may_not_do_is_refused_and_written_down(project: Path, receipts: Read) -> None:
+def test_a_refused_call_of_a_model_is_recorded(project: Path, receipts: Read) -> None:
     async def model() -> list[Answer]:
         kernel = Kernel(project, is_owner=False, surface="mcp")
         try:
@@ -251,15 +255,14 @@ def test_what_a_model_may_not_do_is_refused_and_written_down(project: Path, rece
             await kernel.aclose()
 
     assert [answer.content["code"] for answer in asyncio.run(model())] == ["not_permitted"] * 3
-    assert [told(one, "surface", "action", "item", "status", "verdict") for one in receipts()] == [
+    assert [fields_of(one, "surface", "action", "item", "status", "verdict") for one in receipts()] == [
         ("mcp", "registry add", "evil", "refused", "deny"),
         ("mcp", "mcp accept", "evil", "refused", "deny"),
     ]
 
 
-def test_a_call_is_made_in_the_name_of_whoever_makes_it(
-    project: Path, make: Callable[..., None], receipts: Read
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_call_is_recorded_under_its_caller(project: Path, make: Callable[..., None], receipts: Read) -> None:
     make()
 
     async def visit() -> None:
@@ -272,6 +275,7 @@ def test_a_call_is_made_in_the_name_of_whoever_makes_it(
     assert [one["actor"] for one in receipts()] == ["eve", "eve"]
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_cancelled_call_leaves_a_receipt(project: Path, make: Callable[..., None], receipts: Read, ask: Ask) -> None:
     make(f"touch '{project}/begun'; sleep 20\n")
     assert not ask("execute", action="sign", item_id="say").is_error
@@ -288,10 +292,11 @@ def test_a_cancelled_call_leaves_a_receipt(project: Path, make: Callable[..., No
 
     asyncio.run(cancel())
     *_, one = receipts()
-    assert told(one, "status", "code") == ("cancelled", "cancelled")
+    assert fields_of(one, "status", "code") == ("cancelled", "cancelled")
 
 
-def test_calls_at_once_are_all_in_one_sound_chain(
+@pytest.mark.usefixtures("sandbox")
+def test_concurrent_calls_form_one_valid_chain(
     project: Path, make: Callable[..., None], receipts: Read, ask: Ask
 ) -> None:
     make("echo done\n")
@@ -307,7 +312,7 @@ def test_calls_at_once_are_all_in_one_sound_chain(
 
 
 @pytest.mark.req("E7")
-def test_a_search_leaves_its_receipt_also_while_somebody_else_writes(
+def test_a_search_is_recorded_during_another_write(
     project: Path, make: Callable[..., None], receipts: Read, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make()
@@ -325,18 +330,18 @@ def test_a_search_leaves_its_receipt_also_while_somebody_else_writes(
         other = open_database(default_url(home / ".ai"))
         with other.transaction():
             call = asyncio.create_task(kernel.call("search", {"query": "second"}))
-            assert await asyncio.to_thread(waits.wait, 30)  # the loop goes on while the receipt waits
+            assert await asyncio.to_thread(waits.wait, 30)  # the loop continues while the receipt waits
             assert not call.done()
         assert not (await call).is_error
         other.close()
         await kernel.aclose()
 
     asyncio.run(search())
-    assert [told(one, "action", "status") for one in receipts()] == [("search", "success")] * 2
+    assert [fields_of(one, "action", "status") for one in receipts()] == [("search", "success")] * 2
 
 
 @pytest.mark.req("E7")
-def test_a_search_into_a_store_that_was_removed_begins_a_new_one(
+def test_a_search_after_the_store_was_removed_starts_a_new_store(
     project: Path, make: Callable[..., None], receipts: Read, home: Path
 ) -> None:
     make()
@@ -356,20 +361,18 @@ def test_a_search_into_a_store_that_was_removed_begins_a_new_one(
 @given(st.lists(st.sampled_from(['"', ":", '":', "token", "Api-Key", "a", " " * 30, "\n", "passwords", "cookie", "{"])))
 @example(["token", " " * 30, " " * 30, '":'])
 @example(["token", " " * 30, " " * 30, "a", '":'])
-def test_a_key_that_names_a_secret_is_seen_wherever_it_stands(parts: list[str]) -> None:
+def test_a_secret_key_is_recognised_at_any_depth(parts: list[str]) -> None:
     words = "passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
     text = "".join(parts)
     assert names_secret(text.encode()) == bool(re.search(rf'(?i)(?:{words})[^"]{{0,60}}":', text))
 
 
-def test_a_store_that_cannot_be_used_is_told_and_hides_no_answer(
-    ask: Ask, make: Callable[..., None], home: Path
-) -> None:
+def test_an_unusable_store_is_reported_and_hides_no_answer(ask: Ask, make: Callable[..., None], home: Path) -> None:
     make("echo done\n")
     break_store(home)
-    removed = ask("execute", item_id="say", action="delete", parameters={"confirm": True}).content
-    assert "error" not in removed
-    (warning,) = [str(one) for one in as_list(removed["warnings"]) if "receipt" in str(one)]
+    done = ask("init").content
+    assert "error" not in done
+    (warning,) = [str(one) for one in as_list(done["warnings"]) if "receipt" in str(one)]
     assert warning.startswith("It was done, and no receipt of it was written: ")
 
 
@@ -381,9 +384,10 @@ def test_a_store_that_cannot_be_used_is_told_and_hides_no_answer(
         ("key", {"action": "rotate"}),
         ("relax", {"action": "apply", "item_id": "say", "to": "standard"}),
         ("migrate", {"apply": True, "sign": True}),
+        ("execute", {"action": "delete", "item_id": "say", "parameters": {"confirm": True}}),
     ],
 )
-def test_nothing_is_trusted_without_a_receipt(
+def test_nothing_is_trusted_or_deleted_without_a_receipt(
     ask: Ask, make: Callable[..., None], home: Path, project: Path, verb: str, words: JsonObject
 ) -> None:
     make("echo done\n")
@@ -419,7 +423,7 @@ def files_below(*folders: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def tamper(home: Path) -> Callable[[str], None]:
-    """Do to the store what somebody with the file in their hands can do."""
+    """Change the store as an attacker with access to the file can."""
 
     def do(statement: str) -> None:
         database = open_database(default_url(home / ".ai"))
@@ -434,7 +438,7 @@ def tamper(home: Path) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def three(ask: Ask, make: Callable[..., None]) -> None:
+def three(ask: Ask, make: Callable[..., None], sandbox: None) -> None:
     """Three calls that were made."""
     make("echo done\n")
     for _ in range(3):
@@ -452,7 +456,7 @@ def three(ask: Ask, make: Callable[..., None]) -> None:
         ("delete from receipts", "the end of the chain"),
     ],
 )
-def test_an_edited_a_removed_and_a_cut_off_receipt_are_found(
+def test_edited_removed_and_truncated_receipts_are_detected(
     ask: Ask, tamper: Callable[[str], None], statement: str, place: str
 ) -> None:
     tamper(statement)
@@ -464,7 +468,7 @@ def test_an_edited_a_removed_and_a_cut_off_receipt_are_found(
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.case("DB-08")
-def test_calls_that_follow_do_not_cover_up_a_cut_end(ask: Ask, tamper: Callable[[str], None], home: Path) -> None:
+def test_later_calls_do_not_hide_a_truncation(ask: Ask, tamper: Callable[[str], None], home: Path) -> None:
     tamper("delete from receipts where seq > 1")
     for _ in range(4):
         ask("execute", item_id="say")
@@ -485,9 +489,7 @@ def test_calls_that_follow_do_not_cover_up_a_cut_end(ask: Ask, tamper: Callable[
         lambda text: '{"stores": 3, "mac": []}',
     ],
 )
-def test_a_kept_end_that_somebody_else_wrote_counts_for_nothing(
-    ask: Ask, home: Path, spoil: Callable[[str], str]
-) -> None:
+def test_a_stored_end_written_by_another_is_ignored(ask: Ask, home: Path, spoil: Callable[[str], str]) -> None:
     path = home / ".ai" / "state" / "audit.head"
     path.write_text(spoil(path.read_text()))
     spoilt = path.read_bytes()
@@ -498,13 +500,13 @@ def test_a_kept_end_that_somebody_else_wrote_counts_for_nothing(
 
 
 @pytest.mark.usefixtures("three")
-def test_a_missing_end_is_told(ask: Ask, home: Path) -> None:
+def test_a_missing_end_is_reported(ask: Ask, home: Path) -> None:
     (home / ".ai" / "state" / "audit.head").unlink()
     assert ask("audit", action="verify").content["status"] == "damaged"
 
 
 @pytest.mark.usefixtures("three")
-def test_the_end_and_its_key_are_for_the_owner_alone(home: Path) -> None:
+def test_the_stored_end_and_its_key_are_private(home: Path) -> None:
     state = home / ".ai" / "state"
     assert {(state / name).stat().st_mode & 0o777 for name in ("audit.head", "audit.key")} == {0o600}
 
@@ -518,25 +520,23 @@ def appears(path: Path) -> None:
     raise AssertionError(path)
 
 
-def test_the_end_is_kept_while_a_server_idles(
+@pytest.mark.usefixtures("sandbox")
+async def test_the_end_is_stored_while_a_server_is_idle(
     project: Path, home: Path, make: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.kernel.anchor._PERIOD", 0.01)
+    monkeypatch.setattr("kiwi_mcp.kernel.recorder._PERIOD", 0.01)
     make("echo done\n")
 
-    async def serve() -> None:
-        kernel = Kernel(project)
-        await kernel.call("execute", {"item_id": "say"})
-        kept = home / ".ai" / "state" / "audit.head"
-        async with asyncio.timeout(10):
-            await asyncio.to_thread(appears, kept)
-        await kernel.aclose()
-
-    asyncio.run(serve())
+    kernel = Kernel(project)
+    await kernel.call("execute", {"item_id": "say"})
+    kept = home / ".ai" / "state" / "audit.head"
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(appears, kept)
+    await kernel.aclose()
 
 
 @pytest.mark.usefixtures("three")
-def test_receipts_are_listed_by_what_is_asked(ask: Ask) -> None:
+def test_receipts_are_filtered(ask: Ask) -> None:
     ask("execute", item_id="gone")
     answer = ask("audit", limit=2).content
     assert [as_object(one)["seq"] for one in as_list(answer["receipts"])] == [4, 3]

@@ -1,21 +1,19 @@
-"""What is told before the outcome holds no secret's value either."""
+"""Messages before the outcome contain no secret value."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions, nobody, unheard
+from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Question, Questions, no_answers, unheard
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
-from kiwi_mcp.kernel.redaction import careful, redacted
+from kiwi_mcp.primitives.secrets.redaction import careful, redacted
 
 SECRETS = {"API_KEY": "s3cr3t-value"}
 
 
 @pytest.mark.case("SEC-05")
-def test_no_secret_is_told_in_progress_a_question_or_a_line_of_a_log() -> None:
+async def test_progress_questions_and_log_lines_contain_no_secret() -> None:
     heard: list[str] = []
     lines: list[JsonObject] = []
 
@@ -28,17 +26,17 @@ def test_no_secret_is_told_in_progress_a_question_or_a_line_of_a_log() -> None:
     caller.note({"level": "info", "data": {"key": ["s3cr3t-value"]}})
     asked = {"q": Question("elicitation/create", {"message": "Is s3cr3t-value yours?"})}
 
-    assert asyncio.run(caller.ask(asked)) == {"q": {"action": "accept"}}  # type: ignore[arg-type]  # a coroutine
+    assert await caller.ask(asked) == {"q": {"action": "accept"}}
     assert heard == ["sent [redacted:API_KEY]"]
     assert lines == [{"level": "info", "data": {"key": ["[redacted:API_KEY]"]}}]
 
 
-def test_whoever_hears_and_answers_nothing_is_still_seen_to() -> None:
-    assert careful(NOBODY, SECRETS) is NOBODY
+def test_a_silent_caller_is_redacted_too() -> None:
+    assert careful(NO_CALLER, SECRETS) is NO_CALLER
     named = careful(Caller(name="agent"), SECRETS)
-    assert (named.report, named.ask, named.note, named.name) == (silent, nobody, unheard, "agent")
+    assert (named.report, named.ask, named.note, named.name) == (silent, no_answers, unheard, "agent")
 
 
-def test_what_a_server_said_word_for_word_is_cleaned_too() -> None:
+def test_text_that_a_server_returns_verbatim_is_redacted_too() -> None:
     said = Outcome("success", passed={"content": [{"type": "text", "text": "s3cr3t-value"}]})
     assert redacted(said, SECRETS).passed == {"content": [{"type": "text", "text": "[redacted:API_KEY]"}]}

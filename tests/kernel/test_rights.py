@@ -1,4 +1,4 @@
-"""Rights at work: the owner's rules for everybody and for each, by which every call is refused or goes ahead."""
+"""Rights: rules of the owner for all actors and for each, which every call passes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller, Principal
 from kiwi_mcp.domain.errors import PolicyDenied, TokenRefused
-from kiwi_mcp.domain.grants import Allow, Deny, Grant, Kind, Rights, Rules, Verdict, nothing
-from kiwi_mcp.domain.identity import Identity
+from kiwi_mcp.domain.grants import Allow, Deny, Grant, ResourceKind, Rights, Rules, Verdict, empty_grant
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
+from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 
 Ask = Callable[..., Answer]
 DIRECTIVE = """# {0}
@@ -53,7 +52,7 @@ def as_actor(project: Path, name: str, verb: str, **request: Json) -> JsonObject
     async def call() -> Answer:
         kernel = Kernel(project, is_owner=False)
         try:
-            caller = Caller(name=f"token:{name}:1", identity=Identity("agent", name))
+            caller = Caller(name=f"token:{name}:1", identity=Principal("agent", name))
             return await kernel.call(verb, json.loads(json.dumps(request)), caller)
         finally:
             await kernel.aclose()
@@ -67,7 +66,7 @@ def names(found: JsonObject) -> set[str]:
 
 @pytest.mark.req("B4")
 @pytest.mark.case("PERM-09")
-def test_an_actor_sees_and_uses_only_its_part_and_the_owner_all(ask: Ask, project: Path, policy: Path) -> None:
+def test_an_actor_sees_and_uses_only_its_part_and_the_owner_everything(ask: Ask, project: Path, policy: Path) -> None:
     policy.write_text("actors: {bob: {items: {allow: ['*/greet@*'], deny: ['*/other@*']}}}\n")
 
     assert names(ask("search", query="daily duty").content) >= {"greet", "report"}
@@ -76,7 +75,7 @@ def test_an_actor_sees_and_uses_only_its_part_and_the_owner_all(ask: Ask, projec
     assert "greet" in names(as_actor(project, "bob", "search", query="daily duty"))
     assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
     assert as_actor(project, "eve", "execute", item_id="report")["status"] == "ready"
-    # What is kept from him is told in the same words as what is not there.
+    # A hidden item gives the same message as a missing one.
     for action in ("run", "why", "versions"):
         hidden = as_actor(project, "bob", "execute", action=action, item_id="report")
         absent = as_actor(project, "bob", "execute", action=action, item_id="nothing")
@@ -86,16 +85,38 @@ def test_an_actor_sees_and_uses_only_its_part_and_the_owner_all(ask: Ask, projec
 
 @pytest.mark.req("B4")
 @pytest.mark.case("PERM-09")
-def test_what_is_denied_by_name_is_told_to_be_denied(project: Path, policy: Path) -> None:
+def test_naming_the_type_shows_no_hidden_item(project: Path, policy: Path, home: Path) -> None:
+    policy.write_text("actors: {bob: {items: {allow: ['project/local/greet@*']}}}\n")
+    kept = "# tool_id: greet\n# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: x\necho\n"
+    (home / ".ai" / "tools").mkdir()
+    (home / ".ai" / "tools" / "greet.sh").write_text(kept)
+
+    assert as_actor(project, "bob", "execute", item_id="greet", item_type="directive")["status"] == "ready"
+    for verb in ("load", "execute"):
+        refused = as_actor(project, "bob", verb, item_id="greet", item_type="tool")
+        assert refused["code"] == "tool_not_found"
+        assert "user/local" not in json.dumps(refused)
+        knowledge = as_actor(project, "bob", verb, item_id="greet", item_type="knowledge")
+        assert "user/local" not in json.dumps(knowledge)
+    assert "greet.sh" not in json.dumps(as_actor(project, "bob", "load", item_id="greet"))
+
+
+@pytest.mark.req("B4")
+@pytest.mark.case("PERM-09")
+def test_an_item_denied_by_name_is_reported_as_denied(project: Path, policy: Path) -> None:
     policy.write_text("actors: {bob: {items: {deny: ['*/report@*']}}}\n")
 
-    told = as_actor(project, "bob", "execute", item_id="report")
-    assert (told["code"], told["rule"], told["grant"]) == ("not_permitted", "*/report@*", "policy.yaml for bob")
+    response = as_actor(project, "bob", "execute", item_id="report")
+    assert (response["code"], response["rule"], response["grant"]) == (
+        "not_permitted",
+        "*/report@*",
+        "policy.yaml for bob",
+    )
     assert as_actor(project, "bob", "execute", item_id="raport")["code"] == "tool_not_found"
 
 
 @pytest.mark.req("B4")
-def test_verbs_are_refused_by_name_and_by_what_they_do(project: Path, policy: Path) -> None:
+def test_verbs_are_refused_by_name_and_by_action(project: Path, policy: Path) -> None:
     policy.write_text("verbs: {deny: ['execute.delete']}\nactors: {bob: {verbs: {allow: [search, execute.run]}}}\n")
 
     assert as_actor(project, "bob", "load", item_id="greet")["code"] == "not_permitted"
@@ -105,16 +126,14 @@ def test_verbs_are_refused_by_name_and_by_what_they_do(project: Path, policy: Pa
     assert as_actor(project, "eve", "load", item_id="greet")["name"] == "greet"
 
 
-def test_rules_that_are_taken_away_hold_for_the_very_next_call(project: Path, policy: Path) -> None:
+def test_removed_rules_apply_to_the_next_call(project: Path, policy: Path) -> None:
     policy.write_text("actors: {bob: {items: {allow: ['*/greet@*']}}}\n")
     assert as_actor(project, "bob", "execute", item_id="greet")["status"] == "ready"
     policy.write_text("actors: {bob: {items: {deny: ['*/greet@*']}}}\n")
     assert as_actor(project, "bob", "execute", item_id="greet")["code"] == "not_permitted"
 
 
-def test_a_policy_that_cannot_be_read_lets_the_owner_look_and_nobody_else(
-    ask: Ask, project: Path, policy: Path
-) -> None:
+def test_with_an_unreadable_policy_only_the_owner_may_look(ask: Ask, project: Path, policy: Path) -> None:
     policy.write_text("itmes: {}\n")
 
     assert names(ask("search", query="daily duty").content)
@@ -125,7 +144,7 @@ def test_a_policy_that_cannot_be_read_lets_the_owner_look_and_nobody_else(
 
 @pytest.mark.req("B5")
 @pytest.mark.parametrize("items", ["*/greet@*", "*/greet"])
-def test_a_bound_on_a_parameter_refuses_that_call_and_not_its_neighbour(ask: Ask, policy: Path, items: str) -> None:
+def test_a_bound_on_a_parameter_refuses_only_that_call(ask: Ask, policy: Path, items: str) -> None:
     policy.write_text(f"conditions:\n- {{items: '{items}', parameters: {{count: {{maximum: 10}}}}}}\n")
 
     def run(item: str, count: int) -> JsonObject:
@@ -138,7 +157,7 @@ def test_a_bound_on_a_parameter_refuses_that_call_and_not_its_neighbour(ask: Ask
 
 
 @pytest.mark.req("B5")
-def test_a_path_in_a_parameter_must_lie_where_the_condition_says(ask: Ask, policy: Path, project: Path) -> None:
+def test_a_path_parameter_must_be_inside_the_condition(ask: Ask, policy: Path, project: Path) -> None:
     (project / "docs").mkdir()
     (project / "docs" / "away").symlink_to("/etc")
     policy.write_text("conditions:\n- {items: '*/greet@*', parameters: {file: {path: 'docs/**'}}}\n")
@@ -153,7 +172,7 @@ def test_a_path_in_a_parameter_must_lie_where_the_condition_says(ask: Ask, polic
 
 
 @pytest.mark.req("B5")
-def test_hours_and_days_say_when_a_call_may_be_made(ask: Ask, policy: Path) -> None:
+def test_hours_and_days_limit_when_a_call_may_be_made(ask: Ask, policy: Path) -> None:
     now = datetime.now().astimezone()
     soon, later = (now + timedelta(hours=hours) for hours in (2, 4))
     days = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -175,26 +194,26 @@ class Fixed:
 
     rights: Rights
 
-    def authenticate(self, token: str) -> Identity:
+    def authenticate(self, token: str) -> Principal:
         raise TokenRefused(token, suggestion="None.")
 
-    def authorize(self, identity: Identity, resource: str, action: Kind) -> Verdict:
+    def authorize(self, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
         return self.rights.verdict(action, resource)
 
-    def manage(self, identity: Identity) -> Rights:
+    def manage(self, identity: Principal) -> Rights:
         return self.rights
 
 
 class Broken(Fixed):
     """An authority that cannot decide."""
 
-    def authenticate(self, token: str) -> Identity:
+    def authenticate(self, token: str) -> Principal:
         raise RuntimeError(token)
 
-    def authorize(self, identity: Identity, resource: str, action: Kind) -> Verdict:
+    def authorize(self, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
         raise RuntimeError(f"{identity} {resource} {action}")
 
-    def manage(self, identity: Identity) -> Rights:
+    def manage(self, identity: Principal) -> Rights:
         raise RuntimeError(f"{identity}")
 
 
@@ -210,9 +229,9 @@ def under(project: Path, authority: Fixed, verb: str, **request: Json) -> JsonOb
 
 
 @pytest.mark.req("B8", "N3")
-def test_another_authority_changes_what_happens_and_nothing_else_does(project: Path, policy: Path) -> None:
+def test_another_authority_changes_the_decisions_and_nothing_else(project: Path, policy: Path) -> None:
     policy.write_text("items: {allow: ['*'], deny: ['*/greet@*']}\n")
-    open_to_all, closed = Fixed(Rights((Grant(),))), Fixed(Rights((nothing("nobody"),)))
+    open_to_all, closed = Fixed(Rights((Grant(),))), Fixed(Rights((empty_grant("nobody"),)))
     some = Fixed(Rights((Grant(items=Rules(("*/report@*",))),)))
 
     assert under(project, open_to_all, "execute", item_id="greet")["status"] == "ready"
@@ -223,12 +242,12 @@ def test_another_authority_changes_what_happens_and_nothing_else_does(project: P
 
 
 @pytest.mark.req("N3")
-def test_an_authority_says_who_shows_a_token_and_one_that_cannot_knows_nobody(project: Path, home: Path) -> None:
-    tokens = Tokens(home / ".ai")
+def test_an_authority_identifies_tokens_and_one_that_cannot_identifies_none(project: Path, home: Path) -> None:
+    tokens = TokenStore(home / ".ai")
     secret = tokens.add("ci", [], can_write=False, kind="service")
     visited = VisitedKernel(project, user=home / ".ai")
 
-    assert visited.authenticate(secret) == Identity("service", "ci")
+    assert visited.authenticate(secret) == Principal("service", "ci")
     for kernel in (visited, Kernel(project)):
         with pytest.raises(TokenRefused):
             kernel.authenticate(f"{secret}x")
@@ -243,13 +262,13 @@ def test_an_authority_that_fails_permits_nothing(project: Path) -> None:
         ("search", {"query": "x"}),
         ("load", {"item_id": "greet"}),
     ):
-        told = under(project, Broken(Rights()), verb, **request)
-        assert (told["code"], "RuntimeError" in as_text(told["message"])) == ("not_permitted", True)
+        response = under(project, Broken(Rights()), verb, **request)
+        assert (response["code"], "RuntimeError" in as_text(response["message"])) == ("not_permitted", True)
 
 
-def test_a_directive_tells_what_it_permits_and_a_misspelt_one_is_refused(ask: Ask, directives: Path) -> None:
-    told = as_object(ask("execute", item_id="greet").content["result"])
-    assert told["permissions"] == {"read": {"allow": ["docs/**"]}}
+def test_a_directive_lists_its_permissions_and_a_misspelt_one_is_refused(ask: Ask, directives: Path) -> None:
+    response = as_object(ask("execute", item_id="greet").content["result"])
+    assert response["permissions"] == {"read": {"allow": ["docs/**"]}}
 
     (directives / "greet.md").write_text(DIRECTIVE.format("greet", '<raed resource="filesystem" path="docs" />'))
     assert ask("execute", item_id="greet").content["code"] == "invalid_manifest"
@@ -258,13 +277,13 @@ def test_a_directive_tells_what_it_permits_and_a_misspelt_one_is_refused(ask: As
 
 
 @pytest.mark.case("PERM-08")
-def test_a_permission_that_means_nothing_keeps_a_directive_from_being_used(ask: Ask, directives: Path) -> None:
+def test_an_invalid_permission_makes_a_directive_unusable(ask: Ask, directives: Path) -> None:
     (directives / "greet.md").write_text(DIRECTIVE.format("greet", '<read resource="filesystem" paht="docs" />'))
 
     assert ask("execute", item_id="greet").content["code"] == "invalid_manifest"
 
 
-def test_why_tells_rule_by_rule(ask: Ask, project: Path, policy: Path) -> None:
+def test_why_lists_each_rule(ask: Ask, project: Path, policy: Path) -> None:
     tools = project / ".ai" / "tools"
     tools.mkdir()
     (project / "docs").mkdir()
@@ -274,10 +293,10 @@ def test_why_tells_rule_by_rule(ask: Ask, project: Path, policy: Path) -> None:
     )
     policy.write_text("hosts: {deny: [evil.test]}\ncommands: {deny: [rm]}\n")
 
-    told = ask("execute", action="why", item_id="say").content
-    rows = [as_object(row) for row in as_list(told["rights"])]
+    response = ask("execute", action="why", item_id="say").content
+    rows = [as_object(row) for row in as_list(response["rights"])]
     shown = {(as_text(row["kind"]), as_text(row["resource"])): row for row in rows}
-    assert shown["item", as_text(told["identity"])]["allowed"] is True
+    assert shown["item", as_text(response["identity"])]["allowed"] is True
     assert shown["host", "evil.test"]["rules"] == [
         {"grant": "policy.yaml", "rule": "evil.test", "allowed": False},
         {"grant": "needs.hosts", "rule": "evil.test", "allowed": True},
@@ -288,12 +307,12 @@ def test_why_tells_rule_by_rule(ask: Ask, project: Path, policy: Path) -> None:
         "rule": "docs",
         "allowed": True,
     }
-    assert told["would_run"] is False
-    assert any("evil.test" in as_text(as_object(one)["message"]) for one in as_list(told["reasons"]))
+    assert response["would_run"] is False
+    assert any("evil.test" in as_text(as_object(one)["message"]) for one in as_list(response["reasons"]))
 
 
 def test_verdicts_are_values() -> None:
     kinds: Iterator[Verdict] = iter(Rights().verdicts("item", "a/b/c@1"))
 
     assert next(kinds) == Allow("policy.yaml", "*")
-    assert isinstance(Rights((nothing("x"),)).verdict("item", "a"), Deny)
+    assert isinstance(Rights((empty_grant("x"),)).verdict("item", "a"), Deny)

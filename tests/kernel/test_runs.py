@@ -1,4 +1,4 @@
-"""Every call leaves a run: whatever came of it, without parameters or secrets, and with its result once."""
+"""Every call leaves a run record: with any outcome, without parameters or secrets, and with its result once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.call import Call, Space
-from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.calls import NO_CALLER, Call, Space
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, RunNotFound, StoreUnavailable
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
+from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.run import Run, run_id
-from kiwi_mcp.drivers.process import driver
+from kiwi_mcp.domain.records import RunRecord
+from kiwi_mcp.domain.times import run_id
+from kiwi_mcp.drivers.process import create_driver
 from kiwi_mcp.kernel import pipeline
-from kiwi_mcp.kernel.pipeline import execute
-from kiwi_mcp.kernel.requests import RunsRequest
-from kiwi_mcp.kernel.runs import runs as answer
-from kiwi_mcp.kernel.trail import Recorder
-from kiwi_mcp.policy.floors import Holding, held
+from kiwi_mcp.kernel.context import Context, Services
+from kiwi_mcp.kernel.mcp_servers import check_server
+from kiwi_mcp.kernel.recorder import Run
+from kiwi_mcp.kernel.verb import parse
+from kiwi_mcp.kernel.verbs.runs import RunShowRequest, RunsListRequest, listed, pruned, shown
+from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation
+from kiwi_mcp.policy.rights import OwnerAuthority
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.outputs import INLINE_LIMIT, PREVIEW, read_page, read_record
 from kiwi_mcp.store.runs import RunFilter, RunRetention, Runs
@@ -40,7 +43,7 @@ DIRECTIVE = """# Greet
 
 ```xml
 <directive name="greet" version="1.0.0">
-  <metadata><description>Greet somebody</description><model tier="fast" /><permissions /></metadata>
+  <metadata><description>Greet a person</description><model tier="fast" /><permissions /></metadata>
   <process><step name="say"><description>Say it</description><action>Say hello.</action></step></process>
 </directive>
 ```
@@ -70,85 +73,101 @@ def make(project: Path, home: Path) -> Make:
     return write
 
 
-async def run(call: Call, runs: Recorder, rights: Rights = Rights()) -> pipeline.Run:  # noqa: B008 - it is frozen
-    return await execute(call, Catalog(call.space), rights, runs=runs, actor="ana", judge=trusting)
+async def run(call: Call, runs: Runs | KiwiError, rights: Rights = Rights()) -> Run:  # noqa: B008 - it is frozen
+    space = call.space
+    services = Services(
+        space.project,
+        space.user,
+        space.cache,
+        OwnerAuthority(space.user),
+        is_owner=True,
+        surface="cli",
+        check_server=check_server,
+    )
+    services.provenance.held = trusting  # type: ignore[method-assign]  # no sandbox is needed here
+    services.provenance.authored = trusting  # type: ignore[method-assign]
+    recorded = runs.of("ana") if isinstance(runs, Runs) else runs
+    services.runs_or_error = lambda _: recorded  # type: ignore[method-assign,assignment]  # the store of the test
+    context = Context(services, NO_CALLER, Catalog(space), rights, is_owner=True)
+    return await pipeline.run(call, context, None)
 
 
-def trusting(chain: Chain) -> Holding:
+def trusting(chain: Chain) -> IsolationDecision:
     """Hold nothing: what is recorded of a run does not depend on it."""
-    return held(chain, ["builtin"] * len(chain.links))
+    return decide_isolation(chain, ["builtin"] * len(chain.links))
 
 
-def only(runs: Runs) -> Run:
+def only(runs: Runs) -> RunRecord:
     (one,) = runs.list(RunFilter())
     return one
 
 
-def refused(call: Call, runs: Runs, rights: Rights = Rights()) -> Run:  # noqa: B008 - it is frozen
+def refused(call: Call, runs: Runs, rights: Rights = Rights()) -> RunRecord:  # noqa: B008 - it is frozen
     with pytest.raises(KiwiError):
         asyncio.run(run(call, runs, rights))
     return only(runs)
 
 
-def test_a_run_that_went_well_is_recorded(make: Make, runs: Runs, project: Path) -> None:
-    done = asyncio.run(run(make("echo hello\n"), runs))
+@pytest.mark.usefixtures("processes")
+async def test_a_successful_run_is_recorded(make: Make, runs: Runs, project: Path) -> None:
+    done = await run(make("echo hello\n"), runs)
 
     one = only(runs)
-    assert (one.id, one.tool_id, one.status, one.actor) == (done.left.run_id, "say", "success", "ana")
+    assert (one.id, one.tool_id, one.status, one.actor) == (done.id, "say", "success", "ana")
     assert (one.project, one.identity, one.exit_code) == (str(project), "project/local/say@1.0.0", 0)
     assert (one.code, one.message, one.cost_micros) == ("", "", 0)
     assert (len(one.digest), len(one.plan_digest)) == (64, 64)
-    assert done.kept is not None
-    assert one.output == done.kept.handle
+    assert done.output is not None
+    assert one.output == done.output.handle
     assert read_record(project / ".ai", one.output)["run_id"] == one.id
     assert abs(datetime.now(UTC) - datetime.fromisoformat(one.started_at)) < timedelta(minutes=1)
 
 
-def test_a_tool_that_fails_leaves_a_run_that_says_so(make: Make, runs: Runs) -> None:
-    asyncio.run(run(make("echo no >&2; exit 3\n"), runs))
+@pytest.mark.usefixtures("processes")
+async def test_a_failed_run_is_recorded(make: Make, runs: Runs) -> None:
+    await run(make("echo no >&2; exit 3\n"), runs)
 
     one = only(runs)
     assert (one.status, one.code, one.exit_code) == ("error", "execution_failed", 3)
     assert one.message
 
 
-def test_a_tool_that_took_too_long_leaves_a_run_that_says_so(make: Make, runs: Runs) -> None:
-    asyncio.run(run(make("sleep 30\n", timeout=0.2), runs))
+@pytest.mark.usefixtures("processes")
+async def test_a_run_that_timed_out_is_recorded(make: Make, runs: Runs) -> None:
+    await run(make("sleep 30\n", timeout=0.2), runs)
 
     assert (only(runs).status, only(runs).code) == ("timeout", "timeout")
 
 
-def test_a_directive_leaves_a_run_that_is_ready(make: Make, runs: Runs, project: Path) -> None:
+async def test_a_directive_leaves_a_ready_run(make: Make, runs: Runs, project: Path) -> None:
     call = make("echo unused\n")
     (project / ".ai" / "directives").mkdir()
     (project / ".ai" / "directives" / "greet.md").write_text(DIRECTIVE)
-    asyncio.run(run(Call("greet", call.space), runs))
+    await run(Call("greet", call.space), runs)
 
     assert (only(runs).status, only(runs).tool_id) == ("ready", "greet")
 
 
-def test_a_cancelled_call_leaves_a_run_and_stays_cancelled(make: Make, runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+async def test_a_cancelled_call_leaves_a_run_and_stays_cancelled(make: Make, runs: Runs, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "begun")
 
-    async def cancel() -> bool:
-        task = asyncio.create_task(run(make(f"echo yes > {tmp_path}/begun; sleep 30\n"), runs))
-        await asyncio.to_thread((tmp_path / "begun").read_text)
-        task.cancel()
-        await asyncio.wait({task}, timeout=30)
-        return task.cancelled()
-
-    assert asyncio.run(cancel())
+    task = asyncio.create_task(run(make(f"echo yes > {tmp_path}/begun; sleep 30\n"), runs))
+    await asyncio.to_thread((tmp_path / "begun").read_text)
+    task.cancel()
+    await asyncio.wait({task}, timeout=30)
+    assert task.cancelled()
     one = only(runs)
     assert (one.status, one.code, one.identity) == ("cancelled", "cancelled", "project/local/say@1.0.0")
 
 
-def test_a_call_of_nothing_leaves_a_refusal(make: Make, runs: Runs) -> None:
+def test_a_call_of_an_unknown_item_leaves_a_refusal(make: Make, runs: Runs) -> None:
     one = refused(Call("nothing_here", make("echo\n").space), runs)
 
     assert (one.status, one.code, one.tool_id, one.identity) == ("refused", "tool_not_found", "nothing_here", "")
 
 
-def test_parameters_that_do_not_fit_are_refused_and_not_recorded(make: Make, runs: Runs) -> None:
+def test_invalid_parameters_are_refused_and_not_recorded(make: Make, runs: Runs) -> None:
     one = refused(make("echo\n", word=4_711_815), runs)
 
     assert (one.status, one.code) == ("refused", "invalid_input")
@@ -156,50 +175,53 @@ def test_parameters_that_do_not_fit_are_refused_and_not_recorded(make: Make, run
     assert "4711815" not in json.dumps(one.to_json())
 
 
-def test_what_the_owner_denies_leaves_a_refusal(make: Make, runs: Runs) -> None:
+def test_a_denied_call_leaves_a_refusal(make: Make, runs: Runs) -> None:
     one = refused(make("echo\n"), runs, Rights((Grant(items=Rules(allow=("*",), deny=("*/say@*",))),)))
 
     assert (one.status, one.code) == ("refused", "not_permitted")
 
 
-def test_a_fault_of_kiwis_own_leaves_a_run(make: Make, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_leaves_a_run(make: Make, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("secret detail")
 
-    monkeypatch.setattr(type(driver), "drive", broken)
+    monkeypatch.setattr(create_driver, "drive", broken)
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(run(make("echo\n"), runs))
+        await run(make("echo\n"), runs)
 
     assert (only(runs).status, only(runs).code) == ("error", "internal")
     assert "detail" not in only(runs).message
 
 
-def test_parameters_are_not_recorded(make: Make, runs: Runs) -> None:
-    asyncio.run(run(make("echo hello\n", word="a-private-word"), runs))
+@pytest.mark.usefixtures("processes")
+async def test_parameters_are_not_recorded(make: Make, runs: Runs) -> None:
+    await run(make("echo hello\n", word="a-private-word"), runs)
 
     assert "a-private-word" not in json.dumps(only(runs).to_json())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("SEC-05")
-def test_a_secret_is_in_no_record(make: Make, runs: Runs, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_contains_no_secret(make: Make, runs: Runs, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     done = asyncio.run(run(make('for n in $(seq 5000); do echo "$SERVICE_KEY"; done; echo "$SERVICE_KEY" >&2\n'), runs))
     asyncio.run(run(make('echo "$SERVICE_KEY" >&2; exit 1\n'), runs))
 
-    told = [json.dumps(one.to_json()) for one in runs.list(RunFilter())]
+    response = [json.dumps(one.to_json()) for one in runs.list(RunFilter())]
     files = [path.read_text() for path in (project / ".ai" / "outputs").rglob("*.json")]
     assert len(files) == 2
-    assert CANARY not in "".join((*told, *files))
-    assert CANARY.encode() not in runs.result(str(done.left.run_id))
+    assert CANARY not in "".join((*response, *files))
+    assert CANARY.encode() not in runs.result(str(done.id))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-05")
-def test_a_large_result_is_kept_in_the_store_alone_and_read_by_its_handle(
+async def test_a_large_result_is_stored_only_in_the_store_and_read_by_its_handle(
     make: Make, runs: Runs, project: Path
 ) -> None:
-    done = asyncio.run(run(make(LARGE), runs))
+    done = await run(make(LARGE), runs)
 
-    assert done.left.shown == {
+    assert done.response == {
         "result": "k" * PREVIEW,
         "result_is_preview": True,
         "result_characters": 100_000,
@@ -212,26 +234,31 @@ def test_a_large_result_is_kept_in_the_store_alone_and_read_by_its_handle(
     assert (page["content"], page["total_characters"], page["next_offset"]) == ("k" * 1_000, 100_000, None)
 
 
-def test_the_same_large_result_twice_is_one_blob(make: Make, runs: Runs, database: Database) -> None:
+@pytest.mark.usefixtures("processes")
+async def test_the_same_large_result_twice_is_one_blob(make: Make, runs: Runs, database: Database) -> None:
     for _ in range(2):
-        asyncio.run(run(make(LARGE), runs))
+        await run(make(LARGE), runs)
 
     assert len(runs.list(RunFilter())) == 2
     assert database.read("select count(*) from blobs") == [(1,)]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-05")
-def test_without_a_store_the_file_holds_all_and_the_owner_is_told_once(make: Make, project: Path) -> None:
+async def test_without_a_store_the_file_contains_everything_and_the_owner_is_warned_once(
+    make: Make, project: Path
+) -> None:
     reason = StoreUnavailable("The home is read-only.", suggestion="Make it writable.")
-    done = asyncio.run(run(make(LARGE), reason))
+    done = await run(make(LARGE), reason)
 
-    assert done.left.run_id is None
-    assert done.bound.warnings == ("The run was not recorded: The home is read-only.",)
-    assert done.kept is not None
-    assert read_record(project / ".ai", done.kept.handle)["result"] == "k" * 100_000
-    assert read_page(project / ".ai", done.kept.handle, offset=0, length=10)["content"] == "k" * 10
+    assert not done.is_recorded
+    assert done.warnings == ("The run was not recorded: The home is read-only.",)
+    assert done.output is not None
+    assert read_record(project / ".ai", done.output.handle)["result"] == "k" * 100_000
+    assert read_page(project / ".ai", done.output.handle, offset=0, length=10)["content"] == "k" * 10
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_store_that_fails_loses_neither_the_result_nor_the_refusal(
     make: Make, runs: Runs, database: Database, project: Path
 ) -> None:
@@ -241,35 +268,39 @@ def test_a_store_that_fails_loses_neither_the_result_nor_the_refusal(
     with pytest.raises(KiwiError, match="nothing_here"):
         asyncio.run(run(Call("nothing_here", make("echo\n").space), runs))
 
-    assert done.left.run_id is None
-    assert ["was not recorded" in warning for warning in done.bound.warnings] == [True]
-    assert done.kept is not None
-    assert read_record(project / ".ai", done.kept.handle)["result"] == "k" * 100_000
+    assert not done.is_recorded
+    assert ["was not recorded" in warning for warning in done.warnings] == [True]
+    assert done.output is not None
+    assert read_record(project / ".ai", done.output.handle)["result"] == "k" * 100_000
 
 
-def ask(runs: Runs, **words: Json) -> JsonObject:
-    return answer(RunsRequest.model_validate(words), runs, now=datetime.now(UTC))
+def ask(runs: Runs, action: Json = "list", **words: Json) -> JsonObject:
+    if action == "show":
+        return shown(parse(RunShowRequest, "runs", words), runs).to_json()
+    return listed(parse(RunsListRequest, "runs", words), runs, datetime.now(UTC)).to_json()
 
 
+@pytest.mark.usefixtures("processes")
 def test_runs_are_listed_page_by_page(make: Make, runs: Runs) -> None:
     for number in range(3):
         asyncio.run(run(make(f"exit {number % 2}\n", name="odd" if number % 2 else "even"), runs))
 
     first = ask(runs, limit=2)
     rest = ask(runs, limit=2, before=first["next"])
-    told = [as_object(one) for one in (*as_list(first["runs"]), *as_list(rest["runs"]))]
-    assert [(one["tool_id"], one["status"]) for one in told] == [
+    response = [as_object(one) for one in (*as_list(first["runs"]), *as_list(rest["runs"]))]
+    assert [(one["tool_id"], one["status"]) for one in response] == [
         ("even", "success"),
         ("odd", "error"),
         ("even", "success"),
     ]
-    assert {*told[0]} == {"id", "tool_id", "identity", "status", "started_at", "duration_ms", "cost_micros"}
-    assert {*told[1]} == {*told[0], "code", "message"}
+    assert {*response[0]} == {"id", "tool_id", "identity", "status", "started_at", "duration_ms", "cost_micros"}
+    assert {*response[1]} == {*response[0], "code", "message"}
     assert rest["next"] is None
     assert len(as_list(ask(runs, tool="even")["runs"])) == 2
     assert len(as_list(ask(runs, status="error")["runs"])) == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_runs_are_found_by_project_and_time(make: Make, runs: Runs, project: Path) -> None:
     asyncio.run(run(make("echo\n"), runs))
 
@@ -282,15 +313,16 @@ def test_runs_are_found_by_project_and_time(make: Make, runs: Runs, project: Pat
     assert (found(since="2020-01-01"), found(until="2020-01-01T00:00:00Z")) == (1, 0)
 
 
-def test_what_is_no_time_is_refused(runs: Runs) -> None:
+def test_an_invalid_time_is_refused(runs: Runs) -> None:
     for moment in ("", "yesterday", "2h3m", "999999w", "2026-13-01"):
         with pytest.raises(InvalidRequest):
             ask(runs, since=moment)
 
 
-def test_a_run_is_shown_whole_with_its_result(make: Make, runs: Runs) -> None:
-    small = asyncio.run(run(make("echo hello; echo note >&2\n"), runs)).left.run_id
-    large = asyncio.run(run(make(LARGE), runs)).left.run_id
+@pytest.mark.usefixtures("processes")
+def test_a_run_is_shown_in_full_with_its_result(make: Make, runs: Runs) -> None:
+    small = asyncio.run(run(make("echo hello; echo note >&2\n"), runs)).id
+    large = asyncio.run(run(make(LARGE), runs)).id
 
     shown = ask(runs, action="show", run_id=small)
     assert (shown["id"], shown["result"], shown["exit_code"]) == (small, "hello", 0)
@@ -300,35 +332,36 @@ def test_a_run_is_shown_whole_with_its_result(make: Make, runs: Runs) -> None:
     assert int(str(shown["result_characters"])) > INLINE_LIMIT
 
 
-def test_a_run_is_shown_without_a_result_that_is_gone(make: Make, runs: Runs, project: Path) -> None:
-    one = asyncio.run(run(make("echo hello\n"), runs)).left
-    assert one.kept is not None
-    path = project / one.kept.path
+@pytest.mark.usefixtures("processes")
+def test_a_run_is_shown_without_its_pruned_result(make: Make, runs: Runs, project: Path) -> None:
+    one = asyncio.run(run(make("echo hello\n"), runs))
+    assert one.output is not None
+    path = project / one.output.path
     for text in ('{"run_id": "another", "result": "not it"}', "{", None):
         path.unlink() if text is None else path.write_text(text)
-        assert "result" not in ask(runs, action="show", run_id=one.run_id)
+        assert "result" not in ask(runs, action="show", run_id=one.id)
 
 
-def test_a_run_that_is_not_there_is_not_found(runs: Runs) -> None:
+def test_an_unknown_run_is_not_found(runs: Runs) -> None:
     for wanted in ("", "x", "0" * 26, "../etc/passwd"):
         with pytest.raises(RunNotFound):
             ask(runs, action="show", run_id=wanted)
 
 
-def test_a_page_before_no_run_and_a_show_of_none_are_refused(runs: Runs) -> None:
+def test_an_unknown_page_and_a_missing_run_id_are_refused(runs: Runs) -> None:
     with pytest.raises(RunNotFound):
         ask(runs, before="x")
     with pytest.raises(InvalidRequest):
         ask(runs, action="show")
 
 
-def test_old_runs_are_removed_when_asked(database: Database) -> None:
+def test_old_runs_are_removed_on_request(database: Database) -> None:
     runs = Runs(database, retention=RunRetention(count=1))
     for noise in (1, 2, 3):
-        runs.add(Run(run_id(1_769_601_600_000, noise), "say", "success", "2026-01-28T12:00:00.000Z", 1, "", ""))
+        runs.add(RunRecord(run_id(1_769_601_600_000, noise), "say", "success", "2026-01-28T12:00:00.000Z", 1, "", ""))
 
-    removed = answer(RunsRequest(action="prune"), runs, now=datetime(2026, 1, 28, 12, tzinfo=UTC))
-    assert removed == {
+    removed = pruned(runs, datetime(2026, 1, 28, 12, tzinfo=UTC))
+    assert removed.to_json() == {
         "action": "prune",
         "status": "success",
         "message": "2 runs and 0 large results removed",

@@ -1,4 +1,4 @@
-"""The owner's settings of the store: what each word does, and that a fault in any of them stops everything."""
+"""The store settings: each key, and that one invalid key stops everything."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, RemoteNotFound, Unavailable
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.kernel.remotes import add_remote, remove_remote
 from kiwi_mcp.kernel.settings import (
     RegistrySettings,
     RemoteSettings,
-    add_remote,
     default_url,
     registry_settings,
-    remove_remote,
+    search_mode,
 )
 
 
@@ -35,7 +35,7 @@ def write(user: Path, text: str) -> None:
     (user / "registry.yaml").write_text(text)
 
 
-def test_without_a_file_the_store_is_in_the_users_space(user: Path) -> None:
+def test_without_a_file_the_store_is_in_the_user_space(user: Path) -> None:
     login = pwd.getpwuid(os.geteuid()).pw_name
     assert registry_settings(user) == RegistrySettings(default_url(user), Actor(login, ("public",)))
     assert default_url(user) == f"sqlite:///{user}/state/registry.db"
@@ -43,7 +43,7 @@ def test_without_a_file_the_store_is_in_the_users_space(user: Path) -> None:
     assert registry_settings(user) == RegistrySettings(default_url(user), Actor(login, ("public",)))
 
 
-def test_every_word_is_read(user: Path) -> None:
+def test_every_setting_is_read(user: Path) -> None:
     write(
         user,
         "url: postgresql://db.example.com/kiwi\nactor: ann\nnamespaces: [acme, public]\n"
@@ -63,10 +63,12 @@ def test_every_word_is_read(user: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "reason"),
     [
-        ("urls: x", "urls", "is not a word of these settings"),
+        ("urls: x", "urls", "is not a known key"),
         ("url: 5", "url", "is not a text"),
         ("url: ''", "url", "is not a text"),
         ("actor: [ann]", "actor", "is not a text"),
+        ("remotes: {team: 'sqlite:///srv/team.db'}", "remotes.team", "is a database, which is not a remote"),
+        ("remotes: {team: {url: 'postgresql://db/kiwi'}}", "remotes.team", "is a database, which is not a remote"),
         ("- a", "", "is not a mapping"),
         ("word", "", "is not a mapping"),
         ("namespaces: acme", "namespaces", "is not a list"),
@@ -77,18 +79,20 @@ def test_every_word_is_read(user: Path) -> None:
         ("remotes: /srv/kiwi", "remotes", "is not a mapping"),
         ("remotes: {team: }", "remotes.team", "does not say where it is"),
         ("remotes: {team: [a]}", "remotes.team", "is not a mapping"),
-        ("remotes: {team: {url: /x, tokne: a}}", "remotes.team.tokne", "is not a word of these settings"),
+        ("remotes: {team: {url: /x, tokne: a}}", "remotes.team.tokne", "is not a known key"),
         ("remotes: {Team: /x}", "remotes.Team", "cannot name a remote"),
         ("remotes: {team: {url: /x, token: s3cret}}", "remotes.team.token", "is not the name of a variable"),
         ("remotes: {team: {url: /x, token: 12345}}", "remotes.team.token", "is not the name of a variable"),
         ("runs: 5", "runs", "is not a mapping"),
-        ("runs: {cuont: 5}", "runs.cuont", "is not a word of these settings"),
+        ("runs: {cuont: 5}", "runs.cuont", "is not a known key"),
         ("runs: {count: 0}", "runs.count", "is not a number"),
         ("runs: {count: true}", "runs.count", "is not a number"),
         ("runs: {days: forever}", "runs.days", "is not a number"),
     ],
 )
-def test_a_fault_is_told_with_its_place_and_nothing_is_assumed(user: Path, text: str, place: str, reason: str) -> None:
+def test_an_invalid_setting_is_reported_with_its_place_and_nothing_is_assumed(
+    user: Path, text: str, place: str, reason: str
+) -> None:
     write(user, text)
 
     with pytest.raises(InvalidManifest) as fault:
@@ -108,7 +112,7 @@ def test_a_file_that_cannot_be_read_is_refused(user: Path, data: bytes) -> None:
     assert "registry.yaml" in fault.value.message
 
 
-def test_all_faults_are_told_at_once(user: Path) -> None:
+def test_all_invalid_settings_are_reported_at_once(user: Path) -> None:
     write(user, "urls: x\nnamespaces: [A, B]\nruns: {count: 0, days: 0}\n")
 
     with pytest.raises(InvalidManifest) as fault:
@@ -116,7 +120,7 @@ def test_all_faults_are_told_at_once(user: Path) -> None:
     assert len(fault.value.issues) == 5
 
 
-def test_a_variable_names_another_store_and_nothing_else(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_selects_another_store_and_nothing_else(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(user, "url: sqlite:////srv/a.db\nactor: ann\nnamespaces: [acme]\n")
     monkeypatch.setenv("KIWI_REGISTRY", "sqlite:////srv/b.db")
     assert registry_settings(user) == RegistrySettings("sqlite:////srv/b.db", Actor("ann", ("acme",)))
@@ -134,7 +138,7 @@ def test_settings_stay_the_same_object_until_the_file_changes(user: Path) -> Non
     assert registry_settings(user).url == default_url(user)
 
 
-def test_a_remote_is_added_and_all_else_in_the_file_stays(user: Path) -> None:
+def test_adding_a_remote_preserves_the_rest_of_the_file(user: Path) -> None:
     write(user, "# mine\nactor: ann  # me\nremotes:\n  share: /srv/kiwi\n")
 
     add_remote(user, "team", RemoteSettings("https://kiwi.example.com", "${TEAM_TOKEN}"))
@@ -147,7 +151,7 @@ def test_a_remote_is_added_and_all_else_in_the_file_stays(user: Path) -> None:
     assert [path.name for path in user.iterdir()] == ["registry.yaml"]
 
 
-def test_a_remote_is_added_where_there_was_no_file(home: Path) -> None:
+def test_adding_a_remote_creates_a_missing_file(home: Path) -> None:
     add_remote(home / ".ai", "share", RemoteSettings("/srv/kiwi"))
     assert registry_settings(home / ".ai").remotes == {"share": RemoteSettings("/srv/kiwi")}
 
@@ -163,7 +167,7 @@ def test_a_remote_is_added_where_there_was_no_file(home: Path) -> None:
         ("team", RemoteSettings("shelf")),
     ],
 )
-def test_a_remote_that_cannot_be_is_not_written(user: Path, name: str, remote: RemoteSettings) -> None:
+def test_an_invalid_remote_is_not_written(user: Path, name: str, remote: RemoteSettings) -> None:
     with pytest.raises(InvalidRequest) as fault:
         add_remote(user, name, remote)
     assert "s3cret" not in fault.value.message
@@ -171,21 +175,21 @@ def test_a_remote_that_cannot_be_is_not_written(user: Path, name: str, remote: R
 
 
 @pytest.mark.parametrize("text", ["remotes: x\n", "url: [\n", "- a\n"])
-def test_a_file_with_faults_is_left_alone(user: Path, text: str) -> None:
+def test_an_invalid_file_is_not_changed(user: Path, text: str) -> None:
     write(user, text)
     with pytest.raises(KiwiError):
         add_remote(user, "team", RemoteSettings("/srv/kiwi"))
     assert (user / "registry.yaml").read_text() == text
 
 
-def test_a_file_with_faults_is_told_by_its_path(user: Path) -> None:
+def test_an_invalid_file_is_reported_by_its_path(user: Path) -> None:
     write(user, "urls: x\n")
     with pytest.raises(InvalidManifest) as fault:
         registry_settings(user)
     assert f"{user}/registry.yaml has 1 issue" in fault.value.message
 
 
-def test_comments_the_mode_and_a_link_stay_when_a_remote_comes_and_goes(user: Path, tmp_path: Path) -> None:
+def test_comments_mode_and_symlink_survive_adding_and_removing_a_remote(user: Path, tmp_path: Path) -> None:
     real = tmp_path / "dotfiles.yaml"
     real.write_text("# nothing yet")
     real.chmod(0o640)
@@ -202,13 +206,22 @@ def test_comments_the_mode_and_a_link_stay_when_a_remote_comes_and_goes(user: Pa
         remove_remote(user, "share")
 
 
-def test_a_new_file_is_for_its_owner_alone(user: Path) -> None:
+def test_a_new_file_is_private(user: Path) -> None:
     add_remote(user, "share", RemoteSettings("/srv/kiwi"))
     assert (user / "registry.yaml").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_space_that_cannot_be_written_is_told(home: Path) -> None:
+def test_a_space_that_cannot_be_written_is_reported(home: Path) -> None:
     (home / "file").write_text("in the way")
     with pytest.raises(Unavailable) as fault:
         add_remote(home / "file" / ".ai", "share", RemoteSettings("/srv/kiwi"))
     assert "cannot be written" in fault.value.message
+
+
+@pytest.mark.parametrize(("variable", "mode"), [("", "words"), ("bogus", "words"), ("meaning", "meaning")])
+def test_a_variable_that_names_no_search_mode_counts_as_unset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, mode: str
+) -> None:
+    (tmp_path / "registry.yaml").write_text("search: words\n")
+    monkeypatch.setenv("KIWI_SEARCH", variable)
+    assert search_mode(tmp_path) == mode

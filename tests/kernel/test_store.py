@@ -1,4 +1,4 @@
-"""The store of a user: opened when it is needed, opened anew when the owner names another, and never in the way."""
+"""The store of a user: opened on demand, reopened when the settings name another, and never a delay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiwi_mcp.domain.errors import StoreUnavailable
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.kernel.store import Store
 
-NOBODY = "postgresql://127.0.0.1:1/kiwi"
+UNREACHABLE = "postgresql://127.0.0.1:1/kiwi"
 """A store that is not there."""
 
 
@@ -43,7 +43,8 @@ def in_one_session(machine: Machine, story: Callable[[], Coroutine[Any, Any, Non
     asyncio.run(whole())
 
 
-def test_the_store_is_made_at_the_first_call_and_holds_what_ships(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_store_is_created_at_the_first_call_with_the_built_in_items(ann: Machine) -> None:
     assert not (ann.user / "state").exists()
     (check,) = checks(ann)
     assert check["status"] == "ok"
@@ -51,17 +52,18 @@ def test_the_store_is_made_at_the_first_call_and_holds_what_ships(ann: Machine) 
     assert (ann.user / "state" / "registry.db").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("E1")
-def test_without_the_registry_local_tools_run_and_the_rest_says_why(ann: Machine) -> None:
+def test_without_the_registry_local_tools_run_and_other_calls_give_the_reason(ann: Machine) -> None:
     ann.vouch("local")
-    ann.settle(url=NOBODY)
+    ann.settle(url=UNREACHABLE)
 
     ran = ann.do("run", "local")
     assert ran["result"] == "here"
     assert "not available" in json.dumps(ran["warnings"])
     assert ann.names("local", "local") == ann.names("local", "all") == ["local"]
-    told = ann.ask("search", query="local", source="all").content
-    assert "not available" in json.dumps(told["warnings"])
+    response = ann.ask("search", query="local", source="all").content
+    assert "not available" in json.dumps(response["warnings"])
 
     for action in ("publish", "pull", "versions", "diff", "verify", "list", "rollback", "deprecate"):
         assert ann.refused(action, "local") == "store_unavailable"
@@ -73,7 +75,8 @@ def test_without_the_registry_local_tools_run_and_the_rest_says_why(ann: Machine
     assert (check["status"], bool(check["fix"])) == ("problem", True)
 
 
-def test_settings_with_a_fault_refuse_whatever_needs_them_and_nothing_else(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_invalid_settings_refuse_only_what_needs_them(ann: Machine) -> None:
     ann.vouch("local")
     ann.settle(namespaces=["KIWI"])
 
@@ -85,8 +88,8 @@ def test_settings_with_a_fault_refuse_whatever_needs_them_and_nothing_else(ann: 
     assert "cannot be a namespace" in str(check["detail"])
 
 
-def test_a_store_that_is_down_is_not_waited_for_at_each_call(ann: Machine) -> None:
-    ann.settle(url=NOBODY)
+def test_an_unavailable_store_does_not_delay_each_call(ann: Machine) -> None:
+    ann.settle(url=UNREACHABLE)
     store = Store(ann.user)
     with pytest.raises(StoreUnavailable) as first:
         store.registry()
@@ -95,6 +98,7 @@ def test_a_store_that_is_down_is_not_waited_for_at_each_call(ann: Machine) -> No
     assert second.value is first.value
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_change_of_settings_is_seen_by_the_next_call(a_machine: MakeMachine, tmp_path: Path) -> None:
     one, two = f"sqlite://{tmp_path}/one.db", f"sqlite://{tmp_path}/two.db"
     ann = a_machine("ann", url=one)
@@ -116,7 +120,7 @@ def test_a_change_of_settings_is_seen_by_the_next_call(a_machine: MakeMachine, t
         assert (await ask("execute", item_id="a"))["result"] == "one"
         assert (await ask("execute", item_id="b"))["code"] == "tool_not_found"
         assert await names() == ["a"]
-        ann.settle(url=NOBODY)
+        ann.settle(url=UNREACHABLE)
         assert (await ask("execute", item_id="a"))["code"] == "store_unavailable"
         ann.settle(url=two)
         assert (await ask("execute", item_id="b"))["result"] == "two"
@@ -124,8 +128,9 @@ def test_a_change_of_settings_is_seen_by_the_next_call(a_machine: MakeMachine, t
     in_one_session(ann, story)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-04")
-def test_who_leaves_a_namespace_sees_nothing_of_it_from_the_next_call_on(a_machine: MakeMachine) -> None:
+def test_an_actor_who_leaves_a_namespace_loses_it_with_the_next_call(a_machine: MakeMachine) -> None:
     ann = a_machine("ann", namespaces=["acme"])
     ann.publish("secret", says="psst", visibility="private")
 
@@ -142,7 +147,8 @@ def test_who_leaves_a_namespace_sees_nothing_of_it_from_the_next_call_on(a_machi
     in_one_session(ann, story)
 
 
-def test_what_another_process_publishes_is_seen_by_the_next_call(a_machine: MakeMachine, store_url: str) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_items_published_by_another_process_are_seen_by_the_next_call(a_machine: MakeMachine, store_url: str) -> None:
     ann, bob = a_machine("ann", url=store_url), a_machine("bob", url=store_url)
     bob.script("news", says="first")
 
@@ -163,7 +169,8 @@ def test_what_another_process_publishes_is_seen_by_the_next_call(a_machine: Make
     in_one_session(ann, story)
 
 
-def test_the_variable_names_the_store_of_every_call(
+@pytest.mark.usefixtures("sandbox")
+def test_the_variable_selects_the_store_of_every_call(
     ann: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KIWI_REGISTRY", f"sqlite://{tmp_path}/elsewhere.db")
@@ -173,6 +180,7 @@ def test_the_variable_names_the_store_of_every_call(
     assert "elsewhere.db" in str(ann.ask("registry", action="show").content["registry"])
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_kernel_loads_no_database_and_no_server() -> None:
     program = (
         "import sys, kiwi_mcp.kernel\n"

@@ -1,4 +1,4 @@
-"""The store under many hands: opened once, never closed under anybody's feet, and never waited for without end."""
+"""Concurrent use of the store: opened once, never closed under a reader, and never waited for without a limit."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def seconds_at_most(limit: float) -> Iterator[None]:
     assert time.monotonic() - begun < limit
 
 
-def test_threads_that_open_a_store_at_once_share_one(home: Path) -> None:
+def test_threads_that_open_a_store_concurrently_share_it(home: Path) -> None:
     for number in range(5):
         store = Store(home / str(number))
         begin = threading.Barrier(6)
@@ -112,7 +112,7 @@ def test_threads_that_open_a_store_at_once_share_one(home: Path) -> None:
         store.close()
 
 
-def test_a_change_of_settings_takes_nothing_from_whoever_still_reads(home: Path) -> None:
+def test_changed_settings_do_not_disturb_readers_of_the_old_store(home: Path) -> None:
     store = Store(home)
     before = store.registry()
     (home / "registry.yaml").write_text("namespaces: [public, acme]\n")
@@ -124,7 +124,7 @@ def test_a_change_of_settings_takes_nothing_from_whoever_still_reads(home: Path)
     store.close()
 
 
-def test_a_store_that_was_replaced_is_closed_with_its_last_user(home: Path) -> None:
+def test_a_replaced_store_is_closed_with_its_last_user(home: Path) -> None:
     def files() -> int:
         links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         return sum(str(link.readlink()).startswith(str(home)) for link in links)
@@ -140,7 +140,8 @@ def test_a_store_that_was_replaced_is_closed_with_its_last_user(home: Path) -> N
     assert files() == 0
 
 
-def test_closing_a_store_that_is_being_read_ends_the_reading_and_not_the_process(home: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_closing_a_store_ends_its_readers_and_not_the_process(home: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLOSING, str(home)],
         capture_output=True,
@@ -152,7 +153,8 @@ def test_closing_a_store_that_is_being_read_ends_the_reading_and_not_the_process
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr
 
 
-def test_calls_at_once_are_all_answered_while_the_settings_change(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_concurrent_calls_are_all_answered_while_the_settings_change(a_machine: MakeMachine) -> None:
     ann = a_machine("ann")
     ann.script("local", says="here")
 
@@ -167,10 +169,11 @@ def test_calls_at_once_are_all_answered_while_the_settings_change(a_machine: Mak
         await ann.kernel.aclose()
         return answers
 
-    assert [answer for answer in asyncio.run(story()) if "code" in answer or "warnings" in answer] == []
+    assert [answer for answer in await story() if "code" in answer or "warnings" in answer] == []
 
 
-def test_settings_with_a_fault_refuse_the_registry_and_let_local_tools_run(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_invalid_settings_refuse_the_registry_and_local_tools_run(a_machine: MakeMachine) -> None:
     ann = a_machine("ann")
     ann.script("local", says="here")
     ann.vouch("local")
@@ -183,23 +186,25 @@ def test_settings_with_a_fault_refuse_the_registry_and_let_local_tools_run(a_mac
         assert ann.refused(action, "local") == "invalid_manifest"
 
 
-def test_a_search_through_what_is_published_leaves_the_loop_free(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_search_through_published_items_does_not_block_the_event_loop(a_machine: MakeMachine) -> None:
     ann = a_machine("ann")
     ann.publish("published")
     threads = list[int]()
-    registry = ann.kernel._parts.store.registry
+    registry = ann.kernel._services.store.registry
 
     def noted() -> object:
         threads.append(threading.get_ident())
         return registry()
 
-    ann.kernel._parts.store.registry = noted  # type: ignore[method-assign,assignment]  # the store itself, with a witness
+    ann.kernel._services.store.registry = noted  # type: ignore[method-assign,assignment]  # the store itself, with a witness
     assert ann.names("says a word called published", "registry") == ["published"]
     assert threads
     assert threading.get_ident() not in threads
 
 
-def test_a_server_that_goes_silent_delays_a_local_tool_once(
+@pytest.mark.usefixtures("loopback")
+def test_a_silent_database_server_delays_a_local_tool_once(
     a_machine: MakeMachine, relay: Relay, postgres_url: str
 ) -> None:
     ann = a_machine("ann", url=postgres_url.replace(str(urlsplit(postgres_url).port), str(relay.port)))
@@ -223,7 +228,9 @@ def test_a_server_that_goes_silent_delays_a_local_tool_once(
     asyncio.run(story())
 
 
-def test_a_server_that_lets_nobody_in_is_given_up(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.usefixtures("loopback")
+def test_a_database_server_that_accepts_no_connection_is_abandoned(a_machine: MakeMachine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:  # it takes the call and says nothing
         ann = a_machine("ann")
         ann.script("local", says="here")

@@ -1,14 +1,14 @@
-"""The tasks verb: the owner sees and stops the calls that went on, and nobody else does."""
+"""The tasks verb: only the owner sees and stops background calls."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.kernel import Answer, Kernel
@@ -39,7 +39,7 @@ def test_the_owner_sees_the_tasks_of_all_clients(ask: Ask, tasks: Tasks) -> None
     }
 
 
-def test_one_task_is_shown_whole_by_the_beginning_of_its_id(ask: Ask, tasks: Tasks) -> None:
+def test_one_task_is_shown_in_full_by_a_prefix_of_its_id(ask: Ask, tasks: Tasks) -> None:
     task = a_task("a" * 32)
     tasks.add(task)
     tasks.finish(replace(task, status="completed", detail={"content": []}))
@@ -47,7 +47,7 @@ def test_one_task_is_shown_whole_by_the_beginning_of_its_id(ask: Ask, tasks: Tas
     assert (shown["status"], shown["result"], shown["identity"]) == ("completed", {"content": []}, "say")
 
 
-def test_a_task_is_asked_to_stop_unless_it_is_over(ask: Ask, tasks: Tasks) -> None:
+def test_a_task_is_asked_to_stop_unless_it_has_ended(ask: Ask, tasks: Tasks) -> None:
     task = a_task("a" * 32)
     tasks.add(task)
     assert "asked to stop" in str(ask("tasks", action="cancel", task_id=task.id).content["message"])
@@ -68,15 +68,13 @@ def test_a_task_is_asked_to_stop_unless_it_is_over(ask: Ask, tasks: Tasks) -> No
         ({"action": "start"}, "invalid_request"),
     ],
 )
-def test_a_task_that_is_not_there_or_not_meant_is_refused(
-    ask: Ask, tasks: Tasks, request_: dict[str, str], code: str
-) -> None:
+def test_an_unknown_or_ambiguous_task_is_refused(ask: Ask, tasks: Tasks, request_: dict[str, str], code: str) -> None:
     tasks.add(a_task("a" * 32))
     tasks.add(a_task("a" * 31 + "b"))
     assert ask("tasks", **request_).content["code"] == code
 
 
-def test_only_the_owner_sees_everybodys_tasks(project: Path) -> None:
+async def test_only_the_owner_sees_all_tasks(project: Path) -> None:
     async def story() -> Answer:
         kernel = Kernel(project, is_owner=False)
         try:
@@ -84,4 +82,4 @@ def test_only_the_owner_sees_everybodys_tasks(project: Path) -> None:
         finally:
             await kernel.aclose()
 
-    assert asyncio.run(story()).content["code"] == "not_permitted"
+    assert (await story()).content["code"] == "not_permitted"

@@ -1,4 +1,4 @@
-"""What each type must say and may not: the table of the types, both ways."""
+"""Required and forbidden keys of each type, in both directions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer
+
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 Ask = Callable[..., Answer]
 
@@ -93,19 +95,19 @@ def validated(ask: Ask, words: JsonObject) -> JsonObject:
 
 @pytest.mark.req("K-VA-01", "K-VA-04")
 @pytest.mark.parametrize("kind", GOOD)
-def test_an_item_with_what_its_type_needs_is_valid(kind: str, ask: Ask) -> None:
+def test_an_item_with_all_required_keys_is_valid(kind: str, ask: Ask) -> None:
     assert validated(ask, GOOD[kind])["issues"] == []
 
 
 @pytest.mark.req("K-VA-01", "K-VA-04")
 @pytest.mark.parametrize("what", BAD)
-def test_an_item_without_what_its_type_needs_is_told_the_place(what: str, ask: Ask) -> None:
+def test_a_missing_required_key_is_reported_with_its_place(what: str, ask: Ask) -> None:
     words, place = BAD[what]
 
-    told = validated(ask, words)
+    response = validated(ask, words)
 
-    issues = [as_object(issue) for issue in as_list(told["issues"])]
-    assert told["status"] == "invalid"
+    issues = [as_object(issue) for issue in as_list(response["issues"])]
+    assert response["status"] == "invalid"
     assert any(str(issue["place"]).startswith(place) for issue in issues), issues
     assert all(issue["reason"] and issue["fix"] for issue in issues)
 
@@ -119,7 +121,7 @@ def test_an_item_without_what_its_type_needs_is_told_the_place(what: str, ask: A
         ("node_runtime", "a.mjs", "export const main = () => 1;\n", "export const = ;\n"),
     ],
 )
-def test_the_syntax_of_an_entrypoint_is_judged_by_its_runtime(
+def test_the_syntax_of_an_entrypoint_is_checked_by_its_runtime(
     runtime: str, file: str, good: str, bad: str, ask: Ask
 ) -> None:
     words = {**SCRIPT, "executor": runtime, "config": {"entrypoint": file}}
@@ -130,7 +132,7 @@ def test_the_syntax_of_an_entrypoint_is_judged_by_its_runtime(
 
 
 @pytest.mark.req("K-VA-01")
-def test_a_runtime_of_ones_own_brings_its_own_check(ask: Ask) -> None:
+def test_a_custom_runtime_has_its_own_check(ask: Ask) -> None:
     runtime = {
         **RUNTIME,
         "version": "1.0.0",
@@ -145,7 +147,7 @@ def test_a_runtime_of_ones_own_brings_its_own_check(ask: Ask) -> None:
 
 
 @pytest.mark.req("K-VA-01")
-def test_parameters_are_the_third_layer_and_judged_when_it_runs(ask: Ask) -> None:
+def test_parameters_are_checked_when_the_item_runs(ask: Ask) -> None:
     words = {
         **SCRIPT,
         "version": "1.0.0",

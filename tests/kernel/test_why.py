@@ -1,4 +1,4 @@
-"""Why: it says yes only to what would run, and no with the reason."""
+"""Why: it says yes only to calls that would run, and no with the reason."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def why(ask: Ask, name: str, **parameters: str) -> JsonObject:
     return ask("execute", action="why", item_id=name, parameters=parameters).content
 
 
-def codes(told: JsonObject) -> list[object]:
-    return [as_object(reason)["code"] for reason in as_list(told["reasons"])]
+def codes(answer: JsonObject) -> list[object]:
+    return [as_object(reason)["code"] for reason in as_list(answer["reasons"])]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-01")
 def test_a_tampered_tool_would_not_run_whether_or_not_parameters_are_given(tools: Path, ask: Ask) -> None:
     folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
@@ -51,8 +52,8 @@ def test_a_tampered_tool_would_not_run_whether_or_not_parameters_are_given(tools
 
     (folder / "main.sh").write_text("echo evil\n")
 
-    for told in (why(ask, "say"), why(ask, "say", word="x")):
-        assert (told["would_run"], codes(told)) == (False, ["content_hash_mismatch"])
+    for response in (why(ask, "say"), why(ask, "say", word="x")):
+        assert (response["would_run"], codes(response)) == (False, ["content_hash_mismatch"])
 
 
 @pytest.mark.case("NET-12")
@@ -60,10 +61,10 @@ def test_a_tampered_tool_would_not_run_whether_or_not_parameters_are_given(tools
 def test_an_address_that_is_not_granted_would_not_be_called(host: str, tools: Path, home: Path, ask: Ask) -> None:
     put(tools, "local", "api", "http_client", {"method": "GET", "url": f"http://{host}/?q={{word}}"})
 
-    told = why(ask, "local", word="x")
+    response = why(ask, "local", word="x")
 
-    assert (told["would_run"], codes(told)) == (False, ["address_denied"])
-    assert host in str(as_object(as_list(told["reasons"])[0])["suggestion"])
+    assert (response["would_run"], codes(response)) == (False, ["address_denied"])
+    assert host in str(as_object(as_list(response["reasons"])[0])["suggestion"])
     (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host]}}))
     assert why(ask, "local", word="x")["would_run"] is True
@@ -73,33 +74,34 @@ def test_an_address_that_is_not_granted_would_not_be_called(host: str, tools: Pa
 def test_a_chain_that_does_not_resolve_is_shown_with_the_reason(tools: Path, ask: Ask) -> None:
     put(tools, "say", "script", "lost_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
 
-    told = why(ask, "say")
+    response = why(ask, "say")
 
-    assert (told["would_run"], codes(told)) == (False, ["executor_not_found"])
-    assert "say → lost_runtime (missing)" in str(as_object(as_list(told["reasons"])[0])["message"])
-    assert as_list(told["chain"])[0] == "say"
+    assert (response["would_run"], codes(response)) == (False, ["executor_not_found"])
+    assert "say → lost_runtime (missing)" in str(as_object(as_list(response["reasons"])[0])["message"])
+    assert as_list(response["chain"])[0] == "say"
 
 
-def test_what_is_not_sound_would_not_run(tools: Path, ask: Ask) -> None:
+def test_an_invalid_item_would_not_run(tools: Path, ask: Ask) -> None:
     put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh", "timeout": -1}, "echo hello\n")
 
-    told = why(ask, "say")
+    response = why(ask, "say")
 
-    assert (told["would_run"], codes(told)) == (False, ["invalid_manifest"])
+    assert (response["would_run"], codes(response)) == (False, ["invalid_manifest"])
 
 
-def test_what_the_owner_denies_would_not_run(tools: Path, home: Path, ask: Ask) -> None:
+def test_a_denied_item_would_not_run(tools: Path, home: Path, ask: Ask) -> None:
     put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
     (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text(json.dumps({"items": {"allow": ["*"], "deny": ["*/bash_runtime@*"]}}))
 
-    told = why(ask, "say", word="x")
+    response = why(ask, "say", word="x")
 
-    assert (told["would_run"], codes(told)) == (False, ["not_permitted"])
+    assert (response["would_run"], codes(response)) == (False, ["not_permitted"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
-    ("policy", "needs", "told"),
+    ("policy", "needs", "expected"),
     [
         ({"items": {"allow": ["*"], "deny": ["*/say@*"]}}, {}, "denied"),
         ({"files": {"write": {"allow": ["other"]}}}, {"write": ["notes"]}, "write"),
@@ -109,8 +111,8 @@ def test_what_the_owner_denies_would_not_run(tools: Path, home: Path, ask: Ask) 
         ({"conditions": [{"items": "*/say@*", "days": [OTHER_DAY]}]}, {}, "not on this day"),
     ],
 )
-def test_what_does_not_depend_on_parameters_is_judged_without_them(
-    policy: JsonObject, needs: JsonObject, told: str, tools: Path, project: Path, home: Path, ask: Ask
+def test_checks_without_parameters_are_made_without_them(
+    policy: JsonObject, needs: JsonObject, expected: str, tools: Path, project: Path, home: Path, ask: Ask
 ) -> None:
     (project / "notes").mkdir()
     folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
@@ -123,11 +125,11 @@ def test_what_does_not_depend_on_parameters_is_judged_without_them(
     answer = why(ask, "say")
 
     assert answer["would_run"] is False
-    assert told in str(answer["reasons"])
+    assert expected in str(answer["reasons"])
     assert "invalid_arguments" not in codes(answer)
 
 
-def test_each_thing_that_is_refused_is_a_reason(tools: Path, project: Path, home: Path, ask: Ask) -> None:
+def test_each_refusal_is_a_reason(tools: Path, project: Path, home: Path, ask: Ask) -> None:
     (project / "notes").mkdir()
     folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
     manifest = json.loads((folder / "tool.yaml").read_text())
@@ -144,7 +146,8 @@ def test_each_thing_that_is_refused_is_a_reason(tools: Path, project: Path, home
     assert codes(answer) == ["not_permitted", "not_permitted"]
 
 
-def test_the_owners_part_is_told_without_parameters(tools: Path, project: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_rules_of_the_owner_are_shown_without_parameters(tools: Path, project: Path, ask: Ask) -> None:
     (project / "notes").mkdir()
     folder = put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
     manifest = json.loads((folder / "tool.yaml").read_text())
@@ -157,7 +160,7 @@ def test_the_owners_part_is_told_without_parameters(tools: Path, project: Path, 
     assert str(project / "notes") in str(as_object(answer["approval"])["reasons"])
 
 
-def test_an_address_that_is_known_without_parameters_is_judged(tools: Path, ask: Ask) -> None:
+def test_an_address_without_parameters_is_checked(tools: Path, ask: Ask) -> None:
     put(tools, "local", "api", "http_client", {"method": "GET", "url": "http://127.0.0.1:9/?q={word}"})
 
     answer = why(ask, "local")
@@ -165,7 +168,7 @@ def test_an_address_that_is_known_without_parameters_is_judged(tools: Path, ask:
     assert (answer["would_run"], codes(answer)) == (False, ["address_denied"])
 
 
-def test_how_far_rules_for_programs_reach_is_told(tools: Path, home: Path, ask: Ask) -> None:
+def test_the_scope_of_program_rules_is_explained(tools: Path, home: Path, ask: Ask) -> None:
     put(tools, "say", "script", "bash_runtime", {"entrypoint": "main.sh"}, "echo hello\n")
     assert why(ask, "say")["notes"] == []
     (home / ".ai").mkdir(exist_ok=True)

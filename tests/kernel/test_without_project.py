@@ -1,4 +1,4 @@
-"""Requests that name no project: answered from what is there in every one, and refused only where one is needed."""
+"""Requests without a project: answered from the user space, and refused only if a project is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def script(said: str) -> JsonObject:
     }  # fmt: skip
 
 
-def test_the_users_own_is_found_read_explained_and_run(home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_user_items_are_found_read_explained_and_run(home: Path) -> None:
     made = ask("execute", action="create", parameters={**script("hello"), "location": "user"})
     assert as_text(made.content["path"]).startswith(str(home / ".ai"))
     (found,) = as_list(ask("search", query="say hello").content["results"])
@@ -57,22 +58,22 @@ def test_the_users_own_is_found_read_explained_and_run(home: Path) -> None:
         ("init", {}),
     ],
 )
-def test_what_is_about_a_project_asks_for_it(verb: str, words: JsonObject, home: Path) -> None:
+def test_project_verbs_ask_for_a_project(verb: str, words: JsonObject, home: Path) -> None:
     refused = ask(verb, **words)
     assert refused.content["code"] == "project_path_required"
     assert "project_path" in as_text(refused.content["suggestion"])
     assert not [path for path in (home / ".cache").rglob("say*") if path.is_file()]
 
 
-def test_a_search_that_finds_nothing_says_that_no_project_was_searched(project: Path) -> None:
-    for told in (ask("search", query="send a letter"), ask("search", query="zzqqxx", source="all")):
-        assert told.content["total"] == 0
-        assert "add `project_path`" in as_text(told.content["suggestion"])
+def test_a_search_without_hits_says_that_no_project_was_searched(project: Path) -> None:
+    for response in (ask("search", query="send a letter"), ask("search", query="zzqqxx", source="all")):
+        assert response.content["total"] == 0
+        assert "add `project_path`" in as_text(response.content["suggestion"])
     within = ask("search", query="send a letter", project_path=str(project))
     assert "project_path" not in as_text(within.content["suggestion"])
 
 
-def test_what_is_not_found_may_be_in_a_project() -> None:
+def test_an_unknown_item_may_be_in_a_project() -> None:
     refused = ask("execute", item_id="nothing")
     assert refused.content["code"] == "tool_not_found"
     assert "with its `project_path`" in as_text(refused.content["suggestion"])

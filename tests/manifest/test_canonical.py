@@ -1,4 +1,4 @@
-"""The quick way to write canonical JSON and the library's agree, whatever the value."""
+"""The fast canonical JSON writer and the library agree for any value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.digest import canonical
+from kiwi_mcp.manifest.signatures import canonical
 
 scalars = (
     st.none()
@@ -31,5 +31,5 @@ def test_canonical_json_is_what_rfc_8785_writes(value: Json) -> None:
 @pytest.mark.parametrize(
     "value", [300.0, -0.0, 1e15, 2**53 - 1, 0.1, 1e21, "\x00\x1f\x7f\u2028é", {"\U0001f600": 1, "\uffff": 2}]
 )
-def test_numbers_and_texts_at_the_edges_agree_too(value: Json) -> None:
+def test_edge_cases_of_numbers_and_texts_match_too(value: Json) -> None:
     assert canonical(value) == rfc8785.dumps(value)

@@ -1,4 +1,4 @@
-"""A manifest is checked before anything runs, and every fault is told at once."""
+"""A manifest is checked before anything runs, and all issues are reported at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.placement import read_written
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.source_file import read_manifest
+from kiwi_mcp.manifest.type_specs import load_type_specs
 from kiwi_mcp.manifest.yaml import read_yaml
 
-SHEETS = load_sheets()
+SHEETS = load_type_specs()
 SEEDS = Path(__file__).parents[1] / "data" / "seeds"
 
 GOOD: dict[str, JsonObject] = {
@@ -64,7 +64,7 @@ def read_seed(path: Path) -> tuple[Manifest, dict[str, int]]:
         call = json.loads(path.read_text())["parameters"]
         words = {**call["manifest"], **{word: call[word] for word in ("tool_id", "tool_type", "executor")}}
         return parse(words, stem=path.stem), {}
-    written = read_written(path, path.read_text())
+    written = read_manifest(path, path.read_text())
     assert written is not None
     return parse(written.value, stem=path.stem, lines=written.lines), dict(written.lines)
 
@@ -76,7 +76,7 @@ def every_seed() -> dict[str, Manifest]:
 
 @pytest.mark.req("K-TY-01")
 @pytest.mark.parametrize("path", sorted(SEEDS.iterdir()), ids=lambda path: path.name)
-def test_each_example_of_the_seeds_is_accepted_as_it_stands(path: Path) -> None:
+def test_each_seed_example_is_accepted_unchanged(path: Path) -> None:
     manifest, lines = read_seed(path)
     below = every_seed().get(manifest.executor_id or "")
     issues = check(manifest, sheets=SHEETS, executor=below, with_files=False, lines=lines)
@@ -87,13 +87,13 @@ def test_each_example_of_the_seeds_is_accepted_as_it_stands(path: Path) -> None:
 
 @pytest.mark.req("K-VA-01")
 @pytest.mark.parametrize("tool_type", GOOD)
-def test_a_plain_item_of_each_type_has_no_faults(tool_type: str) -> None:
+def test_a_minimal_item_of_each_type_has_no_issues(tool_type: str) -> None:
     assert faults_of(item(tool_type)) == []
 
 
 @pytest.mark.req("K-VA-01")
 @pytest.mark.parametrize("tool_type", [name for name in GOOD if name not in {"knowledge", "composite"}])
-def test_an_item_that_runs_needs_an_executor(tool_type: str) -> None:
+def test_a_runnable_item_needs_an_executor(tool_type: str) -> None:
     (issue,) = faults_of(item(tool_type, executor=None))
     assert issue.place == "executor"
     assert "Add `executor:" in issue.fix
@@ -119,7 +119,7 @@ def test_an_item_that_runs_needs_an_executor(tool_type: str) -> None:
         ("primitive", "subprocess"),
     ],
 )
-def test_a_link_of_the_wrong_type_below_is_refused(tool_type: str, executor: str) -> None:
+def test_an_executor_of_the_wrong_type_is_refused(tool_type: str, executor: str) -> None:
     assert "executor" in {issue.place for issue in faults_of(item(tool_type, executor=executor, tool_id="subprocess"))}
 
 
@@ -135,12 +135,12 @@ def test_executors_are_judged_by_type_and_never_by_name() -> None:
 
 
 @pytest.mark.case("CHAIN-08")
-def test_a_row_that_claims_to_be_a_primitive_is_refused() -> None:
+def test_a_manifest_that_claims_to_be_a_primitive_is_refused() -> None:
     (issue,) = faults_of({"tool_id": "my_metal", "tool_type": "primitive"})
     assert "code" in issue.reason
 
 
-def test_a_missing_executor_and_a_bad_pin_are_told() -> None:
+def test_a_missing_executor_and_an_invalid_pin_are_reported() -> None:
     words: JsonObject = {"tool_id": "x", "version": "1.0.0", "description": "x", **item("script", executor="gone@^x.y")}
     issues = check(parse(words, stem="x"), sheets=SHEETS, executor_missing=True, with_files=False)
     assert [issue.place for issue in issues] == ["executor", "executor"]
@@ -149,7 +149,7 @@ def test_a_missing_executor_and_a_bad_pin_are_told() -> None:
 
 @pytest.mark.req("K-CH-05")
 @pytest.mark.parametrize("word", ["command", "args", "check", "params_as", "compile_command"])
-def test_a_tool_cannot_set_the_words_of_the_link_below(word: str) -> None:
+def test_a_tool_cannot_set_keys_of_its_executor(word: str) -> None:
     (issue,) = faults_of(configured("script", **{word: "x"}))
     assert issue.place == f"config.{word}"
     assert "runtime" in issue.reason
@@ -159,7 +159,7 @@ def test_a_tool_cannot_set_the_words_of_the_link_below(word: str) -> None:
 @pytest.mark.parametrize(
     ("tool_type", "word"), [("script", "cwd"), ("api", "verify"), ("api", "proxy"), ("mcp_tool", "command")]
 )
-def test_words_that_belong_nowhere_are_refused(tool_type: str, word: str) -> None:
+def test_unknown_keys_are_refused(tool_type: str, word: str) -> None:
     assert [issue.place for issue in faults_of(configured(tool_type, **{word: False}))] == [f"config.{word}"]
 
 
@@ -197,13 +197,19 @@ def test_words_that_belong_nowhere_are_refused(tool_type: str, word: str) -> Non
         (item("composite", config={"steps": []}), "config.steps"),
     ],
 )
-def test_the_words_of_each_type_are_checked(words: JsonObject, place: str) -> None:
+def test_the_keys_of_each_type_are_checked(words: JsonObject, place: str) -> None:
     issues = [issue for issue in faults_of(words) if issue.is_error and "parameter" not in issue.reason]
     assert [issue.place for issue in issues] == [place]
     assert issues[0].fix
 
 
-def test_packages_are_those_of_the_runtime_below() -> None:
+def test_an_invalid_isolation_level_is_refused_with_the_valid_ones() -> None:
+    (issue,) = faults_of({"tool_type": "script", **GOOD["script"], "isolation": "podman"})
+    assert (issue.place, issue.reason) == ("isolation", "'podman' is not a level of isolation")
+    assert issue.fix == "Choose one of trusted, standard, sandboxed, restricted."
+
+
+def test_packages_belong_to_the_runtime() -> None:
     words: JsonObject = {
         "tool_id": "x",
         "version": "1.0.0",
@@ -230,7 +236,7 @@ def test_templates_and_parameters_must_match() -> None:
 
 
 @pytest.mark.req("K-VA-02")
-def test_seven_faults_are_seven_issues_each_with_place_reason_and_fix() -> None:
+def test_seven_issues_each_have_place_reason_and_fix() -> None:
     text = """
 tool_id: Bad Name
 tool_type: api
@@ -252,11 +258,11 @@ config:
     assert {issue.place: issue.reason for issue in issues} == {
         "tool_id": "'Bad Name' cannot name an item",
         "version": "'1.0' is not a semantic version",
-        "executor": "an api stands on `http_client`, not on 'subprocess'",
+        "executor": "an api depends on `http_client`, not on 'subprocess'",
         "config.method": "'FETCH' is not one of 'GET', 'POST', 'PUT', 'PATCH', 'DELETE', 'HEAD', 'OPTIONS'",
         "config.url": "'ftp://example.com/' is not an address Kiwi can use",
         "config.timeout": "-1 is not more than 0",
-        "config.verify": "'verify' is not a word that belongs here",
+        "config.verify": "unknown key 'verify'",
     }
 
 
@@ -318,7 +324,7 @@ def under(validation: JsonObject, **words: Json) -> list[str]:
 
 
 @pytest.mark.req("K-CH-06")
-def test_rules_of_a_parent_are_honoured_when_declared_and_not_demanded() -> None:
+def test_rules_of_a_parent_are_respected_if_declared_and_not_required() -> None:
     assert under({}) == []
     assert under(RULES) == []
     assert under(RULES, config={"entrypoint": "main.rb"}) == ["entrypoint"]

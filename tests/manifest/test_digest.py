@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.digest import canonical, digest_of, sha256_hex
+from kiwi_mcp.manifest.signatures import canonical, digest_of, sha256_hex
 
 MAIN = ToolFile("main.py", sha256_hex(b"one"), 3)
 HELPER = ToolFile("lib/helper.py", sha256_hex(b"two"), 3)
@@ -22,7 +22,7 @@ def digest(
     return digest_of(tool_id="a", version=version, executor=executor, manifest_body=manifest, files=files)
 
 
-def test_a_digest_is_the_hash_of_a_statement_anyone_can_rebuild() -> None:
+def test_a_digest_is_the_hash_of_a_reproducible_statement() -> None:
     def entry(file: ToolFile) -> str:
         return f'{{"executable":false,"path":"{file.path}","sha256":"{file.sha256}"}}'
 
@@ -47,13 +47,13 @@ def test_the_manifest_the_version_and_the_executor_are_part_of_the_digest() -> N
     assert len(set(variants)) == 4
 
 
-def test_only_line_ends_of_the_manifest_are_forgiven() -> None:
+def test_only_line_ends_of_the_manifest_are_normalised() -> None:
     assert digest(manifest=b"a: 1\r\nb: 2\r\n") == digest(manifest=b"a: 1\nb: 2\n")
     assert digest(manifest=b"a: 1\rb: 2\r") != digest(manifest=b"a: 1\nb: 2\n")
     assert digest(manifest=b"a: 1 \n") != digest(manifest=b"a: 1\n")
 
 
-def test_canonical_json_sorts_keys_and_writes_numbers_one_way() -> None:
+def test_canonical_json_sorts_keys_and_writes_numbers_in_one_form() -> None:
     assert canonical({"b": 1.0, "a": ["é", None, True]}) == '{"a":["é",null,true],"b":1}'.encode()
     assert canonical(MappingProxyType({"b": (1, 2)})) == b'{"b":[1,2]}'
 

@@ -33,7 +33,7 @@ FULL = """<!-- a comment -->
     </permissions>
     <limits><turns>10</turns><duration>5m</duration><spend currency="eur">0.5</spend></limits>
     <hooks>
-      <hook><when>event.code == "x"</when><directive>mend</directive><inputs><input name="a">1</input></inputs></hook>
+      <hook><when>event.code == "x"</when><directive>repair</directive><inputs><input name="a">1</input></inputs></hook>
     </hooks>
     <git_checkpoint mode="auto" />
     <context_budget estimated_usage="20%" />
@@ -76,9 +76,7 @@ def test_a_directive_becomes_one_manifest() -> None:
     assert read_directive(FULL, what="tidy.md") == snapshot(
         {
             "tool_id": "tidy",
-            "tool_type": "directive",
             "version": "2.0.0",
-            "executor": "llm_runtime",
             "description": "Tidies a folder",
             "parameters": [
                 {"name": "path", "type": "string", "required": True, "description": "Where to begin"},
@@ -93,7 +91,7 @@ def test_a_directive_becomes_one_manifest() -> None:
                     {"tag": "cap", "attrs": {}, "content": "fs.read"},
                 ],
                 "limits": {"turns": 10, "duration": 300, "spend_currency": "EUR", "spend": 0.5},
-                "hooks": [{"when": 'event.code == "x"', "directive": "mend", "inputs": {"a": "1"}}],
+                "hooks": [{"when": 'event.code == "x"', "directive": "repair", "inputs": {"a": "1"}}],
                 "git_checkpoint": "auto",
                 "process": [
                     {
@@ -159,7 +157,7 @@ def test_prose_after_a_directive_may_mention_its_closing_tag() -> None:
     assert read_directive(text, what="d.md")["tool_id"] == "d"
 
 
-def test_empty_permissions_grant_nothing_and_are_no_fault() -> None:
+def test_empty_permissions_grant_nothing_and_are_valid() -> None:
     assert config("<metadata><permissions /></metadata>")["permissions"] == []
     assert config("")["permissions"] == []
 
@@ -182,11 +180,11 @@ def test_empty_permissions_grant_nothing_and_are_no_fault() -> None:
         ("<cost><duration>a while</duration></cost>", None),
     ],
 )
-def test_limits_of_every_spelling_are_read_into_one(written: str, limits: Json) -> None:
+def test_limits_of_every_spelling_are_normalised(written: str, limits: Json) -> None:
     assert config(f"<metadata>{written}</metadata>").get("limits") == limits
 
 
-def test_every_fault_of_content_is_listed_with_its_line() -> None:
+def test_every_content_issue_is_listed_with_its_line() -> None:
     inner = """<metadata><limits><turns>many</turns></limits>
 <git_checkpoint mode="often" />
 <hooks><hook /></hooks></metadata>
@@ -210,7 +208,7 @@ def test_every_fault_of_content_is_listed_with_its_line() -> None:
         ("<process>\n  é é &nope; \n</process>", 6, 7, "`&amp;`"),
     ],
 )
-def test_what_is_not_xml_is_refused_with_line_column_and_a_hint(
+def test_invalid_xml_is_refused_with_line_column_and_a_hint(
     inner: str, line: int, column: int | None, hint: str
 ) -> None:
     with pytest.raises(InvalidManifest) as caught:
@@ -242,10 +240,11 @@ def test_a_doctype_is_refused_and_nothing_is_fetched(doctype: str) -> None:
             read_directive(text, what="d.md")
 
 
-def test_prose_may_speak_of_a_doctype() -> None:
+def test_prose_may_mention_a_doctype() -> None:
     assert read_directive(f"```html\n<!DOCTYPE html>\n```\n{directive('')}", what="d.md")["tool_id"] == "d"
 
 
+@pytest.mark.slow
 @pytest.mark.case("BOMB-07")
 @pytest.mark.parametrize(
     "inner",
@@ -260,14 +259,14 @@ def test_prose_may_speak_of_a_doctype() -> None:
     ],
     ids=["deep", "many", "long", "comments", "raws", "templates", "open"],
 )
-def test_a_bomb_is_refused_at_once(inner: str) -> None:
-    started = time.monotonic()
+def test_an_entity_bomb_is_refused_at_once(inner: str) -> None:
+    started = time.process_time()
     with pytest.raises(InvalidManifest):
         read_directive(directive(inner), what="d.md")
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
-def test_a_file_without_a_directive_says_so() -> None:
+def test_a_file_without_a_directive_is_reported() -> None:
     with pytest.raises(InvalidManifest, match="holds no <directive>"):
         read_directive("# Only prose", what="d.md")
 
@@ -296,6 +295,6 @@ def test_a_file_without_a_directive_says_so() -> None:
         )
     ).map("".join)
 )
-def test_any_text_gives_a_manifest_or_a_refusal(inner: str) -> None:
+def test_any_text_gives_a_manifest_or_an_error(inner: str) -> None:
     with suppress(InvalidManifest):
         assert read_directive(directive(inner), what="d.md")["tool_id"] == "d"

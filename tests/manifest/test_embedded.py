@@ -1,4 +1,4 @@
-"""Metadata inside code is read and never run."""
+"""Metadata inside code is read and never executed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.manifest.embedded import Embedded, comments_of, read_embedded
+from kiwi_mcp.manifest.source_file import Embedded, comments_of, read_embedded
 
 DUNDERS = '''# kiwi-mcp:validated:2026-01-28T12:00:00Z:{hash}
-"""Greets somebody.
+"""Greets a person.
 
 More about it.
 """
@@ -42,7 +42,7 @@ def test_dunders_are_metadata() -> None:
     found = read(".py", DUNDERS.format(hash="0" * 64))
     assert found.issues == ()
     assert found.value == {
-        "description": "Greets somebody.",
+        "description": "Greets a person.",
         "version": "1.0.0",
         "tool_type": "python",
         "executor": "python_runtime",
@@ -73,7 +73,7 @@ def test_a_docstring_may_be_the_manifest() -> None:
     assert found.lines["tool_id"] == 3
 
 
-def test_a_fault_in_a_docstring_has_the_line_of_the_file() -> None:
+def test_an_issue_in_a_docstring_has_the_line_of_the_file() -> None:
     with pytest.raises(InvalidManifest) as refused:
         read_embedded(".py", '# first\n"""\ntool_id: a\ntool_id: b\n"""\n', what="x.py")
     assert refused.value.issues[0].line == 4
@@ -90,12 +90,12 @@ def test_reading_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_a_computed_constant_is_the_authors_own_business() -> None:
+def test_a_computed_constant_is_ignored() -> None:
     found = read(".py", '__version__ = "1.0.0"\nCONFIG = load()\n')
     assert [issue.is_error for issue in found.issues] == [False]
 
 
-def test_an_assignment_that_stands_twice_is_told_and_the_last_counts() -> None:
+def test_a_repeated_assignment_is_reported_and_the_last_counts() -> None:
     found = read(".py", '__version__ = "1.0.0"\n__version__ = "2.0.0"\n')
     assert found.value["version"] == "2.0.0"
     assert "twice" in found.issues[0].reason
@@ -104,7 +104,7 @@ def test_an_assignment_that_stands_twice_is_told_and_the_last_counts() -> None:
 @pytest.mark.parametrize(
     "text", ["", "import os\n", "def main(): ...\n", "CONFIG = {}\n", "# __version__\n", '"""Just text."""\n']
 )
-def test_a_file_without_metadata_is_no_item(text: str) -> None:
+def test_a_file_without_metadata_is_not_an_item(text: str) -> None:
     assert read_embedded(".py", text, what="x.py") is None
 
 
@@ -183,7 +183,7 @@ def test_annotations_become_types(annotation: str, schema: JsonObject) -> None:
         ("def main(a): ...", False),
     ],
 )
-def test_only_functions_that_take_anything_are_open(function: str, is_open: bool) -> None:
+def test_only_functions_with_keyword_arguments_accept_unknown_parameters(function: str, is_open: bool) -> None:
     assert parameters(function)["additionalProperties"] is is_open
 
 

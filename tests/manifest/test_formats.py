@@ -1,4 +1,4 @@
-"""The formats that sheets ask for."""
+"""The formats of type specs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kiwi_mcp.manifest.formats import is_url, is_variable
     ["https://a.example/x?lat={lat}&lon={lon}#{f}", "${URL}", "${BASE}/v1/{id}", "http://127.0.0.1:8080/", "wss://a.example",
      "https://${SHOP}.example.com/{x}", "http://[::1]:80/", "https://u:${PASSWORD}@a.example/"],
 )  # fmt: skip
-def test_addresses_with_a_fixed_host_are_accepted(url: str) -> None:
+def test_urls_with_a_fixed_host_are_accepted(url: str) -> None:
     assert is_url(url)
 
 
@@ -26,7 +26,7 @@ def test_addresses_with_a_fixed_host_are_accepted(url: str) -> None:
      "https://a/\r\nX: y",
      "https://a b/", "${BASE}evil.test/", "javascript:alert(1)"],
 )  # fmt: skip
-def test_addresses_a_caller_could_turn_are_refused(url: str) -> None:
+def test_urls_with_a_host_from_the_caller_are_refused(url: str) -> None:
     assert not is_url(url)
 
 
@@ -38,7 +38,7 @@ def test_addresses_a_caller_could_turn_are_refused(url: str) -> None:
      "BASH_ENV", "ENV", "PATH", "path", "IFS", "GIT_SSH_COMMAND", "PERL5OPT", "RUBYOPT", "1A", "A-B", "A=B", "",
      "A\n", "Ä"],
 )  # fmt: skip
-def test_variables_that_loaders_obey_may_not_be_set(name: str) -> None:
+def test_loader_variables_may_not_be_set(name: str) -> None:
     assert not is_variable(name)
 
 

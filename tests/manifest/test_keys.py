@@ -1,18 +1,31 @@
-"""Keys: what they sign is bound to one item of one namespace, and is written in one way only."""
+"""Keys: a signature is bound to one item of one namespace and has one spelling."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.items import Manifest, Signature
-from kiwi_mcp.manifest.keys import Rotation, fingerprint, is_key, is_meant, is_signed, statement_for
-from kiwi_mcp.manifest.signature import completed, is_apart, line, read_detached, read_rotations, sign, split
+from kiwi_mcp.manifest.signatures import (
+    Rotation,
+    completed,
+    fingerprint,
+    is_apart,
+    is_key,
+    is_meant,
+    is_signed,
+    line,
+    read_detached,
+    read_rotations,
+    sign,
+    split,
+    statement_for,
+)
 
 AT, DIGEST = "2026-11-16T10:00:00Z", "ab" * 32
 MANIFEST = Manifest("greet", "script", "1.0.0", executor="bash_runtime")
@@ -41,7 +54,7 @@ def stated(manifest: Manifest = MANIFEST, namespace: str = "acme", key: str = AN
     return statement_for(manifest, namespace=namespace, digest=DIGEST, timestamp=AT, key=key)
 
 
-def test_a_statement_names_the_item_its_namespace_its_content_and_the_key() -> None:
+def test_a_statement_contains_the_item_its_namespace_its_content_and_the_key() -> None:
     assert stated() == (
         b'kiwi-sig-v1\0{"content_hash":"' + DIGEST.encode() + b'","executor":"bash_runtime","keyid":"'
         + ANN.public.encode() + b'","namespace":"acme","tool_id":"greet","tool_type":"script","ts":"'
@@ -50,7 +63,7 @@ def test_a_statement_names_the_item_its_namespace_its_content_and_the_key() -> N
 
 
 @pytest.mark.req("K-SI-02")
-def test_a_signature_holds_for_nothing_else() -> None:
+def test_a_signature_is_valid_for_nothing_else() -> None:
     proof = ANN.sign(stated())
     others = [
         stated(replace(MANIFEST, tool_id="other")),
@@ -68,7 +81,7 @@ def test_a_signature_holds_for_nothing_else() -> None:
 
 @given(place=st.integers(0, 85), letter=st.sampled_from(LETTERS))
 @settings(max_examples=150, deadline=None)
-def test_no_other_spelling_of_a_signature_is_one(place: int, letter: str) -> None:
+def test_a_signature_has_one_spelling(place: int, letter: str) -> None:
     proof = ANN.sign(stated())
     other = proof[:place] + letter + proof[place + 1 :]
 
@@ -76,11 +89,11 @@ def test_no_other_spelling_of_a_signature_is_one(place: int, letter: str) -> Non
 
 
 @pytest.mark.parametrize("key", ["", "A" * 42, "A" * 43 + "=", "ä" * 43, "A" * 42 + "B", "A" * 43])
-def test_what_is_no_key_signed_nothing(key: str) -> None:
+def test_an_invalid_key_has_signed_nothing(key: str) -> None:
     assert not is_signed(key, ANN.sign(stated()), stated())
 
 
-def test_a_fingerprint_is_meant_however_it_is_typed() -> None:
+def test_a_fingerprint_matches_in_any_common_spelling() -> None:
     short = fingerprint(ANN.public)
 
     assert len(short.replace("-", "")) == 32
@@ -94,7 +107,7 @@ def test_a_fingerprint_is_meant_however_it_is_typed() -> None:
 
 
 @pytest.mark.req("K-SI-02")
-def test_a_key_hands_over_by_its_own_signature() -> None:
+def test_a_key_is_rotated_by_its_own_signature() -> None:
     draft = Rotation(AT, ANN.public, BOB.public)
     sound = replace(draft, proof=ANN.sign(draft.data))
 
@@ -114,7 +127,7 @@ KEYED = Signature(AT, DIGEST, key=ANN.public, proof="A" * 86)
 @pytest.mark.parametrize(
     ("suffix", "body"), [(".yaml", "a: 1\n"), (".py", "#!/usr/bin/python\nx = 1\n"), (".js", "x\n")]
 )
-def test_a_line_tells_who_signed_where_nothing_closes_the_comment(suffix: str, body: str) -> None:
+def test_the_signature_line_names_the_signer_in_languages_with_line_comments(suffix: str, body: str) -> None:
     signed = sign(body, suffix, timestamp=AT, digest=DIGEST, key=KEYED.key, proof=KEYED.proof)
 
     assert split(signed, suffix) == (KEYED, body)
@@ -129,7 +142,7 @@ def test_a_line_tells_who_signed_where_nothing_closes_the_comment(suffix: str, b
 
 @pytest.mark.case("SIG-07")
 @pytest.mark.parametrize("suffix", [".md", ".html", ".css", ".ml"])
-def test_where_a_mark_closes_the_comment_who_signed_stands_beside_it(suffix: str) -> None:
+def test_the_signer_is_in_a_sidecar_file_in_languages_with_closed_comments(suffix: str) -> None:
     body = "# Title\n"
     signed = sign(body, suffix, timestamp=AT, digest=DIGEST, key=KEYED.key, proof=KEYED.proof)
     short = split(signed, suffix)[0]
@@ -145,7 +158,7 @@ def test_where_a_mark_closes_the_comment_who_signed_stands_beside_it(suffix: str
 
 
 @pytest.mark.case("SIG-07")
-def test_the_file_beside_holds_a_line_and_rotations_and_nothing_else() -> None:
+def test_the_sidecar_file_contains_a_line_and_rotations_and_nothing_else() -> None:
     draft = Rotation(AT, ANN.public, BOB.public)
     rotation = replace(draft, proof=ANN.sign(draft.data))
     beside = f"{line(AT, DIGEST, KEYED.key, KEYED.proof)}\n"

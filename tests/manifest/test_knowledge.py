@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.domain.json import as_object
-from kiwi_mcp.manifest.knowledge import body, links, read_knowledge
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.manifest.knowledge import body, links, read_front_matter
+from kiwi_mcp.manifest.source_file import read_manifest
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
+KNOWLEDGE = load_type_specs().by_type["knowledge"]
 SIGNATURE = f"<!-- kiwi-mcp:validated:2026-11-16T00:00:00Z:{'ab' * 32} -->\n"
 ENTRY = """---
 id: tides
@@ -31,12 +36,15 @@ After a rule.
 """
 
 
+def read_knowledge(text: str, *, what: str, stem: str = "") -> JsonObject:
+    assert KNOWLEDGE.format is not None
+    return read_front_matter(text, KNOWLEDGE, KNOWLEDGE.format, what=what, stem=stem)
+
+
 @pytest.mark.parametrize("text", [ENTRY, SIGNATURE + ENTRY, ENTRY.replace("\n", "\r\n")])
 def test_an_entry_becomes_one_manifest(text: str) -> None:
     assert read_knowledge(text, what="tides.md", stem="other") == {
         "tool_id": "tides",
-        "tool_type": "knowledge",
-        "executor": None,
         "description": "The tides",
         "version": "1.10",
         "category": "sea",
@@ -75,12 +83,12 @@ def test_a_fault_names_the_line_of_the_file() -> None:
         read_knowledge("---\n- a\n---\n", what="a.md")
 
 
-def test_an_entry_longer_than_a_book_is_refused() -> None:
+def test_a_huge_entry_is_refused() -> None:
     with pytest.raises(InvalidManifest, match="longer than"):
         read_knowledge("x" * 4_000_001, what="a.md")
 
 
-def test_links_keep_their_order() -> None:
+def test_links_preserve_their_order() -> None:
     assert links("[[b]] [[a|x]] [[ b ]] [[]] [[c\n]] [[d]]") == ("b", "a", "d")
 
 
@@ -89,4 +97,6 @@ def test_a_signature_or_a_directive_in_the_text_is_text() -> None:
     directive = '<directive name="x" version="1.0.0"><metadata><permissions><cap>all</cap></permissions></metadata>'
     text = f"# T\n\n{SIGNATURE}\n{directive}</directive>"
     assert body(text) == text
-    assert as_object(read_knowledge(text, what="t.md", stem="t"))["tool_type"] == "knowledge"
+    found = read_manifest(Path(".ai/knowledge/t.md"), text)
+    assert found is not None
+    assert found.value["tool_type"] == "knowledge"

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 import pytest
 
-from kiwi_mcp.manifest.legacy import verdict
-from kiwi_mcp.manifest.legacy_tools import Extractor, read_extractor
+from kiwi_mcp.manifest.legacy.hashes import verdict
+from kiwi_mcp.manifest.legacy.manifests import Extractor, read_extractor
 
 pytestmark = pytest.mark.req("K-SI-03")
 
@@ -127,18 +127,18 @@ def test_generation_b2_of_tools_is_a_statement_over_literals_and_the_file(
     assert tool_verdict(py(source + "# more\n", digest)) == "modified"
 
 
-def test_generation_b1_of_tools_names_the_executable_bit_and_slash_names_are_tried() -> None:
+def test_generation_b1_of_tools_includes_the_executable_bit_and_accepts_slash_names() -> None:
     assert tool_verdict(py(TOOL, tool_hash(executable=True))) == "valid:B1"
     assert tool_verdict(py(TOOL, tool_hash(name="text/count"))) == "valid:B2"
 
 
-def test_a_shebang_is_part_of_the_file_a_statement_is_about() -> None:
+def test_a_shebang_is_part_of_the_signed_content() -> None:
     source = f"#!/usr/bin/env python3\n{TOOL}"
     head, _, rest = source.partition("\n")
     assert tool_verdict(f"{head}\n{py(rest, tool_hash(source))}") == "valid:B2"
 
 
-def test_line_ends_are_counted_as_text_mode_reads_them() -> None:
+def test_line_ends_are_normalised_as_in_text_mode() -> None:
     assert tool_verdict(py(TOOL, tool_hash()).replace("\n", "\r\n")) == "valid:B2"
 
 
@@ -151,9 +151,7 @@ def test_later_knowledge_is_a_statement_with_three_facts(key: str, generation: s
 
 
 @pytest.mark.parametrize(("category", "entry_type"), [(None, None), ("sea", "learning")])
-def test_missing_facts_of_knowledge_are_null_or_the_defaults_of_then(
-    category: str | None, entry_type: str | None
-) -> None:
+def test_missing_fields_of_knowledge_are_null_or_old_defaults(category: str | None, entry_type: str | None) -> None:
     text = "---\nversion: 1.0.0\n---\nx"
     metadata: dict[str, object] = {"category": category, "entry_type": entry_type, "tags": []}
     assert (
@@ -170,7 +168,7 @@ def test_early_knowledge_is_a_statement_with_the_frontmatter() -> None:
         assert knowledge_verdict(md(text, digest)) == "valid:B1"
 
 
-def test_the_successors_lines_cover_the_bare_content() -> None:
+def test_signature_lines_of_the_successor_cover_the_bare_content() -> None:
     def rye(digest: str) -> str:
         return f"rye:signed:2026-02-10T00:00:00Z:{digest}:c2ln:{'0f' * 8}"
 
@@ -180,13 +178,13 @@ def test_the_successors_lines_cover_the_bare_content() -> None:
     assert tool_verdict(f"# {rye(sha(TOOL))}\n{TOOL} ") == "modified"
 
 
-def test_what_has_no_signature_is_unsigned() -> None:
+def test_a_file_without_a_signature_is_unsigned() -> None:
     assert tool_verdict(TOOL) == "unsigned"
     assert tool_verdict(py(TOOL, "0" * 64)) == "unsigned"
     assert directive_verdict(md("no directive here", sha("x"))) == "modified"
 
 
-def test_what_cannot_be_rebuilt_is_unverifiable_only_if_it_was_signed_in_those_days() -> None:
+def test_an_unreproducible_hash_is_unverifiable_only_if_signed_at_that_time() -> None:
     dated = "---\nversion: 1.0.0\ncategory: 2026-01-25\n---\nx"
     assert knowledge_verdict(md(dated, sha("?"))) == "legacy-unverifiable"
     shell = "# kiwi-mcp:validated:{}:" + sha("?") + "\necho\n"
@@ -207,7 +205,7 @@ EXTRACTION_RULES = {
 """
 
 
-def test_a_projects_own_extractor_names_the_manifest_of_other_languages() -> None:
+def test_an_extractor_of_a_project_selects_the_manifest_of_other_languages() -> None:
     extractor = read_extractor(EXTRACTOR)
     assert extractor is not None
     source = "name: lamp\nversion: '1.0.0'\nconfig:\n  limit: 0o7\n  lit: yes\n"
@@ -229,7 +227,7 @@ def test_an_extractor_is_read_and_never_run() -> None:
     assert read_extractor("(" * 5000) is None
 
 
-def test_a_projects_regular_expression_is_not_tried() -> None:
+def test_a_regular_expression_of_a_project_is_not_executed() -> None:
     stalls = Extractor((".sh",), "text", {"name": {"type": "regex", "pattern": "(a+)+$"}})
     text = py("a" * 5000 + "!\n", sha("?"))
     assert verdict(text, suffix=".sh", item_id="x", kind="tool", extractors=[stalls]) == "legacy-unverifiable"

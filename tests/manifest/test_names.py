@@ -1,4 +1,4 @@
-"""One rule for names and paths."""
+"""The rule for names and paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
+from kiwi_mcp.domain.names import is_safe_path, is_tool_id
+from kiwi_mcp.manifest.names import did_you_mean
 
 
 @pytest.mark.case("PATH-01")
@@ -14,7 +15,7 @@ from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
     "text",
     ["../x", "a/b", "", ".", "..", "con", "nul", "aux", "com1", "lpt9", "a" * 300, "a\0", "Upper", "_a", "a b", "a\n"],
 )
-def test_what_cannot_name_an_item(text: str) -> None:
+def test_invalid_item_names_are_refused(text: str) -> None:
     assert not is_tool_id(text)
 
 
@@ -25,7 +26,7 @@ def test_names_are_ascii(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "email_enricher", "my-tool", "0a", "a" * 128, "console", "com10"])
-def test_what_may_name_an_item(text: str) -> None:
+def test_valid_item_names_are_accepted(text: str) -> None:
     assert is_tool_id(text)
 
 
@@ -35,7 +36,7 @@ def test_what_may_name_an_item(text: str) -> None:
     ["/etc/passwd", "C:/x", "C:x", "\\\\server\\x", "a\\b", "~/x", "~root", "../x", "a/../b", "a/./b", ".", "", "a/",
      "a//b", "x.", "x ", "a./b", "a\nb", "a\0", "a\x7f", "lib/con", "nul.txt", "/".join("a" * 17), "a" * 256],
 )  # fmt: skip
-def test_paths_that_could_leave_or_confuse_are_refused(path: str) -> None:
+def test_unsafe_paths_are_refused(path: str) -> None:
     assert not is_safe_path(path)
 
 
@@ -46,13 +47,13 @@ def test_plain_relative_paths_are_fine(path: str) -> None:
 
 @given(path=st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_a_safe_path_never_climbs(path: str) -> None:
+def test_a_safe_path_never_leaves_its_folder(path: str) -> None:
     if is_safe_path(path):
         assert ".." not in path.split("/")
         assert not path.startswith(("/", "~"))
         assert "\\" not in path
 
 
-def test_the_nearest_word_is_offered_whatever_its_case() -> None:
+def test_the_nearest_name_is_suggested_regardless_of_case() -> None:
     assert did_you_mean("get", ["GET", "POST"]) == "Did you mean `GET`? "
     assert did_you_mean("zzz", ["GET", "POST"]) == ""

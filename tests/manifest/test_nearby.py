@@ -1,10 +1,10 @@
-"""Addresses nearby are known for certain, or not at all."""
+"""Local network hosts are recognised only if they are certain."""
 
 from __future__ import annotations
 
 import pytest
 
-from kiwi_mcp.manifest.nearby import nearby_host
+from kiwi_mcp.primitives.http.addresses import nearby_host
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from kiwi_mcp.manifest.nearby import nearby_host
         ("http://printer.local:8080/mcp", "printer.local:8080"),
     ],
 )
-def test_a_host_of_the_own_network_is_told_with_its_port(url: str, host: str) -> None:
+def test_a_host_of_the_local_network_is_returned_with_its_port(url: str, host: str) -> None:
     assert nearby_host(url) == host
 
 
@@ -42,5 +42,5 @@ def test_a_host_of_the_own_network_is_told_with_its_port(url: str, host: str) ->
         "",
     ],
 )
-def test_what_strangers_decide_or_nobody_can_tell_is_not_nearby(url: str) -> None:
+def test_a_host_that_is_public_or_undecidable_is_not_local(url: str) -> None:
     assert nearby_host(url) == ""

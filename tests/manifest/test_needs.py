@@ -1,14 +1,14 @@
-"""What an item may say that it needs, and what it may not."""
+"""Valid and invalid needs of an item."""
 
 from __future__ import annotations
 
 import pytest
 
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.needs import needs_faults
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.check import needs_faults
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
-SHEETS = load_sheets()
+SHEETS = load_type_specs()
 
 
 def places(needs: Json, tool_type: str = "script") -> list[str]:
@@ -37,7 +37,7 @@ def places(needs: Json, tool_type: str = "script") -> list[str]:
         {"commands": ["git", "python3.11", "g++"]},
     ],
 )
-def test_what_can_be_given_may_be_needed(needs: Json) -> None:
+def test_valid_needs_are_accepted(needs: Json) -> None:
     assert places(needs) == []
     assert places(needs, "runtime") == places(needs, "mcp_server") == []
 
@@ -62,10 +62,18 @@ def test_what_can_be_given_may_be_needed(needs: Json) -> None:
         ({"read": ["a"] * 101}, "needs.read"),
     ],
 )
-def test_what_cannot_be_given_is_told_with_its_place(needs: Json, place: str) -> None:
+def test_invalid_needs_are_reported_with_their_place(needs: Json, place: str) -> None:
     assert places(needs) == [place]
 
 
 @pytest.mark.parametrize("tool_type", ["api", "knowledge", "directive", "mcp_tool"])
-def test_only_processes_need_anything(tool_type: str) -> None:
+def test_only_processes_have_needs(tool_type: str) -> None:
     assert places({"read": ["docs"]}, tool_type) == ["needs"]
+
+
+@pytest.mark.case("TR-F06")
+def test_only_an_mcp_server_may_declare_client_requests() -> None:
+    assert places({"client": ["roots", "sampling", "questions"]}, "mcp_server") == []
+    assert places({"client": ["root"]}, "mcp_server") == ["needs.client"]
+    assert places({"client": ["roots"]}, "script") == ["needs.client"]
+    assert places({"client": ["roots"]}, "runtime") == ["needs.client"]

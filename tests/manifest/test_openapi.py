@@ -7,17 +7,16 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
-from kiwi_mcp.domain.items import Manifest, Origin, Tool
+from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.request.bind import bind_request
+from kiwi_mcp.drivers.http.plan import bind_request
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
 DATA = Path(__file__).parent.parent / "data" / "openapi"
 SHOP = (DATA / "shop.yaml").read_text()
@@ -37,8 +36,8 @@ def parameter(manifest: JsonObject, name: str) -> JsonObject:
 def request(manifest: JsonObject, **given: Json) -> HttpSpec:
     """The request that a call of the tool makes, with everything on the way being Kiwi's own."""
     tool = parse(manifest, stem="stem")
-    origin = Origin("project", Path("tool.yaml"), Path())
-    chain = Chain((Tool(tool, origin), Tool(PRIMITIVE, origin)), driver="request")
+    origin = Location("project", Path("tool.yaml"), Path())
+    chain = Chain((Tool(tool, origin), Tool(PRIMITIVE, origin)), (TypeTraits("http"), TypeTraits()))
     spec = bind_request(chain, accept(tool.tool_id, tool.parameters, given)).spec
     assert isinstance(spec, HttpSpec)
     return spec
@@ -66,7 +65,7 @@ def test_every_tool_of_a_document_passes_every_check(text: str, base: str | None
     assert made.manifests
     for manifest in made.manifests:
         tool = parse(manifest, stem="stem")
-        assert check(tool, sheets=load_sheets(), file_names=(), is_folder=False, executor=PRIMITIVE) == ()
+        assert check(tool, sheets=load_type_specs(), file_names=(), is_folder=False, executor=PRIMITIVE) == ()
 
 
 def test_an_operation_becomes_a_whole_manifest() -> None:
@@ -97,7 +96,7 @@ def test_an_operation_becomes_a_whole_manifest() -> None:
     }
 
 
-def test_names_come_from_operation_ids_or_from_method_and_path() -> None:
+def test_names_come_from_operation_ids_or_method_and_path() -> None:
     assert set(imported(SHOP)) == {
         "corner_shop_list_items",
         "corner_shop_items_create",
@@ -110,7 +109,7 @@ def test_names_come_from_operation_ids_or_from_method_and_path() -> None:
     assert "till_list_items" in imported(SHOP, prefix="Till")
 
 
-def test_what_cannot_be_called_is_skipped_with_its_reason() -> None:
+def test_an_operation_that_cannot_be_called_is_skipped_with_a_reason() -> None:
     made = tools_from_openapi(SHOP, what="The document")
     assert {issue.place: issue.reason for issue in made.skipped} == {
         "DELETE /items/{id}": "it is deprecated",
@@ -119,20 +118,20 @@ def test_what_cannot_be_called_is_skipped_with_its_reason() -> None:
     }
 
 
-def test_only_chooses_operations_and_brings_deprecated_ones() -> None:
+def test_only_selects_operations_including_deprecated_ones() -> None:
     for word in ("deleteItem", "corner_shop_delete_item", "DELETE /items/{id}"):
         made = tools_from_openapi(SHOP, what="The document", only=[word])
         assert [manifest["tool_id"] for manifest in made.manifests] == ["corner_shop_delete_item"]
         assert made.skipped == ()
 
 
-def test_an_unknown_choice_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_selection_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(InvalidRequest) as refused:
         tools_from_openapi(SHOP, what="The document", only=["deleteItems"])
     assert "`deleteItem`" in refused.value.suggestion
 
 
-def test_a_query_is_sent_as_the_document_asks() -> None:
+def test_a_query_is_encoded_as_the_document_declares() -> None:
     listing = imported(SHOP)["corner_shop_list_items"]
     spec = request(
         listing, limit=5, tag=["a b", "&c"], sizes="s,m", filter_name="x=y", price_min=1.5, where={"in": ["stock"]}
@@ -149,13 +148,13 @@ def test_a_query_is_sent_as_the_document_asks() -> None:
     assert "commas between them" in as_text(parameter(listing, "sizes")["description"])
 
 
-def test_what_was_not_given_is_not_sent() -> None:
+def test_absent_parameters_are_not_sent() -> None:
     spec = request(imported(SHOP)["corner_shop_list_items"])
     assert spec.url == "https://eu.shop.example/v2/items"
     assert dict(spec.headers) == {"Accept": "application/json", "Authorization": "Bearer ${CORNER_SHOP_TOKEN}"}
 
 
-def test_defaults_are_told_and_never_sent() -> None:
+def test_defaults_are_documented_and_never_sent() -> None:
     # Sent with an update, a default would change what the caller did not mention.
     tools = imported(SHOP)
     assert parameter(tools["corner_shop_list_items"], "limit") == {
@@ -168,7 +167,7 @@ def test_defaults_are_told_and_never_sent() -> None:
     assert spec.body == {"name": "Tea", "price": 2}
 
 
-def test_a_json_object_is_flattened_without_what_only_the_service_writes() -> None:
+def test_a_json_object_is_flattened_without_read_only_properties() -> None:
     creating = imported(SHOP)["corner_shop_items_create"]
     assert as_object(creating["config"])["body_template"] == {
         "name": "{name}",
@@ -187,14 +186,14 @@ def test_a_name_in_path_and_body_is_two_parameters() -> None:
     assert (spec.url, spec.body) == ("https://eu.shop.example/v2/items/3", {"id": 4, "note": None})
 
 
-def test_a_body_of_several_forms_is_one_parameter() -> None:
+def test_a_body_with_several_forms_is_one_parameter() -> None:
     adding = imported(SHOP)["corner_shop_add_to_cart"]
     spec = request(adding, cart="a/b", undeclared="..x", body=[1, 2])
     assert spec.url == "https://carts.shop.example/carts/.a%2Fb/..x"
     assert (spec.body, spec.has_body, "Authorization" in spec.headers) == ([1, 2], True, False)
 
 
-def test_a_form_says_that_it_is_one() -> None:
+def test_a_form_body_is_sent_as_a_form() -> None:
     spec = request(imported(SHOP)["corner_shop_login"], user="ann")
     assert dict(spec.headers) == {"Content-Type": "application/x-www-form-urlencoded"}
     assert spec.body == {"user": "ann"}
@@ -220,7 +219,7 @@ def test_oauth_is_a_bearer_token_and_basic_has_two_variables() -> None:
     assert vote.basic == ("${BOARD_USERNAME}", "${BOARD_PASSWORD}")
 
 
-def test_references_lead_to_parameters_and_bodies() -> None:
+def test_references_to_parameters_and_bodies_are_resolved() -> None:
     adding = imported(BOARD, base_url="https://board.example")["board_threads_add"]
     spec = request(adding, title="Hi", mood_level="low")
     assert spec.headers["Content-Type"] == "application/vnd.board+json"
@@ -245,19 +244,19 @@ def test_a_document_without_an_absolute_server_needs_a_base_url() -> None:
         ([{"url": "https://u:p@c.example"}, {"url": "https://[::1]:80/a b"}], None, "https://[::1]:80/a%20b/x"),
     ],
 )
-def test_the_first_server_that_can_be_used_is_used(servers: list[Json], base: str | None, url: str) -> None:
+def test_the_first_usable_server_is_used(servers: list[Json], base: str | None, url: str) -> None:
     text = document({"/x": {"get": {}}}, servers=servers)
     made = tools_from_openapi(text, what="The document", base_url=base)
     assert as_object(made.manifests[0]["config"])["url_template"] == url
 
 
 @pytest.mark.parametrize("base", ["", "api.example", "ftp://a.example", "https://${HOST}/", "https://a b/", "http://["])
-def test_a_base_url_that_is_no_address_is_refused(base: str) -> None:
+def test_an_invalid_base_url_is_refused(base: str) -> None:
     with pytest.raises(InvalidRequest):
         tools_from_openapi(SHOP, what="The document", base_url=base)
 
 
-def test_an_operation_with_a_relative_server_of_its_own_is_skipped_alone() -> None:
+def test_only_the_operation_with_a_relative_server_is_skipped() -> None:
     made = tools_from_openapi(
         document({"/x": {"get": {}}, "/y": {"get": {"servers": [{"url": "/v2"}]}}}), what="The document"
     )
@@ -276,7 +275,7 @@ def test_an_operation_with_a_relative_server_of_its_own_is_skipped_alone() -> No
         ("", "openapi"),
     ],
 )
-def test_what_is_not_openapi_3_is_refused(text: str, place: str) -> None:
+def test_a_document_that_is_not_openapi_3_is_refused(text: str, place: str) -> None:
     with pytest.raises(InvalidManifest) as refused:
         tools_from_openapi(text, what="The document")
     assert [issue.place for issue in refused.value.issues] == [place]
@@ -294,7 +293,7 @@ def test_what_is_not_openapi_3_is_refused(text: str, place: str) -> None:
         (None, "1.0.0"),
     ],
 )
-def test_a_version_becomes_a_semantic_one(written: Json, version: str) -> None:
+def test_a_version_is_converted_to_a_semantic_one(written: Json, version: str) -> None:
     text = document({"/x": {"get": {}}}, info={"title": "Small", "version": written})
     assert imported(text)["small_get_x"]["version"] == version
 
@@ -320,7 +319,7 @@ def test_the_same_name_twice_gets_a_number() -> None:
     assert list(imported(text)) == ["small_a_b", "small_a_b_2"]
 
 
-def test_a_key_that_is_also_declared_as_a_parameter_is_asked_for_once() -> None:
+def test_a_key_that_is_also_a_parameter_is_requested_once() -> None:
     text = document(
         {"/x": {"get": {"parameters": [{"name": "x-key", "in": "header", "required": True, "schema": {}}]}}},
         security=[{"k": []}],
@@ -329,7 +328,7 @@ def test_a_key_that_is_also_declared_as_a_parameter_is_asked_for_once() -> None:
     assert dict(request(imported(text)["small_get_x"]).headers) == {"X-Key": "${SMALL_API_KEY}"}
 
 
-def test_a_key_in_a_cookie_is_sent_as_one() -> None:
+def test_a_cookie_key_is_sent_as_a_cookie() -> None:
     text = document(
         {"/x": {"get": {}}},
         security=[{"k": []}],
@@ -338,7 +337,7 @@ def test_a_key_in_a_cookie_is_sent_as_one() -> None:
     assert dict(request(imported(text)["small_get_x"]).headers) == {"Cookie": "sid=${SMALL_API_KEY}"}
 
 
-def test_security_that_no_tool_can_give_skips_the_operation() -> None:
+def test_unsupported_security_skips_the_operation() -> None:
     text = document(
         {"/x": {"get": {}}},
         security=[{"cert": []}],

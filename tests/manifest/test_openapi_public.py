@@ -1,36 +1,34 @@
-"""A public API's whole document, as npm ships it: every operation imports, checks and makes the request it names."""
+"""The document of a public API: every operation is imported, checked and makes the declared request."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.items import Manifest, Origin, Tool
+from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.request.bind import bind_request
+from kiwi_mcp.drivers.http.plan import bind_request
 from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.schema import faults
-from kiwi_mcp.manifest.sheets import load_sheets
-from kiwi_mcp.primitives import http_client
+from kiwi_mcp.manifest.type_specs import load_type_specs
+from kiwi_mcp.primitives.http import client
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PRIMITIVE = Manifest(tool_id="http_client", tool_type="primitive", version="1.0.0")
 METHODS = {"get", "put", "post", "delete", "patch", "head", "options"}
@@ -43,7 +41,7 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def github(tmp_path_factory: pytest.TempPathFactory) -> str:
+def github(tmp_path_factory: pytest.TempPathFactory, processes: None, package_index: None) -> str:
     folder = tmp_path_factory.mktemp("npm")
     install = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
     subprocess.run([*install, "@octokit/openapi@23.0.2"], timeout=240, check=True)
@@ -65,28 +63,13 @@ class Recorder:
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    class Answer(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            recorder.seen.append((self.command, self.path, self.headers.get("Content-Type", ""), body))
-            self.send_response(204)
-            self.end_headers()
+    def answer(request: HttpRequest) -> HttpReply:
+        recorder.seen.append((request.method, request.path, request.headers.get("content-type", ""), request.body))
+        return HttpReply(status=204)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = answer  # noqa: N815 - the names http.server calls
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-            """Print nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    recorder = Recorder(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with http_server(answer) as host:
+        recorder = Recorder(f"http://{host}")
         yield recorder
-    finally:
-        server.shutdown()
-        thread.join(timeout=10)
-        server.server_close()
 
 
 def sample(schema: JsonObject) -> Json:
@@ -113,8 +96,8 @@ def sample(schema: JsonObject) -> Json:
 
 def called(manifest: JsonObject) -> HttpSpec:
     tool = parse(manifest, stem="stem")
-    origin = Origin("project", Path("tool.yaml"), Path())
-    chain = Chain((Tool(tool, origin), Tool(PRIMITIVE, origin)), driver="request")
+    origin = Location("project", Path("tool.yaml"), Path())
+    chain = Chain((Tool(tool, origin), Tool(PRIMITIVE, origin)), (TypeTraits("http"), TypeTraits()))
     spec = bind_request(chain, accept(tool.tool_id, tool.parameters, as_object(sample(tool.parameters)))).spec
     assert isinstance(spec, HttpSpec)
     return spec
@@ -148,7 +131,7 @@ def test_all_of_a_public_api_is_imported_in_seconds(github: str) -> None:
 
 @pytest.mark.req("K-AP-03")
 def test_every_imported_operation_checks_clean(made: OpenApiImport) -> None:
-    sheets = load_sheets()
+    sheets = load_type_specs()
     for manifest in made.manifests:
         tool = parse(manifest, stem="stem", sheets=sheets)
         issues = check(tool, sheets=sheets, file_names=(), is_folder=False, executor=PRIMITIVE)
@@ -168,18 +151,19 @@ def test_every_imported_operation_makes_the_request_that_the_document_names(gith
         assert any(method == spec.method and shape.fullmatch(path) for method, shape in wanted), spec.url
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.req("K-AP-03")
-def test_imported_operations_reach_a_service_as_they_were_planned(github: str) -> None:
+async def test_imported_operations_reach_a_service_as_planned(github: str) -> None:
     with recording() as service:
         tools = tools_from_openapi(github, what="GitHub's document", base_url=service.url).manifests[::7]
         specs = [replace(called(tool), granted=("127.0.0.1",)) for tool in tools]
 
         async def send_all() -> list[int]:
-            statuses = [(await http_client.send(spec)).status for spec in specs]
-            await http_client.aclose()
+            statuses = [(await client.send(spec)).status for spec in specs]
+            await client.aclose()
             return statuses
 
-        assert set(asyncio.run(send_all())) == {204}
+        assert set(await send_all()) == {204}
         assert len(service.seen) == len(specs) > 150
     for spec, (method, path, media, body) in zip(specs, service.seen, strict=True):
         assert (method, service.url + path) == (spec.method, spec.url)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from time import monotonic
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
-from kiwi_mcp.manifest.names import is_tool_id
+from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
-from kiwi_mcp.manifest.render import placeholders, variables
-from kiwi_mcp.manifest.schema import faults, schema_faults
+from kiwi_mcp.manifest.templates import placeholders, variables
 
 
 def document(paths: Json, **words: Json) -> str:
@@ -29,7 +29,7 @@ def document(paths: Json, **words: Json) -> str:
 
 
 def posting(schema: Json, **schemas: Json) -> JsonObject:
-    """The only tool of a document whose one operation takes this body."""
+    """The only tool of a document with one operation that has this body."""
     operation: Json = {"operationId": "post", "requestBody": {"content": {"application/json": {"schema": schema}}}}
     text = document({"/x": {"post": operation}}, components={"schemas": schemas})
     (tool,) = tools_from_openapi(text, what="The document").manifests
@@ -70,7 +70,7 @@ def test_a_schema_is_read_as_json_schema_and_never_stricter(written: Json, read:
     assert value_schema(written) == read
 
 
-def test_references_are_put_in() -> None:
+def test_references_are_inlined() -> None:
     schemas: dict[str, Json] = {
         "Tag": {"type": "object", "required": ["name"], "properties": {"name": {"$ref": "#/components/schemas/Name"}}},
         "Name": {"type": "string", "maxLength": 9},
@@ -82,7 +82,7 @@ def test_references_are_put_in() -> None:
     }
 
 
-def test_words_beside_a_reference_count_too() -> None:
+def test_keys_beside_a_reference_count_too() -> None:
     base: Json = {"type": "object", "properties": {"a": {"type": "string"}}}
     read = value_schema(
         {"$ref": "#/components/schemas/Base", "description": "Mine.", "properties": {"b": {}}, "required": ["a", "b"]},
@@ -104,7 +104,7 @@ def test_words_beside_a_reference_count_too() -> None:
         {"A": {"$ref": "#"}},
     ],
 )
-def test_a_schema_that_comes_back_to_itself_is_cut(schemas: dict[str, Json]) -> None:
+def test_a_recursive_schema_is_cut(schemas: dict[str, Json]) -> None:
     tool = posting({"type": "object", "properties": {"value": {"$ref": "#/components/schemas/A"}}}, **schemas)
     assert "$ref" not in compact(tool)
 
@@ -113,7 +113,7 @@ def test_a_schema_that_comes_back_to_itself_is_cut(schemas: dict[str, Json]) -> 
 @pytest.mark.parametrize(
     "reference", ["https://evil.example/s.json#/A", "file:///etc/passwd", "other.yaml", "#anchor", 7]
 )
-def test_a_reference_out_of_the_document_is_never_followed_and_loosens_the_schema(reference: Json) -> None:
+def test_an_external_reference_is_never_followed_and_loosens_the_schema(reference: Json) -> None:
     read = value_schema({"$ref": reference})
     assert "any value is accepted" in as_text(read.pop("description") if isinstance(read, dict) else "")
     assert read == {}
@@ -129,9 +129,9 @@ def test_references_that_multiply_are_bounded_in_time_and_size() -> None:
         }
         for level in range(30)
     }
-    started = monotonic()
+    started = process_time()
     tool = posting({"$ref": "#/components/schemas/S0"}, **schemas)
-    assert monotonic() - started < 2
+    assert process_time() - started < 2
     assert len(compact(tool)) < 60_000
     assert "p9" in as_object(as_object(tool["parameters"])["properties"])
 
@@ -150,20 +150,20 @@ def test_ten_thousand_properties_become_one_loose_body() -> None:
 
 
 @pytest.mark.case("INJ-08")
-def test_a_hostile_pattern_is_harmless_or_gone() -> None:
+def test_a_hostile_pattern_is_safe_or_removed() -> None:
     read = value_schema({"type": "string", "pattern": "^(a+)+$"})
-    started = monotonic()
+    started = process_time()
     faults(read, "a" * 5_000 + "!")
-    assert monotonic() - started < 1
+    assert process_time() - started < 1
 
 
-def test_a_path_without_end_is_skipped() -> None:
+def test_an_endless_path_is_skipped() -> None:
     made = tools_from_openapi(document({"/" + "x" * 1_000_000: {"get": {}}}), what="The document")
     assert made.manifests == ()
     assert len(compact(made.skipped[0].to_json())) < 1_000
 
 
-def test_a_bound_of_nineteen_digits_is_left_out() -> None:
+def test_a_bound_of_nineteen_digits_is_omitted() -> None:
     text = (
         "openapi: 3.0.0\ninfo: {title: Small}\nservers: [{url: https://small.example}]\npaths: {/x: {get: {parameters: "
     )
@@ -174,7 +174,7 @@ def test_a_bound_of_nineteen_digits_is_left_out() -> None:
 
 @pytest.mark.case("BOMB-02")
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "a: " + "[" * 5_000, "- " * 5_000])
-def test_a_document_nested_without_end_is_refused(text: str) -> None:
+def test_a_deeply_nested_document_is_refused(text: str) -> None:
     with pytest.raises(InvalidManifest):
         tools_from_openapi(text, what="The document")
 
@@ -182,10 +182,10 @@ def test_a_document_nested_without_end_is_refused(text: str) -> None:
 @pytest.mark.case("BOMB-03")
 def test_a_document_over_the_limit_is_refused_at_once() -> None:
     text = "x" * 16_000_001
-    started = monotonic()
+    started = process_time()
     with pytest.raises(InvalidManifest):
         tools_from_openapi(text, what="The document")
-    assert monotonic() - started < 0.5
+    assert process_time() - started < 0.5
 
 
 @pytest.mark.case("PATH-01")
@@ -266,7 +266,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(schema=SCHEMAS, other=SCHEMAS)
-def test_any_schema_gives_a_tool_whose_schema_can_be_used(schema: Json, other: Json) -> None:
+def test_any_schema_gives_a_tool_with_a_usable_schema(schema: Json, other: Json) -> None:
     tool = posting(schema, A=other)
     parameters = as_object(tool["parameters"])
     assert schema_faults(parameters, "parameters") == []
@@ -286,9 +286,10 @@ PATHS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(paths=PATHS)
-def test_a_document_of_any_shape_gives_tools_or_a_refusal(paths: Json) -> None:
+def test_any_document_gives_tools_or_an_error(paths: Json) -> None:
     made = OpenApiImport(())
     with suppress(KiwiError):
         made = tools_from_openapi(document(paths), what="The document")

@@ -1,4 +1,4 @@
-"""Parameters are declared in several ways and held against one schema."""
+"""Parameters have several declaration forms and one schema."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inline_snapshot import snapshot
 from kiwi_mcp.domain.errors import InvalidArguments, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.parameters import accept, to_schema
-from kiwi_mcp.manifest.schema import schema_faults
 
 PARAMETERS: Json = [
     {"name": "email", "type": "string", "required": True},
@@ -65,7 +65,7 @@ def test_an_open_schema_stays_open() -> None:
     assert accept("t", schema({"allOf": [{"properties": {"a": {}}}]}), {"a": 1}) == {"a": 1}
 
 
-def test_list_types_and_nulls_have_spellings() -> None:
+def test_list_types_and_nulls_have_several_spellings() -> None:
     found = schema(
         [
             {"name": "a", "type": "list[str]"},
@@ -80,7 +80,7 @@ def test_list_types_and_nulls_have_spellings() -> None:
     }
 
 
-def test_each_fault_of_a_declaration_is_told() -> None:
+def test_each_issue_of_a_declaration_is_reported() -> None:
     _, issues = to_schema(
         [{"type": "string"}, {"name": "a", "type": "strng"}, {"name": "a"}, {"name": "b", "required": "yes"}, 5]
     )
@@ -117,7 +117,7 @@ def test_values_arrive_intact(value: Json) -> None:
 
 @pytest.mark.case("INJ-07")
 @pytest.mark.req("K-RT-04")
-def test_every_fault_is_listed_at_once() -> None:
+def test_every_issue_is_listed_at_once() -> None:
     issues = refused(PARAMETERS, {"count": "3", "depth": "deeep", "flag": 1, "emial": "x"})
     assert sorted(issue.place for issue in issues) == ["count", "depth", "email", "emial", "flag"]
     assert any("Did you mean `email`?" in issue.fix for issue in issues)
@@ -125,12 +125,12 @@ def test_every_fault_is_listed_at_once() -> None:
 
 @pytest.mark.case("INJ-10")
 @pytest.mark.parametrize("name", ["command", "args", "cwd", "env", "executor", "isolation", "timeout"])
-def test_names_of_the_kernel_are_refused_where_they_are_not_declared(name: str) -> None:
+def test_kernel_parameter_names_are_refused_unless_declared(name: str) -> None:
     assert refused(PARAMETERS, {"email": "a", name: "x"})[0].place == name
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", float("nan"), float("inf"), 2**53, 10**400, b"x"])
-def test_values_that_cannot_travel_are_refused(value: Json) -> None:
+def test_values_that_json_cannot_carry_are_refused(value: Json) -> None:
     assert refused([{"name": "a", "type": "any"}], {"a": [value]})[0].place == "a[0]"
 
 
@@ -143,19 +143,19 @@ def test_deep_values_are_refused() -> None:
 
 @pytest.mark.case("INJ-09")
 def test_parameters_over_the_limit_are_refused_quickly() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(TooLarge):
         accept("t", schema([{"name": "a", "type": "string"}]), {"a": "x" * 50_000_000})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.case("INJ-08")
-def test_a_hostile_pattern_costs_no_more_than_its_text() -> None:
+def test_a_hostile_pattern_costs_linear_time() -> None:
     hostile = schema([{"name": "a", "type": "string", "pattern": "^(a+)+$"}])
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidArguments):
         accept("t", hostile, {"a": "a" * 100_000 + "!"})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.case("INJ-08")
@@ -172,7 +172,7 @@ def test_a_hostile_pattern_costs_no_more_than_its_text() -> None:
         ({"properties": {"a": {"type": "strin"}}}, "JSON Schema"),
     ],
 )
-def test_tricks_in_a_schema_are_issues(tricky: JsonObject, reason: str) -> None:
+def test_unsafe_schemas_are_issues(tricky: JsonObject, reason: str) -> None:
     assert reason in schema_faults(tricky, "parameters")[0].reason
 
 
@@ -188,7 +188,7 @@ def test_a_schema_that_refers_to_itself_is_bounded() -> None:
     assert accept("t", endless, {}) == {}
 
 
-def test_words_of_data_are_not_taken_for_references() -> None:
+def test_data_keys_are_not_read_as_references() -> None:
     assert schema_faults({"properties": {"a": {"default": {"$ref": "https://x"}}}}, "parameters") == []
 
 
@@ -200,7 +200,7 @@ def test_words_of_data_are_not_taken_for_references() -> None:
     )
 )
 @settings(max_examples=150, deadline=None)
-def test_what_is_accepted_is_what_was_given_and_defaults(given: JsonObject) -> None:
+def test_accepted_arguments_are_the_given_ones_and_defaults(given: JsonObject) -> None:
     open_schema = schema({"type": "object", "additionalProperties": True, "properties": {"zz_count": {"default": 3}}})
     try:
         accepted = accept("t", open_schema, given)

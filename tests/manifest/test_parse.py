@@ -1,4 +1,4 @@
-"""Every spelling Kiwi has ever had becomes one manifest."""
+"""Every spelling that Kiwi ever had becomes one manifest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.parse import parse
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
 
 def read(**words: Json) -> Manifest:
     return parse(words, stem="stem")
 
 
-def test_the_name_and_then_the_file_name_an_item() -> None:
+def test_an_item_is_named_by_its_name_key_or_its_file() -> None:
     assert read(tool_id="a", name="b").tool_id == "a"
     assert read(name="b").tool_id == "b"
     assert read().tool_id == "stem"
@@ -29,7 +29,7 @@ def test_executor_id_is_executor() -> None:
 
 
 @pytest.mark.req("K-TY-01")
-def test_an_executor_with_words_below_it_is_read() -> None:
+def test_an_executor_with_nested_keys_is_read() -> None:
     bash = read(
         tool_type="bash",
         executor={
@@ -64,7 +64,7 @@ def test_an_executor_with_words_below_it_is_read() -> None:
     }
 
 
-def test_permissions_and_packages_are_told_apart() -> None:
+def test_permissions_and_packages_are_distinguished() -> None:
     found = read(
         tool_type="script",
         requires=["fs.read", "httpx>=0.24"],
@@ -81,7 +81,7 @@ def test_parameters_may_be_declared_under_any_of_their_names(word: str) -> None:
     assert parse({word: schema}, stem="x").parameters == {**schema, "additionalProperties": False}
 
 
-def test_unknown_words_are_kept_and_told_with_the_nearest() -> None:
+def test_unknown_keys_are_kept_and_reported_with_the_nearest() -> None:
     found = parse({"descripton": "x", "author": "me"}, stem="x", lines={"descripton": 7})
     assert found.extra == {"descripton": "x", "author": "me"}
     (issue,) = found.issues
@@ -89,12 +89,12 @@ def test_unknown_words_are_kept_and_told_with_the_nearest() -> None:
     assert "`description`" in issue.fix
 
 
-def test_a_word_of_the_config_on_top_is_an_error() -> None:
+def test_a_config_key_at_the_top_level_is_an_error() -> None:
     (issue,) = read(tool_type="api", url="https://a.example").issues
     assert (issue.place, issue.is_error) == ("url", True)
 
 
-def test_what_was_written_is_kept_as_it_was() -> None:
+def test_the_source_is_preserved() -> None:
     words: JsonObject = {"tool_type": "python", "version": "1.0.0"}
     found = parse(words, stem="x")
     assert found.written == words
@@ -102,7 +102,7 @@ def test_what_was_written_is_kept_as_it_was() -> None:
     assert found.tool_type == "script"
 
 
-def test_a_category_that_differs_from_the_folder_is_told() -> None:
+def test_a_category_that_differs_from_the_folder_is_reported() -> None:
     found = parse({"category": "a"}, stem="x", category="b")
     assert found.category == "b"
     assert found.issues[0].place == "category"
@@ -113,7 +113,7 @@ def test_a_category_that_differs_from_the_folder_is_told() -> None:
     [("tool_id", ["a"]), ("config", [1]), ("executor", 5), ("tags", 5), ("mutates_state", "yes"), ("parameters", "x"),
      ("outputs", 3), ("validation", "x"), ("env_config", []), ("description", {})],
 )  # fmt: skip
-def test_a_word_of_the_wrong_kind_is_an_issue(word: str, value: Json) -> None:
+def test_a_value_of_the_wrong_type_is_an_issue(word: str, value: Json) -> None:
     assert any(issue.place.startswith(word) for issue in parse({word: value}, stem="x").issues)
 
 
@@ -144,8 +144,9 @@ words = st.sampled_from(
 types = st.sampled_from(["script", "api", "runtime", "mcp_server", "mcp_tool", "knowledge", "composite", "python"])
 
 
+@pytest.mark.slow
 @given(written=st.dictionaries(words, values, max_size=6), kind=types)
 @settings(max_examples=200, deadline=None)
 def test_any_mapping_becomes_a_manifest_and_a_list_of_issues(written: dict[str, Json], kind: str) -> None:
     manifest = parse({"tool_type": kind, **written}, stem="x")
-    assert all(issue.fix for issue in check(manifest, sheets=load_sheets()))
+    assert all(issue.fix for issue in check(manifest, sheets=load_type_specs()))

@@ -1,10 +1,10 @@
-"""Permissions of directives: what they give, what they do not, and that a misspelt one is refused."""
+"""Permissions of directives: what they grant, and that a misspelt one is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from kiwi_mcp.domain.grants import Allow, Grant, Kind, Rights, Rules, narrow
+from kiwi_mcp.domain.grants import Allow, Grant, ResourceKind, Rights, Rules, narrow
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.manifest.directive import read_directive
 from kiwi_mcp.manifest.permissions import grant_of, permission_faults
@@ -52,7 +52,7 @@ def granted(permissions: str) -> Grant:
         ('<execute resource="mcp"/><deny resource="mcp:mail"/>', "item", "mcp/a/x@1", "mcp/mail/x@1"),
     ],
 )
-def test_a_permission_gives_what_it_names_and_no_more(permissions: str, kind: Kind, yes: str, no: str) -> None:
+def test_a_permission_grants_only_what_it_names(permissions: str, kind: ResourceKind, yes: str, no: str) -> None:
     rights = Rights((granted(permissions),))
 
     assert not yes or isinstance(rights.verdict(kind, yes), Allow)
@@ -71,7 +71,7 @@ def test_no_permissions_are_no_rights(permissions: str) -> None:
 
 
 @pytest.mark.case("PERM-02")
-def test_a_directive_that_asks_for_everything_has_what_its_owner_allows() -> None:
+def test_a_directive_that_asks_for_everything_gets_what_its_owner_allows() -> None:
     owner = Rights((Grant(items=Rules(("*",), ("*/rm@*",)), hosts=Rules((), ("evil.test",))),))
     child = narrow(owner, granted('<execute resource="tool" id="*"/><read resource="network"/>'))
 
@@ -93,7 +93,7 @@ def test_a_directive_that_asks_for_everything_has_what_its_owner_allows() -> Non
         "<cap>everything</cap>",
     ],
 )
-def test_a_permission_that_is_misspelt_is_a_fault_with_a_fix(permissions: str) -> None:
+def test_a_misspelt_permission_is_an_issue_with_a_fix(permissions: str) -> None:
     found = permission_faults(read(permissions))  # type: ignore[arg-type]  # JSON, as it was read
 
     assert found

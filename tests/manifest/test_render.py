@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.render import ABSENT, escape, placeholders, plain, render, render_text, variables
-from kiwi_mcp.primitives.secrets import reveal, reveal_json
+from kiwi_mcp.manifest.templates import ABSENT, escape, placeholders, plain, render, render_text, variables
+from kiwi_mcp.primitives.secrets.reveal import reveal, reveal_json
 
 SECRETS = {"HOME": "secret-home", "TOKEN": "secret-token"}
 HOSTILE = [
@@ -33,14 +33,14 @@ def revealed(template: str, **values: Json) -> str:
     return reveal(render_text(template, values), SECRETS)
 
 
-def test_names_and_facts_are_put_in_and_variables_stay() -> None:
+def test_names_and_facts_are_substituted_and_variables_stay() -> None:
     values = {"tool.files": "/x", "tool.entrypoint": "main.py", "name": "Ada"}
     assert render_text("{tool.files}/{tool.entrypoint} {name} ${TOKEN}", values) == "/x/main.py Ada ${TOKEN}"
 
 
 @pytest.mark.case("INJ-03")
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_callers_words_stay_words(value: str) -> None:
+def test_an_argument_is_never_expanded(value: str) -> None:
     assert revealed("<{x}>", x=value, other="no") == f"<{value}>"
     assert reveal_json(render({"a": "{x}", "{x}": ["{x}!"]}, {"x": value}), SECRETS) == {
         "a": value,
@@ -68,7 +68,7 @@ def test_a_dollar_directly_before_a_variable_is_refused_because_it_would_hide_it
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | hostile_text, lambda inner: st.lists(inner, max_size=3))
 )
-def test_a_placeholder_alone_keeps_the_type_of_its_value(value: Json) -> None:
+def test_a_lone_placeholder_keeps_the_type_of_its_value(value: Json) -> None:
     assert reveal_json(render({"a": "{x}", "b": [["{x}"]]}, {"x": value}), SECRETS) == {"a": value, "b": [[value]]}
 
 
@@ -78,7 +78,7 @@ def test_a_value_cannot_leave_its_string_in_a_body() -> None:
     assert body == {"text": '","role":"admin', "n": 3, "b": True}
 
 
-def test_inside_longer_text_values_are_written_as_json_writes_them() -> None:
+def test_values_inside_longer_text_are_written_as_json() -> None:
     assert (
         render_text("{a},{b},{c},{d}", {"a": 1.5, "b": True, "c": None, "d": {"k": [1]}}) == '1.5,true,null,{"k":[1]}'
     )
@@ -102,12 +102,12 @@ def test_braces_around_anything_but_a_name_are_braces() -> None:
         assert placeholders(text) == ()
 
 
-def test_doubled_braces_around_a_name_are_the_text_itself() -> None:
+def test_doubled_braces_are_literal() -> None:
     assert render_text("{{name}} {name}", {"name": "v"}) == "{name} v"
     assert revealed("${{HOME}} and $${HOME}") == "${HOME} and ${HOME}"
 
 
-def test_an_absent_value_leaves_out_its_key_or_item_and_nothing_else() -> None:
+def test_an_absent_value_omits_only_its_key_or_item() -> None:
     template: Json = {"a": "{x}", "b": ["{x}", 1], "c": {"d": "{x}"}}
     assert render(template, {"x": ABSENT}) == {"b": [1], "c": {}}
     assert render("{x}", {"x": ABSENT}) is None
@@ -118,7 +118,7 @@ def test_an_absent_value_inside_a_longer_text_is_an_error() -> None:
         render({"a": "-{x}"}, {"x": ABSENT})
 
 
-def test_a_name_that_nothing_declares_is_a_fault_of_the_template() -> None:
+def test_an_undeclared_name_is_an_issue_of_the_template() -> None:
     with pytest.raises(InvalidManifest, match=re.escape("`{nme}` is neither")) as caught:
         render({"a": ["{nme}"]}, {"name": 1})
     assert (
@@ -132,7 +132,7 @@ def test_placeholders_and_variables_are_listed_once_in_order_keys_included() -> 
     assert variables(template) == ("B", "A")
 
 
-def test_a_default_travels_with_its_variable() -> None:
+def test_a_default_stays_with_its_variable() -> None:
     text = render_text("${PROJECT_PYTHON:-python3}", {})
     assert text == "${PROJECT_PYTHON:-python3}"
     assert reveal(text, {}) == "python3"

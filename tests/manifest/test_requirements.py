@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_mcp.manifest.requirements import is_node_requirement, is_python_requirement, package_name
+from kiwi_mcp.manifest.formats import is_node_requirement, is_python_requirement, package_name
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_packages_of_npm_are_accepted(text: str) -> None:
     ["--registry=x", "a@git+ssh://x", "a@file:../x", "a@latest", "a@npm:b@1", "http://x", "user/repo", "../a", "Upper",
      "a@", "a@1;id", "a b"],
 )  # fmt: skip
-def test_what_npm_would_fetch_elsewhere_is_refused(text: str) -> None:
+def test_npm_specs_from_other_sources_are_refused(text: str) -> None:
     assert not is_node_requirement(text)
 
 
-def test_names_are_compared_as_indexes_do() -> None:
+def test_package_names_are_compared_in_normalised_form() -> None:
     assert package_name("Ruamel_Yaml[x]>=1") == "ruamel-yaml"

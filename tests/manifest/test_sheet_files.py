@@ -1,8 +1,7 @@
-"""Files in `.ai/types/` that are no sheets: each is left out and named, and none of them holds anything up."""
+"""Files in `.ai/types/` that are not type specs: each is ignored and named, and none blocks anything."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.manifest.document import MAX_BYTES
-from kiwi_mcp.manifest.sheets import load_sheets
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
 ODD: Mapping[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
@@ -39,17 +38,18 @@ def types(project: Path) -> Path:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ODD)
-def test_an_odd_file_is_left_out_with_an_issue(what: str, types: Path) -> None:
+def test_an_invalid_type_file_is_ignored_with_an_issue(what: str, types: Path) -> None:
     ODD[what](types / "odd.yaml")
 
-    sheets = load_sheets(types)
+    sheets = load_type_specs(types)
 
     assert sheets.issues
-    assert sheets.by_type == load_sheets().by_type
+    assert sheets.by_type == load_type_specs().by_type
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.timeout(30)
-def test_doctor_names_every_odd_file_and_the_project_goes_on(types: Path, project: Path) -> None:
+async def test_doctor_names_every_invalid_type_file_and_the_project_works(types: Path, project: Path) -> None:
     for number, make in enumerate(ODD.values()):
         make(types / f"odd_{number}.yaml")
 
@@ -57,9 +57,11 @@ def test_doctor_names_every_odd_file_and_the_project_goes_on(types: Path, projec
         kernel = Kernel(project)
         found = await kernel.call("search", {"query": "runtime", "source": "all"})
         assert found.content["total"]
-        told = as_list((await kernel.call("doctor", {})).content["checks"])
-        return [str(as_object(check)["check"]) for check in told if as_object(check)["status"] == "problem"]
+        response = as_list((await kernel.call("doctor", {})).content["checks"])
+        return [str(as_object(check)["check"]) for check in response if as_object(check)["status"] == "problem"]
 
-    problems = asyncio.run(story())
+    problems = await story()
 
-    assert [number for number in range(len(ODD)) if not any(f"odd_{number}.yaml" in told for told in problems)] == []
+    assert [
+        number for number in range(len(ODD)) if not any(f"odd_{number}.yaml" in response for response in problems)
+    ] == []

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Signature
-from kiwi_mcp.manifest.signature import comment_style, line, read_detached, sidecar, sign, split
+from kiwi_mcp.manifest.signatures import comment_style, line, read_detached, sidecar, sign, split
 
 TIME = "2026-11-16T10:20:30Z"
 HASH = "ab" * 32
@@ -44,13 +44,13 @@ def test_every_comment_form_is_written_and_read_back(suffix: str) -> None:
         (".PY", f"# kiwi-mcp:validated:{TIME}:{HASH}"),
     ],
 )
-def test_the_line_stands_first_in_the_languages_own_comment(suffix: str, expected: str) -> None:
+def test_the_line_is_first_and_a_comment_of_the_language(suffix: str, expected: str) -> None:
     assert signed("x\n", suffix) == f"{expected}\nx\n"
 
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.sampled_from("#!/<?php-\n\r a:x{}0")), suffix=st.sampled_from(SUFFIXES))
-def test_signing_keeps_every_other_byte_and_signing_again_changes_nothing(text: str, suffix: str) -> None:
+def test_signing_preserves_every_other_byte_and_is_idempotent(text: str, suffix: str) -> None:
     once = signed(text, suffix)
     signature, body = split(once, suffix)
     assert signature == Signature(TIME, HASH)
@@ -69,7 +69,7 @@ def test_a_rust_attribute_is_not_a_shebang() -> None:
     assert signed("#![allow(dead_code)]\n", ".rs").startswith("// kiwi-mcp:")
 
 
-def test_a_php_file_is_signed_where_comments_are_not_printed() -> None:
+def test_a_php_file_is_signed_inside_its_php_block() -> None:
     text = "#!/usr/bin/env php\n<?php\necho 1;\n"
     assert signed(text, ".php").splitlines()[2].startswith("// kiwi-mcp:validated:")
     assert split(signed(text, ".php"), ".php")[1] == text
@@ -83,14 +83,14 @@ def test_a_second_signature_line_is_content() -> None:
 
 
 @pytest.mark.case("SIG-07")
-def test_a_line_that_ends_in_crlf_is_read_and_one_is_written_where_the_file_has_them() -> None:
+def test_crlf_line_ends_are_read_and_preserved() -> None:
     text = "a: 1\r\nb: 2\r\n"
     assert signed(text, ".yaml").startswith(f"# {line(TIME, HASH)}\r\n")
     assert split(signed(text, ".yaml"), ".yaml") == (Signature(TIME, HASH), text)
 
 
 @pytest.mark.case("SIG-07")
-def test_behind_a_byte_order_mark_nothing_is_a_signature() -> None:
+def test_a_line_after_a_byte_order_mark_is_not_a_signature() -> None:
     text = "\ufeff" + signed("x\n", ".py")
     assert split(text, ".py") == (None, text)
     with pytest.raises(InvalidRequest, match="byte-order mark"):
@@ -116,7 +116,7 @@ def test_behind_a_byte_order_mark_nothing_is_a_signature() -> None:
     ],
     ids=str.__len__,
 )
-def test_what_is_almost_a_signature_is_content(first: str) -> None:
+def test_a_nearly_correct_signature_is_content(first: str) -> None:
     text = f"{first}\nx = 1\n"
     assert split(text, ".py") == (None, text)
 
@@ -127,25 +127,25 @@ def test_a_signature_further_down_is_data() -> None:
     assert split(text, ".md") == (None, text)
 
 
-def test_a_line_without_an_end_is_content() -> None:
+def test_a_line_without_a_line_end_is_content() -> None:
     assert split(f"# {line(TIME, HASH)}", ".py")[0] is None
 
 
 @pytest.mark.parametrize("filler", ["placeholder", "0" * 64, "0" * 12, "{HASH}"])
-def test_a_placeholder_is_unsigned_and_signing_fills_it(filler: str) -> None:
+def test_a_placeholder_is_unsigned_and_signing_replaces_it(filler: str) -> None:
     text = f"# kiwi-mcp:validated:{TIME}:{filler}\nx\n"
     assert split(text, ".py") == (None, "x\n")
     assert signed(text, ".py") == f"# {line(TIME, HASH)}\nx\n"
 
 
-def test_old_lines_of_twelve_digits_and_of_the_successor_are_read() -> None:
+def test_lines_of_twelve_digits_and_of_the_successor_are_read() -> None:
     assert split(f"# kiwi-mcp:validated:{TIME}:{OLD_HASH}\n", ".py")[0] == Signature(TIME, OLD_HASH)
     rye = f"<!-- rye:signed:{TIME}:{HASH}:aGVsbG8_-w==:0011223344556677|central@someone -->\n"
     assert split(rye + "x", ".md") == (Signature(TIME, HASH, "rye"), "x")
     assert split(f"# rye:validated:{TIME}:{HASH}\nx", ".py") == (Signature(TIME, HASH, "rye"), "x")
 
 
-def test_the_first_knowledge_entries_hold_theirs_in_the_frontmatter() -> None:
+def test_early_knowledge_entries_have_their_signature_in_the_frontmatter() -> None:
     text = f"---\ntitle: T\nvalidated_at: {TIME}\ncontent_hash: {OLD_HASH}\n---\nbody\n"
     assert split(text, ".md") == (Signature(TIME, OLD_HASH), text)
     assert split(text.replace(OLD_HASH, "0" * 12), ".md")[0] is None
@@ -153,7 +153,7 @@ def test_the_first_knowledge_entries_hold_theirs_in_the_frontmatter() -> None:
     assert split(signed(text, ".md"), ".md") == (Signature(TIME, HASH), text)
 
 
-def test_a_json_file_keeps_its_signature_beside_it() -> None:
+def test_the_signature_of_a_json_file_is_beside_it() -> None:
     text = '{"tool_id": "a"}\n'
     assert split(text, ".json") == (None, text)
     assert sidecar("tool.json") == "tool.json.sig"
@@ -165,6 +165,6 @@ def test_a_json_file_keeps_its_signature_beside_it() -> None:
 
 
 @pytest.mark.parametrize(("time", "digest"), [("yesterday", HASH), (TIME, "abc"), (f"{TIME}\n", HASH)])
-def test_a_line_is_never_made_from_something_else(time: str, digest: str) -> None:
+def test_a_line_is_only_made_from_valid_parts(time: str, digest: str) -> None:
     with pytest.raises(InvalidRequest):
         line(time, digest)

@@ -1,18 +1,18 @@
-"""Trust: whose word counts for an item, as the owner's file says it, and what is not understood counts for nothing."""
+"""Trust: whom the owner trusts for an item, from the trust file, and that invalid files grant no trust."""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.items import Manifest, Signature
-from kiwi_mcp.manifest.keys import statement_for
-from kiwi_mcp.manifest.trust import LOCAL, NOBODY, Key, Trusted, owner_trust, scope_of, vouch
+from kiwi_mcp.manifest.signatures import statement_for
+from kiwi_mcp.manifest.trust import LOCAL, NO_TRUST, Trusted, TrustedKey, owner_trust, scope_of, vouch
 
 AT, DIGEST = "2026-11-16T10:00:00Z", "cd" * 32
 MANIFEST = Manifest("greet", "script", "1.0.0", executor="bash_runtime")
@@ -29,12 +29,12 @@ def trust(signature: Signature | None, trusted: Trusted, *, at: str = "acme", in
     return vouch(MANIFEST, DIGEST, signature, integrity, namespace=at, trusted=trusted)
 
 
-def pinned(key: Key, scope: str = "acme") -> Trusted:
+def pinned(key: TrustedKey, scope: str = "acme") -> Trusted:
     return Trusted(publishers={scope: {PUBLIC: key}})
 
 
-OWN = Trusted(own={PUBLIC: Key(PUBLIC, namespaces=("acme",))})
-KNOWN = pinned(Key(PUBLIC))
+OWN = Trusted(own={PUBLIC: TrustedKey(PUBLIC, namespaces=("acme",))})
+KNOWN = pinned(TrustedKey(PUBLIC))
 
 
 @pytest.mark.req("K-SI-02")
@@ -46,10 +46,10 @@ def test_each_state_has_one_cause() -> None:
     assert trust(Signature(AT, "ab"), KNOWN, integrity="modified") == "tampered"
     assert trust(signed("acme"), KNOWN) == "verified"
     assert trust(signed("acme"), OWN) == "owner"
-    assert trust(signed("acme"), NOBODY) == "unknown_key"
-    assert trust(signed("acme"), pinned(Key(PUBLIC, revoked=AT))) == "revoked"
-    assert trust(signed("acme"), pinned(Key(PUBLIC, expires="2026-01-01T00:00:00Z"))) == "revoked"
-    assert trust(signed("acme"), pinned(Key(PUBLIC, expires="2999-01-01T00:00:00Z"))) == "verified"
+    assert trust(signed("acme"), NO_TRUST) == "unknown_key"
+    assert trust(signed("acme"), pinned(TrustedKey(PUBLIC, revoked=AT))) == "revoked"
+    assert trust(signed("acme"), pinned(TrustedKey(PUBLIC, expires="2026-01-01T00:00:00Z"))) == "revoked"
+    assert trust(signed("acme"), pinned(TrustedKey(PUBLIC, expires="2999-01-01T00:00:00Z"))) == "verified"
     assert trust(replace(signed("acme"), timestamp="2026-11-16T10:00:01Z"), KNOWN) == "tampered"
     assert trust(replace(signed("acme"), hash="ef" * 32), KNOWN) == "tampered"
 
@@ -58,22 +58,22 @@ def test_each_state_has_one_cause() -> None:
 def test_a_signature_is_good_in_its_own_namespace_alone() -> None:
     assert trust(signed("acme"), KNOWN, at="evil") == "tampered"
     assert trust(signed("evil"), KNOWN, at="evil") == "unknown_key"
-    assert trust(signed("acme"), pinned(Key(PUBLIC), "globex"), at="acme") == "unknown_key"
+    assert trust(signed("acme"), pinned(TrustedKey(PUBLIC), "globex"), at="acme") == "unknown_key"
 
 
-def test_a_copy_in_a_folder_is_vouched_for_as_it_was_where_it_came_from() -> None:
+def test_a_copy_in_a_folder_has_the_trust_of_its_source() -> None:
     assert trust(signed("acme"), KNOWN, at=LOCAL) == "verified"
     assert trust(signed("acme"), OWN, at=LOCAL) == "owner"
     assert trust(signed(LOCAL), OWN, at=LOCAL) == "owner"
     assert trust(signed(LOCAL), KNOWN, at=LOCAL) == "unknown_key"
-    assert trust(signed("acme"), NOBODY, at=LOCAL) == "unknown_key"
+    assert trust(signed("acme"), NO_TRUST, at=LOCAL) == "unknown_key"
     assert trust(signed("globex"), KNOWN, at=LOCAL) == "tampered"
 
 
-def test_in_the_namespace_that_everybody_shares_a_key_is_good_for_one_item() -> None:
+def test_in_the_shared_namespace_a_key_is_good_for_one_item() -> None:
     assert scope_of("public", "greet") == "public/greet"
-    assert trust(signed("public"), pinned(Key(PUBLIC), "public/greet"), at="public") == "verified"
-    assert trust(signed("public"), pinned(Key(PUBLIC), "public/other"), at="public") == "unknown_key"
+    assert trust(signed("public"), pinned(TrustedKey(PUBLIC), "public/greet"), at="public") == "verified"
+    assert trust(signed("public"), pinned(TrustedKey(PUBLIC), "public/other"), at="public") == "unknown_key"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_in_the_namespace_that_everybody_shares_a_key_is_good_for_one_item() -> 
         "\x00",
     ],
 )
-def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, written: str) -> None:
+def test_an_invalid_trust_file_is_refused(tmp_path: Path, written: str) -> None:
     path = tmp_path / "trust.yaml"
     path.write_text(written)
 
@@ -98,16 +98,16 @@ def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, written: str) 
         owner_trust(path)
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_dangling_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trust.yaml").symlink_to(tmp_path / "elsewhere.yaml")
 
     with pytest.raises(InvalidManifest):
         owner_trust(tmp_path / "trust.yaml")
 
 
-def test_the_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "trust.yaml"
-    assert owner_trust(path) == NOBODY
+    assert owner_trust(path) == NO_TRUST
 
     path.write_text(
         f"publishers:\n  acme:\n    {PUBLIC}: {{since: '{AT}', how: trusted}}\nversions: {{acme/greet: 1.0.0}}\n"

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.render import ABSENT
-from kiwi_mcp.manifest.urls import render_header, render_url
+from kiwi_mcp.manifest.templates import ABSENT, render_header, render_url
 
 HOSTILE = [
     "a&admin=1#",
@@ -35,7 +34,7 @@ values = st.one_of(
 
 @pytest.mark.case("INJ-04")
 @pytest.mark.parametrize("value", HOSTILE)
-def test_hostile_values_stay_in_their_place(value: str) -> None:
+def test_hostile_values_stay_in_their_url_part(value: str) -> None:
     url = urlsplit(render_url("https://api.test:8443/v1/{x}/end?q={x}&k=1#{x}", {"x": value}))
     assert (url.scheme, url.netloc) == ("https", "api.test:8443")
     assert [unquote(part) for part in url.path.split("/")] == ["", "v1", value, "end"]
@@ -79,7 +78,7 @@ def test_control_characters_are_refused_in_every_part_of_a_url(value: str) -> No
     "template",
     ["https://{x}/", "https://h:{x}/", "{x}://h/", "https://{x}@h/", "https://h{x}", "{x}", "/p/{x}", "${V}{x}/"],
 )
-def test_a_value_in_the_origin_is_a_fault_of_the_template(template: str) -> None:
+def test_a_value_in_the_origin_is_an_issue_of_the_template(template: str) -> None:
     with pytest.raises(InvalidManifest):
         render_url(template, {"x": "a"})
 
@@ -98,7 +97,7 @@ def test_an_absent_value_anywhere_else_is_an_error(template: str) -> None:
         render_url(template, {"a": ABSENT})
 
 
-def test_variables_stay_as_they_are_written() -> None:
+def test_variables_stay_unchanged() -> None:
     assert render_url("${SLACK_WEBHOOK_URL}", {}) == "${SLACK_WEBHOOK_URL}"
     assert render_url("${BASE:-https://h/x?y}/v1/{a}", {"a": "/"}) == "${BASE:-https://h/x?y}/v1/%2F"
     assert (
@@ -124,7 +123,7 @@ def test_a_header_holds_one_line(value: str) -> None:
         render_header("{x}", {"x": value})
 
 
-def test_a_header_is_text_with_variables_and_an_absent_one_is_left_out() -> None:
+def test_a_header_is_text_with_variables_and_an_absent_one_is_omitted() -> None:
     assert render_header("Bearer ${TOKEN} {n}", {"n": 1}) == "Bearer ${TOKEN} 1"
     assert render_header("{n}", {"n": "${TOKEN}"}) == "$${TOKEN}"
     assert render_header("{n}", {"n": ABSENT}) is None

@@ -1,4 +1,4 @@
-"""YAML is read as the strict part of it that holds JSON."""
+"""YAML is read as its strict JSON subset."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def refusal(text: str) -> Issue:
 @pytest.mark.parametrize(
     "text", ["no", "yes", "on", "off", "1:30", "2026-01-01", "0x10", "0o17", "1_000", ".inf", ".nan"]
 )
-def test_what_only_looks_like_a_type_stays_text(text: str) -> None:
+def test_ambiguous_scalars_stay_text(text: str) -> None:
     assert value_of(f"a: {text}") == {"a": text}
 
 
 @pytest.mark.case("BOMB-06")
 @pytest.mark.parametrize("text", ["12345678901234567890", "1e999", "+1", "007", ".5"])
-def test_numbers_that_json_does_not_have_stay_text(text: str) -> None:
+def test_numbers_without_a_json_form_stay_text(text: str) -> None:
     assert value_of(f"a: {text}") == {"a": text}
 
 
 @pytest.mark.case("BOMB-06")
-def test_a_version_is_the_text_that_was_written() -> None:
+def test_a_version_is_read_as_written() -> None:
     assert value_of("version: 1.10\nother: 1.10\nconfig: {version: 2.0}") == {
         "version": "1.10",
         "other": 1.1,
@@ -48,19 +48,19 @@ def test_a_version_is_the_text_that_was_written() -> None:
     }
 
 
-def test_words_and_numbers_of_json_have_their_types() -> None:
+def test_json_literals_and_numbers_have_their_types() -> None:
     text = "a: true\nb: False\nc: null\nd: ~\ne:\nf: -12\ng: 1.5e3\nh: 'true'\ni: \"1\""
     assert value_of(text) == {
         "a": True, "b": False, "c": None, "d": None, "e": None, "f": -12, "g": 1500.0, "h": "true", "i": "1",
     }  # fmt: skip
 
 
-def test_keys_are_text_whatever_they_look_like() -> None:
+def test_keys_are_always_text() -> None:
     assert value_of("200: ok\ntrue: yes\nnull: x") == {"200": "ok", "true": "yes", "null": "x"}
 
 
 @pytest.mark.case("BOMB-05")
-def test_a_key_that_stands_twice_is_refused_with_its_line() -> None:
+def test_a_repeated_key_is_refused_with_its_line() -> None:
     issue = refusal("tool_id: a\nconfig:\n  url: x\n  url: y\n")
     assert (issue.place, issue.line) == ("config.url", 4)
 
@@ -86,10 +86,10 @@ def test_tags_beyond_json_are_refused(text: str) -> None:
 @pytest.mark.case("BOMB-01")
 def test_an_alias_bomb_is_refused_at_once() -> None:
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    started = time.perf_counter()
+    started = time.process_time()
     issue = refusal("\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *levels]))
     assert "aliases" in issue.reason
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.case("BOMB-02")
@@ -108,9 +108,9 @@ def test_aliases_cannot_nest_deeper_than_the_limit() -> None:
 @pytest.mark.case("BOMB-03")
 @pytest.mark.parametrize("text", ["a: " + "x" * 10_000_000, "[" + "1," * 100_000 + "]"])
 def test_a_large_document_is_refused_quickly(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     refusal(text)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_large_document_is_refused_quickly(text: str) -> None:
         ("a: \ud800", "surrogate"),
     ],
 )
-def test_what_cannot_be_read_says_why(text: str, reason: str) -> None:
+def test_an_unreadable_document_gives_a_reason(text: str, reason: str) -> None:
     assert reason in refusal(text).reason
 
 
@@ -137,7 +137,7 @@ def test_a_trailing_empty_document_and_a_byte_order_mark_are_fine() -> None:
     assert value_of("") is None
 
 
-def test_every_place_has_its_line() -> None:
+def test_every_value_has_its_line() -> None:
     lines = read_yaml("tool_id: a\n\nparameters:\n  - name: x\n    type: string\n", what="tool.yaml").lines
     assert lines["parameters[0].type"] == 5
     assert lines["tool_id"] == 1

@@ -1,10 +1,9 @@
-"""Machines for tests: homes with a project, settings and a kernel of their own, which know nothing of each other."""
+"""Machines for tests: separate homes with a project, settings and a kernel."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class Machine:
         return self.put(f"tools/{name}/tool.yaml", manifest).parent
 
     def vouch(self, name: str) -> None:
-        """Sign a tool with a key of the owner's: whose it is shows by itself then, also where no store can be asked."""
+        """Sign a tool with a key of the owner, so that its origin is known without a store."""
         assert not self.ask("key", action="new").is_error
         self.do("sign", name)
 
@@ -98,11 +97,11 @@ class Machine:
     def publish(self, name: str, version: str = "1.0.0", says: str = "hi", **words: Json) -> JsonObject:
         """Publish a tool that says something, and leave nothing of it in the project."""
         folder = self.script(name, version, says)
-        told = self.do("publish", name, words)
+        response = self.do("publish", name, words)
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
-        return told
+        return response
 
     def exchange(self, action: str, remote: str | Path, **words: Json) -> JsonObject:
         """Push to a remote, or pull from one, also what is not signed."""
@@ -121,13 +120,12 @@ MakeMachine = Callable[..., Machine]
 
 
 @pytest.fixture
-def a_machine(tmp_path: Path, standing: Path) -> MakeMachine:
-    """Make a machine of a name, with the words of its settings; what it can hold processes by is known."""
+def a_machine(tmp_path: Path, copy_isolation_report: Callable[[Path], None]) -> MakeMachine:
+    """Make a machine with a name and settings."""
 
     def make(name: str, **words: Json) -> Machine:
         machine = Machine(tmp_path / name, **words)
-        machine.cache.mkdir(parents=True)
-        shutil.copyfile(standing, machine.cache / standing.name)
+        copy_isolation_report(machine.cache)
         return machine
 
     return make

@@ -1,4 +1,4 @@
-"""Stores for tests: a PostgreSQL for the whole session, a database of its own for each test, and SQLite beside it."""
+"""Stores for tests: one PostgreSQL server per session, one database per test, and SQLite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PostgresServer:
         return f"{self.url.rpartition('/')[0]}/{name}"
 
     def drop(self, name: str) -> None:
-        """Remove a database, whoever is still connected to it."""
+        """Remove a database, even if it has connections."""
         self._run(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def _run(self, statement: sql.Composed) -> None:
@@ -61,7 +61,7 @@ class PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(processes: None) -> Iterator[PostgresServer]:
     """One PostgreSQL for all tests of this process; it ends with the process, however that ends."""
     with subprocess.Popen(
         [sys.executable, PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -1,39 +1,24 @@
-"""A service that a tool posts to: what arrives there was sent."""
+"""A service on loopback that records what tools send to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
 
 @pytest.fixture
-def sent(project: Path, home: Path) -> Iterator[list[str]]:
+def sent(project: Path, home: Path, loopback: None) -> Iterator[list[str]]:
     """What arrives at a service on loopback that a tool of the project posts to."""
     arrived: list[str] = []
 
-    class Service(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            arrived.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def answer(request: HttpRequest) -> HttpReply:
+        arrived.append(request.body.decode())
+        return HttpReply()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-        def handle(self) -> None:
-            try:
-                super().handle()
-            except ConnectionError:
-                return  # whoever called was killed
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_port}"
+    with http_server(answer) as address:
         (home / ".ai").mkdir(exist_ok=True)
         (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["{address}"]}}\n')
         (project / ".ai" / "tools").mkdir()
@@ -43,4 +28,3 @@ def sent(project: Path, home: Path) -> Iterator[list[str]]:
             "parameters: [{name: text, type: string}]\n"
         )
         yield arrived
-        server.shutdown()

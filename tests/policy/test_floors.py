@@ -1,4 +1,4 @@
-"""The least that code is held by for where it comes from, along a whole chain."""
+"""The minimum isolation level of code, from its origin, along a whole chain."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.isolation import LEVELS, Level, Provenance, strictest
-from kiwi_mcp.domain.items import Manifest, Origin, Source, Tool
-from kiwi_mcp.policy.floors import change_of, held, remedy, unproven
+from kiwi_mcp.domain.items import Chain, Location, Manifest, Source, Tool, TypeTraits
+from kiwi_mcp.policy.isolation import change_of, decide_isolation, default_isolation, remedy
 from kiwi_mcp.sandbox.levels import floor
 
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
@@ -21,12 +20,14 @@ PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 def link(source: Source = "project", asked: str | None = None, name: str = "say") -> Tool:
     extra = {} if asked is None else {"isolation": asked}
     return Tool(
-        Manifest(name, "script", "1.0.0", extra=extra), Origin(source, Path("say.yaml"), Path()), digest="d" * 64
+        Manifest(name, "script", "1.0.0", extra=extra), Location(source, Path("say.yaml"), Path()), digest="d" * 64
     )
 
 
 def chain(*links: Tool) -> Chain:
-    return Chain((*links, link("builtin", name="subprocess")), "process")
+    return Chain(
+        (*links, link("builtin", name="subprocess")), (TypeTraits("process", "call"), *[TypeTraits()] * len(links))
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,15 +43,15 @@ def chain(*links: Tool) -> Chain:
         ("unknown", "restricted"),
     ],
 )
-def test_each_origin_has_its_floor(provenance: Provenance, level: Level) -> None:
-    assert held(chain(link()), [provenance, "builtin"]).level == level
+def test_each_origin_has_a_minimum_level(provenance: Provenance, level: Level) -> None:
+    assert decide_isolation(chain(link()), [provenance, "builtin"]).level == level
 
 
 @pytest.mark.req("K-IS-01")
-def test_the_strictest_link_decides_wherever_it_stands() -> None:
+def test_the_strictest_link_decides_in_any_position() -> None:
     links = chain(link(name="tool"), link(name="runtime"))
     for origins in (["owner_written", "unknown", "builtin"], ["unknown", "owner_written", "builtin"]):
-        found = held(links, origins)  # type: ignore[arg-type]  # words of the literal, in a list
+        found = decide_isolation(links, origins)  # type: ignore[arg-type]  # words of the literal, in a list
         assert (found.level, found.provenance) == ("restricted", "unknown")
         assert found.decisive.provenance == "unknown"
 
@@ -60,10 +61,12 @@ words = st.one_of(st.none(), levels, st.just("anything"))
 
 
 @given(asked=words, below=words, origin=st.sampled_from(PROVENANCES), relaxed=st.one_of(st.none(), levels))
-def test_nothing_runs_weaker_than_a_manifest_asks_nor_than_its_floor_unless_the_owner_said_so(
+def test_no_item_runs_below_its_manifest_level_or_minimum_level_without_a_relaxation(
     asked: str | None, below: str | None, origin: Provenance, relaxed: Level | None
 ) -> None:
-    found = held(chain(link(asked=asked), link(asked=below, name="runtime")), [origin, "builtin", "builtin"], relaxed)
+    found = decide_isolation(
+        chain(link(asked=asked), link(asked=below, name="runtime")), [origin, "builtin", "builtin"], relaxed
+    )
     for word in filter(None, (asked, below)):
         assert strictest([found.level, word]) == found.level
     least = relaxed or floor(origin)
@@ -72,29 +75,29 @@ def test_nothing_runs_weaker_than_a_manifest_asks_nor_than_its_floor_unless_the_
         assert found.level == least
 
 
-def test_what_is_not_known_to_be_anybodys_is_nobodys() -> None:
-    found = unproven(chain(link("user")))
+def test_an_item_without_a_known_author_has_unknown_origin() -> None:
+    found = default_isolation(chain(link("user")))
     assert (found.level, found.provenance) == ("restricted", "unknown")
-    assert unproven(chain(link("builtin"))).level == "trusted"
+    assert default_isolation(chain(link("builtin"))).level == "trusted"
 
 
-def test_who_decided_is_told() -> None:
-    own = held(chain(link()), ["owner_written", "builtin"])
+def test_the_deciding_link_is_reported() -> None:
+    own = decide_isolation(chain(link()), ["owner_written", "builtin"])
     assert own.to_json()["decided_by"] == "project/local/say@1.0.0"
-    asking = held(chain(link(asked="restricted")), ["owner_written", "builtin"])
+    asking = decide_isolation(chain(link(asked="restricted")), ["owner_written", "builtin"])
     assert (asking.to_json()["decided_by"], asking.asked) == ("manifest", "restricted")
-    relaxed = held(chain(link()), ["owner_written", "builtin"], "trusted")
+    relaxed = decide_isolation(chain(link()), ["owner_written", "builtin"], "trusted")
     assert (relaxed.to_json()["decided_by"], relaxed.provenance) == ("owner", "owner_pinned")
 
 
-def test_what_would_change_it_is_told() -> None:
+def test_the_way_to_change_the_level_is_reported() -> None:
     tool = link()
-    assert "kiwi sign say" in change_of(tool, held(chain(tool), ["unknown", "builtin"]))
-    assert "kiwi relax say" in change_of(tool, held(chain(tool), ["owner_written", "builtin"]))
-    assert "--undo" in change_of(tool, held(chain(tool), ["owner_written", "builtin"], "standard"))
+    assert "kiwi sign say" in change_of(tool, decide_isolation(chain(tool), ["unknown", "builtin"]))
+    assert "kiwi relax say" in change_of(tool, decide_isolation(chain(tool), ["owner_written", "builtin"]))
+    assert "--undo" in change_of(tool, decide_isolation(chain(tool), ["owner_written", "builtin"], "standard"))
     asking = link(asked="restricted")
-    assert "asks for restricted" in change_of(asking, held(chain(asking), ["owner_written", "builtin"]))
-    assert change_of(tool, held(chain(link("builtin")), ["builtin", "builtin"])) == ""
+    assert "asks for restricted" in change_of(asking, decide_isolation(chain(asking), ["owner_written", "builtin"]))
+    assert change_of(tool, decide_isolation(chain(link("builtin")), ["builtin", "builtin"])) == ""
     below = chain(tool, link(name="runtime"))
-    assert "kiwi sign runtime" in change_of(tool, held(below, ["owner_written", "unknown", "builtin"]))
+    assert "kiwi sign runtime" in change_of(tool, decide_isolation(below, ["owner_written", "unknown", "builtin"]))
     assert "key" in remedy("unknown", "registry/public/say@1.0.0")

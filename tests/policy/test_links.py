@@ -1,4 +1,4 @@
-"""The owner's deny rules reach every link of a chain, and every host that a request comes to."""
+"""Denying rules apply to every link of a chain and to every host of a request."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
 from kiwi_mcp.domain.grants import Allow, Deny, Grant, Rights, Rules
 from kiwi_mcp.domain.json import Json, JsonObject
@@ -26,21 +25,21 @@ PLAN = Plan(
 
 
 @pytest.mark.parametrize("identity", CHAIN)
-def test_a_rule_that_denies_a_link_denies_what_stands_on_it(identity: str) -> None:
+def test_denying_a_link_denies_the_items_on_it(identity: str) -> None:
     verdict = authorize(PLAN, Rights((Grant(items=Rules(allow=("*",), deny=(identity,))),)))
 
     assert isinstance(verdict, Deny)
     assert (verdict.rule, identity in verdict.reason) == (identity, True)
 
 
-def test_a_rule_that_allows_an_item_allows_what_it_stands_on() -> None:
+def test_allowing_an_item_allows_its_executors() -> None:
     assert authorize(PLAN, Rights((Grant(items=Rules(allow=("project/*",))),))) == Allow()
     assert isinstance(authorize(PLAN, Rights((Grant(items=Rules(allow=("user/*", "builtin/*"))),))), Deny)
 
 
 @dataclass(slots=True)
 class Service:
-    """A service on loopback: it counts the requests it gets, and sends them on where it was told to."""
+    """A service on loopback: it counts its requests and redirects them to a given address."""
 
     host: str
     redirect: str = ""
@@ -49,32 +48,17 @@ class Service:
 
 @contextmanager
 def listening() -> Iterator[Service]:
-    class Reply(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            service.paths.append(self.path)
-            self.send_response(302 if service.redirect else 200)
-            if service.redirect:
-                self.send_header("Location", service.redirect)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"ok")
+    def answer(request: HttpRequest) -> HttpReply:
+        service.paths.append(request.path)
+        return HttpReply(b"ok", 302, {"Location": service.redirect}) if service.redirect else HttpReply(b"ok")
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's own signature
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Reply) as server:
-        service = Service(f"127.0.0.1:{server.server_port}")
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield service
-        finally:
-            server.shutdown()
-            thread.join(5)
+    with http_server(answer) as host:
+        service = Service(host)
+        yield service
 
 
 @pytest.fixture
-def services() -> Iterator[tuple[Service, Service]]:
+def services(loopback: None) -> Iterator[tuple[Service, Service]]:
     with ExitStack() as stack:
         yield stack.enter_context(listening()), stack.enter_context(listening())
 
@@ -91,6 +75,9 @@ def called(project: Path, home: Path, url: str, hosts: Json) -> JsonObject:
     async def call() -> JsonObject:
         kernel = Kernel(project)
         try:
+            # A rule of the owner's says yes to what it sends, so that the hosts alone decide.
+            await kernel.call("execute", {"item_id": "look_up", "action": "sign"})
+            await kernel.call("approvals", {"action": "add_rule", "item": "look_up"})
             return (await kernel.call("execute", {"item_id": "look_up"})).content
         finally:
             await kernel.aclose()
@@ -100,31 +87,31 @@ def called(project: Path, home: Path, url: str, hosts: Json) -> JsonObject:
 
 @pytest.mark.parametrize("rule", ["{host}", "127.0.0.1", "127.*", "*"])
 @pytest.mark.parametrize("url", ["${SERVICE}/x", "http://${HOST}/x"])
-def test_a_denied_host_is_denied_when_it_comes_out_of_a_variable(
+def test_a_denied_host_from_a_variable_is_denied(
     url: str, rule: str, project: Path, home: Path, services: tuple[Service, Service]
 ) -> None:
     service, _ = services
     (project / ".env").write_text(f"HOST={service.host}\nSERVICE=http://{service.host}\n")
     denied = rule.format(host=service.host)
 
-    told = called(project, home, url, {"allow": ["127.0.0.1"], "deny": [denied]})
+    response = called(project, home, url, {"allow": ["127.0.0.1"], "deny": [denied]})
 
-    assert told["code"] in {"address_denied", "not_permitted"}
+    assert response["code"] in {"address_denied", "not_permitted"}
     assert service.paths == []
     assert called(project, home, url, {"allow": ["127.0.0.1"]})["result"] == "ok"
 
 
 @pytest.mark.case("NET-13")
-def test_a_denied_host_is_denied_when_a_redirect_leads_there(
+def test_a_denied_host_behind_a_redirect_is_denied(
     project: Path, home: Path, services: tuple[Service, Service]
 ) -> None:
     first, second = services
     first.redirect = f"http://{second.host}/there"
     url = f"http://{first.host}/here"
 
-    told = called(project, home, url, {"allow": ["127.0.0.1"], "deny": [second.host]})
+    response = called(project, home, url, {"allow": ["127.0.0.1"], "deny": [second.host]})
 
-    assert told["code"] == "address_denied"
+    assert response["code"] == "address_denied"
     assert (first.paths, second.paths) == (["/here"], [])
     assert called(project, home, url, {"allow": ["127.0.0.1"]})["result"] == "ok"
     assert second.paths == ["/there"]

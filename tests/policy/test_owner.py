@@ -1,4 +1,4 @@
-"""The owner's policy: one file, read strictly, seen at once."""
+"""The policy of the owner: one file, read strictly, applied at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.grants import Allow, Grant, Rights, Rules, narrow
-from kiwi_mcp.policy.owner import Policy, owner_policy
+from kiwi_mcp.policy.policy_files import Policy, owner_policy
 
 
 def written(folder: Path, text: str) -> Policy:
@@ -16,11 +16,11 @@ def written(folder: Path, text: str) -> Policy:
     return owner_policy(folder)
 
 
-def test_without_a_file_everything_local_is_allowed_and_no_private_host(tmp_path: Path) -> None:
+def test_without_a_file_local_use_is_allowed_and_private_hosts_are_not(tmp_path: Path) -> None:
     assert owner_policy(tmp_path) == Policy(Grant(Rules(allow=("*",)), Rules()), ())
 
 
-def test_every_word_of_the_file_is_read(tmp_path: Path) -> None:
+def test_every_key_of_the_file_is_read(tmp_path: Path) -> None:
     policy = written(
         tmp_path,
         'items: {allow: ["project/*"], deny: ["*/rm@*"]}\nhosts: {allow: ["127.0.0.1:80"], deny: [evil.test]}\n'
@@ -32,14 +32,14 @@ def test_every_word_of_the_file_is_read(tmp_path: Path) -> None:
     assert policy.roots == (Path("/srv/shared"),)
 
 
-def test_a_link_to_nothing_is_a_policy_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_dangling_symlink_is_an_unreadable_policy(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").symlink_to(tmp_path / "elsewhere.yaml")
 
     with pytest.raises(InvalidManifest):
         owner_policy(tmp_path)
 
 
-def test_a_change_of_the_file_holds_at_once(tmp_path: Path) -> None:
+def test_a_changed_file_applies_at_once(tmp_path: Path) -> None:
     assert written(tmp_path, "hosts: {allow: [a.test]}\n").grant.hosts.allow == ("a.test",)
     assert written(tmp_path, "hosts: {allow: [b.test]}\n").grant.hosts.allow == ("b.test",)
     (tmp_path / "policy.yaml").unlink()
@@ -66,12 +66,12 @@ def test_an_empty_file_is_the_default_and_an_empty_list_allows_nothing(tmp_path:
         "items: {deny: ['*']}\nitems: {allow: ['*']}\n",
     ],
 )
-def test_a_rule_that_cannot_be_read_refuses_and_is_never_ignored(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_rule_refuses_and_is_never_ignored(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest):
         written(tmp_path, text)
 
 
-def test_a_policy_that_cannot_be_opened_or_is_no_text_refuses(tmp_path: Path) -> None:
+def test_a_policy_that_cannot_be_read_refuses(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_bytes(b"items: \xff\xfe\n")
     with pytest.raises(KiwiError):
         owner_policy(tmp_path)
@@ -85,7 +85,7 @@ def test_a_policy_that_cannot_be_opened_or_is_no_text_refuses(tmp_path: Path) ->
         owner_policy(tmp_path)
 
 
-def test_every_word_of_a_policy_is_taken_for_everybody_and_for_each(tmp_path: Path) -> None:
+def test_every_key_applies_to_all_actors_and_to_each(tmp_path: Path) -> None:
     policy = written(
         tmp_path,
         "verbs: {deny: [registry]}\ncommands: {deny: [curl]}\nvariables: {allow: [API_*]}\nspawn: {allow: []}\n"
@@ -101,7 +101,7 @@ def test_every_word_of_a_policy_is_taken_for_everybody_and_for_each(tmp_path: Pa
     assert (eve.is_public, eve.is_secretive, eve.items) == (True, False, Grant().items)
 
 
-def test_an_actor_of_whom_nothing_is_said_has_all_that_the_owner_allows(tmp_path: Path) -> None:
+def test_an_actor_without_rules_has_all_that_the_owner_allows(tmp_path: Path) -> None:
     policy = written(tmp_path, "files: {read: {allow: [/srv/y]}}\nhosts: {allow: [10.0.0.7]}\nactors: {eve: {}}\n")
     rights = narrow(Rights((policy.grant,)), policy.actors["eve"])
 
@@ -132,6 +132,6 @@ def test_an_actor_of_whom_nothing_is_said_has_all_that_the_owner_allows(tmp_path
         "verbs: {allow: search}\n",
     ],
 )
-def test_a_word_that_is_misspelt_refuses_wherever_it_stands(text: str, tmp_path: Path) -> None:
+def test_a_misspelt_key_refuses_in_any_position(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidManifest):
         written(tmp_path, text)

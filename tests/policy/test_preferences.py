@@ -1,4 +1,4 @@
-"""What the owner prefers: every word that may be written, who wins, and what a misspelt word does."""
+"""The preferences of the owner: every key, precedence, and misspelt keys."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.policy.preferences import Layer, Wish, Wishes, check_preferences, owner_preferences
+from kiwi_mcp.policy.preferences import (
+    Preference,
+    PreferenceLayer,
+    PreferenceSection,
+    check_preferences,
+    owner_preferences,
+)
 
 WORDS = st.sampled_from(["a", "b", "local/a", "project/local/a", "*", "a*", "local/*", "project/local/*"])
 LAYERS = st.dictionaries(WORDS, st.booleans()).map(
-    lambda entries: Layer.of(Wish(word, is_sent) for word, is_sent in entries.items())
+    lambda entries: PreferenceLayer.of(Preference(word, is_sent) for word, is_sent in entries.items())
 )
 NAMES = ("project/local/a", "local/a", "a")
 
@@ -28,11 +34,11 @@ def write(user: Path, text: str) -> None:
     (user / "preferences.yaml").write_text(text)
 
 
-def sent(wishes: Wishes) -> list[str]:
+def sent(wishes: PreferenceSection) -> list[str]:
     return [wish.word for wish in (*wishes.named, *wishes.patterns)]
 
 
-def test_without_a_file_what_ships_with_kiwi_holds(user: Path) -> None:
+def test_without_a_file_the_defaults_apply(user: Path) -> None:
     found = owner_preferences(user)
     assert sent(found.always_send) == ["execute", "help", "load", "search"]
     assert sent(found.prompts) == sent(found.resources) == ["project/local/*", "user/local/*"]
@@ -41,7 +47,7 @@ def test_without_a_file_what_ships_with_kiwi_holds(user: Path) -> None:
     assert owner_preferences(user) == found
 
 
-def test_every_word_is_read_and_a_list_means_yes(user: Path) -> None:
+def test_every_key_is_read_and_a_list_means_yes(user: Path) -> None:
     write(
         user,
         "always_send:\n  weather: true\n  mcp/everything/echo: {as: echo}\n  everything/*: true\n  help: false\n"
@@ -56,12 +62,12 @@ def test_every_word_is_read_and_a_list_means_yes(user: Path) -> None:
     assert echo.name == "echo"
     assert sent(found.prompts) == ["review", "everything/*", "project/local/*", "user/local/*"]
     decided = found.resources.about(["project/local/guide", "local/guide", "guide"])
-    assert decided == Wish("*", is_sent=False)
+    assert decided == Preference("*", is_sent=False)
     assert found.task_after == 0.5
 
 
 @pytest.mark.req("D8")
-def test_the_owner_overrules_what_ships_with_kiwi_one_entry_at_a_time(user: Path) -> None:
+def test_the_owner_overrides_single_defaults(user: Path) -> None:
     write(user, "always_send: {load: false}\n")
     assert sent(owner_preferences(user).always_send) == ["execute", "help", "search"]
     write(user, "always_send: {'*': false, load: true}\n")
@@ -71,13 +77,13 @@ def test_the_owner_overrules_what_ships_with_kiwi_one_entry_at_a_time(user: Path
 @pytest.mark.parametrize(
     ("text", "place", "reason"),
     [
-        ("always_sent: [a]", "always_sent", "is not a word of the preferences"),
+        ("always_sent: [a]", "always_sent", "is not a known key"),
         ("- a", "", "is not a mapping"),
         ("always_send: weather", "always_send", "is neither a mapping nor a list"),
         ("always_send: [1]", "always_send", "is not a list of names"),
         ("always_send: {weather: yes}", "always_send.weather", "says neither yes nor no"),
         ("always_send: {weather: }", "always_send.weather", "says neither yes nor no"),
-        ("always_send: {weather: {name: w}}", "always_send.weather.name", "is not a word here"),
+        ("always_send: {weather: {name: w}}", "always_send.weather.name", "is not a known key"),
         ("always_send: {weather: {as: 'a b'}}", "always_send.weather.as", "is not a name that clients can call"),
         ("always_send: {weather: {as: 5}}", "always_send.weather.as", "is not a name that clients can call"),
         ("always_send: {'w*': {as: w}}", "always_send.w*.as", "gives one name to several items"),
@@ -90,9 +96,7 @@ def test_the_owner_overrules_what_ships_with_kiwi_one_entry_at_a_time(user: Path
         ("always_send: !!python/name:os.system x", "", ""),
     ],
 )
-def test_a_misspelt_word_is_told_and_counts_as_if_nothing_were_written(
-    user: Path, text: str, place: str, reason: str
-) -> None:
+def test_a_misspelt_key_is_reported_and_the_defaults_apply(user: Path, text: str, place: str, reason: str) -> None:
     product = owner_preferences(user)
     write(user, text)
     found = owner_preferences(user)
@@ -105,7 +109,7 @@ def test_a_misspelt_word_is_told_and_counts_as_if_nothing_were_written(
         check_preferences(user)
 
 
-def test_a_file_that_is_not_text_or_not_a_file_is_told_as_well(user: Path) -> None:
+def test_an_unreadable_file_is_reported_too(user: Path) -> None:
     (user / "preferences.yaml").write_bytes(b"\xff\xfe\x00")
     assert owner_preferences(user).fault is not None
     (user / "preferences.yaml").unlink()
@@ -120,7 +124,7 @@ def test_too_many_entries_are_refused(user: Path) -> None:
     assert "more than 1,000 entries" in fault.message
 
 
-def test_a_change_is_seen_by_the_next_who_asks(user: Path) -> None:
+def test_a_change_is_seen_by_the_next_reader(user: Path) -> None:
     write(user, "task_after: 1\n")
     assert owner_preferences(user).task_after == 1
     draft = user / "draft"
@@ -131,14 +135,14 @@ def test_a_change_is_seen_by_the_next_who_asks(user: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(owner=LAYERS, product=LAYERS)
-def test_whatever_the_owner_wrote_of_an_item_decides(owner: Layer, product: Layer) -> None:
-    decided, own = Wishes(owner, product).about(NAMES), owner.about(NAMES)
+def test_the_preference_of_the_owner_for_an_item_decides(owner: PreferenceLayer, product: PreferenceLayer) -> None:
+    decided, own = PreferenceSection(owner, product).about(NAMES), owner.about(NAMES)
     assert decided == (own if own is not None else product.about(NAMES))
 
 
 @settings(max_examples=200, deadline=None)
 @given(layer=LAYERS)
-def test_a_name_decides_before_a_pattern_and_a_fuller_name_before_a_shorter(layer: Layer) -> None:
+def test_a_name_wins_over_a_pattern_and_a_longer_name_over_a_shorter(layer: PreferenceLayer) -> None:
     decided = layer.about(NAMES)
     named = [layer.names[name] for name in NAMES if name in layer.names]
     if named:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.primitives.addresses import HostRules, is_granted, is_listed, refusal, refusal_of_host
+from kiwi_mcp.primitives.http.addresses import HostRules, is_granted, is_listed, refusal, refusal_of_host
 
 NOT_PUBLIC = (
     "0.0.0.0",
@@ -78,7 +78,7 @@ PUBLIC = (
 
 @pytest.mark.case("NET-12")
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_an_address_that_is_not_public_is_refused(address: str) -> None:
+def test_a_private_address_is_refused(address: str) -> None:
     assert refusal(address, host="api.example.com", port=443, granted=()) is not None
 
 
@@ -91,7 +91,7 @@ def test_a_public_address_is_not_refused(address: str) -> None:
 @pytest.mark.parametrize(
     "host", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1", "0x7f000001", "127.0.0.1.", "0", "1.2.3"]
 )
-def test_an_address_in_an_odd_spelling_is_refused_unless_that_spelling_is_granted(host: str) -> None:
+def test_an_address_in_an_unusual_spelling_is_refused_unless_granted_in_that_spelling(host: str) -> None:
     assert refusal("127.0.0.1", host=host, port=80, granted=()) is not None
     assert refusal("8.8.8.8", host="134744072", port=80, granted=()) is not None
     assert refusal("127.0.0.1", host=host, port=80, granted=(host,)) is None
@@ -104,7 +104,7 @@ def test_a_mapped_address_is_not_covered_by_a_grant_of_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("host", ["", ".", "a b", "a\0b", "allowed@evil", "a/b", "a\\b", "a#b", "a\r\nb"])
-def test_what_is_no_host_name_is_refused_even_if_granted(host: str) -> None:
+def test_an_invalid_host_name_is_refused_even_if_granted(host: str) -> None:
     assert refusal_of_host(host, port=80, granted=(host, "*")) is not None
 
 
@@ -141,7 +141,7 @@ def test_a_name_that_resolves_to_a_granted_address_is_not_granted() -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_an_ipv4_address_is_judged_alike_in_every_wrapping(inner: IPv4Address) -> None:
+def test_an_ipv4_address_is_checked_in_every_wrapping(inner: IPv4Address) -> None:
     plain = refusal(str(inner), host="x.example", port=80, granted=())
     for wrapped in (0xFFFF << 32 | int(inner), 0x64FF9B << 96 | int(inner), 0x2002 << 112 | int(inner) << 80):
         found = refusal(str(IPv6Address(wrapped)), host="x.example", port=80, granted=())
@@ -153,7 +153,7 @@ ports = st.integers(1, 65_535)
 
 
 @given(name=names, port=ports, first=st.sampled_from(["{name}", "{name}:{port}", "*", "*:{port}", "*.{rest}"]))
-def test_a_rule_that_denies_wins_over_all_others(name: str, port: int, first: str) -> None:
+def test_a_denying_rule_wins_over_all_others(name: str, port: int, first: str) -> None:
     rest = name.partition(".")[2]
     denied, allowed = first.format(name=name, port=port, rest=rest), (f"{name}:{port}", f"*.{rest}:{port}", name)
     assert HostRules(allowed, (), allowed).refusal(name, port) is None
@@ -161,7 +161,7 @@ def test_a_rule_that_denies_wins_over_all_others(name: str, port: int, first: st
 
 
 @given(name=names, other=names, port=ports)
-def test_a_host_is_reached_by_a_rule_that_names_it_and_by_no_other(name: str, other: str, port: int) -> None:
+def test_a_host_is_reached_only_by_a_rule_that_names_it(name: str, other: str, port: int) -> None:
     assert is_listed(name, port, (f"{name}:{port}",))
     assert is_listed(name, port, (name,)) is (port in {80, 443})
     assert is_listed(other, port, (f"{name}:{port}",)) is (other == name)

@@ -1,4 +1,4 @@
-"""What holds a stored secret: items, hosts and form, and nothing in between."""
+"""The bounds of a stored secret: items, hosts and form."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from kiwi_mcp.domain.errors import SecretNotGranted
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.bounds import GrantedTo, Holder, Stored, refuse_holder, refuse_target
-from kiwi_mcp.primitives.http_request import prepare
-from kiwi_mcp.primitives.secrets import Bound, Form, Found, Revealed, Secret
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.http.request import prepare
+from kiwi_mcp.primitives.secrets.grants import SecretGrant, SecretRecipient, StoredSecret, refuse_holder, refuse_target
+from kiwi_mcp.primitives.secrets.reveal import FoundVariable, Revealed, SecretForm, SecretScope
 
 VALUE = "s3cret-value"
 HERE = "/home/ada/shop"
 
 
-def revealed(*hosts: str, form: Form = "any") -> Revealed:
-    return Revealed({"KEY": Found("store", Secret(VALUE))}, {"KEY": Bound(hosts, form)})
+def revealed(*hosts: str, form: SecretForm = "any") -> Revealed:
+    return Revealed({"KEY": FoundVariable("store", Secret(VALUE))}, {"KEY": SecretScope(hosts, form)})
 
 
 def spec(url: str = "https://api.example.com/", **words: JsonObject) -> HttpSpec:
@@ -40,7 +41,7 @@ def spec(url: str = "https://api.example.com/", **words: JsonObject) -> HttpSpec
         "https://\u0430pi.example.com/",
     ],
 )
-def test_a_request_to_another_host_is_refused_before_it_is_made(url: str) -> None:
+def test_a_request_to_another_host_is_refused_before_it_is_sent(url: str) -> None:
     with pytest.raises(SecretNotGranted) as caught:
         prepare(spec(url), revealed("api.example.com:443"))
     assert caught.value.code == "secret_not_granted"
@@ -61,9 +62,12 @@ def test_a_request_to_a_host_of_the_secret_carries_it(hosts: list[str], url: str
     assert ("X-Key", VALUE) in prepare(spec(url), revealed(*hosts)).headers
 
 
-def test_a_host_that_a_variable_names_is_judged_as_it_is_revealed() -> None:
-    found = {"KEY": Found("store", Secret(VALUE)), "BASE": Found("process", Secret("https://evil.example"))}
-    secrets = Revealed(found, {"KEY": Bound(("api.example.com",), "any")})
+def test_a_host_from_a_variable_is_checked_after_substitution() -> None:
+    found = {
+        "KEY": FoundVariable("store", Secret(VALUE)),
+        "BASE": FoundVariable("process", Secret("https://evil.example")),
+    }
+    secrets = Revealed(found, {"KEY": SecretScope(("api.example.com",), "any")})
     with pytest.raises(SecretNotGranted):
         prepare(spec("${BASE}/api.example.com"), secrets)
 
@@ -79,9 +83,9 @@ def test_a_host_that_a_variable_names_is_judged_as_it_is_revealed() -> None:
         ("http://a:b/", False),
     ],
 )
-def test_a_plan_whose_host_can_be_seen_is_refused_before_it_is_driven(url: str, is_refused: bool) -> None:
+def test_a_plan_with_a_known_host_is_refused_before_it_is_driven(url: str, is_refused: bool) -> None:
     try:
-        refuse_target(spec(url), {"KEY": Bound(("api.example.com",), "header")})
+        refuse_target(spec(url), {"KEY": SecretScope(("api.example.com",), "header")})
     except SecretNotGranted:
         assert is_refused
     else:
@@ -98,13 +102,13 @@ def test_a_plan_whose_host_can_be_seen_is_refused_before_it_is_driven(url: str, 
         ("env", spec()),
     ],
 )
-def test_a_secret_goes_in_its_form_alone(form: Form, request_: HttpSpec) -> None:
+def test_a_secret_is_sent_only_in_its_form(form: SecretForm, request_: HttpSpec) -> None:
     with pytest.raises(SecretNotGranted, match="KEY"):
         prepare(request_, revealed("api.example.com", form=form))
     prepare(request_, revealed("api.example.com", form="any"))
 
 
-def test_a_request_that_does_not_carry_it_goes_anywhere() -> None:
+def test_a_request_without_the_secret_may_go_anywhere() -> None:
     plain = HttpSpec("GET", "https://evil.example/", {"X-Text": "$${KEY}"})
     assert prepare(plain, revealed("api.example.com")).host == "evil.example"
 
@@ -113,21 +117,21 @@ def test_a_request_that_does_not_carry_it_goes_anywhere() -> None:
 @pytest.mark.parametrize(
     ("grant", "holder", "is_given"),
     [
-        (GrantedTo("user/local/crm", ""), Holder("user/local/crm", HERE), True),
-        (GrantedTo("user/local/crm", ""), Holder("user/local/crm2", HERE), False),
-        (GrantedTo("user/local/crm", ""), Holder("project/local/crm", HERE), False),
-        (GrantedTo("project/local/crm", HERE), Holder("project/local/crm", HERE), True),
-        (GrantedTo("project/local/crm", HERE), Holder("project/local/crm", "/tmp/from-the-net"), False),
-        (GrantedTo("registry/acme/*", ""), Holder("registry/acme/crm", HERE), True),
-        (GrantedTo("registry/acme/*", ""), Holder("registry/acme2/crm", HERE), False),
-        (GrantedTo("*", HERE), Holder("project/local/crm", HERE), True),
-        (GrantedTo("*", HERE), Holder("project/local/crm", "/tmp/from-the-net"), False),
+        (SecretGrant("user/local/crm", ""), SecretRecipient("user/local/crm", HERE), True),
+        (SecretGrant("user/local/crm", ""), SecretRecipient("user/local/crm2", HERE), False),
+        (SecretGrant("user/local/crm", ""), SecretRecipient("project/local/crm", HERE), False),
+        (SecretGrant("project/local/crm", HERE), SecretRecipient("project/local/crm", HERE), True),
+        (SecretGrant("project/local/crm", HERE), SecretRecipient("project/local/crm", "/tmp/from-the-net"), False),
+        (SecretGrant("registry/acme/*", ""), SecretRecipient("registry/acme/crm", HERE), True),
+        (SecretGrant("registry/acme/*", ""), SecretRecipient("registry/acme2/crm", HERE), False),
+        (SecretGrant("*", HERE), SecretRecipient("project/local/crm", HERE), True),
+        (SecretGrant("*", HERE), SecretRecipient("project/local/crm", "/tmp/from-the-net"), False),
     ],
 )
-def test_a_grant_is_for_the_items_it_names_and_those_of_one_project(
-    grant: GrantedTo, holder: Holder, is_given: bool
+def test_a_grant_covers_the_items_it_names_in_one_project(
+    grant: SecretGrant, holder: SecretRecipient, is_given: bool
 ) -> None:
-    stored = Stored("KEY", 1, Bound(), (grant,))
+    stored = StoredSecret("KEY", 1, SecretScope(), (grant,))
     if is_given:
         return refuse_holder(stored, holder)
     with pytest.raises(SecretNotGranted) as caught:
@@ -136,15 +140,15 @@ def test_a_grant_is_for_the_items_it_names_and_those_of_one_project(
     return None
 
 
-def test_a_secret_for_headers_is_not_put_into_a_process() -> None:
-    stored = Stored("KEY", 1, Bound(("a.example",), "header"), (GrantedTo("*", HERE),))
+def test_a_header_secret_is_not_passed_to_a_process() -> None:
+    stored = StoredSecret("KEY", 1, SecretScope(("a.example",), "header"), (SecretGrant("*", HERE),))
     with pytest.raises(SecretNotGranted, match="headers"):
-        refuse_holder(stored, Holder("user/local/crm", HERE, is_process=True))
+        refuse_holder(stored, SecretRecipient("user/local/crm", HERE, is_process=True))
 
 
 @settings(max_examples=50, deadline=None)
 @given(names=st.lists(st.sampled_from(["user/local/a", "user/local/b", "registry/x/a", "user/*"]), max_size=3))
-def test_what_is_not_granted_is_never_given(names: list[str]) -> None:
-    stored = Stored("KEY", 1, Bound(), tuple(GrantedTo(name, "") for name in names))
-    assert not stored.is_granted(Holder("mcp/server/a", HERE))
-    assert stored.is_granted(Holder("user/local/b", HERE)) == bool({"user/local/b", "user/*"} & {*names})
+def test_a_secret_without_a_grant_is_never_passed(names: list[str]) -> None:
+    stored = StoredSecret("KEY", 1, SecretScope(), tuple(SecretGrant(name, "") for name in names))
+    assert not stored.is_granted(SecretRecipient("mcp/server/a", HERE))
+    assert stored.is_granted(SecretRecipient("user/local/b", HERE)) == bool({"user/local/b", "user/*"} & {*names})

@@ -1,4 +1,4 @@
-"""The person's browser comes back to this machine: with words that are ours, in time, and with nothing else."""
+"""The login callback: the browser returns to this machine with the expected parameters, in time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def visited(visits: Callable[[Returning, int], Awaitable[None]]) -> Words:
     return asyncio.run(scenario())
 
 
-def test_the_words_that_are_ours_are_heard_and_the_person_may_leave() -> None:
+@pytest.mark.usefixtures("loopback")
+def test_the_expected_callback_is_read_and_the_browser_gets_a_page() -> None:
     async def visits(back: Returning, port: int) -> None:
         page = await sent(port, get(port, "/callback?state=s&code=a%20b"))
         assert page.startswith(b"HTTP/1.1 200")
@@ -53,6 +54,7 @@ def test_the_words_that_are_ours_are_heard_and_the_person_may_leave() -> None:
     assert visited(visits) == {"state": "s", "code": "a b"}
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.parametrize(
     ("target", "host", "method"),
     [
@@ -66,7 +68,7 @@ def test_the_words_that_are_ours_are_heard_and_the_person_may_leave() -> None:
         ("http://[/callback?state=s&code=evil", "", "GET"),
     ],
 )
-def test_words_that_are_not_ours_are_refused_and_the_right_ones_still_come(target: str, host: str, method: str) -> None:
+def test_unexpected_callbacks_are_refused_and_the_right_one_still_arrives(target: str, host: str, method: str) -> None:
     async def visits(back: Returning, port: int) -> None:
         assert (await sent(port, get(port, target, host, method))).startswith(b"HTTP/1.1 400")
         await sent(port, get(port, "/callback?state=s&code=good"))
@@ -74,7 +76,8 @@ def test_words_that_are_not_ours_are_refused_and_the_right_ones_still_come(targe
     assert visited(visits)["code"] == "good"
 
 
-def test_noise_harms_nobody() -> None:
+@pytest.mark.usefixtures("loopback")
+def test_noise_on_the_callback_port_is_ignored() -> None:
     async def visits(back: Returning, port: int) -> None:
         await sent(port, b"\xff\x00\r\n\r\n")
         await sent(port, b"GET /" + b"x" * 100_000)
@@ -84,16 +87,18 @@ def test_noise_harms_nobody() -> None:
     assert visited(visits)["code"] == "good"
 
 
-def test_whoever_does_not_come_back_is_waited_for_only_so_long() -> None:
+@pytest.mark.usefixtures("loopback")
+async def test_waiting_for_the_callback_is_limited() -> None:
     async def scenario() -> None:
         async with browser.returning(is_ours) as back:
             await back.words(0.05)
 
     with pytest.raises(Unavailable, match=r"0\.05 seconds"):
-        asyncio.run(scenario())
+        await scenario()
 
 
-def test_only_this_machine_is_listened_to_and_the_wanted_port_is_used_where_it_is_free() -> None:
+@pytest.mark.usefixtures("loopback")
+async def test_the_callback_server_listens_on_loopback_and_prefers_the_wanted_port() -> None:
     async def address(port: int) -> str:
         async with browser.returning(is_ours, port=port) as back:
             return back.address
@@ -102,8 +107,8 @@ def test_only_this_machine_is_listened_to_and_the_wanted_port_is_used_where_it_i
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert urlsplit(asyncio.run(address(port))).port not in {port, None}
-    assert asyncio.run(address(port)) == f"http://127.0.0.1:{port}/callback"
+        assert urlsplit(await address(port)).port not in {port, None}
+    assert await address(port) == f"http://127.0.0.1:{port}/callback"
 
 
 def test_without_a_display_no_browser_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The proxy without a sandbox: what is asked of it over loopback, and what reaches the servers behind it."""
+"""The proxy without a sandbox: requests over loopback, and what reaches the servers behind it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from kiwi_mcp.domain.errors import AddressDenied, KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.addresses import HostRules
-from kiwi_mcp.primitives.egress import Proxy
-from kiwi_mcp.primitives.egress_record import LISTED, Ledger
-from kiwi_mcp.primitives.egress_relay import Caps
-from kiwi_mcp.primitives.http_request import prepare, refuse_denied
-from kiwi_mcp.primitives.lookup import Lookup
+from kiwi_mcp.primitives.egress_proxy import Proxy, ProxyLimits
+from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
+from kiwi_mcp.primitives.http.request import prepare, refuse_denied
+from kiwi_mcp.primitives.http.traffic_log import LISTED, TrafficLog
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 T = TypeVar("T")
 PUBLIC = "93.184.216.34"
@@ -83,7 +83,7 @@ class Stage:
 
     server: Server
     world: World
-    ledger: Ledger
+    ledger: TrafficLog
     proxy: Proxy
     port: int
     task: asyncio.Task[None]
@@ -134,13 +134,13 @@ def _parsed(heard: bytes) -> tuple[int, JsonObject | str]:
 
 
 @asynccontextmanager
-async def staged(rules: HostRules, caps: Caps, names: dict[str, Sequence[str]]) -> AsyncIterator[Stage]:
+async def staged(rules: HostRules, caps: ProxyLimits, names: dict[str, Sequence[str]]) -> AsyncIterator[Stage]:
     server = Server()
     served = await asyncio.start_server(server.answer, "127.0.0.1", 0)
     server.port = served.sockets[0].getsockname()[1]
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    world, ledger, port = World(server, names), Ledger(), listener.getsockname()[1]
+    world, ledger, port = World(server, names), TrafficLog(), listener.getsockname()[1]
     proxy = Proxy(rules, ledger, world, caps)
     task = asyncio.create_task(proxy.serve(listener))
     try:
@@ -155,7 +155,7 @@ async def staged(rules: HostRules, caps: Caps, names: dict[str, Sequence[str]]) 
 def run(
     work: Callable[[Stage], Awaitable[T]],
     rules: HostRules,
-    caps: Caps = Caps(),  # noqa: B008 - it is frozen
+    caps: ProxyLimits = ProxyLimits(),  # noqa: B008 - it is frozen
     names: dict[str, Sequence[str]] | None = None,
 ) -> T:
     async def whole() -> T:
@@ -182,15 +182,15 @@ WEB = HostRules(("allowed.test", "*.wild.test"))
 
 
 @pytest.mark.case("NET-05")
-def test_a_granted_host_is_reached_at_its_port_and_at_no_other() -> None:
+def test_a_granted_host_is_reached_only_on_its_port() -> None:
     async def work(stage: Stage) -> None:
         assert await stage.get("http://allowed.test/path?q=1") == (200, "hi")
-        status, told = await stage.get("http://allowed.test:8080/")
+        status, response = await stage.get("http://allowed.test:8080/")
         assert status == 403
-        told = as_object(told)
-        assert (told["host"], told["port"]) == ("allowed.test", 8080)
-        assert told["reason"] == "it may be reached, but not at port 8080"
-        assert "needs.hosts" in str(told["suggestion"])
+        response = as_object(response)
+        assert (response["host"], response["port"]) == ("allowed.test", 8080)
+        assert response["reason"] == "it may be reached, but not at port 8080"
+        assert "needs.hosts" in str(response["suggestion"])
         assert stage.server.accepts == 1
         assert stage.rows() == [("allowed.test", 80, "allowed", 1), ("allowed.test", 8080, "denied", 1)]
 
@@ -198,7 +198,7 @@ def test_a_granted_host_is_reached_at_its_port_and_at_no_other() -> None:
 
 
 @pytest.mark.case("NET-05")
-def test_a_rule_with_a_port_is_about_that_port_alone() -> None:
+def test_a_rule_with_a_port_covers_only_that_port() -> None:
     async def work(stage: Stage) -> list[int]:
         return [(await stage.get(f"http://allowed.test:{port}/"))[0] for port in (80, 443, 8080)]
 
@@ -246,7 +246,7 @@ ALIASES = ("127.1", "2130706433", "0x7f.1", "0177.0.0.1", "0x7f000001", "[::ffff
 
 @pytest.mark.case("NET-07")
 @pytest.mark.parametrize("alias", ALIASES)
-def test_other_spellings_of_an_address_are_refused_unless_that_very_one_is_granted(alias: str) -> None:
+def test_other_spellings_of_an_address_are_refused_unless_granted_exactly(alias: str) -> None:
     async def work(stage: Stage) -> None:
         port = stage.server.port
         assert (await stage.get(f"http://{alias}:{port}/"))[0] == 403
@@ -257,7 +257,7 @@ def test_other_spellings_of_an_address_are_refused_unless_that_very_one_is_grant
 
 
 @pytest.mark.case("NET-07")
-def test_an_address_that_is_granted_as_it_stands_is_reached() -> None:
+def test_a_granted_address_is_reached() -> None:
     async def work(stage: Stage) -> list[int]:
         port = stage.server.port
         rules = HostRules((f"127.0.0.1:{port}",), (), (f"127.0.0.1:{port}",))
@@ -268,11 +268,11 @@ def test_an_address_that_is_granted_as_it_stands_is_reached() -> None:
 
 
 @pytest.mark.case("NET-07")
-def test_a_public_name_that_leads_to_a_private_address_is_refused() -> None:
+def test_a_public_name_with_a_private_address_is_refused() -> None:
     async def work(stage: Stage) -> None:
-        status, told = await stage.get("http://allowed.test/")
+        status, response = await stage.get("http://allowed.test/")
         assert status == 403
-        assert "not a public address" in str(told)
+        assert "not a public address" in str(response)
         assert stage.server.accepts == 0
 
     run(work, WEB, names={"allowed.test": ["127.0.0.1"]})
@@ -292,7 +292,7 @@ def test_a_tunnel_to_a_port_that_was_not_granted_is_refused(port: int) -> None:
 
 
 @pytest.mark.case("NET-10")
-def test_the_target_is_what_the_request_line_really_names() -> None:
+def test_the_target_is_that_of_the_request_line() -> None:
     async def work(stage: Stage) -> None:
         for url in (
             "http://allowed.test@evil.test/",
@@ -313,7 +313,7 @@ def test_the_target_is_what_the_request_line_really_names() -> None:
 
 @pytest.mark.case("NET-10")
 @pytest.mark.parametrize("way", ["connect", "socks"])
-def test_a_tunnel_to_the_port_of_plain_http_speaks_to_its_own_host_alone(way: str) -> None:
+def test_a_tunnel_to_the_http_port_reaches_only_its_own_host(way: str) -> None:
     async def say(stage: Stage, *lines: str) -> None:
         words = "\r\n".join([*lines, "", ""]).encode()
         if way == "connect":
@@ -337,7 +337,7 @@ def test_a_tunnel_to_the_port_of_plain_http_speaks_to_its_own_host_alone(way: st
 
 
 @pytest.mark.case("NET-10")
-def test_only_whole_addresses_are_asked_for_and_only_in_http() -> None:
+def test_only_absolute_urls_with_http_are_accepted() -> None:
     async def work(stage: Stage) -> list[int]:
         return [
             (await stage.get(url, "Host: allowed.test"))[0]
@@ -388,7 +388,7 @@ def test_a_connection_carries_one_request_and_nothing_after_it(kind: str) -> Non
         "X: \0",
     ],
 )
-def test_a_head_that_two_readers_could_read_in_two_ways_is_refused(head: str) -> None:
+def test_an_ambiguous_request_head_is_refused(head: str) -> None:
     async def work(stage: Stage) -> None:
         heard = await stage.say(f"POST http://allowed.test/ HTTP/1.1\r\n{head}\r\n\r\nabc".encode())
         assert b" 400 " in heard.partition(b"\r\n")[0]
@@ -397,7 +397,7 @@ def test_a_head_that_two_readers_could_read_in_two_ways_is_refused(head: str) ->
     run(work, WEB)
 
 
-def test_what_belongs_to_the_connection_is_not_passed_on() -> None:
+def test_hop_by_hop_headers_are_not_forwarded() -> None:
     async def work(stage: Stage) -> None:
         await stage.get(
             "http://allowed.test/",
@@ -426,7 +426,7 @@ TLS = {
 
 @pytest.mark.case("NET-06")
 @pytest.mark.parametrize(("name", "is_passed"), TLS.items(), ids=map(str, TLS))
-def test_the_name_in_tls_is_the_name_that_was_asked_for(name: str | None, is_passed: bool) -> None:
+def test_the_tls_server_name_must_be_the_requested_name(name: str | None, is_passed: bool) -> None:
     async def work(stage: Stage) -> None:
         said = hello(name)
         await stage.connect("allowed.test:443", said)
@@ -437,7 +437,7 @@ def test_the_name_in_tls_is_the_name_that_was_asked_for(name: str | None, is_pas
     run(work, WEB)
 
 
-def test_a_hello_in_several_pieces_and_records_is_read_to_its_end() -> None:
+def test_a_client_hello_in_several_pieces_and_records_is_read_in_full() -> None:
     whole = hello("allowed.test", alpn=["h2", "http/1.1"])
     body = whole[5:]
     split = b"".join(whole[:3] + len(part).to_bytes(2, "big") + part for part in (body[:1], body[1:60], body[60:]))
@@ -449,7 +449,7 @@ def test_a_hello_in_several_pieces_and_records_is_read_to_its_end() -> None:
     run(work, WEB)
 
 
-def test_what_is_not_tls_does_not_go_to_the_port_of_tls() -> None:
+def test_traffic_that_is_not_tls_is_not_sent_to_the_tls_port() -> None:
     async def work(stage: Stage) -> None:
         for said in (
             b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n",
@@ -465,7 +465,7 @@ def test_what_is_not_tls_does_not_go_to_the_port_of_tls() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 400))
-def test_no_hello_however_broken_is_passed_on_or_breaks_the_proxy(noise: bytes, at: int) -> None:
+def test_no_invalid_client_hello_is_forwarded_or_breaks_the_proxy(noise: bytes, at: int) -> None:
     sound = hello("allowed.test")
     broken = sound[:at] + noise + sound[at + len(noise) + 1 :]
     if broken == sound or b"allowed.test" in broken:
@@ -481,7 +481,7 @@ def test_no_hello_however_broken_is_passed_on_or_breaks_the_proxy(noise: bytes, 
 
 @settings(max_examples=80, deadline=None)
 @given(st.binary(min_size=1, max_size=200))
-def test_no_words_break_the_proxy(noise: bytes) -> None:
+def test_no_input_breaks_the_proxy(noise: bytes) -> None:
     async def work(stage: Stage) -> None:
         await stage.say(noise)
         assert not stage.task.done()
@@ -491,8 +491,8 @@ def test_no_words_break_the_proxy(noise: bytes) -> None:
 
 
 @pytest.mark.case("NET-11")
-def test_idle_and_slow_clients_are_ended_and_do_not_hinder_another_sandbox() -> None:
-    caps = Caps(at_once=8, head_seconds=0.4)
+def test_idle_and_slow_clients_are_closed_without_affecting_another_sandbox() -> None:
+    caps = ProxyLimits(at_once=8, head_seconds=0.4)
 
     async def slow(port: int) -> None:
         with suppress(OSError):
@@ -508,7 +508,7 @@ def test_idle_and_slow_clients_are_ended_and_do_not_hinder_another_sandbox() -> 
                 writer.close()
 
     async def work(stage: Stage) -> None:
-        async with staged(WEB, Caps(), {}) as other:
+        async with staged(WEB, ProxyLimits(), {}) as other:
             starving = [asyncio.create_task(slow(stage.port)) for _ in range(500)]
             await asyncio.sleep(0)
             began = monotonic()
@@ -524,7 +524,7 @@ def test_idle_and_slow_clients_are_ended_and_do_not_hinder_another_sandbox() -> 
 
 
 @pytest.mark.case("NET-11")
-def test_a_slow_head_is_answered_with_a_time_limit_and_a_large_one_with_a_size_limit() -> None:
+def test_a_slow_head_times_out_and_a_large_one_is_refused() -> None:
     async def work(stage: Stage) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
         writer.write(b"GET http://")
@@ -533,10 +533,10 @@ def test_a_slow_head_is_answered_with_a_time_limit_and_a_large_one_with_a_size_l
         writer.close()
         assert (await stage.get("http://allowed.test/", f"X: {'x' * 9_000}"))[0] == 431
 
-    run(work, WEB, Caps(head_seconds=0.1, head_bytes=4_096))
+    run(work, WEB, ProxyLimits(head_seconds=0.1, head_bytes=4_096))
 
 
-def test_a_connection_on_which_nothing_moves_is_closed() -> None:
+def test_an_idle_connection_is_closed() -> None:
     async def work(stage: Stage) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
         writer.write(b"CONNECT allowed.test:7000 HTTP/1.1\r\n\r\n")
@@ -546,36 +546,36 @@ def test_a_connection_on_which_nothing_moves_is_closed() -> None:
             assert await reader.read(1) == b""
         writer.close()
 
-    run(work, HostRules(("allowed.test:7000",)), Caps(idle_seconds=0.2))
+    run(work, HostRules(("allowed.test:7000",)), ProxyLimits(idle_seconds=0.2))
 
 
-def test_no_more_is_sent_and_received_than_the_limit_of_bytes() -> None:
+def test_transfers_stop_at_the_byte_limit() -> None:
     async def work(stage: Stage) -> None:
         await stage.connect("allowed.test:7000", b"x" * 900_000)
         assert len(stage.server.received) < 200_000
-        status, told = await stage.get("http://allowed.test:7000/")
+        status, response = await stage.get("http://allowed.test:7000/")
         assert status == 403
-        assert "limit" in str(told)
+        assert "limit" in str(response)
 
-    run(work, HostRules(("allowed.test:7000",)), Caps(total_bytes=100_000))
+    run(work, HostRules(("allowed.test:7000",)), ProxyLimits(total_bytes=100_000))
 
 
-def test_what_is_new_in_a_ledger_is_told_once() -> None:
-    ledger = Ledger()
+def test_new_traffic_rows_are_reported_once() -> None:
+    ledger = TrafficLog()
     assert ledger.news() == {}
     row = ledger.note("allowed.test", 443, "allowed")
     row.bytes_out += 5
     assert (ledger.news()["bytes_out"], ledger.news()) == (5, {})
     row.bytes_out += 7
     ledger.note("evil.test", 443, "denied", "it is not granted")
-    told = ledger.news()
-    hosts = [(one["host"], one["count"], one["bytes_out"]) for one in map(as_object, as_list(told["hosts"]))]
-    assert (told["connections"], hosts) == (1, [("allowed.test", 0, 7), ("evil.test", 1, 0)])
+    response = ledger.news()
+    hosts = [(one["host"], one["count"], one["bytes_out"]) for one in map(as_object, as_list(response["hosts"]))]
+    assert (response["connections"], hosts) == (1, [("allowed.test", 0, 7), ("evil.test", 1, 0)])
     assert ledger.to_json()["bytes_out"] == 12
 
 
 @pytest.mark.case("DEG-06")
-def test_a_proxy_that_dies_leaves_nothing_open_and_says_so() -> None:
+def test_a_proxy_that_dies_leaves_nothing_open_and_reports_it() -> None:
     async def work(stage: Stage) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.port)
         writer.write(b"CONNECT allowed.test:80 HTTP/1.1\r\n\r\n")
@@ -591,22 +591,22 @@ def test_a_proxy_that_dies_leaves_nothing_open_and_says_so() -> None:
     run(work, WEB)
 
 
-def test_a_proxy_that_had_its_number_of_connections_ends_and_says_so() -> None:
+def test_a_proxy_at_its_connection_limit_ends_and_reports_it() -> None:
     async def work(stage: Stage) -> None:
         for _ in range(3):
             await stage.get("http://allowed.test/")
         await asyncio.wait_for(stage.task, 5)
         assert "3 connections" in str(stage.ledger.to_json()["fault"])
 
-    run(work, WEB, Caps(connections=3))
+    run(work, WEB, ProxyLimits(connections=3))
 
 
-def test_the_record_has_hosts_and_sums_but_no_path_and_a_limit_of_rows() -> None:
+def test_the_traffic_log_contains_hosts_and_sums_without_paths_and_has_a_row_limit() -> None:
     async def work(stage: Stage) -> None:
         await stage.get("http://allowed.test/secret-path?token=abc")
-        told = stage.ledger.to_json()
-        assert "secret" not in json.dumps(told)
-        assert told["hosts"] == [
+        response = stage.ledger.to_json()
+        assert "secret" not in json.dumps(response)
+        assert response["hosts"] == [
             {
                 "host": "allowed.test",
                 "port": 80,
@@ -618,15 +618,15 @@ def test_the_record_has_hosts_and_sums_but_no_path_and_a_limit_of_rows() -> None
         ]
         for number in range(LISTED + 20):
             stage.ledger.note(f"n{number}.test", 80, "denied", "x")
-        told = stage.ledger.to_json()
-        assert len(as_list(told["hosts"])) == LISTED
-        assert told["unlisted"] == 21
-        assert told["connections"] == LISTED + 21
+        response = stage.ledger.to_json()
+        assert len(as_list(response["hosts"])) == LISTED
+        assert response["unlisted"] == 21
+        assert response["connections"] == LISTED + 21
 
     run(work, WEB)
 
 
-def test_a_server_that_is_down_is_told_apart_from_one_that_is_denied() -> None:
+def test_an_unreachable_server_is_distinguished_from_a_denied_one() -> None:
     class Down(World):
         async def connect_to(self, addresses: Sequence[str], port: int) -> socket.socket:
             raise ConnectionRefusedError(111, f"Connection refused by {addresses} at {port}")
@@ -640,7 +640,7 @@ def test_a_server_that_is_down_is_told_apart_from_one_that_is_denied() -> None:
     run(work, WEB)
 
 
-def test_a_tls_handshake_goes_through_and_one_for_another_name_is_told_so(
+def test_a_tls_handshake_passes_and_one_for_another_name_is_reported(
     certified: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     theirs, ours = certified
@@ -720,7 +720,7 @@ CASES: dict[str, tuple[str, int, HostRules, str, bool]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_requests_and_the_proxy_give_the_same_verdict(case: str) -> None:
+def test_the_http_client_and_the_proxy_give_the_same_verdict(case: str) -> None:
     host, port, rules, address, is_allowed = CASES[case]
 
     async def resolve(_: str, __: int) -> Sequence[str]:

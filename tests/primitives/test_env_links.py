@@ -1,4 +1,4 @@
-"""A project's `.env` is a file of the project: a link in it does not make another file's lines into variables."""
+"""The `.env` of a project is a file of the project: a symlink does not load the variables of another file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kiwi_mcp.primitives.secrets import Variables
+from kiwi_mcp.primitives.secrets.reveal import Variables
 
 PLACES = (".env.local", ".env", ".ai/.env")
 
@@ -17,7 +17,7 @@ def found(project: Path, home: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_link_out_of_the_project_is_not_read(place: str, project: Path, home: Path, tmp_path: Path) -> None:
+def test_a_symlink_out_of_the_project_is_not_read(place: str, project: Path, home: Path, tmp_path: Path) -> None:
     (tmp_path / "credentials").write_text("TOKEN=stolen\n")
     (project / place).symlink_to(tmp_path / "credentials")
 
@@ -25,14 +25,14 @@ def test_a_link_out_of_the_project_is_not_read(place: str, project: Path, home: 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_link_within_the_project_is_read(place: str, project: Path, home: Path) -> None:
+def test_a_symlink_within_the_project_is_read(place: str, project: Path, home: Path) -> None:
     (project / "shared.env").write_text("TOKEN=own\n")
     (project / place).symlink_to(project / "shared.env")
 
     assert found(project, home) == {"TOKEN": "own"}
 
 
-def test_a_link_that_is_named_like_the_project_and_leads_beside_it_is_not_read(project: Path, home: Path) -> None:
+def test_a_symlink_to_a_sibling_with_the_same_prefix_is_not_read(project: Path, home: Path) -> None:
     beside = project.with_name(f"{project.name}-secrets")
     beside.mkdir()
     (beside / "env").write_text("TOKEN=stolen\n")
@@ -41,7 +41,7 @@ def test_a_link_that_is_named_like_the_project_and_leads_beside_it_is_not_read(p
     assert found(project, home) == {}
 
 
-def test_the_users_own_file_may_be_a_link(project: Path, home: Path, tmp_path: Path) -> None:
+def test_the_user_file_may_be_a_symlink(project: Path, home: Path, tmp_path: Path) -> None:
     (tmp_path / "dotfiles").write_text("TOKEN=mine\n")
     (home / ".ai").mkdir()
     (home / ".ai" / ".env").symlink_to(tmp_path / "dotfiles")
@@ -50,7 +50,7 @@ def test_the_users_own_file_may_be_a_link(project: Path, home: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("line", ["export TOKEN=x", "export  TOKEN = x", '  export TOKEN="x" # mine'])
-def test_an_exported_name_is_read(line: str, project: Path, home: Path) -> None:
+def test_an_exported_variable_is_read(line: str, project: Path, home: Path) -> None:
     (project / ".env").write_text(f"{line}\n")
 
     assert found(project, home) == {"TOKEN": "x"}

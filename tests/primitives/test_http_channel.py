@@ -1,4 +1,4 @@
-"""A client for long conversations over HTTP: how much of an answer is taken, and how often a stream is taken up."""
+"""Long HTTP connections: response limits, and resumption of streams."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import httpx2
 import pytest
 
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives import http_channel, http_client
-from kiwi_mcp.primitives.secrets import Secret
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.http import client as http_client
+from kiwi_mcp.primitives.http import origin_client
 
 Result = TypeVar("Result")
 LIMIT = 100_000
@@ -34,7 +35,7 @@ def asking(
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
             spec = HttpSpec("POST", url, granted=("127.0.0.1",), max_bytes=LIMIT)
-            address, client = http_channel.client(spec, secrets={}, streamed=streamed)
+            address, client = origin_client.client(spec, secrets={}, streamed=streamed)
             try:
                 async with client, asyncio.timeout(10):
                     return await ask(client, address)
@@ -44,6 +45,7 @@ def asking(
     return asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.case("MCP-13")
 @pytest.mark.parametrize(
     ("status", "method", "streamed", "is_whole"),
@@ -55,7 +57,7 @@ def asking(
         (400, "POST", ("GET", "POST"), False),
     ],
 )
-def test_only_a_stream_that_was_asked_for_has_no_limit(
+def test_only_a_requested_stream_has_no_timeout(
     status: int, method: str, streamed: tuple[str, ...], *, is_whole: bool
 ) -> None:
     async def ask(client: httpx2.AsyncClient, url: str) -> int:
@@ -65,8 +67,9 @@ def test_only_a_stream_that_was_asked_for_has_no_limit(
         assert asking(status, ask, streamed=streamed, size=3 * LIMIT) == 3 * LIMIT
 
 
-def test_a_stream_that_always_breaks_off_is_not_taken_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_channel, "RESUMED", 3)
+@pytest.mark.usefixtures("loopback")
+def test_a_stream_that_always_breaks_is_not_resumed_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin_client, "RESUMED", 3)
 
     async def ask(client: httpx2.AsyncClient, url: str) -> list[int]:
         found = [(await client.get(url)).status_code for _ in range(3)]
@@ -78,9 +81,10 @@ def test_a_stream_that_always_breaks_off_is_not_taken_up_for_ever(monkeypatch: p
     assert asking(200, ask, streamed=("GET",), size=1) == [200] * 4
 
 
-def test_a_stream_that_lasts_may_be_taken_up_as_often_as_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_channel, "RESUMED", 3)
-    monkeypatch.setattr(http_channel, "LASTING", 0)
+@pytest.mark.usefixtures("loopback")
+def test_a_long_stream_may_be_resumed_after_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin_client, "RESUMED", 3)
+    monkeypatch.setattr(origin_client, "LASTING", 0)
 
     async def ask(client: httpx2.AsyncClient, url: str) -> list[int]:
         return [(await client.get(url)).status_code for _ in range(10)]
@@ -88,8 +92,9 @@ def test_a_stream_that_lasts_may_be_taken_up_as_often_as_it_ends(monkeypatch: py
     assert asking(200, ask, streamed=("GET",), size=1) == [200] * 10
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.parametrize(("headers", "is_lost"), [({"mcp-session-id": "s"}, True), ({}, False)])
-def test_a_session_that_the_server_forgot_is_told(headers: dict[str, str], *, is_lost: bool) -> None:
+def test_a_session_that_the_server_forgot_is_reported(headers: dict[str, str], *, is_lost: bool) -> None:
     async def ask(client: httpx2.AsyncClient, url: str) -> bytes:
         return (await client.post(url, headers=headers)).content
 
@@ -97,11 +102,11 @@ def test_a_session_that_the_server_forgot_is_told(headers: dict[str, str], *, is
 
     assert (said != b"x") == is_lost
     if is_lost:
-        assert http_channel.is_session_lost(json.loads(said)["error"]["data"])
+        assert origin_client.is_session_lost(json.loads(said)["error"]["data"])
 
 
 class Scripted:
-    """Whoever knows tokens: the first one, and the one that follows when it is refused."""
+    """A token source: the first token, and the next one when it is refused."""
 
     def __init__(self, first: str, following: str = "") -> None:
         self._first = first
@@ -138,7 +143,7 @@ def guarded(bearer: Scripted, right: str, body: Callable[[str], list[bytes]]) ->
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
             spec = HttpSpec("POST", url, granted=("127.0.0.1",), max_bytes=LIMIT)
-            address, client = http_channel.client(spec, secrets={}, bearer=bearer)
+            address, client = origin_client.client(spec, secrets={}, bearer=bearer)
             try:
                 async with client, asyncio.timeout(10):
                     reply = await client.post(address, content=b"asked")
@@ -149,35 +154,38 @@ def guarded(bearer: Scripted, right: str, body: Callable[[str], list[bytes]]) ->
     return asyncio.run(scenario())
 
 
-def test_a_token_that_is_refused_is_tried_once_more_with_another() -> None:
+@pytest.mark.usefixtures("loopback")
+def test_a_refused_token_is_retried_once_with_another() -> None:
     bearer = Scripted("old-token", "new-token")
 
     assert guarded(bearer, "new-token", lambda _: [b"data: x\n\n"]) == (200, b"data: x\n\n")
     assert bearer.refused == ["old-token"]
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.case("MCP-13")
 @pytest.mark.parametrize(
     ("first", "following", "refused"),
     [("", "", [""]), ("old-token", "", ["old-token"]), ("old-token", "new-token", ["old-token", "new-token"])],
 )
-def test_a_server_that_refuses_every_token_wants_a_login(first: str, following: str, refused: list[str]) -> None:
+def test_a_server_that_refuses_every_token_needs_a_login(first: str, following: str, refused: list[str]) -> None:
     bearer = Scripted(first, following)
 
     status, said = guarded(bearer, "another", lambda _: [b"no"])
 
     assert status == 401
-    assert http_channel.is_login_wanted(json.loads(said)["error"]["data"])
+    assert origin_client.is_login_wanted(json.loads(said)["error"]["data"])
     assert bearer.refused == refused
 
 
-def test_a_server_cannot_say_by_itself_that_a_login_is_wanted() -> None:
-    assert not http_channel.is_login_wanted({"login_required": True, "http_status": 401})
+def test_a_server_cannot_claim_that_a_login_is_needed() -> None:
+    assert not origin_client.is_login_wanted({"login_required": True, "http_status": 401})
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.case("SEC-05")
 @pytest.mark.parametrize("cut", range(0, 40, 3))
-def test_the_token_does_not_come_back_wherever_the_answer_is_cut(cut: int) -> None:
+def test_the_token_is_redacted_across_chunks(cut: int) -> None:
     said = b"data: you sent access-token-value\n\n"
 
     _, heard = guarded(Scripted("access-token-value"), "access-token-value", lambda _: [said[:cut], said[cut:]])
@@ -185,8 +193,9 @@ def test_the_token_does_not_come_back_wherever_the_answer_is_cut(cut: int) -> No
     assert heard == b"data: you sent [redacted:ACCESS_TOKEN]\n\n"
 
 
-def test_a_line_without_end_is_not_held_back_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_channel, "_HELD", 1_000)
+@pytest.mark.usefixtures("loopback")
+def test_an_endless_line_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin_client, "_HELD", 1_000)
     line = b"x" * 10_000 + b"access-token-value" + b"y" * 10_000
 
     _, heard = guarded(Scripted("access-token-value"), "access-token-value", lambda _: [line])

@@ -1,4 +1,4 @@
-"""Answers that hold secrets: those come as secrets, and nothing of the request's own comes back in the rest."""
+"""Answers that contain secrets: returned as secrets, and the rest never quotes the request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 from kiwi_mcp.domain.errors import RequestFailed
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives import http_client
-from kiwi_mcp.primitives.http_secrets import Taken, take
-from kiwi_mcp.primitives.secrets import Secret
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.request import prepare
+from kiwi_mcp.primitives.http.token_request import Taken, take
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 
 def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[Taken, str, str]:
@@ -38,7 +41,7 @@ def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[Taken, str, 
             try:
                 return await take(whole, words=("access_token",), secrets={"CLIENT": "client/value"}, own=own)
             finally:
-                await http_client.aclose()
+                await client.aclose()
 
     return asyncio.run(scenario()), heard[0], heard[1]
 
@@ -46,7 +49,7 @@ def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[Taken, str, 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
-def test_a_secret_is_taken_out_of_the_answer_and_the_rest_is_there() -> None:
+def test_a_secret_is_removed_from_the_answer_and_the_rest_stays() -> None:
     found, _, sent = taken({"access_token": "new-value", "expires_in": 5}, HttpSpec("", "", FORM, {"a": "${REFRESH}"}))
 
     assert sent == "a=refresh-value"
@@ -55,7 +58,7 @@ def test_a_secret_is_taken_out_of_the_answer_and_the_rest_is_there() -> None:
     assert "new-value" not in repr(found)
 
 
-def test_a_secret_that_comes_back_unchanged_is_still_a_secret() -> None:
+def test_a_secret_that_is_returned_unchanged_is_still_redacted() -> None:
     found, _, _ = taken({"access_token": "refresh-value"}, HttpSpec("", "", FORM, {"a": "${REFRESH}"}))
 
     assert found.secrets["access_token"].is_same(Secret("refresh-value"))
@@ -63,7 +66,7 @@ def test_a_secret_that_comes_back_unchanged_is_still_a_secret() -> None:
 
 
 @pytest.mark.case("SEC-07")
-def test_an_answer_does_not_quote_what_was_sent() -> None:
+def test_an_answer_does_not_quote_the_request() -> None:
     answer: Json = {"error": "unknown refresh-value", "more": [{"client": "client%2Fvalue"}]}
 
     found, _, _ = taken(answer, HttpSpec("", "", FORM, {"a": "${REFRESH}"}), status=400)
@@ -72,7 +75,7 @@ def test_an_answer_does_not_quote_what_was_sent() -> None:
     assert found.content == {"error": "unknown [redacted:REFRESH]", "more": [{"client": "[redacted:CLIENT]"}]}
 
 
-def test_a_name_and_a_password_are_quoted_before_they_are_joined() -> None:
+def test_a_name_and_a_password_are_quoted_before_joining() -> None:
     _, head, _ = taken({}, HttpSpec("", "", FORM, {}, basic=("my client", "${CLIENT}")))
 
     word = head.partition("uthorization: Basic ")[2].partition("\r\n")[0]
@@ -80,21 +83,28 @@ def test_a_name_and_a_password_are_quoted_before_they_are_joined() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "no json", "[1]", '{"access_token": 5}', '{"access_token": ""}', "[" * 100_000])
-def test_an_answer_that_is_no_object_holds_nothing(answer: str) -> None:
+def test_an_answer_that_is_not_an_object_is_empty(answer: str) -> None:
     found, _, _ = taken(answer, HttpSpec("", "", FORM, {}))
 
     assert (found.content, dict(found.secrets)) == ({}, {})
 
 
 @pytest.mark.case("SEC-07")
-def test_a_failure_does_not_quote_what_was_sent() -> None:
+async def test_a_failure_does_not_quote_the_request() -> None:
     async def scenario() -> None:
         spec = HttpSpec("POST", "http://127.0.0.1:9/${CLIENT}", granted=("127.0.0.1",), timeout=5)
         try:
             await take(spec, secrets={"CLIENT": "client-value"})
         finally:
-            await http_client.aclose()
+            await client.aclose()
 
     with pytest.raises(RequestFailed, match=r"redacted:CLIENT") as failure:
-        asyncio.run(scenario())
+        await scenario()
     assert "client-value" not in str(failure.value)
+
+
+def test_a_request_with_its_secrets_in_place_is_not_shown() -> None:
+    spec = HttpSpec("GET", "https://example.com/", {"Authorization": "Bearer ${TOKEN}"})
+    request = prepare(spec, {"TOKEN": "t-secret"})
+    assert ("Authorization", "Bearer t-secret") in request.headers
+    assert repr(request) == "WireRequest(…)"

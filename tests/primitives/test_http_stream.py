@@ -1,4 +1,4 @@
-"""Connections for the HTTP library: joined writes, bounded reading, and ends that are noticed."""
+"""Connections of the HTTP library: joined writes, bounded reads, and detected ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TypeVar
 import httpcore2
 import pytest
 
-from kiwi_mcp.primitives.http_stream import Stream, connected
+from kiwi_mcp.primitives.http.pool import Stream, connected
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 Result = TypeVar("Result")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -44,7 +46,7 @@ async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
     await reader.read()
 
 
-def test_a_head_and_its_body_go_out_as_one() -> None:
+def test_a_head_and_its_body_are_sent_together() -> None:
     pieces: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +62,7 @@ def test_a_head_and_its_body_go_out_as_one() -> None:
     assert pieces == [b"head body"]
 
 
-def test_what_is_written_goes_out_although_nobody_reads() -> None:
+def test_written_data_is_sent_without_a_reader() -> None:
     heard = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -75,7 +77,7 @@ def test_what_is_written_goes_out_although_nobody_reads() -> None:
     assert heard.is_set()
 
 
-def test_more_than_the_other_side_takes_waits_and_all_of_it_arrives() -> None:
+def test_data_beyond_the_buffer_of_the_peer_waits_and_arrives() -> None:
     size = 3_000_000
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +95,7 @@ def test_more_than_the_other_side_takes_waits_and_all_of_it_arrives() -> None:
     assert run(serve, work) == str(size).encode()
 
 
-def test_a_reader_who_takes_nothing_is_not_drowned() -> None:
+def test_a_slow_reader_causes_no_unbounded_buffer() -> None:
     size = 8_000_000
     begun = asyncio.Event()
 
@@ -119,12 +121,12 @@ def test_a_reader_who_takes_nothing_is_not_drowned() -> None:
     assert ahead < 1_000_000
 
 
-def test_silence_ends_with_the_time_that_was_given() -> None:
+def test_silence_ends_at_the_timeout() -> None:
     with pytest.raises(httpcore2.ReadTimeout):
         run(silent, lambda stream: stream.read(10, 0.01))
 
 
-def test_a_writer_whom_nobody_reads_is_told_so() -> None:
+def test_a_writer_without_a_reader_gets_an_error() -> None:
     async def serve(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
@@ -136,7 +138,7 @@ def test_a_writer_whom_nobody_reads_is_told_so() -> None:
         run(serve, work)
 
 
-def test_an_idle_connection_that_was_closed_says_so_at_once() -> None:
+def test_an_idle_closed_connection_is_detected_at_once() -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"a")
         writer.close()
@@ -147,14 +149,14 @@ def test_an_idle_connection_that_was_closed_says_so_at_once() -> None:
     assert run(serve, work) == (b"a", b"", True)
 
 
-def test_an_idle_connection_has_nothing_to_say() -> None:
+def test_an_idle_connection_has_no_data() -> None:
     async def work(stream: Stream) -> bool:
         return bool(stream.get_extra_info("is_readable"))
 
     assert run(silent, work) is False
 
 
-def test_nothing_can_be_written_to_what_was_closed() -> None:
+def test_writing_to_a_closed_connection_fails() -> None:
     async def work(stream: Stream) -> None:
         await stream.aclose()
         await stream.write(b"late")
@@ -163,7 +165,7 @@ def test_nothing_can_be_written_to_what_was_closed() -> None:
         run(silent, work)
 
 
-def test_a_port_where_nobody_listens_is_an_error_of_the_library() -> None:
+async def test_a_closed_port_is_an_error_of_the_library() -> None:
     async def work() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -172,4 +174,4 @@ def test_a_port_where_nobody_listens_is_an_error_of_the_library() -> None:
         await connected("127.0.0.1", port, 5.0, None, ())
 
     with pytest.raises(httpcore2.ConnectError):
-        asyncio.run(work())
+        await work()

@@ -1,4 +1,4 @@
-"""A mark shows who wrote some bytes: only whoever has the key makes one that fits."""
+"""A MAC authenticates bytes: only the holder of the key can make it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.errors import StoreDamaged
-from kiwi_mcp.primitives.mac import Mac
+from kiwi_mcp.primitives.secrets.key_storage import Mac
 
 
-def test_a_mark_fits_its_own_bytes_and_no_others(tmp_path: Path) -> None:
+def test_a_mac_matches_only_its_own_bytes(tmp_path: Path) -> None:
     mac = Mac(tmp_path / "state" / "a.key")
     mark = mac.of(b"one")
     assert mac.fits(b"one", mark)
@@ -18,14 +18,14 @@ def test_a_mark_fits_its_own_bytes_and_no_others(tmp_path: Path) -> None:
         assert not mac.fits(data, other)
 
 
-def test_another_key_makes_another_mark(tmp_path: Path) -> None:
+def test_another_key_makes_another_mac(tmp_path: Path) -> None:
     first, second = Mac(tmp_path / "a.key"), Mac(tmp_path / "b.key")
     assert not second.fits(b"one", first.of(b"one"))
     assert Mac(tmp_path / "a.key").fits(b"one", first.of(b"one"))
     assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.key").write_bytes(b"short")
     with pytest.raises(StoreDamaged):
         Mac(tmp_path / "a.key").of(b"one")

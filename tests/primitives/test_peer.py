@@ -1,4 +1,4 @@
-"""A process that is talked to: what goes in, what comes out, and that nothing of it is left."""
+"""A stdio process: its input, its output, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from kiwi_mcp.domain.errors import TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives.open_pipes import Lines
-from kiwi_mcp.primitives.peer import Peer, talking
+from kiwi_mcp.primitives.process.pipes import LineReader
+from kiwi_mcp.primitives.process.stdio_process import StdioProcess, open_stdio
 
 Result = TypeVar("Result")
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.buffer.flush()"
@@ -24,7 +24,7 @@ ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line);
 
 def run(
     program: str,
-    talk: Callable[[Peer], Awaitable[Result]],
+    talk: Callable[[StdioProcess], Awaitable[Result]],
     folder: Path,
     *,
     env: dict[str, str] | None = None,
@@ -35,7 +35,7 @@ def run(
     spec = ProcessSpec((sys.executable, "-c", program), str(folder), env or {})
 
     async def whole() -> Result:
-        async with talking(spec, secrets=secrets or {}, longest_line=longest_line) as peer:
+        async with open_stdio(spec, secrets=secrets or {}, longest_line=longest_line) as peer:
             return await talk(peer)
 
     return asyncio.run(whole())
@@ -49,8 +49,9 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_lines_go_in_and_come_out_in_order(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> list[bytes | None]:
+@pytest.mark.usefixtures("processes")
+def test_lines_are_sent_and_received_in_order(tmp_path: Path) -> None:
+    async def talk(peer: StdioProcess) -> list[bytes | None]:
         peer.send(b"one\ntwo\n")
         peer.send(b"three\n")
         return [await peer.line() for _ in range(3)]
@@ -58,8 +59,9 @@ def test_lines_go_in_and_come_out_in_order(tmp_path: Path) -> None:
     assert run(ECHO, talk, tmp_path) == [b"one", b"two", b"three"]
 
 
-def test_a_process_that_does_not_read_keeps_nobody_waiting(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> int:
+@pytest.mark.usefixtures("processes")
+def test_a_process_that_does_not_read_blocks_no_writer(tmp_path: Path) -> None:
+    async def talk(peer: StdioProcess) -> int:
         for sent in range(100):
             try:
                 peer.send(b"x" * 1_000_000)
@@ -70,18 +72,20 @@ def test_a_process_that_does_not_read_keeps_nobody_waiting(tmp_path: Path) -> No
     assert 60 <= run("import time; time.sleep(60)", talk, tmp_path) < 70
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_large_message_arrives_whole(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> bytes | None:
+    async def talk(peer: StdioProcess) -> bytes | None:
         peer.send(b"x" * 500_000 + b"\n")
         return await peer.line()
 
     assert run(ECHO, talk, tmp_path) == b"x" * 500_000
 
 
-def test_output_is_read_no_further_than_a_limit_ahead(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_output_is_buffered_up_to_a_limit(tmp_path: Path) -> None:
     program = "import sys\nfor n in range(200000): print('y' * 100)\nprint('all', file=sys.stderr, flush=True)"
 
-    async def talk(peer: Peer) -> tuple[bool, int]:
+    async def talk(peer: StdioProcess) -> tuple[bool, int]:
         await peer.line()
         has_ended = await peer.ends_within(0.3)
         count = 1
@@ -92,28 +96,26 @@ def test_output_is_read_no_further_than_a_limit_ahead(tmp_path: Path) -> None:
     assert run(program, talk, tmp_path) == (False, 200_000)
 
 
-def test_empty_lines_are_read_no_further_ahead_either() -> None:
-    async def scenario() -> int:
-        theirs, ours = os.pipe()
-        os.set_blocking(ours, False)
-        lines, written = Lines(theirs, 1_000), 0
-        for _ in range(50):
-            with suppress(BlockingIOError):
-                written += os.write(ours, b"\n" * 65_536)
-            await asyncio.sleep(0)
-        os.close(ours)
-        for _ in range(written):
-            assert await lines.take() == b""
-        assert await lines.take() is None
-        return written
-
-    assert asyncio.run(scenario()) < 500_000
+async def test_empty_lines_are_buffered_up_to_a_limit_too() -> None:
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    lines, written = LineReader(theirs, 1_000), 0
+    for _ in range(50):
+        with suppress(BlockingIOError):
+            written += os.write(ours, b"\n" * 65_536)
+        await asyncio.sleep(0)
+    os.close(ours)
+    for _ in range(written):
+        assert await lines.take() == b""
+    assert await lines.take() is None
+    assert written < 500_000
 
 
-def test_what_was_printed_before_the_end_is_not_lost_on_a_slow_reader(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_output_before_the_end_is_not_lost_by_a_slow_reader(tmp_path: Path) -> None:
     program = "print('y' * 999999); print('\\n'.join(map(str, range(5000))))"
 
-    async def talk(peer: Peer) -> list[bytes]:
+    async def talk(peer: StdioProcess) -> list[bytes]:
         await peer.ends_within(10)
         await asyncio.sleep(0.4)  # longer than output may still come
         found = []
@@ -124,10 +126,11 @@ def test_what_was_printed_before_the_end_is_not_lost_on_a_slow_reader(tmp_path: 
     assert run(program, talk, tmp_path)[1:] == [str(number).encode() for number in range(5000)]
 
 
-def test_a_line_over_the_limit_is_refused_after_those_before_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_line_over_the_limit_is_refused_after_the_lines_before_it(tmp_path: Path) -> None:
     program = "print('short', flush=True); print('x' * 5_000_000, flush=True)"
 
-    async def talk(peer: Peer) -> bytes | None:
+    async def talk(peer: StdioProcess) -> bytes | None:
         first = await peer.line()
         with pytest.raises(TooLarge):
             await peer.line()
@@ -136,17 +139,19 @@ def test_a_line_over_the_limit_is_refused_after_those_before_it(tmp_path: Path) 
     assert run(program, talk, tmp_path) == b"short"
 
 
-def test_a_last_line_without_its_end_is_a_line(tmp_path: Path) -> None:
-    async def talk(peer: Peer) -> list[bytes | None]:
+@pytest.mark.usefixtures("processes")
+def test_a_last_line_without_a_line_end_is_a_line(tmp_path: Path) -> None:
+    async def talk(peer: StdioProcess) -> list[bytes | None]:
         return [await peer.line(), await peer.line(), await peer.line()]
 
     assert run("print('a'); print('b', end='')", talk, tmp_path) == [b"a", b"b", None]
 
 
-def test_its_last_words_are_kept_without_secrets(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_end_of_stderr_is_stored_without_secrets(tmp_path: Path) -> None:
     program = "import os, sys; sys.stderr.write('x' * 300000 + ' key ' + os.environ['KEY']); sys.exit(4)"
 
-    async def talk(peer: Peer) -> tuple[str, str]:
+    async def talk(peer: StdioProcess) -> tuple[str, str]:
         await peer.ends_within(10)
         await asyncio.sleep(0.05)
         return peer.complaints(), peer.ending()
@@ -157,23 +162,25 @@ def test_its_last_words_are_kept_without_secrets(tmp_path: Path) -> None:
     assert ending == "it ended with exit code 4"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_sees_its_own_environment_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTHER", "inherited")
 
-    async def talk(peer: Peer) -> bytes | None:
+    async def talk(peer: StdioProcess) -> bytes | None:
         return await peer.line()
 
     program = "import os; print(sorted(name for name in os.environ if not name.startswith(('LC_', '__'))))"
     assert run(program, talk, tmp_path, env={"A": "1"}) == b"['A', 'KIWI_RUN']"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("MCP-10")
-def test_a_process_that_ignores_its_end_is_gone_within_five_seconds(tmp_path: Path) -> None:
+def test_a_process_that_ignores_termination_is_gone_within_five_seconds(tmp_path: Path) -> None:
     program = (
         "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     )
 
-    async def talk(peer: Peer) -> int:
+    async def talk(peer: StdioProcess) -> int:
         return int(await peer.line() or b"0")
 
     started = monotonic()
@@ -182,7 +189,8 @@ def test_a_process_that_ignores_its_end_is_gone_within_five_seconds(tmp_path: Pa
     assert monotonic() - started < 5
 
 
-def test_what_it_started_in_another_session_is_gone_too(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_children_in_another_session_are_ended_too(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys\n"
         "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
@@ -190,55 +198,55 @@ def test_what_it_started_in_another_session_is_gone_too(tmp_path: Path) -> None:
         "print(child.pid, flush=True)\nsys.stdin.read()"
     )
 
-    async def talk(peer: Peer) -> int:
+    async def talk(peer: StdioProcess) -> int:
         return int(await peer.line() or b"0")
 
     assert not is_alive(run(program, talk, tmp_path))
 
 
-def test_the_end_of_a_leader_is_the_end_even_where_a_child_holds_its_output(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_end_of_the_main_process_counts_even_if_a_child_keeps_its_output_open(tmp_path: Path) -> None:
     program = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
 
-    async def talk(peer: Peer) -> bytes | None:
+    async def talk(peer: StdioProcess) -> bytes | None:
         async with asyncio.timeout(5):
             return await peer.line()
 
     assert run(program, talk, tmp_path) is None
 
 
-def test_a_talk_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario() -> int:
-        started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+@pytest.mark.usefixtures("processes")
+async def test_a_cancelled_process_leaves_nothing(tmp_path: Path) -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        async def talk() -> None:
-            spec = ProcessSpec((sys.executable, "-c", ECHO), str(tmp_path))
-            async with talking(spec, secrets={}) as peer:
-                started.set_result(peer.pid)
-                await peer.line()
+    async def talk() -> None:
+        spec = ProcessSpec((sys.executable, "-c", ECHO), str(tmp_path))
+        async with open_stdio(spec, secrets={}) as peer:
+            started.set_result(peer.pid)
+            await peer.line()
 
-        task = asyncio.create_task(talk())
-        pid = await started
-        task.cancel()
-        await asyncio.wait({task})
-        return pid
-
-    assert not is_alive(asyncio.run(scenario()))
+    task = asyncio.create_task(talk())
+    pid = await started
+    task.cancel()
+    await asyncio.wait({task})
+    assert not is_alive(pid)
 
 
-def test_a_program_that_is_missing_is_told_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_missing_program_is_reported_before_anything_starts(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with talking(ProcessSpec(("/no/such/program",), str(tmp_path)), secrets={}):
+        async with open_stdio(ProcessSpec(("/no/such/program",), str(tmp_path)), secrets={}):
             pass
 
     with pytest.raises(Unavailable):
-        asyncio.run(scenario())
+        await scenario()
 
 
-def test_a_process_that_has_to_be_stopped_is_ended_and_why_is_told(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+async def test_a_process_that_must_be_stopped_is_ended_and_the_reason_is_reported(tmp_path: Path) -> None:
     spec = ProcessSpec((sys.executable, "-c", ECHO), str(tmp_path), {})
 
     async def whole() -> tuple[bytes | None, str]:
-        async with talking(spec, secrets={}, watch=lambda: "wrote too much") as peer, asyncio.timeout(10):
+        async with open_stdio(spec, secrets={}, watch=lambda: "wrote too much") as peer, asyncio.timeout(10):
             return await peer.line(), peer.ending()
 
-    assert asyncio.run(whole()) == (None, "it was stopped: it wrote too much")
+    assert await whole() == (None, "it was stopped: it wrote too much")

@@ -1,4 +1,4 @@
-"""Secrets at rest: what is written opens again with the same key under the same name, and in no other way."""
+"""Encrypted records: readable only with the same key under the same name."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.domain.json import Json, as_list
-from kiwi_mcp.primitives import sealed
-from kiwi_mcp.primitives.key_file import file_key
-from kiwi_mcp.primitives.sealed import Record, Sealed
-from kiwi_mcp.primitives.secrets import Secret
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets import encrypted_records
+from kiwi_mcp.primitives.secrets.encrypted_records import EncryptedRecord, EncryptedRecords
+from kiwi_mcp.primitives.secrets.key_storage import file_key
 
 FACTS: dict[str, Json] = {"issuer": "0ffice", "scopes": ["read"], "until": 1.5, "none": None}
-RECORD = Record(FACTS, {"access": Secret("t0ken-value"), "refresh": Secret("0ther-value")})
+RECORD = EncryptedRecord(FACTS, {"access": Secret("t0ken-value"), "refresh": Secret("0ther-value")})
 
 
-def vault(folder: Path) -> Sealed:
-    return Sealed(folder / "records", file_key(folder / "sealing.key"))
+def vault(folder: Path) -> EncryptedRecords:
+    return EncryptedRecords(folder / "records", file_key(folder / "sealing.key"))
 
 
-def opens(kept: Sealed, name: str = "mail") -> bool:
+def opens(kept: EncryptedRecords, name: str = "mail") -> bool:
     """Whether a record is what was written."""
     found = kept.read(name)
     assert found is not None
@@ -38,7 +38,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_record_is_there_for_whoever_has_the_key(tmp_path: Path) -> None:
+def test_a_record_is_readable_with_the_key(tmp_path: Path) -> None:
     assert vault(tmp_path).read("mail") is None
     vault(tmp_path).write("mail", RECORD)
 
@@ -46,7 +46,7 @@ def test_a_record_is_there_for_whoever_has_the_key(tmp_path: Path) -> None:
     assert vault(tmp_path).read("other") is None
 
 
-def test_nothing_of_a_record_can_be_read_from_the_files(tmp_path: Path) -> None:
+def test_the_files_reveal_nothing_of_a_record(tmp_path: Path) -> None:
     vault(tmp_path).write("https://mail.example", RECORD)
 
     for path in files(tmp_path):
@@ -56,7 +56,7 @@ def test_nothing_of_a_record_can_be_read_from_the_files(tmp_path: Path) -> None:
     assert (tmp_path / "records").stat().st_mode & 0o077 == 0
 
 
-def test_a_record_that_is_removed_is_gone(tmp_path: Path) -> None:
+def test_a_removed_record_is_gone(tmp_path: Path) -> None:
     vault(tmp_path).write("mail", RECORD)
 
     assert vault(tmp_path).remove("mail")
@@ -64,11 +64,11 @@ def test_a_record_that_is_removed_is_gone(tmp_path: Path) -> None:
     assert vault(tmp_path).read("mail") is None
 
 
-def test_a_record_that_changed_has_another_mark(tmp_path: Path) -> None:
+def test_a_changed_record_has_another_etag(tmp_path: Path) -> None:
     kept = vault(tmp_path)
     marks = [kept.mark("mail")]
     for number in range(3):
-        kept.write("mail", Record({"number": number}, {}))
+        kept.write("mail", EncryptedRecord({"number": number}, {}))
         marks.append(kept.mark("mail"))
 
     assert marks[0] is None
@@ -77,7 +77,7 @@ def test_a_record_that_changed_has_another_mark(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(place=st.integers(min_value=0, max_value=10_000), change=st.integers(min_value=1, max_value=255))
-def test_a_changed_byte_opens_nothing_and_costs_no_other_record(place: int, change: int) -> None:
+def test_a_changed_byte_opens_nothing_and_loses_no_other_record(place: int, change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = vault(Path(folder))
         kept.write("other", RECORD)
@@ -94,7 +94,7 @@ def test_a_changed_byte_opens_nothing_and_costs_no_other_record(place: int, chan
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"kiwi sealed 1\n", b"kiwi sealed 1\n" + bytes(12), b"x" * 2_000_000])
-def test_what_is_no_record_is_damaged_and_can_be_written_over(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_record_is_damaged_and_can_be_overwritten(tmp_path: Path, content: bytes) -> None:
     kept = vault(tmp_path)
     kept.write("mail", RECORD)
     [record] = (tmp_path / "records").glob("*.sealed")
@@ -106,7 +106,7 @@ def test_what_is_no_record_is_damaged_and_can_be_written_over(tmp_path: Path, co
     assert opens(kept)
 
 
-def test_a_file_in_the_place_of_another_does_not_open(tmp_path: Path) -> None:
+def test_a_record_file_in_place_of_another_does_not_open(tmp_path: Path) -> None:
     kept = vault(tmp_path)
     kept.write("mail", RECORD)
     [record] = (tmp_path / "records").glob("*.sealed")
@@ -128,7 +128,7 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
         vault(tmp_path).read("mail")
 
 
-def test_a_key_that_is_cut_off_is_told_and_not_replaced(tmp_path: Path) -> None:
+def test_a_truncated_key_is_reported_and_not_replaced(tmp_path: Path) -> None:
     vault(tmp_path).write("mail", RECORD)
     (tmp_path / "sealing.key").write_bytes(b"short")
 
@@ -137,34 +137,32 @@ def test_a_key_that_is_cut_off_is_told_and_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "sealing.key").read_bytes() == b"short"
 
 
-def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "records").write_text("in the way")
 
     with pytest.raises(StoreUnavailable):
         vault(tmp_path).write("mail", RECORD)
 
 
-def test_of_many_who_change_a_record_at_once_each_sees_what_the_others_did(tmp_path: Path) -> None:
-    async def more(kept: Sealed) -> None:
+async def test_concurrent_changes_of_a_record_see_each_other(tmp_path: Path) -> None:
+    async def more(kept: EncryptedRecords) -> None:
         async with kept.held("count"):
             found = kept.read("count")
             numbers = [*as_list(found.facts["numbers"])] if found else []
             await asyncio.sleep(0)
-            kept.write("count", Record({"numbers": [*numbers, len(numbers)]}, {}))
+            kept.write("count", EncryptedRecord({"numbers": [*numbers, len(numbers)]}, {}))
 
-    async def all_at_once() -> None:
-        await asyncio.gather(*(more(vault(tmp_path)) for _ in range(10)))
-
-    asyncio.run(all_at_once())
+    await asyncio.gather(*(more(vault(tmp_path)) for _ in range(10)))
     found = vault(tmp_path).read("count")
     assert found is not None
     assert found.facts["numbers"] == [*range(10)]
 
 
-def test_a_record_that_another_process_holds_is_waited_for_only_so_long(
+@pytest.mark.usefixtures("processes")
+async def test_waiting_for_a_record_locked_by_another_process_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "PATIENCE", 0.2)
+    monkeypatch.setattr(encrypted_records, "PATIENCE", 0.2)
 
     async def scenario() -> int:
         async with vault(tmp_path).held("mail"):
@@ -180,4 +178,4 @@ def test_a_record_that_another_process_holds_is_waited_for_only_so_long(
         async with vault(tmp_path).held("mail"):
             return code
 
-    assert asyncio.run(scenario()) == 1
+    assert await scenario() == 1

@@ -1,28 +1,35 @@
-"""The key of the store of secrets moves between a file, a passphrase and a keyring; there is always a way to it."""
+"""The key of the secret store moves between a file and a keyring, and from an old passphrase."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
-from itertools import permutations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from keyring import get_keyring, set_keyring
 from keyring.backend import KeyringBackend
 from keyring.backends import fail, null
 from keyring.compat import properties
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
-from kiwi_mcp.primitives import keyring
-from kiwi_mcp.primitives.sealing import HOLDERS, Seal, sealed_by
-from kiwi_mcp.primitives.secrets import Bound, Secret
-from kiwi_mcp.primitives.vault import Vault
-from kiwi_mcp.primitives.vault_key import _from_keyring, move_key, vault_key
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets import key_storage
+from kiwi_mcp.primitives.secrets.key_storage import SEALS, Seal, is_behind_passphrase, sealed_by
+from kiwi_mcp.primitives.secrets.reveal import SecretScope
+from kiwi_mcp.primitives.secrets.store import SecretStore
+from kiwi_mcp.primitives.secrets.store_key import _from_keyring, move_key, vault_key
 
 VALUE = "s3cret-value-of-mail"
+PASSPHRASE = b"correct horse battery"
+COST = 2**12
+OLD = ["secrets.salt", "secrets.wrapped"]
+"""The files by which an earlier version kept a key behind a passphrase."""
 
 
 class Ring(KeyringBackend):
@@ -32,7 +39,7 @@ class Ring(KeyringBackend):
 
     @properties.classproperty
     def priority(self) -> float:
-        """No: it is there where a test chooses it, and nobody finds it otherwise."""
+        """No: only a test selects it."""
         raise RuntimeError
 
     def __init__(self) -> None:
@@ -52,16 +59,13 @@ class Ring(KeyringBackend):
 
 
 @pytest.fixture(autouse=True)
-def passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A passphrase that is given only where a store is sealed with one: another store would begin with it."""
-    path = tmp_path / "passphrase"
-    path.write_text("correct horse battery\n")
-    monkeypatch.setattr("kiwi_mcp.primitives.vault_key._COST", 2**12)
-    return path
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derive keys from passphrases with less work than outside of tests."""
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.store_key._COST", COST)
 
 
 @pytest.fixture
-def ring() -> Iterator[Ring]:
+def ring(processes: None) -> Iterator[Ring]:
     """A real keyring, as far as Kiwi can see."""
     before, made = get_keyring(), Ring()
     set_keyring(made)
@@ -70,12 +74,12 @@ def ring() -> Iterator[Ring]:
     set_keyring(before)
 
 
-def vault(state: Path) -> Vault:
-    return Vault(state / "secrets", vault_key(state))
+def vault(state: Path) -> SecretStore:
+    return SecretStore(state / "secrets", vault_key(state))
 
 
 def begin(state: Path) -> None:
-    asyncio.run(vault(state).put("MAIL_KEY", Secret(VALUE), Bound()))
+    asyncio.run(vault(state).put("MAIL_KEY", Secret(VALUE), SecretScope()))
 
 
 def value(state: Path) -> str:
@@ -87,16 +91,38 @@ def holders(state: Path) -> set[str]:
     return {path.name for path in state.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("ways", [*permutations(HOLDERS)], ids="-".join)
-def test_the_key_moves_from_each_way_to_each_and_the_store_stays_as_it_is(
-    ways: tuple[Seal, ...], tmp_path: Path, passphrase: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def derived(salt: bytes) -> bytes:
+    return Scrypt(salt=salt, length=32, n=COST, r=8, p=1).derive(PASSPHRASE)
+
+
+def begin_old(state: Path, name: str) -> None:
+    """Make a store as earlier versions sealed it with a passphrase: by a salt, or with a wrapped key."""
+    salt, nonce = os.urandom(32), os.urandom(12)
+    key = derived(salt) if name == "secrets.salt" else os.urandom(32)
+    asyncio.run(SecretStore(state / "secrets", lambda: key).put("MAIL_KEY", Secret(VALUE), SecretScope()))
+    wrapped = salt + nonce + AESGCM(derived(salt)).encrypt(nonce, key, b"secrets.wrapped")
+    (state / name).write_bytes(salt if name == "secrets.salt" else wrapped)
+
+
+def give(passphrase: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "given").write_bytes(passphrase)
+    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(tmp_path / "given"))
+
+
+def move(state: Path, seal: Seal) -> None:
+    def check(key: bytes) -> None:
+        SecretStore(state / "secrets", lambda: key).all()
+
+    move_key(state, seal, check)
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_key_moves_between_all_places_and_the_store_is_unchanged(tmp_path: Path, ring: Ring) -> None:
     state = tmp_path / "state"
     begin(state)
     before = {path: path.read_bytes() for path in (state / "secrets").glob("*.sealed")}
-    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(passphrase))
-    for way in (*ways, *ways):
-        move_key(state, way)
+    for way in (*SEALS, *SEALS, *reversed(SEALS)):
+        move(state, way)
         assert sealed_by(state) == way
         assert value(state) == VALUE
         assert len(holders(state)) == 1
@@ -105,60 +131,138 @@ def test_the_key_moves_from_each_way_to_each_and_the_store_stays_as_it_is(
 
 
 @pytest.mark.case("SEC-11")
-def test_behind_a_passphrase_nothing_else_opens(
-    tmp_path: Path, passphrase: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", OLD)
+def test_a_passphrase_store_is_refused_and_gets_no_new_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, wrong = tmp_path / "state", tmp_path / "wrong"
-    wrong.write_text("incorrect horse\n")
-    begin(state)
-    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(passphrase))
-    move_key(state, "passphrase")
-    assert b"correct" not in (state / "secrets.wrapped").read_bytes()
-    monkeypatch.setenv("KIWI_PASSPHRASE_FILE", str(wrong))
-    with pytest.raises(StoreDamaged, match="passphrase"):
+    state = tmp_path / "state"
+    begin_old(state, name)
+    give(PASSPHRASE, monkeypatch, tmp_path)
+    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+
+    for act in (lambda: value(state), lambda: begin(state), lambda: sealed_by(state)):
+        with pytest.raises(StoreUnavailable, match="sealed with a passphrase") as refused:
+            act()
+        assert "`kiwi secrets seal file` or `kiwi secrets seal keyring`" in str(refused.value.suggestion)
+    after = {path: path.read_bytes() for path in state.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert after == {path: data for path, data in before.items() if path.suffix != ".lock"}
+
+    # A key that lies beside it is not used instead.
+    (state / "secrets.key").write_bytes(bytes(32))
+    with pytest.raises(StoreUnavailable, match="sealed with a passphrase"):
         value(state)
+
+
+@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("seal", SEALS)
+def test_a_passphrase_store_is_converted_once(
+    name: str, seal: Seal, tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    begin_old(state, name)
+    give(PASSPHRASE + b"\n", monkeypatch, tmp_path)
+    move(state, seal)
+    assert (sealed_by(state), value(state), len(holders(state))) == (seal, VALUE, 1)
     monkeypatch.delenv("KIWI_PASSPHRASE_FILE")
+    move(state, "file")
+    assert (value(state), holders(state), ring.kept) == (VALUE, {"secrets.key"}, {})
+
+
+def test_a_passphrase_can_be_read_from_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_old(tmp_path, "secrets.salt")
+    reading, writing = os.pipe()
+    os.write(writing, PASSPHRASE + b"\n")
+    os.close(writing)
+    monkeypatch.setenv("KIWI_PASSPHRASE_FD", str(reading))
+    move(tmp_path, "file")
+    assert value(tmp_path) == VALUE
+
+
+@pytest.mark.case("SEC-11")
+@pytest.mark.parametrize("name", OLD)
+def test_only_the_right_passphrase_converts_a_store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    begin_old(state, name)
     with pytest.raises(StoreUnavailable, match="none was given"):
-        value(state)
+        move(state, "file")
+    give(b"incorrect horse\n", monkeypatch, tmp_path)
+    with pytest.raises(StoreDamaged, match="passphrase"):
+        move(state, "file")
+    assert (holders(state), is_behind_passphrase(state)) == ({name}, True)
 
 
-def test_a_move_that_was_broken_off_is_finished_by_the_next(tmp_path: Path, ring: Ring) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n", b"x" * 5_000, None])
+def test_an_invalid_passphrase_converts_nothing(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_old(tmp_path / "state", "secrets.salt")
+    give(content or b"", monkeypatch, tmp_path)
+    if content is None:
+        (tmp_path / "given").unlink()
+    with pytest.raises(StoreUnavailable):
+        move(tmp_path / "state", "file")
+    assert holders(tmp_path / "state") == {"secrets.salt"}
+
+
+def test_a_missing_passphrase_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin_old(tmp_path, "secrets.salt")
+    monkeypatch.setattr("kiwi_mcp.primitives.secrets.store_key._PASSPHRASE_TIMEOUT", 0.1)
+    reading, writing = os.pipe()
+    monkeypatch.setenv("KIWI_PASSPHRASE_FD", str(reading))
+    with pytest.raises(StoreUnavailable, match="nothing came"):
+        move(tmp_path, "file")
+    os.close(writing)
+
+
+def test_a_new_store_with_a_passphrase_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(PASSPHRASE, monkeypatch, tmp_path)
+    with pytest.raises(StoreUnavailable, match="no longer sealed with a passphrase"):
+        begin(tmp_path / "state")
+    assert holders(tmp_path / "state") == set()
+    monkeypatch.delenv("KIWI_PASSPHRASE_FILE")
+    begin(tmp_path / "state")
+    give(PASSPHRASE, monkeypatch, tmp_path)
+    assert value(tmp_path / "state") == VALUE
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_interrupted_move_is_finished_by_the_next(tmp_path: Path, ring: Ring) -> None:
     state = tmp_path / "state"
     begin(state)
     key = (state / "secrets.key").read_bytes()
-    move_key(state, "keyring")
+    move(state, "keyring")
     (state / "secrets.key").write_bytes(key)  # as if it had not gone yet
     assert value(state) == VALUE
-    move_key(state, "keyring")
+    move(state, "keyring")
     assert holders(state) == {"secrets.keyring"}
     assert value(state) == VALUE
     assert len(ring.kept) == 1
 
 
 @pytest.mark.parametrize("stand_in", [fail.Keyring, null.Keyring])
-def test_a_stand_in_for_a_keyring_is_not_one(stand_in: type[KeyringBackend], tmp_path: Path, ring: Ring) -> None:
+def test_a_fake_keyring_is_not_used(stand_in: type[KeyringBackend], tmp_path: Path, ring: Ring) -> None:
     state = tmp_path / "state"
     begin(state)
     set_keyring(stand_in())
-    assert not keyring.has_keyring()
+    assert not key_storage.has_keyring()
     with pytest.raises(StoreUnavailable, match="there is none"):
-        move_key(state, "keyring")
+        move(state, "keyring")
     assert (sealed_by(state), value(state)) == ("file", VALUE)
 
 
 def test_without_the_library_there_is_no_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)
-    assert not keyring.has_keyring()
+    assert not key_storage.has_keyring()
 
 
-def test_a_keyring_that_lost_the_key_or_hangs_is_an_error_and_not_a_new_key(
+def test_a_keyring_that_lost_the_key_or_blocks_is_an_error_and_not_a_new_key(
     tmp_path: Path, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
     begin(state)
-    move_key(state, "keyring")
+    move(state, "keyring")
     _from_keyring.cache_clear()
-    monkeypatch.setattr(keyring, "_PATIENCE", 0.1)
+    monkeypatch.setattr(key_storage, "_KEYRING_TIMEOUT", 0.1)
     ring.seconds = 2.0
     with pytest.raises(StoreUnavailable, match="did not answer"):
         value(state)

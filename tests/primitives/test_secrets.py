@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge, VariableMissing
-from kiwi_mcp.primitives import dotenv
-from kiwi_mcp.primitives.secrets import Revealed, Secret, Variables, names_in, reveal, reveal_json, reveal_url
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets import variables
+from kiwi_mcp.primitives.secrets.reveal import Revealed, Variables, names_in, reveal, reveal_json, reveal_url
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return project, user
 
 
-def test_the_nearest_place_wins(folders: tuple[Path, Path]) -> None:
+def test_the_nearest_source_wins(folders: tuple[Path, Path]) -> None:
     project, user = folders
     places = {"A": user / ".env", "B": project / ".ai" / ".env", "C": project / ".env", "D": project / ".env.local"}
     names = "ABCDE"
@@ -34,7 +35,7 @@ def test_the_nearest_place_wins(folders: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.case("SEC-04")
-def test_a_variable_that_is_set_nowhere_or_empty_is_an_error_that_names_it(folders: tuple[Path, Path]) -> None:
+def test_a_missing_or_empty_variable_is_an_error_that_names_it(folders: tuple[Path, Path]) -> None:
     project, user = folders
     (project / ".env").write_text("EMPTY=\nB='set'\n")
     with pytest.raises(VariableMissing) as caught:
@@ -49,7 +50,7 @@ def test_an_optional_variable_may_be_missing(folders: tuple[Path, Path]) -> None
 
 
 @pytest.mark.case("SEC-02")
-def test_only_the_names_asked_for_are_found(folders: tuple[Path, Path]) -> None:
+def test_only_the_requested_names_are_found(folders: tuple[Path, Path]) -> None:
     project, user = folders
     (user / ".env").write_text("A=one\nB=two\n")
     assert set(Variables().resolve(["A"], project=project, user=user, environ={})) == {"A"}
@@ -61,7 +62,7 @@ def test_the_grammar_of_env_files() -> None:
         "HASH=a#b\nEMPTY=\nONLY=#no\nexport SHELL=1\n9BAD=1\nBARE\n"
         'REF=${PLAIN}\nEQ=a=b\r\nTWICE=1\nTWICE=2\nOPEN="abc\n'
     )
-    assert dotenv.parse(text) == {
+    assert variables.parse(text) == {
         "PLAIN": "value",
         "SPACED": "a b",
         "QUOTED": "a # b",
@@ -78,21 +79,21 @@ def test_the_grammar_of_env_files() -> None:
     }
 
 
-def test_an_env_file_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
+def test_an_unreadable_env_file_is_an_error(tmp_path: Path) -> None:
     large, binary, folder, fifo = (tmp_path / name for name in ("large", "binary", "folder", "fifo"))
-    large.write_bytes(b"A" * (dotenv.LIMIT + 1))
+    large.write_bytes(b"A" * (variables.LIMIT + 1))
     binary.write_bytes(b"A=\xff\xfe")
     folder.mkdir()
     os.mkfifo(fifo)
     with pytest.raises(TooLarge):
-        dotenv.read(large)
+        variables.read(large)
     for path in (binary, folder, fifo):
         with pytest.raises(InvalidRequest):
-            dotenv.read(path)
-    assert dotenv.read(tmp_path / "none") == {}
+            variables.read(path)
+    assert variables.read(tmp_path / "none") == {}
 
 
-def test_a_secret_does_not_show_itself() -> None:
+def test_the_repr_of_a_secret_does_not_show_it() -> None:
     secret = Secret("s3cret-value")
     for shown in (repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", "%s" % secret):  # noqa: UP031 - the old way too
         assert "s3cret" not in shown
@@ -102,7 +103,7 @@ def test_a_secret_does_not_show_itself() -> None:
     assert secret.reveal() == "s3cret-value"
 
 
-def test_revealed_values_show_their_names_alone(folders: tuple[Path, Path]) -> None:
+def test_the_repr_of_revealed_values_shows_only_names(folders: tuple[Path, Path]) -> None:
     project, user = folders
     values = Revealed(Variables().resolve(["A"], project=project, user=user, environ={"A": "s3cret"}))
     assert dict(values) == {"A": "s3cret"}
@@ -112,7 +113,7 @@ def test_revealed_values_show_their_names_alone(folders: tuple[Path, Path]) -> N
 
 
 @pytest.mark.req("K-RT-06")
-def test_names_are_replaced_once_and_never_within_a_callers_words() -> None:
+def test_names_are_replaced_once_and_never_within_arguments() -> None:
     secrets = {"A": "${B}", "B": "b", "N": ""}
     assert reveal("x ${A} $${A} ${B}$ $B ${not a name}", secrets) == "x ${B} ${A} b$ $B ${not a name}"
     assert reveal("${C:-none} ${B:-none} ${N:-empty}", secrets) == "none b empty"
@@ -124,7 +125,7 @@ def test_names_are_replaced_once_and_never_within_a_callers_words() -> None:
 
 @pytest.mark.req("K-RT-06")
 @given(st.text())
-def test_a_callers_text_comes_through_as_it_was(text: str) -> None:
+def test_an_argument_is_passed_unchanged(text: str) -> None:
     assert reveal(text.replace("${", "$${"), {"HOME": "/secret"}) == text
 
 

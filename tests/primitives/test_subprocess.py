@@ -15,9 +15,11 @@ import pytest
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, TooLarge, Unavailable, VariableMissing
 from kiwi_mcp.domain.outcome import Progress, Report, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives import subprocess
-from kiwi_mcp.primitives.family import Family, Mark
-from kiwi_mcp.primitives.subprocess import ProcessResult
+from kiwi_mcp.primitives.process import run as subprocess
+from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker
+from kiwi_mcp.primitives.process.run import ProcessResult
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 T = TypeVar("T")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -111,7 +113,7 @@ def test_output_exit_code_and_result_come_back_as_bytes() -> None:
 
 
 @pytest.mark.case("SEC-01")
-def test_the_environment_is_the_specs_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_that_of_the_spec_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIWI_CANARY", "canary-value")
     monkeypatch.setenv("BASH_ENV", "/dev/null")
     done = run(subprocess.run(a_spec("/bin/cat", "/proc/self/environ", env={"A": "1"})))
@@ -127,14 +129,14 @@ def test_only_the_standard_streams_and_the_result_channel_are_inherited() -> Non
 
 
 @pytest.mark.case("SEC-08", "SEC-05")
-def test_a_secret_is_in_the_environment_alone_and_redacted_in_what_comes_back() -> None:
+def test_a_secret_is_only_in_the_environment_and_redacted_in_output() -> None:
     script = """grep -c hunter /proc/$$/cmdline; echo "$KEY"; echo "$KEY" >&2; echo "\\"$KEY\\"" > "$KIWI_RESULT" """
-    told: list[Progress] = []
-    done = bash(script, env={"KEY": "Bearer ${TOKEN}"}, secrets={"TOKEN": "hunter22-value"}, report=told.append)
+    response: list[Progress] = []
+    done = bash(script, env={"KEY": "Bearer ${TOKEN}"}, secrets={"TOKEN": "hunter22-value"}, report=response.append)
     assert done.stdout == b"1\nBearer [redacted:TOKEN]\n"  # the one `hunter` is the script's own search word
     assert done.stderr == b"Bearer [redacted:TOKEN]\n"
     assert done.result == b'"Bearer [redacted:TOKEN]"\n'
-    assert not any("hunter22" in one.message for one in told)
+    assert not any("hunter22" in one.message for one in response)
 
 
 @pytest.mark.case("SEC-04")
@@ -145,7 +147,7 @@ def test_a_missing_variable_is_an_error_before_anything_runs(tmp_path: Path) -> 
 
 
 @pytest.mark.req("K-RT-06")
-def test_arguments_are_taken_as_they_stand_and_a_callers_words_stay_literal() -> None:
+def test_arguments_are_passed_literally() -> None:
     done = run(
         subprocess.run(
             a_spec("bash", "-c", 'printf "%s|%s" "$1" "$P"', "x", "${HOME}; $(id)", env={"P": "$${HOME}"}),
@@ -156,24 +158,24 @@ def test_arguments_are_taken_as_they_stand_and_a_callers_words_stay_literal() ->
 
 
 @pytest.mark.case("RES-13")
-def test_standard_input_ends(tmp_path: Path) -> None:
+def test_standard_input_is_closed_after_its_data(tmp_path: Path) -> None:
     assert bash("cat; echo end").stdout == b"end\n"
     assert bash("cat; echo end", stdin=b"in\n").stdout == b"in\nend\n"
 
 
-def test_much_input_and_output_at_once_do_not_block_each_other() -> None:
+def test_much_input_and_output_do_not_block_each_other() -> None:
     data = os.urandom(3_000_000)
     done = run(subprocess.run(a_spec("/bin/cat", stdin=data, output_limit=4_000_000)))
     assert done.stdout == data
 
 
-def test_a_child_that_does_not_read_its_input_is_no_fault() -> None:
+def test_a_child_that_does_not_read_its_input_is_not_an_error() -> None:
     assert bash("exit 0", stdin=b"x" * 5_000_000).exit_code == 0
 
 
 @pytest.mark.req("K-PR-01")
 @pytest.mark.case("RES-08")
-def test_a_flood_is_cut_counted_and_costs_no_memory() -> None:
+def test_a_flood_is_cut_counted_and_uses_no_memory() -> None:
     before = _resident()
     done = bash("printf start; head -c 1000000000 /dev/zero; printf end")
     assert done.stdout_bytes == 1_000_000_008
@@ -201,7 +203,7 @@ def test_a_result_over_its_limit_is_flagged() -> None:
     assert done.result == bytes(1000)
 
 
-def test_a_secret_across_the_cut_of_the_output_is_not_shown() -> None:
+def test_a_secret_across_the_cut_of_the_output_is_redacted() -> None:
     for lead in range(90, 101):
         done = bash(
             f"printf '%{lead}s%s' '' $K; printf '%1000s' ''; printf '%s%{lead}s' $K ''",
@@ -224,7 +226,7 @@ def test_a_busy_loop_ends_at_its_timeout() -> None:
 
 @pytest.mark.req("K-PR-01")
 @pytest.mark.case("RES-10")
-def test_what_ignores_the_request_to_end_or_stops_itself_is_killed() -> None:
+def test_a_process_that_ignores_termination_or_stops_itself_is_killed() -> None:
     done = bash("trap '' TERM; echo ready; while :; do sleep 0.05; done", timeout=0.3, env=OURS)
     assert done.timed_out
     assert done.signal == signal.SIGKILL
@@ -245,14 +247,14 @@ def test_a_child_that_closes_its_streams_is_waited_for() -> None:
 
 
 @pytest.mark.req("K-PR-01")
-def test_what_is_left_in_the_group_when_the_leader_ends_is_ended_and_does_not_delay() -> None:
+def test_processes_left_in_the_group_are_ended_and_cause_no_delay() -> None:
     done = bash("echo a; sleep 312 & exit 4", env=OURS)
     assert (done.exit_code, done.stdout) == (4, b"a\n")
     assert done.duration < 3
     assert marked() == []
 
 
-def test_output_that_comes_just_after_the_leader_has_ended_is_kept() -> None:
+def test_output_just_after_the_end_of_the_main_process_is_read() -> None:
     assert bash("(sleep 0.1; echo late) & exit 0").stdout == b"late\n"
 
 
@@ -289,7 +291,7 @@ def test_a_daemon_does_not_survive_its_run(then: str, leader: str) -> None:
     assert living(LONG) == []
 
 
-def test_a_daemon_that_was_started_at_once_does_not_survive_either() -> None:
+def test_a_daemon_started_immediately_does_not_survive() -> None:
     script = f'env -i setsid bash -c "exec >/dev/null 2>&1 <&-; (sleep {LONG} &); sleep {LONG}" & exit 0'
 
     async def many() -> None:
@@ -299,7 +301,7 @@ def test_a_daemon_that_was_started_at_once_does_not_survive_either() -> None:
     assert living(LONG) == []
 
 
-def test_it_is_the_same_in_a_thread_of_its_own() -> None:
+def test_a_run_in_another_thread_behaves_the_same() -> None:
     script = f'env -i setsid bash -c "exec >/dev/null 2>&1 <&-; sleep {LONG}" & sleep 0.1; echo done'
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(bash, script).result().stdout == b"done\n"
@@ -307,25 +309,25 @@ def test_it_is_the_same_in_a_thread_of_its_own() -> None:
 
 
 @pytest.mark.req("K-PR-01")
-def test_a_bounded_fork_bomb_is_ended_whole() -> None:
+def test_a_bounded_fork_bomb_is_killed_in_full() -> None:
     script = 'bomb() { [ "$1" -gt 0 ] && { bomb $(($1 - 1)) & bomb $(($1 - 1)) & }; sleep 313315; }; bomb 6'
     done = bash(script, timeout=1.0, env=OURS)
     assert done.timed_out
     assert marked() == []
 
 
-def test_cancelling_ends_the_family_and_is_passed_on() -> None:
+def test_cancelling_kills_all_children_and_is_raised() -> None:
     started: list[Progress] = []
 
     async def cancelled() -> None:
         spec = a_spec("bash", "-c", "trap '' TERM; (setsid sleep 316 &); echo go; sleep 316", env=OURS)
         going = asyncio.Event()
 
-        def told(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             started.append(progress)
             going.set()
 
-        task = asyncio.create_task(subprocess.run(spec, report=told))
+        task = asyncio.create_task(subprocess.run(spec, report=on_progress))
         await asyncio.wait_for(going.wait(), 10)
         task.cancel()
         await asyncio.sleep(0)
@@ -338,14 +340,14 @@ def test_cancelling_ends_the_family_and_is_passed_on() -> None:
     assert marked() == []
 
 
-def test_what_has_ended_already_is_waited_for_and_was_not_left_behind() -> None:
-    mark = Mark.new()
+def test_ended_children_are_reaped_and_not_counted_as_left_behind() -> None:
+    mark = TreeMarker.new()
     with mark.pressed():
         ended = Popen(["/bin/true"], start_new_session=True)
         living = Popen(["/bin/sleep", "317"], start_new_session=True)
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     try:
-        assert Family(0, mark).kill() == [living.pid]
+        assert ProcessTree(0, mark).kill() == [living.pid]
         with pytest.raises(ChildProcessError):
             os.waitpid(ended.pid, os.WNOHANG)
     finally:
@@ -355,11 +357,11 @@ def test_what_has_ended_already_is_waited_for_and_was_not_left_behind() -> None:
 
 
 @pytest.mark.case("RACE-06")
-def test_only_children_that_carry_the_mark_are_ever_signalled() -> None:
+def test_only_marked_children_are_signalled() -> None:
     stranger = Popen(["/bin/sleep", "317"])
     leader = Popen(["/bin/true"], start_new_session=True)
     try:
-        assert not Family(leader.pid, Mark.new()).kill()
+        assert not ProcessTree(leader.pid, TreeMarker.new()).kill()
         assert stranger.poll() is None
         bash("sleep 317 & exit 0")
         assert stranger.poll() is None
@@ -370,7 +372,7 @@ def test_only_children_that_carry_the_mark_are_ever_signalled() -> None:
 
 
 @pytest.mark.case("RES-07")
-def test_a_child_that_opens_all_it_can_leaves_the_kernels_files_alone() -> None:
+def test_a_child_that_opens_all_descriptors_does_not_affect_the_kernel() -> None:
     program = "f = []\ntry:\n    while True: f.append(open('/dev/null'))\nexcept OSError as e: print(e.errno)"
     done = run(subprocess.run(a_spec("bash", "-c", f'ulimit -n 200; exec {sys.executable} -I -S -c "$0"', program)))
     assert done.stdout == b"24\n"
@@ -393,20 +395,21 @@ def test_a_thousand_calls_wait_for_their_turn() -> None:
     assert most < 64 * 6 + 64
 
 
+@pytest.mark.smoke
 def test_lines_are_reported_while_the_process_runs() -> None:
-    told: list[Progress] = []
+    response: list[Progress] = []
     bash(
         "echo one; sleep 0.2; echo '::progress 3/10 third of ten' >&2; sleep 0.2; echo '::progress 4' >&2",
-        report=told.append,
+        report=response.append,
     )
-    assert told == [Progress("one"), Progress("third of ten", 3, 10), Progress("", 4)]
+    assert response == [Progress("one"), Progress("third of ten", 3, 10), Progress("", 4)]
 
 
-def test_of_lines_that_come_too_fast_few_are_reported_and_the_last_is() -> None:
-    told: list[Progress] = []
-    done = bash("for i in $(seq 20000); do echo $i; done", report=told.append)
-    assert len(told) <= done.duration * 10 + 2
-    assert told[-1].message == "20000"
+def test_lines_that_come_too_fast_are_throttled_and_the_last_is_reported() -> None:
+    response: list[Progress] = []
+    done = bash("for i in $(seq 20000); do echo $i; done", report=response.append)
+    assert len(response) <= done.duration * 10 + 2
+    assert response[-1].message == "20000"
 
 
 def test_no_core_is_dumped() -> None:
@@ -428,13 +431,13 @@ def test_no_core_is_dumped() -> None:
         (ProcessSpec(argv=("true",), cwd="/", env={"PATH": "bin:."}), CommandMissing, "true"),
     ],
 )
-def test_what_cannot_be_started_is_a_clear_error(spec: ProcessSpec, error: type[KiwiError], words: str) -> None:
+def test_a_program_that_cannot_start_is_an_error(spec: ProcessSpec, error: type[KiwiError], words: str) -> None:
     with pytest.raises(error) as caught:
         run(subprocess.run(spec))
     assert words in caught.value.message
 
 
-def test_a_script_without_an_interpreter_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_script_without_an_interpreter_is_an_error(tmp_path: Path) -> None:
     for name, text in (("none", "echo hi\n"), ("missing", "#!/no/such/interpreter\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -449,7 +452,7 @@ def test_a_program_in_the_working_folder_is_started_by_its_relative_path(tmp_pat
     assert run(subprocess.run(a_spec("./tool", "x", cwd=str(tmp_path)))).stdout.endswith(b"/tool x\n")
 
 
-def test_odd_json_goes_through_the_channel_byte_for_byte() -> None:
+def test_unusual_json_passes_the_channel_unchanged() -> None:
     text = '{"a": NaN, "b": 1e999, "c": "\\ud800", "d": ' + "9" * 5000 + "}"
     done = run(subprocess.run(a_spec("bash", "-c", 'cat > "$KIWI_RESULT"', stdin=text.encode())))
     assert done.result == text.encode()

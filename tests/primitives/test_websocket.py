@@ -10,8 +10,10 @@ from websockets.http11 import Request, Response
 
 from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, RequestFailed, TooLarge
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives import http_client
-from kiwi_mcp.primitives.http_pool import Network
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.pool import Network
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 T = TypeVar("T")
 Answer = Callable[[ServerConnection], Awaitable[None]]
@@ -22,15 +24,15 @@ async def here(_: str, __: int) -> Sequence[str]:
 
 
 def with_server(answer: Answer, story: Callable[[int], Coroutine[object, object, T]]) -> T:
-    async def told() -> T:
+    async def main() -> T:
         async with serve(answer, "127.0.0.1", 0, close_timeout=1) as server:
             return await story(next(iter(server.sockets)).getsockname()[1])
 
-    return asyncio.run(told())
+    return asyncio.run(main())
 
 
 async def received(spec: HttpSpec, **secrets: str) -> list[str | bytes]:
-    return [message async for message in http_client.websocket(spec, secrets=secrets, through=Network(here))]
+    return [message async for message in client.websocket(spec, secrets=secrets, through=Network(here))]
 
 
 async def echo(connection: ServerConnection) -> None:
@@ -42,7 +44,7 @@ async def echo(connection: ServerConnection) -> None:
 
 
 @pytest.mark.req("K-PR-02")
-def test_the_body_is_sent_and_messages_come_until_the_server_closes() -> None:
+def test_the_body_is_sent_and_messages_are_read_until_the_server_closes() -> None:
     async def story(port: int) -> list[str | bytes]:
         spec = HttpSpec(
             "GET", f"ws://a.test:{port}/x", {"X-Key": "k-${KEY}"}, {"q": "${KEY}"}, has_body=True, granted=("*.test",)
@@ -57,7 +59,7 @@ async def endless(connection: ServerConnection) -> None:
         await connection.send(f"{number}".rjust(1000))
 
 
-def test_messages_end_at_their_limit() -> None:
+def test_messages_stop_at_their_limit() -> None:
     async def story(port: int) -> list[str | bytes]:
         return await received(HttpSpec("GET", f"ws://a.test:{port}/", max_events=3, granted=("*.test",)))
 
@@ -65,7 +67,7 @@ def test_messages_end_at_their_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", [10_000, 500])
-def test_too_much_in_all_or_in_one_message_is_refused(limit: int) -> None:
+def test_oversized_messages_and_totals_are_refused(limit: int) -> None:
     async def story(port: int) -> None:
         with pytest.raises(TooLarge):
             await received(HttpSpec("GET", f"ws://a.test:{port}/", max_bytes=limit, granted=("*.test",)))
@@ -77,7 +79,7 @@ async def silent(connection: ServerConnection) -> None:
     await connection.wait_closed()
 
 
-def test_silence_has_a_limit() -> None:
+def test_silence_times_out() -> None:
     async def story(port: int) -> None:
         with pytest.raises(RequestFailed) as caught:
             await received(HttpSpec("GET", f"ws://a.test:{port}/", timeout=0.3, granted=("*.test",)))
@@ -87,7 +89,7 @@ def test_silence_has_a_limit() -> None:
 
 
 @pytest.mark.case("NET-12")
-def test_a_websocket_goes_where_a_request_may_go() -> None:
+def test_a_websocket_reaches_the_same_hosts_as_a_request() -> None:
     async def story(port: int) -> None:
         with pytest.raises(AddressDenied):
             await received(HttpSpec("GET", f"ws://a.test:{port}/"))
@@ -97,23 +99,20 @@ def test_a_websocket_goes_where_a_request_may_go() -> None:
     with_server(silent, story)
 
 
-def test_a_redirect_or_a_refusal_is_an_error_and_is_not_followed() -> None:
+async def test_a_redirect_or_refusal_is_an_error() -> None:
     async def refuse(connection: ServerConnection, request: Request) -> Response:
         response = connection.respond(302 if request.path == "/moved" else 403, "no")
         response.headers["Location"] = "ws://10.0.0.1/"
         return response
 
-    async def told() -> None:
-        async with serve(silent, "127.0.0.1", 0, process_request=refuse) as server:
-            port = next(iter(server.sockets)).getsockname()[1]
-            for path in ("moved", "refused"):
-                with pytest.raises(RequestFailed):
-                    await received(HttpSpec("GET", f"ws://a.test:{port}/{path}", granted=("*.test",)))
-
-    asyncio.run(told())
+    async with serve(silent, "127.0.0.1", 0, process_request=refuse) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        for path in ("moved", "refused"):
+            with pytest.raises(RequestFailed):
+                await received(HttpSpec("GET", f"ws://a.test:{port}/{path}", granted=("*.test",)))
 
 
-def test_a_port_where_nobody_listens_is_a_failure_to_connect() -> None:
+def test_a_closed_port_is_a_connection_error() -> None:
     async def story(port: int) -> int:
         return port
 

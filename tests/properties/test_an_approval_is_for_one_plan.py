@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.approval import LIFETIME_MS, Approval
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.domain.run import run_id
-from kiwi_mcp.kernel.plan_digest import plan_digest
+from kiwi_mcp.domain.records import LIFETIME_MS, Approval
+from kiwi_mcp.domain.times import run_id
+from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.open import open_database
 
@@ -41,7 +41,7 @@ plans = st.builds(
         (),
         ProcessSpec(("n", *argv), "/p"),
         {"text": text},
-        jail=Jail(level, writable=tuple(writable)),
+        profile=SandboxProfile(level, writable=tuple(writable)),
     ),
     st.sampled_from(["a", "b"]),
     st.lists(texts, max_size=2),
@@ -61,7 +61,7 @@ def a_question(plan: Plan, actor: str, project: str) -> Approval:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans, plans, st.sampled_from(["ann", "token:x:1"]), st.sampled_from(["ann", "token:x:1"]))
-def test_a_yes_is_for_exactly_what_was_asked_and_once(
+def test_an_approval_covers_exactly_its_plan_and_once(
     approvals: Approvals, shown: Plan, other: Plan, asker: str, runner: str
 ) -> None:
     project = f"/p{next(_numbers)}"

@@ -1,4 +1,4 @@
-"""Always: nobody vouches for an item of which anything was changed after they signed it."""
+"""Property: an item that changed after signing is never trusted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.catalog.read import open_tool
+from kiwi_mcp.catalog.item_reader import open_tool
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.manifest.keys import statement_for
-from kiwi_mcp.manifest.signature import sign
+from kiwi_mcp.manifest.signatures import sign, statement_for
 
 AT = "2026-11-16T10:00:00Z"
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
@@ -62,7 +61,7 @@ def laid_out(folder: Path) -> Path:
     byte=st.binary(min_size=0, max_size=2),
 )
 @settings(max_examples=120, deadline=None)
-def test_nobody_vouches_for_what_was_changed(name: str, place: float, byte: bytes) -> None:
+def test_changed_content_is_never_trusted(name: str, place: float, byte: bytes) -> None:
     with TemporaryDirectory() as made:
         folder = Path(made)
         trust_file = laid_out(folder)

@@ -1,4 +1,4 @@
-"""Whatever is sent, Kiwi answers: with a result or a refusal of one shape, and never with a fault of its own."""
+"""Property: any request gets a result or a refusal of one shape, and never an internal error."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def check(answer: Answer) -> None:
     json.dumps(answer.content, allow_nan=False, ensure_ascii=False).encode()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-03", "F7")
 @pytest.mark.parametrize("verb", [verb.name for verb in VERBS])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,19 +83,19 @@ def test_any_json_for_any_verb_is_answered(verb: str, payload: JsonObject, kerne
 @given(
     words=authored, item_id=st.none() | texts, item_type=st.sampled_from(["tool", "directive", "knowledge", "", "x"])
 )
-def test_any_words_for_any_action_are_answered(
+async def test_any_arguments_for_any_action_are_answered(
     action: str, words: Mapping[str, Json], item_id: str | None, item_type: str, kernel: Kernel
 ) -> None:
     request: JsonObject = {
         "action": action, "parameters": words, "item_id": item_id, "item_type": item_type, "dry_run": True,
     }  # fmt: skip
-    check(asyncio.run(kernel.call("execute", request)))
+    check(await kernel.call("execute", request))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(verb=st.text(max_size=20), payload=payloads)
-def test_a_verb_that_does_not_exist_is_not_found(verb: str, payload: JsonObject, kernel: Kernel) -> None:
-    answer = asyncio.run(kernel.call(f"{verb}?", payload))
+async def test_an_unknown_verb_is_not_found(verb: str, payload: JsonObject, kernel: Kernel) -> None:
+    answer = await kernel.call(f"{verb}?", payload)
 
     assert answer.content["code"] == "verb_not_found"
 
@@ -104,8 +105,8 @@ def test_a_verb_that_does_not_exist_is_not_found(verb: str, payload: JsonObject,
     text=st.text(max_size=400) | st.sampled_from(TELLING),
     name=st.sampled_from(["a.yaml", "a.py", "a.md", "a.json", "a.sh", "a"]),
 )
-def test_any_text_put_into_a_project_is_an_item_or_a_fault_or_neither(text: str, name: str, kernel: Kernel) -> None:
-    project: Path | None = kernel._parts.catalogs.project
+async def test_any_text_in_a_project_is_an_item_or_an_issue_or_ignored(text: str, name: str, kernel: Kernel) -> None:
+    project: Path | None = kernel._services.catalogs.project
     assert project is not None
     path = project / ".ai" / "tools" / name
     path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
@@ -115,12 +116,12 @@ def test_any_text_put_into_a_project_is_an_item_or_a_fault_or_neither(text: str,
             ("load", {"item_id": "a"}),
             ("execute", {"action": "why", "item_id": "a"}),
         ):
-            check(asyncio.run(kernel.call(verb, request)))
+            check(await kernel.call(verb, request))
     finally:
         path.unlink()
 
 
 @pytest.mark.parametrize("word", ["item_type", "action"])
 @pytest.mark.parametrize("value", ["\ud800", {"\ud800": None}, float("nan"), ["x"], "x" * 10_000])
-def test_what_an_answer_says_back_can_be_written_by_every_surface(word: str, value: Json, kernel: Kernel) -> None:
-    check(asyncio.run(kernel.call("execute", {word: value, "item_id": "lost"})))
+async def test_any_answer_can_be_written_by_every_surface(word: str, value: Json, kernel: Kernel) -> None:
+    check(await kernel.call("execute", {word: value, "item_id": "lost"}))

@@ -1,6 +1,6 @@
-"""Run by a confined process: tries one escape after another and prints what came of each, as JSON.
+"""Run by a sandboxed process: tries one escape after another and prints the outcome of each, as JSON.
 
-It reads where things are from its first argument. Whatever works is told as `worked`, an error by its name.
+It reads where things are from its first argument. A success is reported as `worked`, an error by its name.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def changes(path: str) -> dict[str, str]:
 def kernel_addresses() -> str:
     try:
         lines = Path("/proc/kallsyms").read_text().splitlines()
-        return "told" if any(int(line.split()[0], 16) for line in lines) else "none"
+        return "established" if any(int(line.split()[0], 16) for line in lines) else "none"
     except OSError as fault:
         return errno.errorcode[fault.errno or 0]
 
@@ -148,15 +148,15 @@ def status() -> dict[str, str]:
 
 def setuid_helpers() -> dict[str, str]:
     helpers = {"su": ["su", "root", "-c", "id -u"], "mount": ["mount", "-t", "tmpfs", "none", "/tmp"]}
-    told = {}
+    response = {}
     for name, argv in helpers.items():
         try:
             ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
         except (OSError, subprocess.SubprocessError) as fault:
-            told[name] = type(fault).__name__
+            response[name] = type(fault).__name__
         else:
-            told[name] = "worked" if ended.returncode == 0 else "failed"
-    return told
+            response[name] = "worked" if ended.returncode == 0 else "failed"
+    return response
 
 
 def planted(workspace: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A warden: Kiwi as one user or another, which holds a process at a level and tells how it ended."""
+"""A sandbox runner: Kiwi as one user or another, which runs a process at a level and returns its end."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
 from typing import TypeVar
 
 import pytest
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.isolation import Jail, Level, Limits
+from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives import subprocess
-from kiwi_mcp.primitives.subprocess import ProcessResult
-from kiwi_mcp.primitives.user_namespace import owner_map as make_owner_map
-from kiwi_mcp.sandbox.bubblewrap import NOBODY
-from kiwi_mcp.sandbox.host import backends
-from kiwi_mcp.sandbox.port import Confined
-from kiwi_mcp.sandbox.programs import find_launcher
-from kiwi_mcp.sandbox.standing import choose, examine
+from kiwi_mcp.primitives.process import run as subprocess
+from kiwi_mcp.primitives.process.namespaces import owner_map as make_owner_map
+from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.sandbox.backend import Launch
+from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
+from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.self_test import choose, examine
 
 T = TypeVar("T")
 ORDINARY = 23_456
@@ -37,7 +36,7 @@ IS_ROOT = os.geteuid() == 0
 PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-async def run_confined(confined: Confined, secrets: Mapping[str, str] | None = None) -> ProcessResult:
+async def run_confined(confined: Launch, secrets: Mapping[str, str] | None = None) -> ProcessResult:
     """Run what a backend gave through the primitive, with all that its start takes."""
     return await subprocess.run(confined.spec, secrets=secrets or {}, handover=confined.handover)
 
@@ -54,13 +53,12 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """What a process is given for one run, beyond its command."""
 
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = Path("/")
@@ -70,8 +68,7 @@ class Cell:
 EMPTY = Cell()
 
 
-@dataclass(frozen=True)
-class Warden:
+class Warden(Struct, frozen=True):
     """Kiwi as a user, and the level it holds processes at."""
 
     user: str
@@ -81,8 +78,6 @@ class Warden:
     state: Path
     python: str
     owner_map: int | None = None
-    backend: str = ""
-    """The only backend that it has; empty where it has all."""
 
     def do(self, work: Callable[[], T]) -> T:
         """Do something as the user; what it raises is raised here."""
@@ -96,10 +91,9 @@ class Warden:
         """Run a command confined; the user must be the right one already."""
         env = {"PATH": PLAIN_PATH, **cell.env}
         spec = ProcessSpec(argv, cwd=str(cell.cwd), env=env, timeout=cell.timeout)
-        jail = Jail(self.level, _paths(cell.readable), _paths(cell.writable), limits=cell.limits)
-        found = [one for one in backends(owner_map=self.owner_map) if self.backend in {"", one.name}]
-        standings = await examine(found, self.state, run_confined)
-        with choose(self.level, standings).backend.wrap(spec, jail) as confined:
+        profile = SandboxProfile(self.level, _paths(cell.readable), _paths(cell.writable), limits=cell.limits)
+        standings = await examine(backends(owner_map=self.owner_map), self.state, run_confined)
+        with choose(self.level, standings).backend.wrap(spec, profile) as confined:
             ended = await run_confined(confined, cell.secrets)
             confined.check(ended)
             return ended
@@ -121,8 +115,8 @@ class Warden:
         return folder
 
     def own(self, *folders: Path) -> None:
-        """Make folders and what is in them an ordinary user's own, unless what holds its processes works for root."""
-        if (self.user == "ordinary" or self.backend == "podman") and IS_ROOT:
+        """Make folders and what is in them an ordinary user's own, unless Kiwi runs as root here."""
+        if self.user == "ordinary" and IS_ROOT:
             for path in (path for folder in folders for path in (folder, *folder.rglob("*"))):
                 os.chown(path, ORDINARY, ORDINARY)
 
@@ -145,7 +139,7 @@ def as_ordinary(work: Callable[[], T]) -> T:
             answer = ("done", work())
         except KiwiError as fault:
             answer = ("refused", (fault.message, fault.suggestion, dict(fault.details)))
-        except BaseException as fault:  # noqa: BLE001 - told to the process that waits for it
+        except BaseException as fault:  # noqa: BLE001 - reported to the waiting process
             answer = ("failed", repr(fault))
         finally:
             with os.fdopen(writing, "wb") as pipe:
@@ -153,20 +147,20 @@ def as_ordinary(work: Callable[[], T]) -> T:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        kind, told = pickle.load(pipe)
+        kind, response = pickle.load(pipe)
     os.waitpid(child, 0)
     if kind == "refused":
-        message, suggestion, details = told
+        message, suggestion, details = response
         raise KiwiError(message, suggestion=suggestion, **details)
-    assert kind == "done", told
-    result: T = told
+    assert kind == "done", response
+    result: T = response
     return result
 
 
 @pytest.fixture(scope="session")
-def owner_map() -> Iterator[int | None]:
+def owner_map(sandbox: None) -> Iterator[int | None]:
     """A user namespace in which root is the user that sandboxes of root's run as."""
-    space = make_owner_map(NOBODY)
+    space = make_owner_map(UNPRIVILEGED_ID)
     yield space
     if space is not None:
         os.close(space)
@@ -185,7 +179,6 @@ HELD: tuple[tuple[str, Level], ...] = (
     ("ordinary", "sandboxed"),
     ("root", "sandboxed"),
     ("root", "restricted"),
-    ("podman", "restricted"),
 )
 
 
@@ -214,18 +207,10 @@ def strict(grounds: Path, owner_map: int | None) -> Warden:
     return hire("root", "restricted", grounds, owner_map)
 
 
-@pytest.fixture(scope="module")
-def contained(grounds: Path) -> Warden:
-    """Kiwi as root, at the level `restricted`, with nothing but podman."""
-    return hire("podman", "restricted", grounds, None)
-
-
 def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warden:
-    """Return Kiwi as a user; the tests that need root are not run by anybody else."""
+    """Return Kiwi as a user; tests that need root are skipped for other users."""
     if user != "ordinary" and not IS_ROOT:
         pytest.skip("only root can start Kiwi as root")
-    if user == "podman" and find_launcher("podman") is None:
-        pytest.skip("there is no podman here")
     is_other = user == "ordinary" and IS_ROOT
     python = shutil.which("python3", path=PLAIN_PATH) if is_other else sys.executable
     if python is None:
@@ -236,4 +221,4 @@ def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warde
         if is_other:
             os.chown(folder, ORDINARY, ORDINARY)
     given = owner_map if user == "root" else None
-    return Warden(user, level, home, state, python, given, "podman" if user == "podman" else "")
+    return Warden(user, level, home, state, python, given)

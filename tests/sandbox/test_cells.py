@@ -1,4 +1,4 @@
-"""Cells: what is kept from one sandbox of root's to the next, and what is not."""
+"""Root launchers: what is reused from one sandbox to the next, and what is not."""
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ from time import monotonic
 
 import pytest
 
-from kiwi_mcp.domain.isolation import Jail, Limits
-from kiwi_mcp.sandbox.bubblewrap import NOBODY
-from kiwi_mcp.sandbox.cells import Cell, laid_out
+from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
+from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.cgroup import find_groups
-from kiwi_mcp.sandbox.grants import open_grants
-from kiwi_mcp.sandbox.staging import staged_path
+from kiwi_mcp.sandbox.process_setup import open_grants
+from kiwi_mcp.sandbox.root_launcher import RootLauncher, laid_out, staged_path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has cells")
 
 
 @contextmanager
-def cell_with(*readable: Path) -> Iterator[Cell]:
+def cell_with(*readable: Path) -> Iterator[RootLauncher]:
     """A cell in which some paths lie."""
     with ExitStack() as keep:
-        grants = open_grants(Jail("sandboxed", tuple(map(str, readable))), (), keep)
+        grants = open_grants(SandboxProfile("sandboxed", tuple(map(str, readable))), (), keep)
         yield keep.enter_context(laid_out(grants, None, find_groups()))
 
 
-def said(cell: Cell, script: str) -> str:
-    """What a shell prints that is started in a cell as nobody."""
+def said(cell: RootLauncher, script: str) -> str:
+    """The output of a shell that a launcher starts as an unprivileged user."""
 
     def spawn() -> Popen[bytes]:
         return Popen(("/bin/sh", "-c", script), cwd="/", env={}, stdin=DEVNULL, stdout=PIPE)
 
-    with cell.start_as(NOBODY, Limits(), spawn) as process:
+    with cell.start_as(UNPRIVILEGED_ID, ResourceLimits(), spawn) as process:
         assert process.stdout is not None
         return process.stdout.read().decode().strip()
 
 
 @dataclass(frozen=True)
 class Slow:
-    """Stands for a process whose start takes its time."""
+    """Imitates a process that starts slowly."""
 
     pid: int = 0
 
@@ -58,18 +57,20 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         Event().wait(0.001)
 
 
-def test_what_is_started_is_nobody_in_no_group_and_has_no_way_back(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_started_process_is_an_unprivileged_user_and_cannot_return(tmp_path: Path) -> None:
     with cell_with(tmp_path) as cell:
         status = dict(
             line.split(":\t", 1) for line in said(cell, "cat /proc/self/status").splitlines() if ":\t" in line
         )
-    assert status["Uid"].split() == [str(NOBODY)] * 4
-    assert status["Gid"].split() == [str(NOBODY)] * 4
+    assert status["Uid"].split() == [str(UNPRIVILEGED_ID)] * 4
+    assert status["Gid"].split() == [str(UNPRIVILEGED_ID)] * 4
     assert not status["Groups"].split()
     assert {int(status[kind], 16) for kind in ("CapPrm", "CapEff", "CapAmb")} == {0}
 
 
-def test_kiwi_stays_who_it_is_and_sees_what_it_saw(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_kiwi_keeps_its_user_and_its_view(tmp_path: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     with cell_with(tmp_path) as cell:
         said(cell, "true")
@@ -79,7 +80,8 @@ def test_kiwi_stays_who_it_is_and_sees_what_it_saw(tmp_path: Path) -> None:
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-def test_the_next_run_finds_nothing_of_what_the_last_one_was_given(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_next_run_does_not_see_grants_of_the_last_one(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
@@ -97,36 +99,38 @@ def test_the_next_run_finds_nothing_of_what_the_last_one_was_given(tmp_path: Pat
         )
 
 
-def test_a_run_that_failed_leaves_no_cell_behind(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_no_launcher_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), cell_with(tmp_path) as cell:
         raise RuntimeError("the launcher failed")
     with cell_with(tmp_path) as other:
         assert other is not cell
 
 
-def test_runs_at_the_same_time_have_a_cell_each(tmp_path: Path) -> None:
+def test_concurrent_runs_have_separate_launchers(tmp_path: Path) -> None:
     with cell_with(tmp_path) as one, cell_with(tmp_path) as other:
         assert one is not other
 
 
-def test_what_is_started_is_in_the_group_of_its_cell_and_the_limits_are_those_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_started_process_is_in_the_cgroup_with_the_limits_of_the_run(tmp_path: Path) -> None:
     with cell_with(tmp_path) as cell:
         if cell.group is None:
             pytest.skip("groups of threads are a matter of the older interface")
         places = {folder.name for folder in cell.group.folders}
         inside = said(cell, "cat /proc/self/cgroup")
-        cell.limit(Limits(pids=7, cpus=0.5), 0)
+        cell.limit(ResourceLimits(pids=7, cpus=0.5), 0)
         quota = (cell.group.places["cpu"] / "cpu.cfs_quota_us").read_text().strip()
         count = (cell.group.places["pids"] / "pids.max").read_text().strip()
         group = cell.group
     assert sum(line.rpartition("/")[2] in places for line in inside.splitlines()) >= 3
     assert (quota, count) == ("50000", "8")  # the thread that starts them is one of the eight
-    # A thread of Kiwi's own is in the group, and must not be held up by what the last run used.
+    # A thread of Kiwi's own is in the cgroup, and must not be throttled by the usage of the last run.
     lifted = int((group.places["cpu"] / "cpu.cfs_quota_us").read_text())
     assert lifted > 1_000 * int((group.places["cpu"] / "cpu.cfs_period_us").read_text())
 
 
-def test_what_is_started_has_a_network_in_which_there_is_nothing(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_started_process_has_an_empty_network(tmp_path: Path) -> None:
     with cell_with(tmp_path) as cell:
         network, links, routes = said(
             cell, "readlink /proc/self/ns/net; tail -n +3 /proc/net/dev | wc -l; tail -n +2 /proc/net/route | wc -l"
@@ -135,7 +139,7 @@ def test_what_is_started_has_a_network_in_which_there_is_nothing(tmp_path: Path)
     assert (links, routes) == ("1", "0")  # the one that every network has, which is down
 
 
-def test_a_cell_that_is_still_being_cleared_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_launcher_that_is_being_cleaned_is_not_waited_for(tmp_path: Path) -> None:
     begun, gate = Event(), Event()
 
     def slow() -> Slow:
@@ -154,16 +158,17 @@ def test_a_cell_that_is_still_being_cleared_is_not_waited_for(tmp_path: Path) ->
             gate.set()
 
 
-def test_the_group_of_a_cell_that_ends_is_removed(tmp_path: Path) -> None:
+def test_the_cgroup_of_an_ended_launcher_is_removed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), cell_with(tmp_path) as cell:
         raise RuntimeError("the launcher failed")
     assert not any(folder.exists() for folder in (cell.group.folders if cell.group else ()))
 
 
-def test_cells_serve_event_loops_in_several_threads(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_launchers_serve_event_loops_in_several_threads(tmp_path: Path) -> None:
     async def one() -> str:
         with cell_with(tmp_path) as cell:
             return await asyncio.to_thread(said, cell, "id -u")
 
     with ThreadPoolExecutor(4) as threads:
-        assert {*threads.map(lambda _: asyncio.run(one()), range(8))} == {str(NOBODY)}
+        assert {*threads.map(lambda _: asyncio.run(one()), range(8))} == {str(UNPRIVILEGED_ID)}

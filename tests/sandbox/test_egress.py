@@ -1,4 +1,4 @@
-"""The way out of a real sandbox: what a confined process reaches with a list of hosts, and what it does not."""
+"""The network of a real sandbox: the hosts that a sandboxed process reaches, and those it does not."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from msgspec.structs import replace
 from tests.sandbox.conftest import PLAIN_PATH, Warden, run_confined
 
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import Gate, Jail
+from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives import egress_entry
-from kiwi_mcp.primitives.addresses import HostRules
-from kiwi_mcp.primitives.egress import TASK, egress
-from kiwi_mcp.primitives.egress_record import Ledger
-from kiwi_mcp.primitives.lookup import Lookup
-from kiwi_mcp.primitives.subprocess import ProcessResult
-from kiwi_mcp.sandbox.host import backends
-from kiwi_mcp.sandbox.standing import choose, examine
+from kiwi_mcp.domain.process import StartGate
+from kiwi_mcp.primitives.egress_proxy import TASK, egress
+from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
+from kiwi_mcp.primitives.process import namespaces
+from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.self_test import choose, examine
 
 PROBES = """
 import errno, json, os, socket, subprocess, sys, urllib.error, urllib.request
@@ -60,9 +61,9 @@ def fetched(url):
         return [fault.code, fault.read().decode()]
 
 def curl(*words):
-    told = subprocess.run(["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code} %{http_connect}", *words],
+    done = subprocess.run(["curl", "-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code} %{http_connect}", *words],
                           capture_output=True, timeout=20)
-    return [told.returncode, told.stdout.decode()]
+    return [done.returncode, done.stdout.decode()]
 
 status = {row.split(":")[0]: row.split(":", 1)[1].strip() for row in open("/proc/1/status").read().splitlines()}
 socks = ("-x", "socks5h://127.0.0.1:3128")
@@ -128,19 +129,21 @@ async def named(host: str, port: int) -> Sequence[str]:  # as resolvers are call
     return ["127.0.0.1"]
 
 
-def cell(keeper: Warden, port: int) -> Jail:
+def cell(keeper: Warden, port: int) -> SandboxProfile:
     hosts = (f"allowed.test:{port}",)
-    return Jail(keeper.level, hosts=hosts, private_hosts=hosts)
+    return SandboxProfile(keeper.level, hosts=hosts, private_hosts=hosts)
 
 
-async def held(keeper: Warden, jail: Jail, *argv: str, ledger: Ledger, seconds: float = 30.0) -> ProcessResult:
+async def held(
+    keeper: Warden, profile: SandboxProfile, *argv: str, ledger: TrafficLog, seconds: float = 30.0
+) -> ProcessResult:
     """Run a command confined and with its proxy; the user must be the right one already."""
     # The interpreter of the tests may lie where an ordinary user cannot reach it.
     sys.executable = keeper.python
     spec = ProcessSpec(argv, cwd="/", env={"PATH": PLAIN_PATH, "HTTP_PROXY": "http://elsewhere"}, timeout=seconds)
     standings = await examine(backends(owner_map=keeper.owner_map), keeper.state, run_confined)
-    rules = HostRules(jail.hosts, jail.denied_hosts, jail.private_hosts)
-    with choose(jail.level, standings).backend.wrap(spec, jail) as confined:
+    rules = HostRules(profile.hosts, profile.denied_hosts, profile.private_hosts)
+    with choose(profile.level, standings).backend.wrap(spec, profile) as confined:
         assert confined.handover.gate is not None
         async with egress(rules, confined.handover.gate, ledger, through=Lookup(named)):
             ended = await run_confined(confined)
@@ -163,7 +166,7 @@ class Report:
 @pytest.fixture(scope="module")
 def report(keeper: Warden) -> Report:
     async def probed() -> Report:
-        ledger = Ledger()
+        ledger = TrafficLog()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX) as abstract:
             udp.bind(("127.0.0.1", 0))
             udp.setblocking(False)
@@ -171,8 +174,8 @@ def report(keeper: Warden) -> Report:
             abstract.listen()
             async with outside() as server:
                 words = (str(server.port), str(udp.getsockname()[1]), f"\0kiwi-egress-{id(udp)}".replace("\0", "@"))
-                jail = cell(keeper, server.port)
-                ended = await held(keeper, jail, keeper.python, "-I", "-c", PROBES, *words, ledger=ledger)
+                profile = cell(keeper, server.port)
+                ended = await held(keeper, profile, keeper.python, "-I", "-c", PROBES, *words, ledger=ledger)
             datagrams = 0
             with suppress(BlockingIOError):
                 udp.recv(10)
@@ -195,7 +198,7 @@ def rows(report: Report) -> dict[tuple[Json, Json, Json], JsonObject]:
 
 @pytest.mark.case("NET-05")
 @pytest.mark.case("NET-09")
-def test_a_granted_host_is_reached_in_every_way_and_another_port_in_none(report: Report) -> None:
+def test_a_granted_host_is_reached_by_every_client_and_another_port_by_none(report: Report) -> None:
     assert report.found["fetched"] == [200, "hi"]
     assert report.found["tunnel"] == [0, "200 200"]
     assert report.found["socks"] == [0, "200 000"]
@@ -212,23 +215,23 @@ def test_a_granted_host_is_reached_in_every_way_and_another_port_in_none(report:
 @pytest.mark.case("NET-10")
 def test_a_denial_names_host_port_and_reason(report: Report) -> None:
     status, text = as_list(report.found["elsewhere"])
-    told = as_object(json.loads(str(text)))
+    response = as_object(json.loads(str(text)))
     assert status == 403
-    assert (told["host"], told["port"]) == ("other.test", report.port)
-    assert told["reason"] == "it is not among the hosts to be reached"
+    assert (response["host"], response["port"]) == ("other.test", report.port)
+    assert response["reason"] == "it is not among the hosts to be reached"
     assert report.found["user"] == report.found["host_header"] == [0, "403 000"]
     assert all(f"Host: allowed.test:{report.port}" in head for head in report.heads)
 
 
 @pytest.mark.case("NET-07")
-def test_no_spelling_of_an_address_is_reached(report: Report) -> None:
+def test_no_spelling_of_a_denied_address_is_reached(report: Report) -> None:
     answers = as_list(report.found["alias"])
     assert len(answers) == 15
     assert all("200" not in str(answer) for answer in answers)
 
 
 @pytest.mark.case("NET-08")
-def test_past_the_proxy_there_is_no_way(report: Report) -> None:
+def test_there_is_no_network_without_the_proxy(report: Report) -> None:
     assert as_list(report.found["without"])[0] == 7
     assert report.found["direct"] == ["ECONNREFUSED", "ENETUNREACH", "gaierror"]
     assert report.found["interfaces"] == ["lo"]
@@ -237,7 +240,7 @@ def test_past_the_proxy_there_is_no_way(report: Report) -> None:
 @pytest.mark.case("NET-02")
 @pytest.mark.case("NET-03")
 @pytest.mark.case("NET-04")
-def test_other_kinds_of_sockets_stay_closed_with_a_proxy(report: Report) -> None:
+def test_other_socket_kinds_stay_closed_with_a_proxy(report: Report) -> None:
     assert report.found["families"] == {
         **dict.fromkeys(("unix", "netlink", "packet", "vsock"), "EAFNOSUPPORT"),
         **dict.fromkeys(("raw", "raw6"), "EPERM"),
@@ -247,14 +250,14 @@ def test_other_kinds_of_sockets_stay_closed_with_a_proxy(report: Report) -> None
     assert report.datagrams == 0
 
 
-def test_nothing_of_the_proxy_is_inside(report: Report) -> None:
+def test_no_part_of_the_proxy_is_inside_the_sandbox(report: Report) -> None:
     assert report.found["pids"] == 2
     assert report.found["filtered"] == "2"
     assert "socket" not in as_list(report.found["held"])
     way = "http://127.0.0.1:3128"
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
-    told = {**dict.fromkeys(names, way), "NO_PROXY": "", "no_proxy": "", "NODE_USE_ENV_PROXY": "1"}
-    assert report.found["env"] == told
+    response = {**dict.fromkeys(names, way), "NO_PROXY": "", "no_proxy": "", "NODE_USE_ENV_PROXY": "1"}
+    assert report.found["env"] == response
 
 
 WAITING = """
@@ -272,20 +275,20 @@ except ConnectionRefusedError:
 
 
 @pytest.mark.case("DEG-06")
-def test_a_proxy_that_dies_leaves_no_way_out_and_the_run_is_flagged(rooted: Warden) -> None:
-    ledger = Ledger()
+async def test_a_dead_proxy_leaves_no_network_and_flags_the_run(rooted: Warden) -> None:
+    ledger = TrafficLog()
 
     async def work() -> ProcessResult:
         async with outside() as server:
-            jail = cell(rooted, server.port)
+            profile = cell(rooted, server.port)
             words = (rooted.python, "-I", "-c", WAITING, str(server.port))
-            run = asyncio.create_task(held(rooted, jail, *words, ledger=ledger))
+            run = asyncio.create_task(held(rooted, profile, *words, ledger=ledger))
             await server.came.wait()
             (proxy,) = [task for task in asyncio.all_tasks() if task.get_name() == TASK]
             proxy.cancel()
             return await run
 
-    ended = asyncio.run(asyncio.wait_for(work(), 30))
+    ended = await asyncio.wait_for(work(), 30)
     assert ended.stdout.split() == [b"connected", b"closed"], ended.stderr.decode()
     assert "before the process did" in str(ledger.to_json()["fault"])
 
@@ -316,83 +319,83 @@ def appears(path: Path) -> None:
 
 
 @pytest.mark.case("NET-11")
-def test_a_sandbox_that_starves_its_proxy_does_not_starve_another(rooted: Warden) -> None:
+async def test_a_sandbox_that_overloads_its_proxy_does_not_affect_another(rooted: Warden) -> None:
     marker = rooted.folder("marker") / "starving"
 
     async def work() -> tuple[bytes, float]:
         async with outside() as server:
-            jail = cell(rooted, server.port)
-            starved = replace(jail, writable=(str(marker.parent),))
+            profile = cell(rooted, server.port)
+            starved = replace(profile, writable=(str(marker.parent),))
             words = (rooted.python, "-I", "-c", IDLE, str(marker))
-            starving = asyncio.create_task(held(rooted, starved, *words, ledger=Ledger()))
+            starving = asyncio.create_task(held(rooted, starved, *words, ledger=TrafficLog()))
             await asyncio.to_thread(appears, marker)
             fetch = f"TIMEFORMAT=%R; time curl -s -m 5 http://allowed.test:{server.port}/"
-            ended = await held(rooted, jail, "/bin/bash", "-c", fetch, ledger=Ledger())
+            ended = await held(rooted, profile, "/bin/bash", "-c", fetch, ledger=TrafficLog())
             assert not starving.done()
             starving.cancel()
             with suppress(asyncio.CancelledError):
                 await starving
             return ended.stdout, float(ended.stderr)
 
-    said, seconds = asyncio.run(asyncio.wait_for(work(), 40))
+    said, seconds = await asyncio.wait_for(work(), 40)
     assert said == b"hi"
     assert seconds < 1
 
 
-def test_restricted_has_no_network_and_says_so_before_anything_runs(strict: Warden) -> None:
+async def test_restricted_refuses_hosts_before_anything_runs(strict: Warden) -> None:
     marker = strict.folder("marker")
-    jail = Jail("restricted", writable=(str(marker),), hosts=("allowed.test",))
+    profile = SandboxProfile("restricted", writable=(str(marker),), hosts=("allowed.test",))
     with pytest.raises(IsolationUnavailable, match=r"has no network, and the tool needs allowed\.test"):
-        asyncio.run(held(strict, jail, "/bin/sh", "-c", f": >{marker}/ran", ledger=Ledger()))
+        await held(strict, profile, "/bin/sh", "-c", f": >{marker}/ran", ledger=TrafficLog())
     assert [*marker.iterdir()] == []
 
 
-def test_a_process_without_its_way_out_never_begins(rooted: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_without_its_proxy_never_starts(rooted: Warden, monkeypatch: pytest.MonkeyPatch) -> None:
     marker = rooted.folder("marker")
-    monkeypatch.setattr("kiwi_mcp.primitives.egress_entry.PROXY", ("256.0.0.1", 3128))
-    jail = Jail("sandboxed", writable=(str(marker),), hosts=("allowed.test",))
+    monkeypatch.setattr("kiwi_mcp.primitives.process.namespaces.PROXY", ("256.0.0.1", 3128))
+    profile = SandboxProfile("sandboxed", writable=(str(marker),), hosts=("allowed.test",))
     with pytest.raises(IsolationUnavailable, match="got no way to the network"):
-        asyncio.run(held(rooted, jail, "/bin/sh", "-c", f": >{marker}/ran", ledger=Ledger()))
+        await held(rooted, profile, "/bin/sh", "-c", f": >{marker}/ran", ledger=TrafficLog())
     assert [*marker.iterdir()] == []
 
 
-def test_the_word_to_begin_is_not_given_by_the_end_of_a_pipe(rooted: Warden) -> None:
+async def test_the_end_of_a_pipe_does_not_start_the_process(rooted: Warden) -> None:
     marker = rooted.folder("marker")
-    jail = Jail("sandboxed", writable=(str(marker),), hosts=("allowed.test",))
+    profile = SandboxProfile("sandboxed", writable=(str(marker),), hosts=("allowed.test",))
 
     async def work() -> ProcessResult:
         spec = ProcessSpec(("/bin/sh", "-c", f": >{marker}/ran"), cwd="/", timeout=1.0)
         standings = await examine(backends(owner_map=rooted.owner_map), rooted.state, run_confined)
-        with choose("sandboxed", standings).backend.wrap(spec, jail) as confined:
-            gate: Gate | None = confined.handover.gate
+        with choose("sandboxed", standings).backend.wrap(spec, profile) as confined:
+            gate: StartGate | None = confined.handover.gate
             assert gate is not None
             return await run_confined(confined)
 
-    assert asyncio.run(work()).timed_out
+    assert (await work()).timed_out
     assert not Path(marker, "ran").exists()
 
 
-def test_a_helper_that_was_killed_is_started_again(rooted: Warden) -> None:
+async def test_a_killed_helper_is_restarted(rooted: Warden) -> None:
     async def fetched() -> bytes:
         async with outside() as server:
             curl = ("curl", "-s", "-m", "5", f"http://allowed.test:{server.port}/")
-            return (await held(rooted, cell(rooted, server.port), *curl, ledger=Ledger())).stdout
+            return (await held(rooted, cell(rooted, server.port), *curl, ledger=TrafficLog())).stdout
 
     async def work() -> list[bytes]:
         first = await fetched()
-        process = egress_entry._helpers[os.getpid()]._process
+        process = namespaces._helpers[os.getpid()]._process
         process.kill()
         process.wait()
         return [first, await fetched()]
 
-    assert asyncio.run(asyncio.wait_for(work(), 30)) == [b"hi", b"hi"]
+    assert await asyncio.wait_for(work(), 30) == [b"hi", b"hi"]
 
 
-def test_several_sandboxes_get_their_proxies_at_the_same_time(keeper: Warden) -> None:
+def test_several_sandboxes_start_their_proxies_concurrently(keeper: Warden) -> None:
     async def work() -> list[bytes]:
         async with outside() as server:
             curl = ("curl", "-s", "-m", "5", f"http://allowed.test:{server.port}/")
-            runs = [held(keeper, cell(keeper, server.port), *curl, ledger=Ledger()) for _ in range(8)]
+            runs = [held(keeper, cell(keeper, server.port), *curl, ledger=TrafficLog()) for _ in range(8)]
             return [ended.stdout for ended in await asyncio.gather(*runs)]
 
     before = sys.executable

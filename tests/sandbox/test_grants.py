@@ -1,4 +1,4 @@
-"""Grants: what is given is what was named, with no link in between and nothing else beside it."""
+"""Grants: exactly the named path is granted, without symlinks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ import pytest
 from tests.sandbox.conftest import Cell, Warden
 
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
-from kiwi_mcp.domain.isolation import Jail
-from kiwi_mcp.kernel.places import project_around
-from kiwi_mcp.sandbox.grants import Opened, open_grants
-from kiwi_mcp.sandbox.profile import base_profile
-from kiwi_mcp.sandbox.protected import shielded
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.kernel.paths import outputs_home, project_around
+from kiwi_mcp.primitives.secrets import variables
+from kiwi_mcp.sandbox.levels import base_profile
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, open_grants, shielded
 
 
-def opened(keep: ExitStack, *, readable: tuple[Path, ...] = (), writable: tuple[Path, ...] = ()) -> tuple[Opened, ...]:
-    jail = Jail("sandboxed", tuple(map(str, readable)), tuple(map(str, writable)))
-    return open_grants(jail, (), keep)
+def opened(
+    keep: ExitStack, *, readable: tuple[Path, ...] = (), writable: tuple[Path, ...] = ()
+) -> tuple[OpenedGrant, ...]:
+    profile = SandboxProfile("sandboxed", tuple(map(str, readable)), tuple(map(str, writable)))
+    return open_grants(profile, (), keep)
 
 
 @pytest.mark.parametrize("path", ["/", "/tmp", "/proc", "/proc/self", "/dev/shm", "relative", "/var/../etc", ""])
-def test_places_of_the_sandbox_itself_are_not_granted(path: str) -> None:
+def test_paths_of_the_sandbox_itself_are_not_granted(path: str) -> None:
     with ExitStack() as keep, pytest.raises(Unavailable, match="cannot be given"):
-        open_grants(Jail("sandboxed", readable=(path,)), (), keep)
+        open_grants(SandboxProfile("sandboxed", readable=(path,)), (), keep)
 
 
-def test_a_link_anywhere_on_the_way_is_refused(tmp_path: Path) -> None:
+def test_a_symlink_in_any_part_of_a_path_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real" / "out").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real" / "etc").symlink_to("/etc")
@@ -51,16 +53,16 @@ def test_only_folders_and_files_are_granted(tmp_path: Path) -> None:
         opened(keep, readable=(tmp_path / "absent",))
 
 
-def test_what_lies_in_a_grant_of_the_same_kind_is_not_given_twice(tmp_path: Path) -> None:
+def test_a_path_inside_a_grant_of_the_same_kind_is_not_granted_twice(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     with ExitStack() as keep:
         given = opened(keep, readable=(tmp_path / "a" / "b", tmp_path / "a"), writable=(tmp_path / "a" / "b" / "c",))
-        told = [(Path(grant.path).name, grant.is_writable) for grant in given]
-    assert told == [("a", False), ("c", True)]
+        response = [(Path(grant.path).name, grant.is_writable) for grant in given]
+    assert response == [("a", False), ("c", True)]
 
 
 @pytest.mark.case("RACE-01")
-def test_a_folder_that_is_exchanged_for_a_link_never_shows_where_the_link_leads(keeper: Warden) -> None:
+def test_a_folder_replaced_by_a_link_never_shows_the_target(keeper: Warden) -> None:
     home = keeper.folder("race")
     (home / "out").mkdir()
     (home / "spare").symlink_to("/etc")
@@ -90,45 +92,48 @@ def _listing(keeper: Warden, folder: Path) -> str:
         return "refused" if {"path", "launcher"} & {*fault.details} else str(fault)
 
 
-def test_a_place_that_is_kept_empty_is_gone_when_the_last_one_leaves(tmp_path: Path) -> None:
+def test_a_placeholder_is_removed_with_its_last_user(tmp_path: Path) -> None:
     profile, folder = base_profile(), tmp_path / "workspace"
     folder.mkdir()
     with ExitStack() as first:
         (grant,) = opened(first, writable=(folder,))
         kept = {Path(one.path).name for one in shielded([grant], profile, first)}
-        assert kept == {*profile.kept_absent} == {path.name for path in folder.iterdir()}
+        assert kept == {*profile.protected} == {path.name for path in folder.iterdir()}
         with ExitStack() as second:
             [*shielded([grant], profile, second)]
         assert {path.name for path in folder.iterdir()} == kept
         assert {path.name for path in folder.iterdir() if path.is_dir()} == {".git"}
+        assert not any(path.is_file() for path in folder.iterdir())
         assert project_around(folder) is None
+        assert outputs_home(folder / ".ai", tmp_path) == tmp_path
+        assert variables.read(folder / ".env") == {}
     assert [*folder.iterdir()] == []
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_what_a_kiwi_that_was_killed_left_behind_goes_with_the_next_run(tmp_path: Path, is_folder: bool) -> None:
+def test_placeholders_of_a_killed_kiwi_are_removed_by_the_next_run(tmp_path: Path, is_folder: bool) -> None:
     left = tmp_path / "workspace" / ".ai"
     left.parent.mkdir()
-    left.mkdir() if is_folder else left.touch()
+    left.mkdir() if is_folder else left.touch(0o444)
     os.utime(left, (0, 0))
     with ExitStack() as keep:
         [*shielded(opened(keep, writable=(left.parent,)), base_profile(), keep)]
     assert [*left.parent.iterdir()] == []
 
 
-def test_a_place_that_the_owner_took_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_placeholder_that_the_owner_filled_meanwhile_stays(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     folder.mkdir()
     with ExitStack() as keep:
         [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
-        (folder / ".claude").unlink()
-        (folder / ".claude").mkdir()
-        (folder / ".cursor").chmod(0o644)
-        (folder / ".cursor").write_text("mine")
-    assert {path.name for path in folder.iterdir()} == {".claude", ".cursor"}
+        (folder / ".vscode").unlink()
+        (folder / ".vscode").mkdir()
+        (folder / "CLAUDE.md").unlink()
+        (folder / "CLAUDE.md").write_text("mine")
+    assert {path.name for path in folder.iterdir()} == {".vscode", "CLAUDE.md"}
 
 
-def test_an_empty_folder_of_the_owners_own_stays(tmp_path: Path) -> None:
+def test_an_empty_folder_of_the_owner_stays(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     folder.mkdir()
     (folder / ".git").mkdir()
@@ -140,23 +145,21 @@ def test_an_empty_folder_of_the_owners_own_stays(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {".git", ".envrc"}
 
 
-def test_a_protected_name_that_is_a_link_keeps_its_folder_from_being_written_to(tmp_path: Path) -> None:
+def test_a_protected_name_that_is_a_link_makes_its_folder_read_only(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     (folder / "elsewhere").mkdir(parents=True)
     (folder / ".git").symlink_to("elsewhere")
-    with ExitStack() as keep, pytest.raises(Unavailable, match="a link cannot be held"):
+    with ExitStack() as keep, pytest.raises(Unavailable, match="a link cannot be protected"):
         [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
 
 
-def test_a_place_that_somebody_else_locked_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_path_locked_by_another_process_is_refused_without_waiting(tmp_path: Path) -> None:
     folder = tmp_path / "workspace"
     folder.mkdir()
     with ExitStack() as first, ExitStack() as second:
         grants = opened(first, writable=(folder,))
-        (folder / ".git").mkdir()
-        os.utime(folder / ".git", (0, 0))
-        lock = os.open(folder / ".git", os.O_RDONLY)
+        lock = os.open(folder, os.O_RDONLY)
         second.callback(os.close, lock)
         flock(lock, LOCK_EX)
-        with pytest.raises(Unavailable, match="another process holds its place"):
+        with pytest.raises(Unavailable, match="another process has locked it"):
             [*shielded(grants, base_profile(), second)]

@@ -1,9 +1,11 @@
-"""What is kept back of a folder that is given is empty inside, for reading and for writing alike."""
+"""Hidden parts of a granted folder are empty inside, for reading and writing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.kernel import Answer
@@ -28,7 +30,8 @@ true
 """
 
 
-def test_a_held_process_sees_what_it_is_given_and_nothing_that_a_rule_denies(
+@pytest.mark.usefixtures("sandbox")
+def test_a_sandboxed_process_sees_its_grants_and_nothing_that_a_rule_denies(
     ask: Ask, project: Path, home: Path
 ) -> None:
     for name in ("docs/open.md", "docs/.env", "docs/secret/key", "docs/notes.pem", "out/kept.txt"):

@@ -1,17 +1,19 @@
-"""Limits of a process that waits: set from outside, for good, and never loosened."""
+"""Resource limits of a waiting process: set from outside, permanent, and never loosened."""
 
 from __future__ import annotations
 
 import resource
 from subprocess import DEVNULL, PIPE, Popen
 
-from kiwi_mcp.domain.isolation import Limits
+import pytest
+
+from kiwi_mcp.domain.isolation import ResourceLimits
 from kiwi_mcp.sandbox.limits import start_limited
 
-LIMITS = Limits(memory_bytes=64 << 20, cpu_seconds=7, open_files=99, file_bytes=1_000)
+LIMITS = ResourceLimits(memory_bytes=64 << 20, cpu_seconds=7, open_files=99, file_bytes=1_000)
 
 
-def told() -> dict[str, tuple[int, int]]:
+def current_limits() -> dict[str, tuple[int, int]]:
     """The limits that a waiting shell has once it was started with `LIMITS`."""
 
     def spawn() -> Popen[bytes]:
@@ -25,12 +27,14 @@ def told() -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_what_waits_has_its_limits_before_it_goes_on_and_cannot_raise_them() -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_waiting_process_has_its_limits_before_it_continues_and_cannot_raise_them() -> None:
     wanted = {"CORE": 0, "DATA": 64 << 20, "FSIZE": 1_000, "NOFILE": 99, "CPU": 7}
-    assert told() == {kind: (most, most) for kind, most in wanted.items()}
+    assert current_limits() == {kind: (most, most) for kind, most in wanted.items()}
 
 
-def test_a_limit_that_is_stricter_already_stays() -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_stricter_existing_limit_stays() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def spawn() -> Popen[bytes]:

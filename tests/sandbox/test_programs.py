@@ -1,4 +1,4 @@
-"""Programs: launchers that can be trusted, and what a program needs to run."""
+"""Programs: trusted launchers, and the files that a program needs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ import pytest
 from tests.sandbox.conftest import Warden
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.sandbox.programs import Around, Program, find_launcher, program_at
+from kiwi_mcp.sandbox.command_files import Around, Program, find_launcher, program_at
 
 
-def test_a_launcher_is_the_systems_own() -> None:
+def test_a_launcher_comes_from_the_system() -> None:
     assert find_launcher("prlimit") == str(Path("/usr/bin/prlimit").resolve())
     assert find_launcher("no-such-launcher") is None
 
 
-def test_a_launcher_in_a_folder_that_others_may_write_to_is_none(tmp_path: Path) -> None:
+def test_a_launcher_in_a_writable_folder_is_not_used(tmp_path: Path) -> None:
     shutil.copy("/bin/true", tmp_path / "bwrap")
     assert find_launcher("bwrap", [str(tmp_path)]) is None  # below a temporary folder, which everybody may write to
 
 
-def test_an_interpreter_brings_its_installation_and_nothing_around_it(environment: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_an_interpreter_exposes_its_installation_and_nothing_around_it(environment: Path) -> None:
     python = environment / "bin" / "python"
     base = Path(os.path.realpath(sys.executable)).parent.parent
     assert program_at(str(python), nowhere) == Program(str(python), (str(environment), str(base)))
 
 
-def test_a_script_of_an_environment_brings_the_interpreter_too(environment: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_script_of_an_environment_exposes_its_interpreter_too(environment: Path) -> None:
     script = environment / "bin" / "serve"
     script.write_text(f"#!{environment}/bin/python\n")
     script.chmod(0o755)
@@ -39,7 +41,7 @@ def test_a_script_of_an_environment_brings_the_interpreter_too(environment: Path
 
 
 @pytest.mark.case("FS-01")
-def test_a_program_in_a_home_does_not_bring_the_home(tmp_path: Path) -> None:
+def test_a_program_in_a_home_does_not_expose_the_home(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / "bin" / "mine").write_text("#!/bin/sh\n")
@@ -50,7 +52,7 @@ def test_a_program_in_a_home_does_not_bring_the_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("FS-01")
-def test_a_rust_compiler_brings_the_libraries_it_was_installed_with(tmp_path: Path) -> None:
+def test_a_rust_compiler_exposes_its_installed_libraries(tmp_path: Path) -> None:
     compiler = tmp_path / "toolchain" / "bin" / "rustc"
     for folder in (compiler.parent, tmp_path / "toolchain" / "lib" / "rustlib"):
         folder.mkdir(parents=True)
@@ -58,7 +60,7 @@ def test_a_rust_compiler_brings_the_libraries_it_was_installed_with(tmp_path: Pa
     assert program_at(str(compiler), lambda _: False) == Program(str(compiler), (str(tmp_path / "toolchain"),))
 
 
-def test_a_project_that_looks_like_an_installation_is_none(tmp_path: Path) -> None:
+def test_a_project_that_looks_like_an_installation_is_not_exposed(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "pyvenv.cfg").touch()
     run = tmp_path / "bin" / "run"
@@ -71,7 +73,8 @@ def test_a_project_that_looks_like_an_installation_is_none(tmp_path: Path) -> No
     assert str(tmp_path) in program_at(str(run), nowhere, made).roots
 
 
-def test_an_environment_of_the_project_is_used_where_it_is_given(environment: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_an_environment_of_the_project_is_used_if_granted(environment: Path) -> None:
     python, closed = environment / "bin" / "python", (str(environment.parent),)
     base = str(Path(os.path.realpath(sys.executable)).parent.parent)
 
@@ -80,7 +83,7 @@ def test_an_environment_of_the_project_is_used_where_it_is_given(environment: Pa
 
 
 @pytest.mark.case("FS-01")
-def test_naming_a_key_as_a_program_does_not_open_it(tmp_path: Path, keeper: Warden) -> None:
+def test_naming_a_key_as_a_program_does_not_expose_it(tmp_path: Path, keeper: Warden) -> None:
     home = keeper.folder("keys", id_ed25519="a key", script="")
     (home / "script").write_text(f"#!{home}/id_ed25519\n")
     (home / "script").chmod(0o755)
@@ -91,7 +94,7 @@ def test_naming_a_key_as_a_program_does_not_open_it(tmp_path: Path, keeper: Ward
             keeper.run(f"{home}/{name}")
 
 
-def test_a_ring_of_links_ends(tmp_path: Path) -> None:
+def test_a_symlink_cycle_ends(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert program_at(str(tmp_path / "a"), nowhere).roots == ()

@@ -1,4 +1,4 @@
-"""What tools do every day works in a sandbox as it does outside."""
+"""Ordinary programs work in a sandbox as they do outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ print(json.dumps(asyncio.run(main())))
 """
 
 
-def test_python_has_loops_threads_and_processes(warden: Warden) -> None:
+def test_python_event_loops_threads_and_processes_work(warden: Warden) -> None:
     assert warden.python_says(ASYNC) == [1, 2]
 
 
@@ -42,7 +42,7 @@ def test_standard_streams_can_be_opened_by_name_and_the_result_comes_through(kee
     assert (ended.stdout, ended.stderr, ended.result) == (b"out\n", b"err\n", b"42")
 
 
-def test_a_process_starts_in_its_folder_where_that_was_granted_else_at_home(keeper: Warden) -> None:
+def test_a_process_starts_in_its_granted_folder_or_at_home(keeper: Warden) -> None:
     folder = keeper.folder("project")
     (folder / "inner").mkdir()
     granted = keeper.run("/bin/pwd", cell=Cell(readable=(folder,), cwd=folder / "inner"))

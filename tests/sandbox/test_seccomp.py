@@ -1,4 +1,4 @@
-"""The filter, read by a small machine of the same kind as the kernel's."""
+"""The seccomp filter, executed by a small BPF interpreter."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
-from kiwi_mcp.sandbox.syscalls import DENIED, LAST_KNOWN, Machine, machine
+from kiwi_mcp.sandbox.seccomp import DENIED, LAST_KNOWN, Machine, filter_program, is_supported, machine
 
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 NAMES = ("x86_64", "aarch64")
@@ -49,19 +48,19 @@ def kind(request: pytest.FixtureRequest) -> tuple[bytes, Machine]:
     return filter_program(request.param), found
 
 
-def test_a_machine_without_a_table_has_no_filter() -> None:
+def test_an_architecture_without_a_table_has_no_filter() -> None:
     assert not is_supported("riscv64")
     assert all(is_supported(name) for name in NAMES)
 
 
-def test_what_no_tool_needs_is_refused(kind: tuple[bytes, Machine]) -> None:
+def test_calls_that_no_tool_needs_are_refused(kind: tuple[bytes, Machine]) -> None:
     program, target = kind
     for name in DENIED:
         if name in target.numbers:
             assert judge(program, target.audit, target.numbers[name]) == ERROR | EPERM, name
 
 
-def test_calls_by_another_table_end_the_process(kind: tuple[bytes, Machine]) -> None:
+def test_calls_of_another_architecture_kill_the_process(kind: tuple[bytes, Machine]) -> None:
     program, target = kind
     assert judge(program, 0x40000003, 1) == KILL
     if target.foreign_bit:
@@ -69,7 +68,7 @@ def test_calls_by_another_table_end_the_process(kind: tuple[bytes, Machine]) -> 
 
 
 @given(some.integers(LAST_KNOWN + 1, 0x3FFFFFFF), some.sampled_from(NAMES))
-def test_calls_that_nobody_looked_at_are_absent(number: int, name: str) -> None:
+def test_unknown_calls_are_absent(number: int, name: str) -> None:
     target = machine(name)
     assert target is not None
     assert judge(filter_program(name), target.audit, number) == ERROR | ENOSYS
@@ -84,7 +83,7 @@ def test_every_other_call_is_allowed(number: int, name: str) -> None:
 
 
 @given(some.integers(0, 0xFFFFFFFF))
-def test_a_process_is_made_without_new_namespaces_or_not_at_all(flags: int) -> None:
+def test_a_process_is_created_without_new_namespaces(flags: int) -> None:
     target = machine("x86_64")
     assert target is not None
     answer = judge(filter_program("x86_64"), target.audit, target.numbers["clone"], (flags,))
@@ -92,7 +91,7 @@ def test_a_process_is_made_without_new_namespaces_or_not_at_all(flags: int) -> N
 
 
 @given(some.integers(0, 64), some.sets(some.integers(1, 50), max_size=4))
-def test_only_named_families_of_sockets_are_made(family: int, allowed: set[int]) -> None:
+def test_only_named_socket_families_are_created(family: int, allowed: set[int]) -> None:
     target = machine("x86_64")
     assert target is not None
     program = filter_program("x86_64", families=tuple(sorted(allowed)))
@@ -101,7 +100,7 @@ def test_only_named_families_of_sockets_are_made(family: int, allowed: set[int])
 
 
 @given(some.integers(0, 0o7777), some.booleans())
-def test_no_file_gets_a_mode_that_carries_rights(mode: int, is_made: bool) -> None:
+def test_no_file_gets_a_setuid_mode(mode: int, is_made: bool) -> None:
     target = machine("x86_64")
     assert target is not None
     program, numbers = filter_program("x86_64"), target.numbers
@@ -112,7 +111,7 @@ def test_no_file_gets_a_mode_that_carries_rights(mode: int, is_made: bool) -> No
     assert opened == (wanted if is_made else ALLOW)
 
 
-def test_further_calls_can_be_refused() -> None:
+def test_additional_calls_can_be_refused() -> None:
     target = machine("x86_64")
     assert target is not None
     number = target.numbers["memfd_create"]

@@ -1,4 +1,4 @@
-"""Variables: what a confined process is given reaches it, and nobody else sees it on the way."""
+"""Variables of a sandboxed process reach it and are visible to no other process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from tests.sandbox.conftest import Cell, Warden
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.sandbox.variables import divided
+from kiwi_mcp.sandbox.process_setup import divided
 
 SECRET = f"secret-{token_hex(16)}"
 
 
 @pytest.mark.case("SEC-08")
-def test_a_secret_stands_in_no_command_line(keeper: Warden) -> None:
+def test_a_secret_is_in_no_command_line(keeper: Warden) -> None:
     marker = keeper.folder("marker")
     script = f'printf %s "$TOKEN" | cksum; : >{marker}/begun; while [ ! -e {marker}/done ]; do sleep 0.02; done'
     cell = Cell(writable=(marker,), env={"TOKEN": "${TOKEN}"}, secrets={"TOKEN": SECRET})
@@ -30,8 +30,8 @@ def test_a_secret_stands_in_no_command_line(keeper: Warden) -> None:
         (marker / "done").touch()
         return (await run).stdout, seen
 
-    told, seen = keeper.do(lambda: asyncio.run(watched()))
-    assert told.split()[1] == str(len(SECRET)).encode()
+    response, seen = keeper.do(lambda: asyncio.run(watched()))
+    assert response.split()[1] == str(len(SECRET)).encode()
     assert any(b"bwrap" in line for line in seen)
     assert not any(SECRET.encode() in line for line in seen)
 
@@ -47,7 +47,7 @@ def _command_lines() -> list[bytes]:
 
 
 @pytest.mark.case("INJ-11")
-def test_a_library_named_for_preloading_is_not_loaded_by_the_launcher(keeper: Warden) -> None:
+def test_a_preload_library_is_not_loaded_by_the_launcher(keeper: Warden) -> None:
     workspace = keeper.folder("evil", evil__so="not a library")
     cell = Cell(readable=(workspace,), env={"LD_PRELOAD": f"{workspace}/evil.so"})
     ended = keeper.run("/bin/sh", "-c", "echo $LD_PRELOAD; tr '\\0' '\\n' </proc/1/environ", cell=cell)
@@ -59,18 +59,18 @@ def test_a_library_named_for_preloading_is_not_loaded_by_the_launcher(keeper: Wa
     assert b"bwrap" not in ended.stderr
 
 
-def test_what_steers_programs_is_set_inside_and_not_passed_on() -> None:
+def test_loader_variables_are_set_inside_and_not_passed_to_the_launcher() -> None:
     passed, inside = divided({"A": "1", "LD_PRELOAD": "x", "BASH_FUNC_ls%%": "() { :; }", "GCONV_PATH": "y"})
     assert passed == {"A": "1", "HOME": "/tmp/home", "TMPDIR": "/tmp"}
     assert inside == {"LD_PRELOAD": "x", "BASH_FUNC_ls%%": "() { :; }", "GCONV_PATH": "y"}
 
 
-def test_a_secret_under_a_steering_name_is_refused() -> None:
+def test_a_secret_under_a_loader_name_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="LD_LIBRARY_PATH"):
         divided({"LD_LIBRARY_PATH": "/x:${TOKEN}"})
 
 
-def test_home_and_the_temporary_folder_are_its_own(keeper: Warden) -> None:
+def test_home_and_the_temporary_folder_are_private(keeper: Warden) -> None:
     env = {"HOME": os.environ["HOME"], "TMPDIR": "/var/tmp"}
     ended = keeper.run("/bin/sh", "-c", "echo $HOME $TMPDIR; cd; pwd; id -un", cell=Cell(env=env))
     assert ended.stdout == b"/tmp/home /tmp\n/tmp/home\nkiwi\n"

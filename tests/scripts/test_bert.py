@@ -1,4 +1,4 @@
-"""The network that the encoder is taught in: what it gives is what the encoder gives, and its gradients are right."""
+"""The training network of the encoder: it matches the encoder, and its gradients are right."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def weights(chance: np.random.Generator) -> dict[str, NDArray[np.float64]]:
     return {name: chance.normal(size=size) * 0.4 for name, size in named_sizes(2)}
 
 
-def test_gradients_are_the_slopes_that_are_measured(
+def test_gradients_match_numerical_slopes(
     bert: ModuleType, weights: dict[str, NDArray[np.float64]], chance: np.random.Generator
 ) -> None:
     network = bert.Bert(weights, HEADS)
@@ -75,7 +75,7 @@ def test_gradients_are_the_slopes_that_are_measured(
         assert gradient[place] == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-3, abs=1e-6), name
 
 
-def test_a_text_has_the_same_vector_in_any_company(bert: ModuleType, weights: dict[str, NDArray[np.float64]]) -> None:
+def test_a_text_has_the_same_vector_in_any_batch(bert: ModuleType, weights: dict[str, NDArray[np.float64]]) -> None:
     network = bert.Bert(weights, HEADS)
 
     together = network.encode(TEXTS)[0]

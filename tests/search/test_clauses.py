@@ -1,4 +1,4 @@
-"""Parts of a request: as many as there are things asked for."""
+"""Parts of a request: one for each requested thing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.search.clauses import MOST, parts_of
+from kiwi_mcp.search.query import MAX_CLAUSES, split_clauses
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from kiwi_mcp.search.clauses import MOST, parts_of
     ],
 )
 def test_a_request_for_several_things_has_a_part_for_each(request_: str, parts: list[str]) -> None:
-    assert [*parts_of(request_)] == parts
+    assert [*split_clauses(request_)] == parts
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_request_for_several_things_has_a_part_for_each(request_: str, parts: 
         ("wait until July 1. Then call all of them", ["wait until July 1", "Then call all of them"]),
     ],
 )
-def test_what_is_numbered_from_one_on_is_a_list(request_: str, parts: list[str]) -> None:
-    assert [*parts_of(request_)] == parts
+def test_text_numbered_from_one_is_a_list(request_: str, parts: list[str]) -> None:
+    assert [*split_clauses(request_)] == parts
 
 
 @given(
@@ -58,9 +58,9 @@ def test_what_is_numbered_from_one_on_is_a_list(request_: str, parts: list[str])
         "".join
     )
 )
-def test_parts_are_few_and_each_is_a_piece_of_the_request(text: str) -> None:
-    parts = parts_of(text)
+def test_parts_are_few_and_substrings_of_the_request(text: str) -> None:
+    parts = split_clauses(text)
 
-    assert len(parts) <= MOST
+    assert len(parts) <= MAX_CLAUSES
     assert len(parts) != 1
     assert all(part in " ".join(text.split()) for part in parts)

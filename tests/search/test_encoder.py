@@ -1,4 +1,4 @@
-"""The encoder that ships: whole, true to its weights, shared by threads, and missed by nobody where it is missing."""
+"""The shipped encoder: intact, accurate, shared by threads, and optional."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kiwi_mcp.search import encoder, minilm
-from kiwi_mcp.search.encoder import encoder_name, encoder_state, load_encoder
-from kiwi_mcp.search.minilm import HOME, MiniLM
+from kiwi_mcp.search import encoder
+from kiwi_mcp.search.encoder import HOME, MiniLM, encoder_name, encoder_state, load_encoder
 
 ROOT = Path(__file__).parents[2]
 FACTS = json.loads((HOME / "encoder.json").read_bytes())
@@ -31,7 +30,7 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def shipped() -> MiniLM:
+def shipped(encoder_model: None) -> MiniLM:
     return MiniLM(HOME)
 
 
@@ -39,17 +38,19 @@ def shipped() -> MiniLM:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the encoder's files, from which it is loaded anew."""
     shutil.copytree(HOME, tmp_path / "encoder")
-    monkeypatch.setattr(minilm, "HOME", tmp_path / "encoder")
+    monkeypatch.setattr(encoder, "HOME", tmp_path / "encoder")
     encoder._load.cache_clear()
     yield tmp_path / "encoder"
     encoder._load.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.onnx", "pieces.npy", "vocabulary.txt"])
-def test_the_files_that_ship_are_those_that_were_made(name: str) -> None:
+def test_the_shipped_files_match_their_recorded_hashes(name: str) -> None:
     assert sha256((HOME / name).read_bytes()).hexdigest() == FACTS["sha256"][name]
 
 
+@pytest.mark.usefixtures("encoder_model")
 def test_the_licence_of_the_weights_ships_beside_them() -> None:
     assert FACTS["licence"] == "Apache-2.0"
     assert "Apache License" in (HOME / "LICENSE").read_text(encoding="utf-8")
@@ -63,13 +64,13 @@ def test_the_licence_of_the_weights_ships_beside_them() -> None:
     ("Play some jazz", "Cancel my subscription", 0.033),
     ("get_user_by_id", "Fetch a person's profile", 0.421),
 ])  # fmt: skip
-def test_texts_are_as_near_as_the_weights_in_full_say(shipped: MiniLM, one: str, other: str, nearness: float) -> None:
+def test_similarities_match_the_full_weights(shipped: MiniLM, one: str, other: str, nearness: float) -> None:
     first, second = shipped.encode([one, other])
 
     assert float(first @ second) == pytest.approx(nearness, abs=0.04)
 
 
-def test_a_text_has_one_vector_whatever_stands_beside_it(shipped: MiniLM) -> None:
+def test_a_text_has_one_vector_in_any_batch(shipped: MiniLM) -> None:
     together = shipped.encode(SENTENCES)
 
     assert together.shape == (len(SENTENCES), shipped.dimension)
@@ -77,7 +78,7 @@ def test_a_text_has_one_vector_whatever_stands_beside_it(shipped: MiniLM) -> Non
     assert all(np.array_equal(shipped.encode([text])[0], row) for text, row in zip(SENTENCES, together, strict=True))
 
 
-def test_the_first_coordinates_say_most(shipped: MiniLM) -> None:
+def test_the_first_dimensions_are_the_most_important(shipped: MiniLM) -> None:
     shares = np.sum(shipped.encode(SENTENCES)[:, : shipped.dimension // 3] ** 2, axis=1)
 
     assert shares.mean() > 0.6  # of vectors that are not turned a third holds a third
@@ -88,17 +89,19 @@ def test_any_text_has_a_vector(shipped: MiniLM, text: str) -> None:
     assert np.linalg.norm(shipped.encode([text])) == pytest.approx(1, abs=1e-5)
 
 
-def test_of_a_long_text_the_beginning_counts(shipped: MiniLM) -> None:
+@pytest.mark.smoke
+def test_a_long_text_is_encoded_by_its_beginning(shipped: MiniLM) -> None:
     one, other = shipped.encode([f"{'red ' * 200}{end}" for end in ("apples", "bicycles")])
 
     assert np.array_equal(one, other)
 
 
-def test_no_texts_have_no_vectors(shipped: MiniLM) -> None:
+def test_no_texts_give_no_vectors(shipped: MiniLM) -> None:
     assert shipped.encode([]).shape == (0, shipped.dimension)
 
 
-def test_the_weights_are_so_small_that_no_processor_overflows() -> None:
+@pytest.mark.usefixtures("encoder_model")
+def test_the_weights_are_small_enough_to_avoid_overflow() -> None:
     # Where pairs of products are added in sixteen bits, two products of 255 and 64 still fit.
     graph = next(value for field, value in _fields((HOME / "model.onnx").read_bytes()) if field == 7)
     constants = [dict(_fields(value)) for field, value in _fields(graph) if field == 5]
@@ -108,6 +111,7 @@ def test_the_weights_are_so_small_that_no_processor_overflows() -> None:
     assert max(int(np.abs(matrix.astype(np.int16)).max()) for matrix in matrices) == 64
 
 
+@pytest.mark.usefixtures("encoder_model")
 def test_threads_share_one_encoder() -> None:
     with ThreadPoolExecutor(4) as threads:
         loaded = [*threads.map(lambda _: load_encoder(), range(8))]
@@ -120,7 +124,7 @@ def test_threads_share_one_encoder() -> None:
     assert all(np.array_equal(alone, each) for each in together)
 
 
-def test_its_name_is_made_from_all_its_files(shipped: MiniLM) -> None:
+def test_the_encoder_name_depends_on_all_its_files(shipped: MiniLM) -> None:
     fingerprint = sha256("".join(FACTS["sha256"].values()).encode()).hexdigest()[:12]
 
     assert shipped.name == f"MiniLM-L6-tools-{fingerprint}"
@@ -128,8 +132,9 @@ def test_its_name_is_made_from_all_its_files(shipped: MiniLM) -> None:
     assert encoder_name() == shipped.name
 
 
+@pytest.mark.usefixtures("encoder_model")
 @pytest.mark.parametrize("name", ["model.onnx", "pieces.npy", "vocabulary.txt", "encoder.json"])
-def test_a_missing_file_leaves_words(home: Path, name: str) -> None:
+def test_a_missing_file_leaves_word_search(home: Path, name: str) -> None:
     (home / name).unlink()
 
     assert load_encoder() is None
@@ -137,8 +142,9 @@ def test_a_missing_file_leaves_words(home: Path, name: str) -> None:
     assert name in encoder_state()
 
 
+@pytest.mark.usefixtures("encoder_model")
 @pytest.mark.parametrize("name", ["model.onnx", "vocabulary.txt"])
-def test_a_changed_byte_leaves_words(home: Path, name: str) -> None:
+def test_a_changed_byte_leaves_word_search(home: Path, name: str) -> None:
     content = bytearray((home / name).read_bytes())
     content[len(content) // 2] ^= 1
     (home / name).write_bytes(content)
@@ -147,14 +153,16 @@ def test_a_changed_byte_leaves_words(home: Path, name: str) -> None:
     assert encoder_state() == f"words only: the encoder cannot be loaded (`{name}` is damaged)"
 
 
-def test_a_table_that_was_cut_short_leaves_words(home: Path) -> None:
+@pytest.mark.usefixtures("encoder_model")
+def test_a_truncated_table_leaves_word_search(home: Path) -> None:
     content = (home / "pieces.npy").read_bytes()
     (home / "pieces.npy").write_bytes(content[:-1])
 
     assert load_encoder() is None
 
 
-def test_a_table_of_another_shape_leaves_words(home: Path) -> None:
+@pytest.mark.usefixtures("encoder_model")
+def test_a_table_of_another_shape_leaves_word_search(home: Path) -> None:
     rows = np.load(home / "pieces.npy")
     for other in (rows[:-1], rows["row"], np.zeros(len(rows)), rows[None]):
         encoder._load.cache_clear()
@@ -164,38 +172,41 @@ def test_a_table_of_another_shape_leaves_words(home: Path) -> None:
         assert "pieces.npy" in encoder_state()
 
 
-@pytest.mark.usefixtures("home")
-def test_whatever_loading_raises_it_is_tried_once_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("encoder_model", "home")
+def test_a_loading_error_is_reported_and_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
 
     def fail(home: Path) -> None:
         tried.append(home)
         raise RuntimeError
 
-    monkeypatch.setattr(minilm, "MiniLM", fail)
+    monkeypatch.setattr(encoder, "MiniLM", fail)
     for _ in range(3):
         assert load_encoder() is None
         assert encoder_state() == "words only: the encoder cannot be loaded (RuntimeError())"
     assert len(tried) == 1
 
 
-def test_a_model_that_the_runtime_does_not_take_leaves_words(home: Path) -> None:
+@pytest.mark.usefixtures("encoder_model")
+def test_a_model_that_the_runtime_refuses_leaves_word_search(home: Path) -> None:
     (home / "model.onnx").write_bytes(b"of another time")
     facts = {**FACTS, "sha256": {**FACTS["sha256"], "model.onnx": sha256(b"of another time").hexdigest()}}
     (home / "encoder.json").write_text(json.dumps(facts), encoding="utf-8")
 
     assert load_encoder() is None
-    assert "does not take it" in encoder_state()
+    assert "refuses it" in encoder_state()
 
 
+@pytest.mark.usefixtures("encoder_model")
 @pytest.mark.parametrize("facts", ["", "{}", "[]", '{"sha256": 3}', "\0"])
-def test_facts_that_are_none_leave_words(home: Path, facts: str) -> None:
+def test_invalid_metadata_leaves_word_search(home: Path, facts: str) -> None:
     (home / "encoder.json").write_text(facts, encoding="utf-8")
 
     assert load_encoder() is None
 
 
-def test_without_the_runtime_search_has_words() -> None:
+@pytest.mark.usefixtures("processes")
+def test_without_the_runtime_search_uses_words() -> None:
     state = _python(
         "import sys",
         "sys.modules['onnxruntime'] = None",
@@ -206,6 +217,7 @@ def test_without_the_runtime_search_has_words() -> None:
     assert state.startswith("None words only: import of onnxruntime halted")
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_runtime_is_imported_when_the_encoder_is_loaded() -> None:
     imported = _python(
         "import sys",
@@ -219,9 +231,24 @@ def test_the_runtime_is_imported_when_the_encoder_is_loaded() -> None:
     assert imported == "False True\n"
 
 
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_the_encoder_can_be_taught_and_made_again(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes", "encoder_model")
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_encoder_can_be_rebuilt(tmp_path: Path) -> None:
+    _script("make_encoder.py", str(tmp_path / "made"))
+
+    made = json.loads((tmp_path / "made" / "encoder.json").read_bytes())
+    vectors = MiniLM(tmp_path / "made").encode(SENTENCES)
+    assert made["weights_sha256"] == FACTS["weights_sha256"]
+    assert all(made["sha256"][name] == FACTS["sha256"][name] for name in ("pieces.npy", "vocabulary.txt"))
+    # As the published weights in full say.
+    assert float(vectors[0] @ vectors[1]) == pytest.approx(0.694, abs=0.04)
+
+
+@pytest.mark.usefixtures("processes", "encoder_model")
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_encoder_can_be_trained_and_rebuilt(tmp_path: Path) -> None:
     taught, homes = tmp_path / "taught.npz", (tmp_path / "published", tmp_path / "taught")
     data = str(ROOT / "benchmarks")
     lines = _script(
@@ -229,17 +256,12 @@ def test_the_encoder_can_be_taught_and_made_again(tmp_path: Path) -> None:
     ).splitlines()
     for home, options in zip(homes, ([], ["--taught", str(taught)]), strict=True):
         _script("make_encoder.py", *options, str(home))
-    made = json.loads((tmp_path / "taught" / "encoder.json").read_bytes())
     before, after = (MiniLM(home).encode(SENTENCES) for home in homes)
 
     first, last = (float(re.findall(r"loss ([\d.]+)", line)[0]) for line in (lines[2], lines[-1]))
     assert last < 0.8 * first  # both are lessons with labels: those come in turns with others
-    assert made["weights_sha256"] == FACTS["weights_sha256"]
-    assert all(made["sha256"][name] == FACTS["sha256"][name] for name in ("pieces.npy", "vocabulary.txt"))
     # So few steps change a little, and not what is near what.
     assert 0.001 < np.abs(before @ before.T - after @ after.T).max() < 0.2
-    # As the published weights in full say.
-    assert float(before[0] @ before[1]) == pytest.approx(0.694, abs=0.04)
 
 
 def _script(name: str, *options: str, **environment: str) -> str:
@@ -281,7 +303,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             yield key >> 3, message[start:at]
 
 
-def test_nothing_about_the_machine_is_written_or_sent_by_the_runtime(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_runtime_writes_and_sends_nothing_about_the_machine(tmp_path: Path) -> None:
     code = "from kiwi_mcp.search.encoder import load_encoder; load_encoder().encode(['a'])"
     home = tmp_path / "home"
     home.mkdir()

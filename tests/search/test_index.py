@@ -1,25 +1,25 @@
-"""The index follows its cards as they come, change and go, and keeps what it made of them."""
+"""The index follows its cards and reuses computed features."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.sheet import Kept
-from kiwi_mcp.search.index import Index
-from kiwi_mcp.search.port import Card, Floats
-from kiwi_mcp.search.ranking import Ranked, rank
-from kiwi_mcp.search.request import read_request
-from kiwi_mcp.search.sheet import SIZE
+from kiwi_mcp.domain.cards import Card, CardFeatures
+from kiwi_mcp.search.features import SIZE
+from kiwi_mcp.search.index import CardIndex
+from kiwi_mcp.search.port import Floats
+from kiwi_mcp.search.query import parse_query
+from kiwi_mcp.search.ranking import RankedHits, rank
 
 
 def card(name: str, description: str = "") -> Card:
-    return Card(f"project/local/{name}@1.0.0", name, name, description, source="project", path=f"/{name}.yaml")
+    return Card("project", "local", name, "1.0.0", f"/{name}.yaml", name=name, description=description)
 
 
 CARDS = (card("weather", "Forecast for coordinates"), card("mail", "Send a letter"), card("page", "Read a page"))
@@ -29,12 +29,12 @@ class Shelf:
     """A keep in memory."""
 
     def __init__(self) -> None:
-        self.kept: dict[bytes, Kept] = {}
+        self.kept: dict[bytes, CardFeatures] = {}
 
-    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, Kept]:
+    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, CardFeatures]:
         return {digest: self.kept[digest] for digest in digests if digest in self.kept}
 
-    def write(self, kept: Mapping[bytes, Kept]) -> None:
+    def write(self, kept: Mapping[bytes, CardFeatures]) -> None:
         self.kept.update(kept)
 
 
@@ -53,12 +53,12 @@ class Counting:
         return rows
 
 
-def found(index: Index, query: str) -> Ranked:
-    return rank(read_request(query, None), [index], limit=20)
+def found(index: CardIndex, query: str) -> RankedHits:
+    return rank(parse_query(query, None), [index], limit=20)
 
 
-def followed(cards: Sequence[Card], index: Index | None = None) -> Index:
-    index = index or Index()
+def followed(cards: Sequence[Card], index: CardIndex | None = None) -> CardIndex:
+    index = index or CardIndex()
     index.follow(cards)
     index.catch_up(None, None, seconds=60)
     return index
@@ -68,7 +68,7 @@ def test_a_changed_list_of_cards_is_followed() -> None:
     index = followed(CARDS)
     before = found(index, "forecast")
 
-    assert found(followed(CARDS[1:], index), "forecast") == Ranked([], 0)
+    assert found(followed(CARDS[1:], index), "forecast") == RankedHits([], 0)
     assert found(followed(CARDS, index), "forecast") == before
     changed = tuple(replace(one, description="Speaks of penguins") for one in CARDS)
     followed(changed, index)
@@ -86,8 +86,8 @@ def test_a_list_that_grows_in_place_is_followed() -> None:
     assert [hit.card.tool_id for hit in found(followed(cards, index), "penguin").hits] == ["penguin"]
 
 
-def test_few_new_cards_are_found_at_once_and_many_after_the_index_has_caught_up() -> None:
-    few, many = Index(), Index()
+def test_few_new_cards_are_found_at_once_and_many_after_indexing() -> None:
+    few, many = CardIndex(), CardIndex()
     few.follow(CARDS)
     assert found(few, "letter").total == 1
 
@@ -100,9 +100,9 @@ def test_few_new_cards_are_found_at_once_and_many_after_the_index_has_caught_up(
 
 
 @pytest.mark.req("E1")
-def test_what_is_kept_is_not_made_again_and_without_it_the_same_is_made() -> None:
+def test_stored_features_are_reused_and_can_be_rebuilt() -> None:
     shelf, encoder = Shelf(), Counting()
-    first, second, third = (Index(encoder.name) for _ in range(3))
+    first, second, third = (CardIndex(encoder.name) for _ in range(3))
     for index in (first, second):
         index.follow([*CARDS, *(card(f"more_{number}") for number in range(200))])
         assert not index.catch_up(shelf, encoder, seconds=60)
@@ -115,40 +115,41 @@ def test_what_is_kept_is_not_made_again_and_without_it_the_same_is_made() -> Non
     assert found(third, "letter page") == found(first, "letter page")
 
 
-def test_another_text_or_another_encoder_is_encoded_anew() -> None:
+def test_another_text_or_encoder_is_encoded_again() -> None:
     shelf, encoder = Shelf(), Counting()
-    index = Index(encoder.name)
+    index = CardIndex(encoder.name)
     index.follow(CARDS)
     index.catch_up(shelf, encoder, seconds=60)
     index.follow((replace(CARDS[0], description="Other words"), *CARDS[1:]))
     index.catch_up(shelf, encoder, seconds=60)
     assert encoder.count == len(CARDS) + 1
 
-    other = Index("another")
+    other = CardIndex("another")
     other.follow(CARDS)
     other.catch_up(shelf, encoder, seconds=60)
     assert encoder.count == 2 * len(CARDS) + 1
 
 
-def spoilt(kept: Kept, number: int) -> Kept:
+def spoilt(kept: CardFeatures, number: int) -> CardFeatures:
     """What a disk, or another program, may make of a sheet."""
     ways = (
-        Kept(b"\xff\x00abc", kept.vector), Kept(kept.words[:-3], kept.vector), Kept(b"", b""),
-        Kept(kept.words, b"short"), Kept(kept.words, bytes(SIZE - 4) + np.array([np.nan], "<f4").tobytes()),
+        CardFeatures(b"\xff\x00abc", kept.vector), CardFeatures(kept.words[:-3], kept.vector), CardFeatures(b"", b""),
+        CardFeatures(kept.words, b"short"),
+        CardFeatures(kept.words, bytes(SIZE - 4) + np.array([np.nan], "<f4").tobytes()),
     )  # fmt: skip
     return ways[number % len(ways)]
 
 
-def test_what_is_damaged_is_made_again_and_the_rest_is_found_as_ever() -> None:
+def test_damaged_features_are_rebuilt_and_other_items_are_found() -> None:
     cards = [card(f"mail_{number}", f"Send letter number{number}") for number in range(100)]
     shelf, encoder = Shelf(), Counting()
-    whole = Index(encoder.name)
+    whole = CardIndex(encoder.name)
     whole.follow(cards)
     whole.catch_up(shelf, encoder, seconds=60)
     before = dict(shelf.kept)
     shelf.kept.update({digest: spoilt(shelf.kept[digest], at) for at, digest in enumerate([*before][:10])})
 
-    again = Index(encoder.name)
+    again = CardIndex(encoder.name)
     again.follow(cards)
     assert not again.catch_up(shelf, encoder, seconds=60)
 
@@ -158,8 +159,8 @@ def test_what_is_damaged_is_made_again_and_the_rest_is_found_as_ever() -> None:
     assert encoder.count == 110
 
 
-def test_few_long_cards_are_not_indexed_on_the_time_of_whoever_asks() -> None:
-    index = Index()
+def test_few_long_cards_are_not_indexed_during_the_search() -> None:
+    index = CardIndex()
     index.follow([card(f"mail_{number}", "Send a letter. " * 10_000) for number in range(3)])
     assert index.progress == (3, 0, 0)
     assert not index.catch_up(None, None, seconds=60)
@@ -171,18 +172,19 @@ texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
 lists = st.lists(st.tuples(st.sampled_from(WORDS), texts), max_size=12, unique_by=lambda pair: pair[0])
 
 
+@pytest.mark.slow
 @given(steps=st.lists(lists, min_size=1, max_size=12), query=texts | st.text(max_size=40))
 @settings(max_examples=100, deadline=None)
-def test_the_answer_depends_on_the_cards_and_not_on_what_was_indexed_before(
+def test_the_answer_depends_on_the_cards_and_not_on_the_indexing_order(
     steps: list[list[tuple[str, str]]], query: str
 ) -> None:
-    index = Index()
+    index = CardIndex()
     for step in steps:
         followed(tuple(card(*pair) for pair in step), index)
 
     assert _shown(found(index, query)) == _shown(found(followed([card(*pair) for pair in steps[-1]]), query))
 
 
-def _shown(ranked: Ranked) -> object:
+def _shown(ranked: RankedHits) -> object:
     # What is gone is still counted by how rare a word is until segments are made anew, so scores differ by a little.
     return ranked.total, {hit.card.identity for hit in ranked.hits}

@@ -1,24 +1,26 @@
-"""Ranking: the right card first, nothing that does not match, and the same answer every time."""
+"""Ranking: the right card first, no card without a match, and deterministic answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kiwi_mcp.search.index import Index
-from kiwi_mcp.search.port import Card, Encoder, Floats, Hit
-from kiwi_mcp.search.ranking import Ranked, rank
-from kiwi_mcp.search.request import read_request
+from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.domain.items import Source
+from kiwi_mcp.search.index import CardIndex
+from kiwi_mcp.search.port import Encoder, Floats, Hit
+from kiwi_mcp.search.query import parse_query
+from kiwi_mcp.search.ranking import RankedHits, rank
 
 
-def card(name: str, description: str = "", *, source: str = "project", **facts: object) -> Card:
-    made = Card(f"{source}/local/{name}@1.0.0", name, name, description, source=source, path=f"/{source}/{name}.yaml")
-    return replace(made, **facts)  # type: ignore[arg-type]  # each test names fields of the card
+def card(name: str, description: str = "", *, source: Source = "project", **facts: object) -> Card:
+    made = Card(source, "local", name, "1.0.0", f"/{source}/{name}.yaml", name=name, description=description)
+    return replace(made, **facts)
 
 
 CARDS = (
@@ -48,11 +50,11 @@ class Topics:
         return unit
 
 
-def ranked(query: str, cards: Sequence[Card] = CARDS, *, limit: int = 10, encoder: Encoder | None = None) -> Ranked:
-    index = Index(encoder.name if encoder else "")
+def ranked(query: str, cards: Sequence[Card] = CARDS, *, limit: int = 10, encoder: Encoder | None = None) -> RankedHits:
+    index = CardIndex(encoder.name if encoder else "")
     index.follow(cards)
     assert not index.catch_up(None, encoder, seconds=60)
-    return rank(read_request(query, encoder), [index], limit=limit)
+    return rank(parse_query(query, encoder), [index], limit=limit)
 
 
 def names(hits: Sequence[Hit]) -> list[str]:
@@ -82,12 +84,12 @@ def found(query: str, cards: Sequence[Card] = CARDS, *, limit: int = 10) -> list
         ("githubCreatePR", "github_create_pr"),
     ],
 )
-def test_a_need_in_words_finds_its_tool(query: str, first: str) -> None:
+def test_a_request_in_words_finds_its_tool(query: str, first: str) -> None:
     assert found(query)[0] == first
 
 
 @pytest.mark.req("K-SE-02")
-def test_scores_lie_between_nought_and_one_and_what_does_not_match_is_left_out() -> None:
+def test_scores_are_between_zero_and_one_and_items_without_a_match_are_omitted() -> None:
     hits = ranked("weather text").hits
 
     assert {*names(hits)} == {"weather_forecast", "translate_text", "read_web_page"}
@@ -98,10 +100,10 @@ def test_scores_lie_between_nought_and_one_and_what_does_not_match_is_left_out()
 
 @pytest.mark.parametrize("query", ["", "   ", "the of and", "zzzzqqq", "!!!", "\0", "\ud800"])
 def test_a_query_without_a_match_finds_nothing(query: str) -> None:
-    assert ranked(query) == Ranked([], 0)
+    assert ranked(query) == RankedHits([], 0)
 
 
-def test_the_exact_name_comes_first_whatever_else_speaks_of_it() -> None:
+def test_the_exact_name_comes_first() -> None:
     loud = [card(f"x{number}", "page page page web page read") for number in range(20)]
     cards = (*loud, card("page", "Nothing to say"))
 
@@ -114,10 +116,10 @@ def test_the_exact_name_comes_first_whatever_else_speaks_of_it() -> None:
 
 
 @pytest.mark.req("E6")
-def test_a_name_that_two_sources_have_finds_both_and_a_full_name_the_one() -> None:
+def test_a_shared_name_finds_both_items_and_a_full_name_one() -> None:
     twins = (
-        card("search", "Search issues", source="mcp", identity="mcp/tracker/search@1", path="a", server="tracker"),
-        card("search", "Search mail", source="mcp", identity="mcp/mailbox/search@1", path="b", server="mailbox"),
+        card("search", "Search issues", source="mcp", namespace="tracker", version="1", path="a", server="tracker"),
+        card("search", "Search mail", source="mcp", namespace="mailbox", version="1", path="b", server="mailbox"),
     )
 
     assert [hit.score for hit in ranked("search", twins).hits] == [1.0, 1.0]
@@ -127,7 +129,7 @@ def test_a_name_that_two_sources_have_finds_both_and_a_full_name_the_one() -> No
 
 
 @pytest.mark.case("UNI-05")
-def test_of_two_look_alikes_the_built_in_one_comes_first_and_the_source_is_shown() -> None:
+def test_the_built_in_one_of_two_similar_items_comes_first_with_its_source() -> None:
     cards = (
         card("python-runtime", "Runs Python files", source="project"),
         card("python_runtime", "Runs Python files", source="user"),
@@ -140,26 +142,26 @@ def test_of_two_look_alikes_the_built_in_one_comes_first_and_the_source_is_shown
         assert len({hit.score for hit in hits}) == 1
 
 
-def test_common_words_count_little() -> None:
+def test_common_words_have_little_weight() -> None:
     cards = (*(card(f"tool_{number}", "Send data to the service") for number in range(30)), card("fax", "Send a fax"))
 
     assert found("send data by fax", cards)[0] == "fax"
 
 
-def test_words_by_which_people_ask_do_not_outweigh_what_they_ask_for() -> None:
+def test_question_words_do_not_outweigh_content_words() -> None:
     cards = (card("advice", "Recommend and explain anything"), card("rates", "The tax of a city"))
 
     assert found("can you recommend and explain a tax", cards)[0] == "rates"
 
 
-def test_a_card_that_holds_another_word_comes_before_one_that_holds_the_same_again() -> None:
+def test_a_card_with_another_query_word_ranks_above_one_with_the_same_word_twice() -> None:
     loud = tuple(card(f"echo_{number}", "Film, film and film, film by film") for number in range(5))
     cards = (*loud, card("reviews", "Critics on a film"))
 
     assert found("film critics", cards)[0] == "reviews"
 
 
-def test_a_part_of_few_and_common_words_finds_its_tool_beside_one_of_many_and_rare_words() -> None:
+def test_a_part_with_few_common_words_finds_its_tool_beside_a_part_with_rare_words() -> None:
     rare = tuple(card(f"orbit_{number}", "Orbital elements of a minor planet asteroid") for number in range(8))
     common = tuple(card(f"send_{number}", "Send a parcel") for number in range(8))
     query = "Compute the orbital elements of the minor planet asteroid Ceres. Then send a mail."
@@ -169,7 +171,7 @@ def test_a_part_of_few_and_common_words_finds_its_tool_beside_one_of_many_and_ra
     assert "post_mail" in hits
 
 
-def test_a_request_for_three_things_finds_three_tools_each_for_its_part() -> None:
+def test_a_request_for_three_things_finds_a_tool_for_each() -> None:
     noise = tuple(card(f"page_{number}", "Read a web page about a forecast") for number in range(20))
     query = "Get the weather forecast for Paris, then translate the text into French, and create a pull request for it"
 
@@ -182,7 +184,7 @@ def test_a_request_for_three_things_finds_three_tools_each_for_its_part() -> Non
     assert answered["github_create_pr"].startswith("create a pull request")
 
 
-def test_what_shares_no_word_is_found_by_its_meaning_and_says_so() -> None:
+def test_an_item_without_a_shared_word_is_found_by_meaning_and_marked() -> None:
     hits = ranked("will I need an umbrella", encoder=Topics()).hits
 
     assert hits[0].card.tool_id == "weather_forecast"
@@ -192,7 +194,7 @@ def test_what_shares_no_word_is_found_by_its_meaning_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("encoder", [None, Topics()])
-def test_among_thousands_the_best_are_found_wherever_they_stand(encoder: Encoder | None) -> None:
+def test_the_best_hits_are_found_in_any_position_among_thousands(encoder: Encoder | None) -> None:
     best = [card(f"rain_in_city_{number}", "Weather: rain in a city") for number in range(5)]
     others = [card(f"x{number}", f"Read a page about rain {'and more ' * (number % 40)}") for number in range(2_500)]
 
@@ -220,23 +222,23 @@ def is_server(one: Card) -> bool:
 
 @pytest.mark.parametrize("query", ["what time is it", "what time is it in Tokyo", "the time"])
 @pytest.mark.parametrize("limit", [2, 10])
-def test_a_server_stands_behind_what_can_be_run(query: str, limit: int) -> None:
-    index = Index()
+def test_a_server_ranks_below_runnable_items(query: str, limit: int) -> None:
+    index = CardIndex()
     index.follow(CLOCKS)
-    hits = rank(read_request(query, None), [index], limit=limit, is_behind=is_server).hits
+    hits = rank(parse_query(query, None), [index], limit=limit, is_behind=is_server).hits
     assert {*names(hits)[:2]} == {"current_time", "time_tables"}
 
 
-def test_a_server_that_was_asked_for_by_its_name_comes_first() -> None:
+def test_a_server_requested_by_name_comes_first() -> None:
     first, *_ = ranked("time", CLOCKS).hits
     assert (first.card.tool_id, first.score) == ("time", 1.0)
 
 
-def test_among_themselves_servers_stand_as_anything_else_does() -> None:
-    index = Index()
+def test_servers_are_ranked_among_themselves_as_usual() -> None:
+    index = CardIndex()
     index.follow(CLOCKS)
     index.catch_up(None, None, seconds=60)
-    need = read_request("time tables of trains", None)
+    need = parse_query("time tables of trains", None)
     servers = rank(need, [index], limit=10, keeps=is_server, is_behind=is_server).hits
     assert (
         names(servers) == names(ranked("time tables of trains", [*filter(is_server, CLOCKS)]).hits) == ["times", "time"]
@@ -244,33 +246,33 @@ def test_among_themselves_servers_stand_as_anything_else_does() -> None:
     assert servers[0].score > 0.6
 
 
-def test_what_is_not_encoded_yet_stands_where_its_words_let_expect() -> None:
-    index = Index(Topics.name)
+def test_an_unencoded_item_ranks_by_its_words() -> None:
+    index = CardIndex(Topics.name)
     index.follow(CARDS)
     index.catch_up(None, Topics(), seconds=60)
     index.follow((*CARDS, card("umbrella_weather", "Whether rain is ahead")))
 
     assert index.progress.encoded < index.progress.worded
-    assert names(rank(read_request("umbrella for the rain", Topics()), [index], limit=1).hits) == ["umbrella_weather"]
+    assert names(rank(parse_query("umbrella for the rain", Topics()), [index], limit=1).hits) == ["umbrella_weather"]
 
 
-def test_what_is_not_encoded_yet_is_found_among_many_that_are() -> None:
+def test_an_unencoded_item_is_found_among_many_encoded_ones() -> None:
     many = tuple(card(f"shower_{number}", "About an umbrella") for number in range(400))
-    index = Index(Topics.name)
+    index = CardIndex(Topics.name)
     index.follow(many)
     index.catch_up(None, Topics(), seconds=60)
     index.follow((*many, card("forecast", "Whether rain is ahead, and much else that this one tells of at length")))
 
-    assert names(rank(read_request("rain", Topics()), [index], limit=10).hits)[0] == "forecast"
+    assert names(rank(parse_query("rain", Topics()), [index], limit=10).hits)[0] == "forecast"
 
 
-def test_what_is_filtered_out_is_neither_shown_nor_counted() -> None:
-    index = Index()
+def test_a_filtered_item_is_neither_shown_nor_counted() -> None:
+    index = CardIndex()
     index.follow(CARDS)
-    kept = rank(read_request("text", None), [index], limit=5, keeps=lambda one: one.tool_id != "translate_text")
+    kept = rank(parse_query("text", None), [index], limit=5, keeps=lambda one: one.tool_id != "translate_text")
 
     assert (names(kept.hits), kept.total) == (["read_web_page"], 1)
-    assert rank(read_request("translate_text", None), [index], limit=5, keeps=lambda _: False) == Ranked([], 0)
+    assert rank(parse_query("translate_text", None), [index], limit=5, keeps=lambda _: False) == RankedHits([], 0)
 
 
 WORDS = ("mail", "send", "weather", "file", "read", "write", "search", "the", "user", "rain", "city", "page")
@@ -283,7 +285,7 @@ encoders: st.SearchStrategy[Encoder | None] = st.sampled_from([None, Topics()])
 @pytest.mark.req("K-SE-02")
 @given(some=lists, query=queries, limit=st.integers(0, 15), encoder=encoders)
 @settings(max_examples=150, deadline=None)
-def test_answers_are_bounded_ordered_matching_and_independent_of_the_order_of_cards(
+def test_answers_are_limited_ordered_matching_and_independent_of_card_order(
     some: list[tuple[str, str]], query: str, limit: int, encoder: Encoder | None
 ) -> None:
     cards = tuple(card(*pair) for pair in some)
@@ -299,10 +301,8 @@ def test_answers_are_bounded_ordered_matching_and_independent_of_the_order_of_ca
 
 @given(query=queries, some=lists)
 @settings(max_examples=60, deadline=None)
-def test_no_card_is_found_by_words_that_holds_none_like_those_of_the_request(
-    query: str, some: list[tuple[str, str]]
-) -> None:
+def test_no_card_without_a_similar_word_is_found_by_words(query: str, some: list[tuple[str, str]]) -> None:
     strangers = [card(f"x{number}", "kiwi quartz") for number, _ in enumerate(some)]
 
     assert not [hit for hit in ranked(query, strangers).hits if not hit.why.words]
-    assert ranked(" ".join(word for word in WORDS), strangers) == Ranked([], 0)
+    assert ranked(" ".join(word for word in WORDS), strangers) == RankedHits([], 0)

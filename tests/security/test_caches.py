@@ -1,8 +1,7 @@
-"""Caches that tools share: a tool in its sandbox reads what was made for it there, and changes nothing."""
+"""Shared caches: a sandboxed tool reads them and changes nothing."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ def main(places: list) -> dict:
     return {place: tried(place) for place in [own, sys.prefix, *places]}
 
 def tried(place):
-    told = []
+    results = []
     for attempt in (
         lambda: Path(place, "planted.pth").write_text("import os"),
         lambda: Path(place, "planted").symlink_to("/etc"),
@@ -32,10 +31,10 @@ def tried(place):
     ):
         try:
             attempt()
-            told.append("worked")
+            results.append("worked")
         except OSError as fault:
-            told.append(errno.errorcode[fault.errno])
-    return told
+            results.append(errno.errorcode[fault.errno])
+    return results
 """
 
 
@@ -44,8 +43,9 @@ def made(files: Mapping[str, str]) -> Mapping[str, str]:
     return {path: digest for path, digest in files.items() if not path.startswith("kiwi/catalog/")}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("RACE-04")
-def test_a_tool_changes_no_cache_that_others_use(project: Path, home: Path, tree: Tree) -> None:
+async def test_a_tool_changes_no_shared_cache(project: Path, home: Path, tree: Tree) -> None:
     cache = home / ".cache"
     places = [cache / "kiwi", cache / "pip", cache / "uv", cache / "kiwi" / "environments", home / ".npm"]
     for place in places:
@@ -72,14 +72,16 @@ def test_a_tool_changes_no_cache_that_others_use(project: Path, home: Path, tree
         finally:
             await kernel.aclose()
 
-    first, before, second = asyncio.run(story())
+    first, before, second = await story()
 
     for answer in (first, second):
         assert answer["status"] == "success", answer
         assert as_object(answer["isolation"])["used"] == "sandboxed"
-        told = as_object(answer["result"])
-        assert len(told) == len(places) + 2
-        # Folders above what it is given are its own, made in memory: what it does there, nobody else sees.
-        assert [place for place, tries in told.items() if "worked" in str(tries)] in ([], [str(cache / "kiwi")]), told
+        response = as_object(answer["result"])
+        assert len(response) == len(places) + 2
+        # Parent folders of a grant are private and in memory: changes there are not visible outside.
+        assert [place for place, tries in response.items() if "worked" in str(tries)] in ([], [str(cache / "kiwi")]), (
+            response
+        )
     assert made(tree(cache)) == before
     assert not [path for path in home.rglob("*") if path.name.startswith("planted") or path.name.endswith(".gone")]

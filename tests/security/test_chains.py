@@ -1,4 +1,4 @@
-"""Chains that go in circles, too deep, nowhere or where they may not: told apart, and drawn."""
+"""Cyclic, deep, broken and forbidden chains: distinguished, and drawn."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ def test_a_link_of_the_wrong_type_is_refused_when_made_and_when_run(what: str, p
     assert "top → " in str(ran["message"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-03")
 def test_an_executor_is_judged_by_its_type_and_not_by_its_name(project: Path, ask: Ask) -> None:
     put(project, "my_shell", "runtime", "subprocess", COMMAND)
@@ -116,6 +117,7 @@ def test_an_executor_is_judged_by_its_type_and_not_by_its_name(project: Path, as
     assert ask("execute", item_id="other").content["code"] == "chain_mistyped"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("CHAIN-05")
 @pytest.mark.parametrize("name", ["subprocess", "http_client", "bash_runtime", "python_runtime"])
 def test_a_file_named_like_a_built_in_link_is_never_used(name: str, project: Path, ask: Ask, tree: Tree) -> None:
@@ -132,6 +134,7 @@ def test_a_file_named_like_a_built_in_link_is_never_used(name: str, project: Pat
     assert tree(project).keys() - before.keys() == {str(ran["output_path"])}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("CHAIN-06")
 def test_a_link_replaced_while_a_kernel_runs_is_seen_at_the_next_call(project: Path, ask: Ask) -> None:
     put(project, "my_shell", "runtime", "subprocess", COMMAND)
@@ -145,8 +148,9 @@ def test_a_link_replaced_while_a_kernel_runs_is_seen_at_the_next_call(project: P
     assert ask("execute", item_id="top").content["code"] == "content_hash_mismatch"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("CHAIN-07")
-def test_a_project_item_hides_the_users_and_both_are_told(project: Path, home: Path, ask: Ask) -> None:
+def test_a_project_item_hides_the_user_item_and_both_are_reported(project: Path, home: Path, ask: Ask) -> None:
     put(project, "say", "script", "bash_runtime", SCRIPT, "echo project\n")
     put(home, "say", "script", "bash_runtime", SCRIPT, "echo user\n")
 
@@ -195,7 +199,7 @@ def test_why_prints_the_chain_down_to_a_primitive(project: Path, ask: Ask) -> No
 @pytest.mark.req("K-CH-05")
 @pytest.mark.case("INJ-10")
 @pytest.mark.parametrize("word", ["command", "args", "params_as", "check", "run_command"])
-def test_a_tool_cannot_speak_for_the_link_below_it(word: str, ask: Ask, project: Path) -> None:
+def test_a_tool_cannot_set_keys_of_its_executor(word: str, ask: Ask, project: Path) -> None:
     value: Json = ["x"] if word in {"args", "check"} else "json_stdin"
     words: JsonObject = {
         "tool_type": "script",
@@ -214,7 +218,7 @@ def test_a_tool_cannot_speak_for_the_link_below_it(word: str, ask: Ask, project:
 
 
 @pytest.mark.req("K-CH-06")
-def test_rules_of_a_parent_for_its_children_hold_where_they_are_declared(project: Path, ask: Ask) -> None:
+def test_rules_of_a_parent_for_its_children_apply_if_declared(project: Path, ask: Ask) -> None:
     put(project, "free", "runtime", "subprocess", COMMAND)
     put(project, "strict", "runtime", "subprocess", COMMAND)
     rules = (

@@ -1,4 +1,4 @@
-"""Orders in what tools say and pages hold: a model that obeys every one of them gets no further than its rights."""
+"""Instructions in tool output and pages: a model that obeys them gets no further than its rights."""
 
 from __future__ import annotations
 
@@ -119,8 +119,9 @@ def counter() -> Iterator[tuple[str, list[bytes]]]:
     door.close()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PINJ-01")
-def test_a_model_that_obeys_output_does_not_pass_what_the_owner_denied(project: Path, home: Path) -> None:
+def test_a_model_that_obeys_output_cannot_run_a_denied_tool(project: Path, home: Path) -> None:
     (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text("items: {allow: ['*'], deny: ['*/shell@*']}\n")
     tool(project, "shell", 'touch "$KIWI_PROJECT/owned"; echo done\n')
@@ -145,7 +146,7 @@ def test_a_model_that_obeys_output_does_not_pass_what_the_owner_denied(project: 
 
 
 @pytest.mark.case("PINJ-03")
-def test_a_page_that_tells_a_model_to_approve_has_no_effect(project: Path, home: Path) -> None:
+def test_a_page_that_asks_a_model_to_approve_has_no_effect(project: Path, home: Path) -> None:
     tool(project, "crm", 'printf "%s" "${#CRM_KEY}"\n', variables=["CRM_KEY"])
     orders = said(
         ("secrets", {"action": "grant", "name": "CRM_KEY", "tool": "crm"}),
@@ -167,8 +168,9 @@ def test_a_page_that_tells_a_model_to_approve_has_no_effect(project: Path, home:
     assert ran["code"] == "secret_not_granted"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PINJ-01", "PINJ-03")
-def test_a_question_that_waits_is_not_answered_by_whoever_obeys_a_page(project: Path) -> None:
+def test_a_waiting_question_is_not_answered_by_a_model_that_obeys_a_page(project: Path) -> None:
     (project / "notes").mkdir()
     tool(project, "note", 'touch "$KIWI_PROJECT/notes/written"\n', needs={"write": ["notes"]})
     sign(project, "note")
@@ -191,8 +193,9 @@ def test_a_question_that_waits_is_not_answered_by_whoever_obeys_a_page(project: 
     assert not (project / "notes" / "written").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PINJ-04")
-def test_a_link_that_would_carry_a_secret_away_is_cleaned_and_never_followed(
+def test_a_link_that_would_leak_a_secret_is_redacted_and_never_followed(
     project: Path, counter: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, came = counter

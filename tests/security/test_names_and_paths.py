@@ -1,4 +1,4 @@
-"""Names that are paths, paths that lead elsewhere, and projects that are none: refused everywhere by one rule."""
+"""Names that are paths, paths that lead outside, and invalid projects: refused everywhere by one rule."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_a_name_that_is_a_path_is_refused_by_every_verb(name: str, ask: Ask, unc
     assert why.is_error or why.content["would_run"] is False
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PATH-01")
 def test_an_empty_name_is_no_name(ask: Ask, unchanged: Unchanged) -> None:
     for verb, words in (("load", {}), ("execute", {"action": "run"}), ("execute", {"action": "sign"})):
@@ -73,7 +74,7 @@ def test_an_empty_name_is_no_name(ask: Ask, unchanged: Unchanged) -> None:
 
 @pytest.mark.case("UNI-01")
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_a_name_in_look_alike_characters_is_refused(name: str, ask: Ask, unchanged: Unchanged) -> None:
+def test_a_name_with_lookalike_characters_is_refused(name: str, ask: Ask, unchanged: Unchanged) -> None:
     unchanged(ask("execute", action="create", item_id=name, parameters=TOOL))
     unchanged(ask("execute", item_id=name))
 
@@ -119,6 +120,7 @@ def test_an_entrypoint_is_a_file_of_the_item(entrypoint: str, ask: Ask, unchange
     assert unchanged(ask("execute", action="create", item_id="say", parameters=words))["code"] == "invalid_manifest"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PATH-04")
 def test_an_entrypoint_that_is_a_link_is_refused(ask: Ask, project: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=TOOL)
@@ -147,6 +149,7 @@ def test_a_project_is_an_absolute_folder(path: str, ask: Ask, unchanged: Unchang
         assert refused["code"] in {"project_path_invalid", "project_path_required"}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PATH-06")
 def test_a_link_to_a_project_is_the_project(ask: Ask, project: Path, tmp_path: Path) -> None:
     ask("execute", action="create", item_id="say", parameters=TOOL)
@@ -158,7 +161,7 @@ def test_a_link_to_a_project_is_the_project(ask: Ask, project: Path, tmp_path: P
 
 
 @pytest.mark.case("PATH-06")
-def test_the_folder_of_another_user_takes_the_owners_word(home: Path, tmp_path: Path) -> None:
+def test_the_folder_of_another_user_needs_an_approval(home: Path, tmp_path: Path) -> None:
     foreign = Path("/usr/share")  # root's, and so not ours
     if os.geteuid() == 0:
         foreign = tmp_path / "foreign"

@@ -1,13 +1,17 @@
-"""Manifests made to hurt their reader: refused in good time, with every other item still found."""
+"""Malicious manifests: refused quickly, with every other item still found."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import process_time
 
 import pytest
+import ruamel.yaml
+import yaml
+from yaml.events import Event
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer
@@ -50,7 +54,7 @@ def put(project: Path, files: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("bomb", MARKS)
-def test_a_manifest_made_to_hurt_is_refused_in_good_time_by_every_verb(bomb: str, project: Path, ask: Ask) -> None:
+def test_a_malicious_manifest_is_refused_quickly_by_every_verb(bomb: str, project: Path, ask: Ask) -> None:
     put(project, {"good.yaml": GOOD, "bad.yaml": BOMBS[bomb]})
     started = process_time()
 
@@ -71,8 +75,106 @@ def test_a_manifest_made_to_hurt_is_refused_in_good_time_by_every_verb(bomb: str
     assert not list(project.rglob("canary"))
 
 
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """For each long text that the YAML parser was given: the events it made, and how far into the text it was."""
+    counts: list[tuple[int, int]] = []
+    parse = yaml.parse
+
+    def counted(text: str, Loader: type) -> Iterator[Event]:  # noqa: N803 - PyYAML's
+        made, at = 0, 0
+        try:
+            for event in parse(text, Loader=Loader):
+                made, at = made + 1, event.end_mark.index
+                yield event
+        finally:
+            if len(text) >= 20_000:
+                counts.append((made, at))
+
+    monkeypatch.setattr(yaml, "parse", counted)
+    return counts
+
+
+@pytest.mark.case("TR-F02")
+@pytest.mark.parametrize("brackets", ["[" * 20_000, "{" * 20_000, "[{" * 10_000, "[\n" * 20_000, "[ {a: " * 10_000])
+@pytest.mark.parametrize(
+    ("name", "lead"), [("bad.yaml", ""), ("bad.yaml", f"{HEAD}extra: "), ("bad.sh", "# tool_id: bad\n# extra: ")]
+)
+def test_nested_brackets_stop_the_parser_at_the_depth_limit(
+    brackets: str, name: str, lead: str, project: Path, ask: Ask, parsed: list[tuple[int, int]]
+) -> None:
+    text = f"{lead}{brackets}"
+    text = text.replace("\n", "\n# ").replace("# # ", "# ") if name.endswith(".sh") else text
+    put(project, {"good.yaml": GOOD, name: text})
+
+    found = ask("search", query="good tool").content
+    planned = ask("execute", item_id="good", dry_run=True).content
+    refused = ask("execute", item_id="bad").content
+    created = ask("execute", action="create", item_id="w", parameters={"content": text, "filename": f"w{name}"}).content
+
+    assert as_object(as_list(found["results"])[0])["name"] == "good"
+    assert name in str(found["broken"])
+    assert planned["status"] == "planned"
+    assert (refused["code"], created["code"]) == ("invalid_manifest", "invalid_manifest")
+    # libyaml takes time in proportion to the number of open brackets for each character that it reads.
+    assert parsed
+    assert max(made for made, _ in parsed) < 500
+    assert max(at for _, at in parsed) < 5_000
+
+
+@pytest.mark.case("TR-F03")
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"manifest": {"parameters": [{"name": f"p{n}", "type": "string"} for n in range(200_000)]}},
+        {"manifest": {"parameters": {"type": "object", "properties": {f"p{n}": {} for n in range(200_000)}}}},
+        {"parameters": [{"name": f"p{n}"} for n in range(10_000)]},
+        {"manifest": {"description": "word " * 60_000}},
+        {"manifest": {"extra": {f"{n}{'x' * 100}": n for n in range(3_000)}}},
+        {"manifest": {"extra": json.loads("[" * 200 + "]" * 200)}},
+    ],
+    ids=["parameters", "a schema", "beside the manifest", "text", "keys", "depth"],
+)
+@pytest.mark.parametrize("action", ["create", "update", "validate"])
+def test_an_oversized_manifest_is_refused_before_it_is_written_as_yaml(
+    action: str, words: JsonObject, project: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(project, {"good.yaml": GOOD})
+    dumped: list[object] = []
+    monkeypatch.setattr(yaml, "dump", lambda *_, **__: dumped.append(1))
+    monkeypatch.setattr(ruamel.yaml.YAML, "dump", lambda *_, **__: dumped.append(1))
+
+    item_id = "good" if action == "update" else "odd"
+    refused = ask("execute", action=action, item_id=item_id, parameters={"tool_type": "api", **words}).content
+
+    assert refused["code"] in {"too_large", "invalid_manifest"}
+    assert refused["suggestion"]
+    assert dumped == []
+    assert sorted(path.name for path in (project / ".ai" / "tools").rglob("*")) == ["good.yaml"]
+
+
+@pytest.mark.case("TR-F03")
+def test_a_manifest_is_written_as_yaml_on_another_thread_than_the_event_loop(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    dump = yaml.dump
+
+    def watched(*args: object, **words: object) -> object:
+        threads.append(threading.get_ident())
+        return dump(*args, **words)  # type: ignore[call-overload]  # passed on as it came
+
+    monkeypatch.setattr(yaml, "dump", watched)
+    config = {"method": "GET", "url": "https://a.example.com/"}
+    manifest = {"tool_type": "api", "executor": "http_client", "version": "1.0.0", "description": "x", "config": config}
+
+    assert ask("execute", action="create", item_id="good", parameters={"manifest": manifest}).content["tool_id"]
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 @pytest.mark.case("BOMB-02")
-def test_json_nested_without_end_is_refused(project: Path, ask: Ask) -> None:
+def test_deeply_nested_json_is_refused(project: Path, ask: Ask) -> None:
     put(project, {"bad/tool.json": f'{{"tool_id": "bad", "extra": {"[" * 100_000}{"]" * 100_000}}}'})
 
     assert ask("load", item_id="bad").content["code"] in {"invalid_manifest", "too_large", "tool_not_found"}
@@ -84,7 +186,7 @@ def test_json_nested_without_end_is_refused(project: Path, ask: Ask) -> None:
     ("written", "version"),
     [("1.10.0", "1.10.0"), *((odd, None) for odd in ("1.10", "no", "1:30", "2026-01-01", "0x10"))],
 )
-def test_a_version_is_never_silently_something_else(written: str, version: str | None, project: Path, ask: Ask) -> None:
+def test_a_version_is_never_silently_converted(written: str, version: str | None, project: Path, ask: Ask) -> None:
     put(project, {"bad.yaml": f"{HEAD}version: {written}\n"})
 
     checked = ask("execute", action="validate", item_id="bad").content
@@ -109,6 +211,7 @@ def test_one_broken_manifest_among_thousands_hides_no_other(project: Path, ask: 
     assert len(as_list(found["broken"])) == 1
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-08")
 @pytest.mark.parametrize(
     "schema",
@@ -121,7 +224,7 @@ def test_one_broken_manifest_among_thousands_hides_no_other(project: Path, ask: 
     ],
     ids=["remote", "file", "recursive", "10,000 properties", "bad pattern"],
 )
-def test_a_schema_is_not_fetched_and_not_endless(schema: JsonObject, ask: Ask) -> None:
+def test_a_schema_is_never_fetched_and_never_endless(schema: JsonObject, ask: Ask) -> None:
     words = {
         "tool_type": "script",
         "executor": "bash_runtime",
@@ -141,8 +244,9 @@ def test_a_schema_is_not_fetched_and_not_endless(schema: JsonObject, ask: Ask) -
     assert created.is_error or not ran.is_error or ran.content["code"] == "invalid_input"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-08")
-def test_a_pattern_that_backtracks_costs_no_time(ask: Ask) -> None:
+def test_a_backtracking_pattern_costs_no_time(ask: Ask) -> None:
     words = {
         "tool_type": "script",
         "executor": "bash_runtime",
@@ -166,7 +270,7 @@ def test_a_pattern_that_backtracks_costs_no_time(ask: Ask) -> None:
     "package",
     ["--index-url http://e.test/", "x @ file:///etc", "-r other.txt", "git+ssh://e.test/x", "x; rm -rf /", "-e ."],
 )
-def test_a_package_name_is_a_name_and_no_option(package: str, ask: Ask, project: Path) -> None:
+def test_a_package_name_is_never_an_option(package: str, ask: Ask, project: Path) -> None:
     words = {
         "tool_type": "script",
         "executor": "python_runtime",
@@ -193,7 +297,7 @@ def test_a_package_name_is_a_name_and_no_option(package: str, ask: Ask, project:
     ],
     ids=["entities", "outside", "file"],
 )
-def test_a_directive_holds_no_entities_and_no_outside_documents(prolog: str, ask: Ask, project: Path) -> None:
+def test_a_directive_has_no_entities_and_no_external_documents(prolog: str, ask: Ask, project: Path) -> None:
     text = (
         f'# X\n\n```xml\n<directive name="odd" version="1.0.0">{prolog}<metadata><description>&x;&b;</description>'
         '<model tier="fast"/><permissions/></metadata>'

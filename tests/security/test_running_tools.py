@@ -1,4 +1,4 @@
-"""What a running tool gets, keeps and gives back: values intact, secrets hidden, floods bounded."""
+"""Inputs and outputs of a running tool: values intact, secrets redacted, floods bounded."""
 
 from __future__ import annotations
 
@@ -84,9 +84,10 @@ def run(ask: Ask, **parameters: Json) -> JsonObject:
     return ask("execute", item_id="probe", parameters=parameters).content
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-01", "INJ-02", "INJ-03")
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_every_text_arrives_literally_and_nothing_in_it_acts(runtime: str, ask: Ask, project: Path) -> None:
+def test_every_text_arrives_literally_and_is_not_interpreted(runtime: str, ask: Ask, project: Path) -> None:
     parameters: JsonObject = {"type": "object", "properties": {"words": {"type": "array"}}}
     echo_all = {
         "python": "def main(words):\n    return words\n",
@@ -103,9 +104,10 @@ def test_every_text_arrives_literally_and_nothing_in_it_acts(runtime: str, ask: 
     assert not list(project.rglob("x"))
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-02", "BOMB-09")
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
-def test_a_text_that_no_program_can_hold_is_refused(value: str, ask: Ask, tree: Tree, project: Path) -> None:
+def test_a_text_that_no_program_can_receive_is_refused(value: str, ask: Ask, tree: Tree, project: Path) -> None:
     make(ask, "python", RUNTIMES["python"][2])
     before = tree(project)
 
@@ -116,6 +118,7 @@ def test_a_text_that_no_program_can_hold_is_refused(value: str, ask: Ask, tree: 
     assert tree(project) == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-07")
 @pytest.mark.parametrize(
     ("given", "place"),
@@ -125,7 +128,7 @@ def test_a_text_that_no_program_can_hold_is_refused(value: str, ask: Ask, tree: 
         ({"word": "a", "mood": "sad"}, "mood"), ({"word": "a", "flag": "true"}, "flag"),
     ],
 )  # fmt: skip
-def test_parameters_that_do_not_fit_start_nothing(given: JsonObject, place: str, ask: Ask, project: Path) -> None:
+def test_invalid_parameters_start_nothing(given: JsonObject, place: str, ask: Ask, project: Path) -> None:
     parameters: list[Json] = [
         {"name": "word", "type": "string", "required": True},
         {"name": "count", "type": "integer", "default": 1},
@@ -141,6 +144,7 @@ def test_parameters_that_do_not_fit_start_nothing(given: JsonObject, place: str,
     assert not (project / "started").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-09")
 def test_a_parameter_of_fifty_megabytes_is_over_the_limit(ask: Ask) -> None:
     make(ask, "python", "def main(word):\n    return len(word)\n")
@@ -149,17 +153,18 @@ def test_a_parameter_of_fifty_megabytes_is_over_the_limit(ask: Ask) -> None:
     assert run(ask, word="x" * 1_000_000)["result"] == 1_000_000
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("INJ-10")
 @pytest.mark.parametrize("name", ["command", "args", "cwd", "env", "executor", "isolation", "timeout", "entrypoint"])
-def test_a_parameter_named_like_a_word_changes_nothing(name: str, ask: Ask) -> None:
+def test_a_parameter_named_like_a_setting_changes_nothing(name: str, ask: Ask) -> None:
     make(ask, "python", "import os\n\n\ndef main(**given):\n    return [given, os.getcwd()]\n",
          parameters=[{"name": name, "type": "string"}])  # fmt: skip
     make(ask, "python", "def main():\n    return 1\n", parameters=[], name="plain")
 
-    told = run(ask, **{name: "/bin/false"})
+    response = run(ask, **{name: "/bin/false"})
     refused = ask("execute", item_id="plain", parameters={name: "/bin/false"}).content
 
-    assert as_list(told["result"])[0] == {name: "/bin/false"}
+    assert as_list(response["result"])[0] == {name: "/bin/false"}
     assert refused["code"] == "invalid_input"
 
 
@@ -168,26 +173,28 @@ def test_a_parameter_named_like_a_word_changes_nothing(name: str, ask: Ask) -> N
     "name",
     ["LD_PRELOAD", "PYTHONPATH", "NODE_OPTIONS", "BASH_ENV", "PATH", "GIT_SSH_COMMAND", "KIWI_RESULT", "a=b"],
 )
-def test_a_variable_that_loaders_obey_is_refused(name: str, ask: Ask, project: Path) -> None:
+def test_a_loader_variable_is_refused(name: str, ask: Ask, project: Path) -> None:
     refused = make(ask, "bash", "echo\n", config={"env": {name: "/tmp/x"}})
 
     assert refused.content["code"] == "invalid_manifest"
     assert not (project / ".ai" / "tools").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-01")
 def test_the_kernels_own_variables_do_not_reach_a_tool(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIWI_CANARY", CANARY)
     code = "import os\n\n\ndef main():\n    return [dict(os.environ), open('/proc/self/environ').read()]\n"
     make(ask, "python", code, parameters=[])
 
-    told = json.dumps(run(ask))
+    response = json.dumps(run(ask))
 
-    assert "KIWI_TOOL_ID" in told
-    assert CANARY not in told
-    assert "KIWI_CANARY" not in told
+    assert "KIWI_TOOL_ID" in response
+    assert CANARY not in response
+    assert "KIWI_CANARY" not in response
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-02")
 def test_a_tool_gets_the_secrets_it_declares_and_no_other(ask: Ask, project: Path) -> None:
     (project / ".env").write_text("SECRET_A=value-of-secret-a\nSECRET_B=value-of-secret-b\n")
@@ -197,6 +204,7 @@ def test_a_tool_gets_the_secrets_it_declares_and_no_other(ask: Ask, project: Pat
     assert run(ask)["result"] == [True, False]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-04")
 def test_a_declared_secret_without_a_value_starts_nothing(ask: Ask, project: Path) -> None:
     make(ask, "bash", "touch started\n", parameters=[], config={"env": {"NOWHERE_KEY": "${NOWHERE_KEY}"}})
@@ -210,63 +218,69 @@ def test_a_declared_secret_without_a_value_starts_nothing(ask: Ask, project: Pat
     assert explained["would_run"] is False
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-05", "SEC-07", "SEC-08")
 @pytest.mark.parametrize("ending", ["return key", "raise ValueError(key)", "sys.exit('failed with ' + key)"])
-def test_a_secret_that_a_tool_prints_is_seen_by_nobody(
+def test_a_secret_that_a_tool_prints_is_redacted(
     ending: str, ask: Ask, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     make(ask, "python", LEAKY + f"    {ending}\n", parameters=[], config={"env": {"SERVICE_KEY": "${SERVICE_KEY}"}})
 
-    told = run(ask)
+    response = run(ask)
     planned = ask("execute", item_id="probe", dry_run=True).content
 
-    assert "on a command line: False" in str(as_object(told["logs"])["stdout"])
-    assert CANARY not in json.dumps([told, planned])
+    assert "on a command line: False" in str(as_object(response["logs"])["stdout"])
+    assert CANARY not in json.dumps([response, planned])
     spec = as_object(as_object(planned["plan"])["spec"])
     assert as_object(spec["env"])["SERVICE_KEY"] == "${SERVICE_KEY}"
     files = [path for path in (*project.rglob("*"), *home.rglob("*")) if path.is_file()]
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("RES-08")
 def test_a_flood_on_stdout_is_cut_and_counted(ask: Ask) -> None:
     make(ask, "bash", "head -c 100000000 /dev/zero | tr '\\0' x\n", parameters=[])
 
-    told = run(ask)
+    response = run(ask)
 
-    assert "truncated" in json.dumps(told)
-    assert "100000000" in json.dumps(told).replace(",", "")
-    assert len(json.dumps(told)) < 3_000_000
+    assert "truncated" in json.dumps(response)
+    assert "100000000" in json.dumps(response).replace(",", "")
+    assert len(json.dumps(response)) < 3_000_000
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("RES-09")
 def test_a_flood_on_stderr_while_stdout_is_idle_blocks_nothing(ask: Ask) -> None:
     make(ask, "bash", "head -c 5000000 /dev/zero | tr '\\0' e >&2\necho done\n", parameters=[])
 
-    told = run(ask)
+    response = run(ask)
 
-    assert told["result"] == "done"
-    assert as_object(told["logs"])["truncated"] is True
+    assert response["result"] == "done"
+    assert as_object(response["logs"])["truncated"] is True
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("RES-13")
-def test_a_tool_that_waits_for_input_gets_its_end(ask: Ask) -> None:
+def test_a_tool_that_reads_input_gets_end_of_file(ask: Ask) -> None:
     make(ask, "bash", "cat > /dev/null\nread -r more || echo ended\n", parameters=[])
 
     assert run(ask)["result"] == "ended"
 
 
-def test_a_tool_that_runs_for_ever_is_stopped_and_said_so(ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_endless_tool_is_stopped_and_reported(ask: Ask) -> None:
     make(ask, "bash", "while true; do :; done\n", parameters=[], config={"timeout": 0.5})
     started = monotonic()
 
-    told = run(ask)
+    response = run(ask)
 
-    assert (told["error"], told["code"]) == ("Timed out", "timeout")
+    assert (response["error"], response["code"]) == ("Timed out", "timeout")
     assert monotonic() - started < 3
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PINJ-02")
 @pytest.mark.parametrize(
     "output",
@@ -292,7 +306,7 @@ def test_output_that_imitates_control_is_data(output: str, ask: Ask, project: Pa
 
 @pytest.mark.case("UNI-02")
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\U000e0041", "\u2066"])
-def test_an_invisible_character_in_a_description_is_flagged_and_kept(hidden: str, ask: Ask) -> None:
+def test_an_invisible_character_in_a_description_is_flagged_and_preserved(hidden: str, ask: Ask) -> None:
     words = {
         "tool_type": "api",
         "version": "1.0.0",
@@ -311,14 +325,17 @@ def test_an_invisible_character_in_a_description_is_flagged_and_kept(hidden: str
     assert hidden in str(as_object(loaded["metadata"])["description"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("BOMB-09")
 @pytest.mark.parametrize("printed", ["NaN", "1e999", '"\\ud800"', "[" * 5_000, "9" * 5_000, "\\xff\\xfe"])
-def test_a_result_that_json_cannot_hold_still_leaves_a_readable_record(printed: str, ask: Ask, project: Path) -> None:
+def test_a_result_that_json_cannot_express_still_leaves_a_readable_record(
+    printed: str, ask: Ask, project: Path
+) -> None:
     make(ask, "bash", f"printf '{printed}'\n" if "x" in printed else f"cat <<'END'\n{printed}\nEND\n", parameters=[])
 
-    told = run(ask)
+    response = run(ask)
 
-    assert told.get("code") != "internal"
-    json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
-    kept = json.loads((project / str(told["output_path"])).read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    assert kept["result"] == told["result"]
+    assert response.get("code") != "internal"
+    json.dumps(response, ensure_ascii=False, allow_nan=False).encode()
+    kept = json.loads((project / str(response["output_path"])).read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert kept["result"] == response["result"]

@@ -1,4 +1,4 @@
-"""Temporary names: nobody can be there first, because no name is the same twice and nothing that is there is used."""
+"""Temporary names: nothing is created where others can write, and no existing file is used."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import pytest
 
 import kiwi_mcp
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.primitives.key_file import file_key
+from kiwi_mcp.domain.registry import ReleaseFile, VersionName
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.primitives.secrets.key_storage import file_key
 from kiwi_mcp.store.folder import NEW
-from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote.layout import Layout
 
 STORY = """
-import asyncio, json, os, sys
+import asyncio, json, os, sys, tempfile
 from pathlib import Path
 
+tempfile.gettempdir()  # which tries the folder out
 made = []
 def hook(event, words):
     if event == "open" and isinstance(words[2], int) and words[2] & os.O_CREAT:
@@ -39,14 +41,15 @@ async def story(project, remote):
             ("execute", {"item_id": "page"}),
             ("execute", {"item_id": "page", "checkpoint": True}),
             ("execute", {"action": "publish", "item_id": "page"}),
-            ("registry", {"action": "push", "remote": f"sqlite://{remote}"}),
-            ("registry", {"action": "pull", "remote": f"sqlite://{remote}"}),
+            ("registry", {"action": "push", "remote": remote}),
+            ("registry", {"action": "pull", "remote": remote}),
             ("secrets", {"action": "set", "name": "KEY", "value": "s3cret-value-7f3a"}),
         ]:
             await kernel.call(verb, request)
     finally:
         await kernel.aclose()
 
+tempfile.TemporaryDirectory(prefix="seen-").cleanup()  # it shows that the hook sees what is made
 asyncio.run(story(Path(sys.argv[1]), sys.argv[2]))
 shared = os.environ["TMPDIR"]
 print(json.dumps([one for one in made if str(one[1]).startswith(shared)]))
@@ -63,44 +66,37 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def a_page() -> Release:
+def a_page() -> CheckedRelease:
     data = PAGE.encode()
     statement = statement_of(tool_id="page", version="1.0.0", executor=None, manifest_body=data, files=[])
     files = (ReleaseFile("page.md", data),)
     name = VersionName("public", "page", "1.0.0")
-    return check_release(Release(name, "knowledge/page.md", statement, {}, files))
+    return check_release(CheckedRelease(name, "knowledge/page.md", statement, {}, files))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("RACE-05")
-def test_no_name_in_the_shared_folder_is_used_twice_and_folders_there_are_ones_own(
-    project: Path, shared: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_created_in_the_shared_temporary_folder(project: Path, shared: Path, tmp_path: Path) -> None:
     (project / ".ai" / "knowledge").mkdir()
     (project / ".ai" / "knowledge" / "page.md").write_text(PAGE)
     subprocess.run(["git", "init", "-q"], cwd=project, check=True, timeout=30)
 
-    def names(number: int) -> list[tuple[str, str, int]]:
-        done = subprocess.run(
-            [sys.executable, "-c", STORY, str(project), str(tmp_path / f"remote-{number}.db")],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=os.environ | {"TMPDIR": str(shared), "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])},
-        )
-        assert done.returncode == 0, done.stderr
-        return [(kind, name, mode) for kind, name, mode in json.loads(done.stdout)]
-
-    first, second = names(1), names(2)
-    assert first, "the story makes nothing temporary, and shows nothing"
-    top = {Path(name).relative_to(shared).parts[0] for _, name, _ in first}
-    assert top.isdisjoint({Path(name).relative_to(shared).parts[0] for _, name, _ in second})
-    assert {mode for kind, name, mode in first if kind == "folder" and Path(name).parent == shared} == {0o700}
+    done = subprocess.run(
+        [sys.executable, "-c", STORY, str(project), str(tmp_path / "remote")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"TMPDIR": str(shared), "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    (control,) = json.loads(done.stdout)
+    assert Path(control[1]).name.startswith("seen-")
     assert [*shared.iterdir()] == []
 
 
 @pytest.mark.case("RACE-05")
-def test_a_link_under_the_name_of_a_draft_is_not_written_through(tmp_path: Path) -> None:
+def test_a_symlink_with_the_name_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     folder = tmp_path / "layout"
@@ -117,7 +113,7 @@ def test_a_link_under_the_name_of_a_draft_is_not_written_through(tmp_path: Path)
 
 
 @pytest.mark.case("RACE-05")
-def test_a_key_is_never_made_at_the_end_of_a_link(tmp_path: Path) -> None:
+def test_a_key_is_never_created_through_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     target = tmp_path / "elsewhere"
     (tmp_path / "state" / "key").symlink_to(target)

@@ -1,4 +1,4 @@
-"""What tests of the stores need besides the stores: some that have no schema yet, and processes that use them."""
+"""Stores without a schema, and processes that use them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def empty(empty_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def begin(processes: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a Python program beside this one, with arguments; whatever still runs after the test is ended."""
     begun: list[subprocess.Popen[str]] = []
 

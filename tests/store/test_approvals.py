@@ -1,16 +1,16 @@
-"""Approvals in the store: asked once, answered by their owner, used once, and kept whatever happens."""
+"""Approvals in the store: asked once, answered by the owner, used once, and durable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, Touched
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
-from kiwi_mcp.domain.run import run_id
+from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, Effects
+from kiwi_mcp.domain.times import run_id
 from kiwi_mcp.store.approvals import MOST_A_MINUTE, MOST_PENDING, Approvals
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
@@ -43,7 +43,7 @@ def a_question(number: int = 1, *, at: int = NOW, actor: str = "ann", digest: st
         preview='note waits\nparameters: {"text": "ü"}\nproject: /p',
         created_at=at,
         expires_at=at + LIFETIME_MS,
-        touched=Touched(("/p",), ()),
+        touched=Effects(("/p",), ()),
         first_runs=("f" * 64,),
         request={"item_id": "note"},
     )
@@ -53,7 +53,7 @@ def yes(approvals: Approvals, question: Approval, at: int = NOW) -> Approval:
     return approvals.decide(question.id, "approved", by="ann", how="cli", now=at)
 
 
-def test_a_question_is_kept_as_it_was_asked_and_asked_once(approvals: Approvals) -> None:
+def test_a_question_is_stored_unchanged_and_once(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     found = approvals.get(asked.id[:14], NOW)
     assert (found.plan, found.touched, found.first_runs) == (asked.plan, asked.touched, asked.first_runs)
@@ -65,9 +65,7 @@ def test_a_question_is_kept_as_it_was_asked_and_asked_once(approvals: Approvals)
 
 @pytest.mark.case("APPR-02")
 @pytest.mark.case("APPR-03")
-def test_an_approval_is_for_its_plan_its_actor_its_project_and_its_owner(
-    approvals: Approvals, database: Database
-) -> None:
+def test_an_approval_covers_its_plan_actor_project_and_owner(approvals: Approvals, database: Database) -> None:
     asked = approvals.ask(a_question())
     yes(approvals, asked)
     for other in (
@@ -87,7 +85,7 @@ def test_an_approval_is_for_its_plan_its_actor_its_project_and_its_owner(
     assert approvals.take(asked, RUN) is not None
 
 
-def test_an_approval_is_used_by_one_of_all_who_try(approvals: Approvals) -> None:
+def test_an_approval_is_used_by_one_of_many_concurrent_calls(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     yes(approvals, asked)
     with ThreadPoolExecutor(4) as pool:
@@ -99,7 +97,7 @@ def test_an_approval_is_used_by_one_of_all_who_try(approvals: Approvals) -> None
     assert approvals.unfinished(asked) == used.run_id
 
 
-def test_an_answer_to_whoever_waits_is_used_at_once_and_each_has_its_own(approvals: Approvals) -> None:
+def test_an_answer_to_a_waiting_caller_is_used_at_once_by_that_caller(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     first = approvals.accept(asked, RUN, by="ann", how="mcp", now=NOW)
     second = approvals.accept(asked, run_id(NOW, 9), by="ann", how="mcp", now=NOW)
@@ -110,7 +108,7 @@ def test_an_answer_to_whoever_waits_is_used_at_once_and_each_has_its_own(approva
     assert approvals.take(asked, RUN) is None
 
 
-def test_a_no_that_was_said_elsewhere_holds_against_a_yes_that_comes_later(approvals: Approvals) -> None:
+def test_a_denial_given_elsewhere_wins_over_a_later_approval(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW)
     with pytest.raises(Denied):
@@ -121,7 +119,7 @@ def test_a_no_that_was_said_elsewhere_holds_against_a_yes_that_comes_later(appro
     assert [one.run_id for one in approvals.list(NOW)] == ["", ""]
 
 
-def test_a_no_is_taken_back_as_long_as_it_is_not_expired(approvals: Approvals) -> None:
+def test_a_denial_can_be_reversed_until_it_expires(approvals: Approvals) -> None:
     first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
     for asked in (first, second):
         approvals.decide(asked.id, "denied", by="ann", how="mcp", now=NOW, reason="not now")
@@ -135,7 +133,7 @@ def test_a_no_is_taken_back_as_long_as_it_is_not_expired(approvals: Approvals) -
         yes(approvals, second, second.expires_at)
 
 
-def test_a_yes_that_was_used_is_newer_than_the_no_before_it(approvals: Approvals) -> None:
+def test_a_used_approval_is_newer_than_the_denial_before_it(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     approvals.decide(asked.id, "denied", by="ann", how="mcp", now=NOW)
     again = approvals.ask(replace(a_question(2), plan_digest=asked.plan_digest))
@@ -145,7 +143,7 @@ def test_a_yes_that_was_used_is_newer_than_the_no_before_it(approvals: Approvals
 
 
 @pytest.mark.parametrize("end", ["used", "accepted", "denied", "expired"])
-def test_what_is_over_keeps_no_parameters_and_is_gone_after_a_month(end: str, approvals: Approvals) -> None:
+def test_an_answered_question_has_no_parameters_and_is_removed_after_a_month(end: str, approvals: Approvals) -> None:
     asked, now = approvals.ask(a_question()), NOW
     match end:
         case "used":
@@ -168,14 +166,14 @@ def test_what_is_over_keeps_no_parameters_and_is_gone_after_a_month(end: str, ap
     assert asked.id not in {one.id for one in approvals.list(NOW + month + 1)}
 
 
-def test_the_beginning_of_an_id_that_means_several_questions_answers_none(approvals: Approvals) -> None:
+def test_an_ambiguous_id_prefix_answers_no_question(approvals: Approvals) -> None:
     first, second = approvals.ask(a_question()), approvals.ask(a_question(2))
     with pytest.raises(ApprovalNotFound):
         approvals.decide(first.id[:10], "approved", by="ann", how="cli", now=NOW)
     assert {approvals.get(one.id, NOW).status for one in (first, second)} == {"pending"}
 
 
-def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals) -> None:
+def test_repeated_answers_give_the_same_result(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     assert yes(approvals, asked) == yes(approvals, asked, NOW + 5)
     denied = approvals.decide(asked.id, "denied", by="ann", how="cli", now=NOW + 9, reason="not now")
@@ -185,7 +183,7 @@ def test_answers_are_the_same_however_often_they_are_given(approvals: Approvals)
     assert approvals.denied(asked, NOW + 9) is None
 
 
-def test_what_nobody_answered_in_time_has_expired(approvals: Approvals) -> None:
+def test_an_unanswered_question_expires(approvals: Approvals) -> None:
     asked = approvals.ask(a_question())
     late = asked.expires_at
     assert [one.status for one in approvals.list(late)] == ["expired"]
@@ -197,7 +195,7 @@ def test_what_nobody_answered_in_time_has_expired(approvals: Approvals) -> None:
 
 
 @pytest.mark.case("APPR-08")
-def test_a_flood_of_questions_is_refused_and_waits_as_it_is(approvals: Approvals) -> None:
+def test_a_flood_of_questions_is_refused_and_existing_ones_stay(approvals: Approvals) -> None:
     for number in range(MOST_A_MINUTE):
         approvals.ask(a_question(number))
     with pytest.raises(ApprovalsWaiting) as refused:
@@ -212,7 +210,7 @@ def test_a_flood_of_questions_is_refused_and_waits_as_it_is(approvals: Approvals
     assert len(approvals.list(NOW, limit=1_000)) == MOST_PENDING + 1
 
 
-def test_rules_are_kept_once_shown_and_taken_back(approvals: Approvals, database: Database) -> None:
+def test_rules_are_stored_once_listed_and_removed(approvals: Approvals, database: Database) -> None:
     rule = ApprovalRule(
         RUN, "project/local/*", NOW, "ann", paths=("/p/ü",), argv=("git", "status"), project="/p", digest="d"
     )

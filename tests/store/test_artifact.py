@@ -1,26 +1,25 @@
-"""Artifacts: a version as OCI documents and back, byte for byte, with every fault in one refusal."""
+"""Artifacts: a version as OCI documents and back, byte for byte, with all issues in one refusal."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from kiwi_mcp.domain.canonical_json import canonical
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.paths import is_safe_path
-from kiwi_mcp.domain.registry import Mark, Pin, Release, ReleaseFile, VersionName, Visibility
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.manifest.schema import faults
-from kiwi_mcp.store.artifact import Artifact, bundle, decode, encode, unbundle
-from kiwi_mcp.store.json_bytes import canonical
-from kiwi_mcp.store.order import MAX_LINKS, closures, order
-from kiwi_mcp.store.words import marks_of
+from kiwi_mcp.domain.names import is_safe_path
+from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, StatusNote, VersionName, Visibility
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease, closures, order
+from kiwi_mcp.store.remote.artifact import Artifact, decode, encode, status_notes_of
 
 AT = "2026-01-28T12:00:00.000Z"
 MANIFEST = b"tool_id: say\r\nversion: 1.0.0\n"
@@ -35,7 +34,7 @@ def a_release(
     namespace: str = "team",
     executor: Pin | None = PIN,
     files: tuple[ReleaseFile, ...] = (ReleaseFile("main.py", b"print('hi')\n"),),
-) -> Release:
+) -> CheckedRelease:
     statement = statement_of(
         tool_id=tool_id,
         version=version,
@@ -45,11 +44,11 @@ def a_release(
     )
     whole = sorted((*files, ReleaseFile("tool.yaml", MANIFEST)), key=lambda file: file.path)
     name = VersionName(namespace, tool_id, version)
-    return Release(name, f"tools/{tool_id}/tool.yaml", statement, {}, tuple(whole), executor, created_at=AT)
+    return CheckedRelease(name, f"tools/{tool_id}/tool.yaml", statement, {}, tuple(whole), executor, created_at=AT)
 
 
 def decoded(artifact: Artifact, release: Release) -> Release:
-    return decode(artifact.manifest, lambda digest, _: artifact.blobs[digest], marks=marks_of(release))
+    return decode(artifact.manifest, lambda digest, _: artifact.blobs[digest], status=status_notes_of(release))
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -66,7 +65,7 @@ contents = st.dictionaries(
 def releases(draw: st.DrawFn) -> Release:
     files = tuple(ReleaseFile(path, data, is_exec) for path, (data, is_exec) in draw(contents).items())
     executor = draw(st.sampled_from([None, PIN, Pin("python_runtime", RUNTIME, f"sha256:{'0' * 64}")]))
-    marks = st.none() | st.builds(Mark, st.just(AT), texts)
+    marks = st.none() | st.builds(StatusNote, st.just(AT), texts)
     visibilities: st.SearchStrategy[Visibility] = st.sampled_from(["public", "unlisted", "private"])
     return replace(
         a_release(files=files, executor=executor),
@@ -82,19 +81,11 @@ def releases(draw: st.DrawFn) -> Release:
 
 @given(release=releases())
 @settings(max_examples=60, deadline=None)
-def test_a_release_comes_back_from_its_artifact_as_it_was(release: Release) -> None:
+def test_a_release_is_restored_from_its_artifact(release: Release) -> None:
     artifact = encode(release)
 
     assert decoded(artifact, release) == release
     assert encode(decoded(artifact, release)) == artifact
-
-
-@given(release=releases())
-@settings(max_examples=40, deadline=None)
-def test_a_release_comes_back_from_a_bundle_as_it_was(release: Release) -> None:
-    sent = json.dumps(bundle(encode(release), marks_of(release)))
-
-    assert unbundle(json.loads(sent)) == release
 
 
 def test_the_order_of_files_does_not_change_an_artifact() -> None:
@@ -103,15 +94,15 @@ def test_the_order_of_files_does_not_change_an_artifact() -> None:
     assert encode(replace(release, files=release.files[::-1])) == encode(release)
 
 
-def test_what_is_said_of_a_version_later_leaves_its_artifact_as_it_is() -> None:
+def test_a_later_status_does_not_change_the_artifact() -> None:
     release = a_release()
-    later = replace(release, yanked=Mark(AT, "It deletes mail."), deprecated=Mark(AT), visibility="private")
+    later = replace(release, yanked=StatusNote(AT, "It deletes mail."), deprecated=StatusNote(AT), visibility="private")
 
     assert encode(later) == encode(release)
     assert decoded(encode(release), later) == later
 
 
-def test_the_config_is_the_statement_and_its_digest_the_items() -> None:
+def test_the_config_is_the_statement_and_its_digest_that_of_the_item() -> None:
     release = a_release()
     document = json.loads(encode(release).manifest)
 
@@ -159,7 +150,7 @@ def test_every_artifact_is_an_oci_image_manifest(release: Release) -> None:
         assert (f"sha256:{sha256(blob).hexdigest()}", len(blob)) == (descriptor["digest"], descriptor["size"])
 
 
-def test_annotations_that_kiwi_does_not_know_are_no_fault() -> None:
+def test_unknown_annotations_are_ignored() -> None:
     release = a_release()
     artifact = encode(release)
     document = json.loads(artifact.manifest)
@@ -168,7 +159,7 @@ def test_annotations_that_kiwi_does_not_know_are_no_fault() -> None:
     assert decoded(replace(artifact, manifest=canonical(document)), release) == release
 
 
-def chain_of(count: int) -> list[Release]:
+def chain_of(count: int) -> list[CheckedRelease]:
     made = [a_release("link0", executor=None)]
     for number in range(1, count):
         below = made[-1]
@@ -178,23 +169,23 @@ def chain_of(count: int) -> list[Release]:
 
 @given(places=st.permutations(range(MAX_LINKS)))
 @settings(max_examples=30, deadline=None)
-def test_executors_stand_before_what_stands_on_them(places: list[int]) -> None:
+def test_executors_come_before_the_items_that_use_them(places: list[int]) -> None:
     chain = chain_of(MAX_LINKS)
 
     assert list(order([chain[place] for place in places])) == chain
     assert len(set(closures(chain, what="The chain").values())) == MAX_LINKS
 
 
-def test_a_version_whose_executor_is_elsewhere_can_be_put_in_order() -> None:
+def test_a_version_with_an_executor_elsewhere_can_be_ordered() -> None:
     *_, top = chain_of(2)
     assert order([top]) == (top,)
     with pytest.raises(ArtifactRefused, match="which is not there"):
         closures([top], what="A folder")
 
 
-def test_what_ships_with_kiwi_counts_by_its_name_alone() -> None:
+def test_built_in_executors_count_by_name_only() -> None:
     pin = Pin(RUNTIME.tool_id, RUNTIME, f"sha256:{'1' * 64}")
     other = replace(pin, name=replace(RUNTIME, version="9.9.9"), digest=f"sha256:{'2' * 64}")
 
-    found = [closures([replace(a_release(), executor=one)], what="A folder") for one in (pin, other)]
+    found = [closures([a_release(executor=one)], what="A folder") for one in (pin, other)]
     assert found[0] == found[1]

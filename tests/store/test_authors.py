@@ -1,4 +1,4 @@
-"""Who wrote what is remembered by digest, for each user of a store apart, and seen by every process at once."""
+"""Authors are stored by digest, separately for each user, and visible to every process at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from kiwi_mcp.store.authors import Authors, Relaxation
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.migrate import migrate
-from kiwi_mcp.store.open import connect_to
+from kiwi_mcp.store.open import connect_to, migrate
 
 DIGEST, OTHER, CHAIN = "a" * 64, "b" * 64, "c" * 64
 
@@ -32,7 +31,7 @@ def beside(store: Database, empty_url: str) -> Iterator[Database]:
     opened.close()
 
 
-def test_what_is_recorded_first_stays_unless_it_is_replaced(store: Database) -> None:
+def test_the_first_author_stays_unless_replaced(store: Database) -> None:
     authors = Authors(store, "ana")
     authors.record([DIGEST], "owner_written", "cli", replaces=True)
     authors.record([DIGEST, OTHER], "model_written", "mcp", replaces=False)
@@ -41,7 +40,7 @@ def test_what_is_recorded_first_stays_unless_it_is_replaced(store: Database) -> 
     assert authors.look_up([OTHER], CHAIN)[0] == {OTHER: "owner_written"}
 
 
-def test_what_one_user_wrote_or_relaxed_is_nothing_to_another(store: Database) -> None:
+def test_authors_and_relaxations_of_one_user_do_not_apply_to_another(store: Database) -> None:
     Authors(store, "ana").record([DIGEST], "owner_written", "cli", replaces=True)
     Authors(store, "ana").relax(relaxation())
     assert Authors(store, "ben").look_up([DIGEST], CHAIN) == ({}, None)
@@ -56,7 +55,7 @@ def test_another_process_sees_a_change_at_once(store: Database, beside: Database
     assert mine.look_up([DIGEST], CHAIN)[0] == {DIGEST: "model_written"}
 
 
-def test_a_relaxation_is_said_anew_and_taken_back(store: Database) -> None:
+def test_a_relaxation_can_be_replaced_and_removed(store: Database) -> None:
     authors = Authors(store, "ana")
     authors.relax(relaxation())
     authors.relax(relaxation("trusted", "because"))

@@ -1,25 +1,26 @@
-"""On PostgreSQL the server finds the few items that may answer a request, among those that its actor may see."""
+"""Search candidates on PostgreSQL: the server finds the items that may match, among the visible ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from random import Random
 
 import pytest
+from msgspec.structs import replace
+from tests.plugins.registries import set_visibility
 
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.registry import Actor, Listed, Release, ReleaseFile, VersionName, Visibility
-from kiwi_mcp.store.candidates import Candidates, Wanted
+from kiwi_mcp.domain.registry import Actor, ReleaseFile, VersionInfo, VersionName, Visibility
 from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.embeddings import Embeddings, Leaf
-from kiwi_mcp.store.lexemes import asked_for, lexemes_of, strong
 from kiwi_mcp.store.open import connect_to, open_database
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.store.rows import FIRST_ID
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.registry.rows import FIRST_ID
+from kiwi_mcp.store.search_index.candidates import CandidateFilter, PostgresSearch, choose_lexemes, lexemes_of, strong
+from kiwi_mcp.store.search_index.index_writer import Embeddings, IndexedVersion
 
 ANN = Actor("ann", ("team", "public"))
 BOB = Actor("bob", ("other", "public"))
@@ -37,7 +38,7 @@ def release(
     tool_type: str = "primitive",
     category: str = "",
     tags: Sequence[str] = (),
-) -> Release:
+) -> CheckedRelease:
     """A release with words for its description."""
     statement: JsonObject = {
         "kind": "kiwi.item/1",
@@ -47,7 +48,7 @@ def release(
         "manifest": sha256(YAML).hexdigest(),
         "files": [],
     }
-    return Release(
+    return CheckedRelease(
         name=VersionName(namespace, tool_id, version),
         place=f"tools/{tool_id}/tool.yaml",
         statement=json.dumps(statement, sort_keys=True, separators=(",", ":")).encode(),
@@ -74,28 +75,30 @@ def vector(*numbers: int) -> bytes:
     return bytes(number % 256 for number in (*numbers, *[0] * (384 - len(numbers)))) + b"\0\0\0\x3c"
 
 
-def every(embeddings: Embeddings) -> Sequence[Listed]:
+def every(embeddings: Embeddings) -> Sequence[VersionInfo]:
     """All that cannot be found by its words yet; a walk begins anywhere, so that the last may come before the first."""
-    return [one for some in iter(lambda: embeddings.stale(9), ()) for one in some]
+    return [one for some in iter(lambda: embeddings.without_words(9), ()) for one in some]
 
 
 def fill(embeddings: Embeddings, vectors: Mapping[str, bytes] | None = None, *, size: int = 2) -> int:
     """Index whatever is missing, and return how many items that was."""
     count = 0
-    while found := embeddings.stale(size):
+    while found := embeddings.without_words(size):
         embeddings.index([_leaf(one.id, one.description) for one in found])
         count += len(found)
-    while vectors is not None and (found := embeddings.bare(size)):
+    while vectors is not None and (found := embeddings.without_vectors(size)):
         embeddings.index([_leaf(one.id, one.description, vectors[one.name.tool_id]) for one in found])
     return count
 
 
-def _leaf(version_id: str, words: str, packed: bytes = b"") -> Leaf:
-    return Leaf(version_id, b"d" * 16, impacts(words), [len(words.split()), 1], words.encode(), packed)
+def _leaf(version_id: str, words: str, packed: bytes = b"") -> IndexedVersion:
+    return IndexedVersion(version_id, b"d" * 16, impacts(words), [len(words.split()), 1], words.encode(), packed)
 
 
-def names(candidates: Candidates, stems: str = "", *vectors: bytes, wanted: Wanted | None = None) -> set[str]:
-    found = candidates.find(dict.fromkeys(stems.split(), 1.0), vectors, wanted=wanted or Wanted())
+def names(
+    candidates: PostgresSearch, stems: str = "", *vectors: bytes, wanted: CandidateFilter | None = None
+) -> set[str]:
+    found = candidates.find(dict.fromkeys(stems.split(), 1.0), vectors, wanted=wanted or CandidateFilter())
     return {one.listed.name.tool_id for one in found}
 
 
@@ -117,12 +120,12 @@ def embeddings(database: Database) -> Embeddings:
 
 
 @pytest.fixture
-def candidates(database: Database) -> Candidates:
-    return Candidates(database, ANN, MODEL)
+def candidates(database: Database) -> PostgresSearch:
+    return PostgresSearch(database, ANN, MODEL)
 
 
-def test_an_item_is_found_by_its_words_with_all_that_a_card_needs(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_an_item_is_found_by_its_words_with_all_card_fields(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     registry.publish(
         [release("mailer", words="send mail!", tags=["a"], category="x/y"), release("other", words="read")]
@@ -135,8 +138,8 @@ def test_an_item_is_found_by_its_words_with_all_that_a_card_needs(
     assert names(candidates, "unheard") == names(candidates) == set()
 
 
-def test_the_nearest_are_found_by_their_vectors_whatever_their_words(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_the_nearest_vectors_are_found_regardless_of_words(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     registry.publish([release("east"), release("north"), release("nowhere")])
     vectors = {"east": vector(100, 3), "north": vector(0, 100), "nowhere": b""}
@@ -146,45 +149,43 @@ def test_the_nearest_are_found_by_their_vectors_whatever_their_words(
     assert names(candidates, "", b"of another length") == set()
 
 
-def test_an_item_is_found_by_its_name_alone(registry: Registry, embeddings: Embeddings, candidates: Candidates) -> None:
+def test_an_item_is_found_by_its_name(registry: Registry, embeddings: Embeddings, candidates: PostgresSearch) -> None:
     registry.publish([release("mailer", words="x"), release("other", words="x")])
     fill(embeddings)
     assert [one.listed.name.tool_id for one in candidates.find({}, [], names=["mailer", "x"])] == ["mailer"]
     assert not candidates.find({}, [], names=["'; \0"])
 
 
-def test_nobody_finds_what_lists_do_not_show_them(
-    registry: Registry, embeddings: Embeddings, database: Database
-) -> None:
+def test_hidden_items_are_not_found(registry: Registry, embeddings: Embeddings, database: Database) -> None:
     seen: dict[str, Visibility] = {"all": "public", "known": "unlisted", "own": "private"}
     registry.publish([release(name, words="mail", visibility=one) for name, one in seen.items()])
     fill(embeddings, dict.fromkeys(seen, vector(1)))
-    ann, bob = (Candidates(database, actor, MODEL) for actor in (ANN, BOB))
+    ann, bob = (PostgresSearch(database, actor, MODEL) for actor in (ANN, BOB))
     for asked in (("mail",), ("", vector(1))):
         assert names(ann, *asked) == {*seen}
         assert names(bob, *asked) == {"all"}
     assert bob.find({}, [], names=["own"]) == []
-    registry.set_visibility("team", "all", "private")
-    registry.set_visibility("team", "own", "public")
+    set_visibility(registry, "team", "all", "private")
+    set_visibility(registry, "team", "own", "public")
     for asked in (("mail",), ("", vector(1))):
         assert names(bob, *asked) == {"own"}
 
 
-def test_what_was_yanked_is_not_found_and_what_is_deprecated_is(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_yanked_items_are_not_found_and_deprecated_ones_are(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     first = registry.publish([release("mailer", words="mail old")])[0]
     fill(embeddings)
-    registry.mark([first.name], "deprecate")
+    registry.set_status([first.name], "deprecate")
     assert names(candidates, "mail") == {"mailer"}
-    registry.mark([first.name], "yank")
+    registry.set_status([first.name], "yank")
     assert names(candidates, "mail") == set()
-    registry.mark([first.name], "unyank")
+    registry.set_status([first.name], "unyank")
     assert names(candidates, "mail") == {"mailer"}
 
 
-def test_a_new_version_takes_the_place_of_the_one_before(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_a_new_version_replaces_the_previous_one(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     registry.publish([release("mailer", words="mail old")])
     fill(embeddings, {"mailer": vector(1)})
@@ -199,8 +200,8 @@ def test_a_new_version_takes_the_place_of_the_one_before(
     assert candidates.counts(["mail", "old", "new"]) == (1, {"mail": 1, "new": 1}, (2.0, 1.0))
 
 
-def test_filters_are_heeded_by_words_and_by_vectors(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_filters_apply_to_words_and_vectors(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     registry.publish(
         [
@@ -211,19 +212,19 @@ def test_filters_are_heeded_by_words_and_by_vectors(
     )
     fill(embeddings, dict.fromkeys(("one", "two", "three"), vector(1)))
     expected = {
-        Wanted(namespaces=("team",)): {"one", "two"},
-        Wanted(tool_types=("knowledge", "api")): {"two"},
-        Wanted(tags=("o'clock",)): {"one"},
-        Wanted(categories=("crm",)): {"one", "two"},
-        Wanted(categories=("crm/mail", "none"), namespaces=("team",)): {"one"},
-        Wanted(namespaces=("nobody",)): set(),
+        CandidateFilter(namespaces=("team",)): {"one", "two"},
+        CandidateFilter(tool_types=("knowledge", "api")): {"two"},
+        CandidateFilter(tags=("o'clock",)): {"one"},
+        CandidateFilter(categories=("crm",)): {"one", "two"},
+        CandidateFilter(categories=("crm/mail", "none"), namespaces=("team",)): {"one"},
+        CandidateFilter(namespaces=("nobody",)): set(),
     }
     for wanted, found in expected.items():
         assert names(candidates, "mail", wanted=wanted) == found
         assert names(candidates, "", vector(1), wanted=wanted) == found
 
 
-def test_the_nearest_are_found_behind_hundreds_that_a_filter_keeps_out(
+def test_the_nearest_vectors_are_found_behind_hundreds_of_filtered_ones(
     registry: Registry, embeddings: Embeddings, database: Database, postgres_url: str
 ) -> None:
     registry.publish([release("far"), *(release(f"t{number}", namespace="public") for number in range(400))])
@@ -237,14 +238,16 @@ def test_the_nearest_are_found_behind_hundreds_that_a_filter_keeps_out(
             f"alter database {name} set enable_seqscan = off; alter database {name} set enable_sort = off"
         )
     beside = connect_to(postgres_url)
-    found = names(Candidates(beside, ANN, MODEL), "", vector(100), wanted=Wanted(namespaces=("team",)))
+    found = names(PostgresSearch(beside, ANN, MODEL), "", vector(100), wanted=CandidateFilter(namespaces=("team",)))
     beside.read("select pg_stat_force_next_flush()")
     scans = beside.read("select idx_scan > 0 from pg_stat_user_indexes where indexrelname = 'idx_tool_hnsw'")
     assert (found, scans) == ({"far"}, [(True,)])
     beside.close()
 
 
-def test_counts_are_those_of_what_is_there(registry: Registry, embeddings: Embeddings, candidates: Candidates) -> None:
+def test_term_counts_match_the_current_items(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
+) -> None:
     assert candidates.counts(["mail"]) == (0, {}, ())
     registry.publish(
         [release("one", words="mail! send"), release("two", words="mail"), release("three", words="读 it's")]
@@ -261,24 +264,24 @@ def test_counts_are_those_of_what_is_there(registry: Registry, embeddings: Embed
     assert embeddings.progress() == (3, 0)
 
 
-def test_what_is_indexed_is_not_given_out_again(registry: Registry, embeddings: Embeddings, database: Database) -> None:
+def test_an_indexed_item_is_not_assigned_again(registry: Registry, embeddings: Embeddings, database: Database) -> None:
     registry.publish([release(f"t{number}", words="mail") for number in range(5)])
     vectors = {f"t{number}": vector(number + 1) for number in range(5)}
     assert fill(embeddings, vectors) == 5
     assert embeddings.progress() == (5, 5)
     assert fill(embeddings) == fill(Embeddings(database, MODEL)) == 0
-    assert not embeddings.bare(9)
+    assert not embeddings.without_vectors(9)
     registry.publish([release("t1", "2.0.0", words="mail"), release("new", words="mail")])
     assert {str(one.name) for one in every(embeddings)} == {"team/t1@2.0.0", "team/new@1.0.0"}
 
 
-def test_what_nobody_indexes_is_not_given_out_for_ever(registry: Registry, embeddings: Embeddings) -> None:
+def test_an_item_that_is_never_indexed_is_not_assigned_forever(registry: Registry, embeddings: Embeddings) -> None:
     registry.publish([release(f"t{number}") for number in range(3)])
-    given = [one.name.tool_id for _ in range(9) for one in embeddings.stale(2)]
+    given = [one.name.tool_id for _ in range(9) for one in embeddings.without_words(2)]
     assert sorted(given) == ["t0", "t1", "t2"]
 
 
-def test_what_could_not_be_written_is_given_out_again(
+def test_an_item_that_could_not_be_written_is_assigned_again(
     registry: Registry, embeddings: Embeddings, database: Database
 ) -> None:
     registry.publish([release("one"), release("two")])
@@ -293,8 +296,8 @@ def test_what_could_not_be_written_is_given_out_again(
     assert fill(embeddings) == 2
 
 
-def test_what_is_damaged_is_taken_out_and_made_again_and_nothing_is_counted_twice(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates
+def test_a_damaged_row_is_replaced_and_counted_once(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch
 ) -> None:
     registry.publish([release("one", words="mail send"), release("two", words="mail")])
     vectors = {"one": vector(1), "two": vector(2)}
@@ -302,7 +305,7 @@ def test_what_is_damaged_is_taken_out_and_made_again_and_nothing_is_counted_twic
     before = candidates.counts(["mail", "send"])
     (one,) = (found.listed.id for found in candidates.find({"send": 1.0}, ()))
 
-    embeddings.take_out([one, FIRST_ID])
+    embeddings.remove([one, FIRST_ID])
 
     assert embeddings.progress() == (1, 1)
     assert candidates.counts(["mail", "send"])[:2] == (1, {"mail": 1})
@@ -311,8 +314,8 @@ def test_what_is_damaged_is_taken_out_and_made_again_and_nothing_is_counted_twic
     assert names(candidates, "send") == {"one"}
 
 
-def test_two_kernels_that_fill_it_at_once_count_nothing_twice(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates, postgres_url: str
+def test_two_concurrent_kernels_count_nothing_twice(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch, postgres_url: str
 ) -> None:
     registry.publish([release(f"t{number}", words="mail send") for number in range(6)])
     beside = connect_to(postgres_url)
@@ -327,16 +330,16 @@ def test_two_kernels_that_fill_it_at_once_count_nothing_twice(
     beside.close()
 
 
-def test_models_live_side_by_side_and_one_that_nobody_uses_is_forgotten(
-    registry: Registry, embeddings: Embeddings, candidates: Candidates, database: Database
+def test_several_models_coexist_and_an_unused_one_is_removed(
+    registry: Registry, embeddings: Embeddings, candidates: PostgresSearch, database: Database
 ) -> None:
     registry.publish([release("one", words="mail")])
     older = Embeddings(database, "older")
     assert fill(older) == fill(embeddings) == 1
     with database.transaction() as transaction:
         transaction.write("update embedding_models set used_on = 1 where model = 'older'")
-    embeddings.tend()
-    embeddings.tend()
+    embeddings.maintain()
+    embeddings.maintain()
     assert database.read("select distinct model from tool_embeddings") == [(MODEL,)]
     assert database.read("select distinct model from embedding_lexemes") == [(MODEL,)]
     assert names(candidates, "mail") == {"one"}
@@ -348,20 +351,20 @@ def test_a_server_without_pgvector_finds_by_words(postgres_url: str) -> None:
         transaction.run_script("drop extension vector cascade; alter table tool_embeddings add column embedding bytea;")
     Registry(database, ANN).publish([release("one", words="mail"), release("two", words="read")])
     fill(Embeddings(database, MODEL), dict.fromkeys(("one", "two"), vector(1)))
-    candidates = Candidates(database, ANN, MODEL)
+    candidates = PostgresSearch(database, ANN, MODEL)
     (found,) = candidates.find({"mail": 1.0}, [vector(1)])
     assert (found.listed.name.tool_id, found.vector) == ("one", vector(1))
     database.close()
 
 
-def test_rare_words_are_asked_for_whole_and_common_ones_where_they_matter() -> None:
+def test_rare_words_are_matched_in_full_and_common_ones_selectively() -> None:
     held = {"rare": 10, strong("rare"): 2, "common": 900, strong("common"): 80, "everywhere": 5_000}
     weights = {"rare": 5.0, "common": 2.0, "everywhere": 0.1, "unheard": 9.0}
-    assert {*asked_for(weights, held, 100)} == {"rare", strong("rare"), strong("common")}
-    assert {*asked_for(weights, held, 1_000)} == {"rare", strong("rare"), "common", strong("common")}
-    assert asked_for({"everywhere": 1.0}, held, 100) == ["everywhere"]
-    assert asked_for({}, held, 100) == []
+    assert {*choose_lexemes(weights, held, 100)} == {"rare", strong("rare"), strong("common")}
+    assert {*choose_lexemes(weights, held, 1_000)} == {"rare", strong("rare"), "common", strong("common")}
+    assert choose_lexemes({"everywhere": 1.0}, held, 100) == ["everywhere"]
+    assert choose_lexemes({}, held, 100) == []
 
 
-def test_a_stem_that_says_much_is_two_lexemes() -> None:
+def test_a_significant_stem_is_two_lexemes() -> None:
     assert lexemes_of({"little": 0.1, "much": 0.7}) == {"little": "D", "much": "A", strong("much"): "A"}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import kiwi_mcp.store.postgres
 import kiwi_mcp.store.sqlite
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
+from kiwi_mcp.store import sqlite
 from kiwi_mcp.store.database import Database, IntegrityFault, Value
 from kiwi_mcp.store.open import open_database
 
@@ -58,13 +59,13 @@ def write_now(database: Database, statement: str, *values: Value) -> bool:
         return transaction is not None and transaction.write(statement, values) > 0
 
 
-def test_whoever_is_in_haste_does_not_wait_for_another_who_was(table: Database) -> None:
+def test_a_try_transaction_does_not_wait_for_another_one(table: Database) -> None:
     with ThreadPoolExecutor(1) as thread, table.transaction_now():
         assert not thread.submit(write_now, table, "update counters set value = 1").result(timeout=5)
 
 
 @pytest.mark.parametrize("way", ["insert", "write"])
-def test_values_come_out_as_they_went_in(table: Database, way: str) -> None:
+def test_values_are_returned_unchanged(table: Database, way: str) -> None:
     row = (*ROW, table.encode_list(("one", "two")))
     with table.transaction() as transaction:
         if way == "insert":
@@ -83,14 +84,14 @@ def test_values_come_out_as_they_went_in(table: Database, way: str) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
-def test_a_list_of_any_texts_comes_back(table: Database, texts: list[str]) -> None:
+def test_a_list_of_any_texts_is_returned_unchanged(table: Database, texts: list[str]) -> None:
     with table.transaction() as transaction:
         transaction.write("delete from kinds")
         transaction.write("insert into kinds (list) values (?)", (table.encode_list(texts),))
     assert table.decode_list(table.read("select list from kinds")[0][0]) == tuple(texts)
 
 
-def test_values_are_found_again_by_what_they_are(table: Database) -> None:
+def test_values_are_found_by_equality(table: Database) -> None:
     with table.transaction() as transaction:
         transaction.insert("kinds", COLUMNS[:-1], [ROW])
     for column, value in zip(COLUMNS[:-2], ROW[:-1], strict=True):
@@ -98,7 +99,7 @@ def test_values_are_found_again_by_what_they_are(table: Database) -> None:
     assert len(table.read("select word from kinds where flag = true and at < ?", ("2026-01-02T03:04:05.671Z",))) == 1
 
 
-def test_marks_inside_a_text_are_left_alone(table: Database) -> None:
+def test_question_marks_inside_a_text_are_not_placeholders(table: Database) -> None:
     statement = """select '?', '100%', 'it''s ?', value as "a?b%" -- why? 5%
     from counters where name = ? and name like '%'"""
     assert table.read(statement, ("a",)) == [("?", "100%", "it's ?", 0)]
@@ -111,7 +112,7 @@ def test_a_time_always_has_milliseconds(postgres_url: str) -> None:
     database.close()
 
 
-def test_what_fails_leaves_nothing_behind(table: Database) -> None:
+def test_a_failed_transaction_leaves_nothing_behind(table: Database) -> None:
     with pytest.raises(ZeroDivisionError), table.transaction() as transaction:  # noqa: PT012 - the block is the point
         transaction.write("update counters set value = 7")
         assert transaction.read("select value from counters") == [(7,)]
@@ -122,7 +123,7 @@ def test_what_fails_leaves_nothing_behind(table: Database) -> None:
     assert value_of(table) == 8
 
 
-def test_a_failure_that_is_passed_over_still_undoes_everything(table: Database) -> None:
+def test_a_suppressed_failure_still_undoes_everything(table: Database) -> None:
     with pytest.raises(IntegrityFault), table.transaction() as transaction:  # noqa: PT012 - as above
         transaction.write("update counters set value = 7")
         with suppress(IntegrityFault):
@@ -130,7 +131,7 @@ def test_a_failure_that_is_passed_over_still_undoes_everything(table: Database) 
     assert value_of(table) == 0
 
 
-def test_nobody_sees_half_of_a_transaction(table: Database) -> None:
+def test_no_reader_sees_half_of_a_transaction(table: Database) -> None:
     with table.transaction() as transaction:
         transaction.write("update counters set value = 7")
         assert value_of(table) == 0
@@ -145,7 +146,7 @@ def test_nobody_sees_half_of_a_transaction(table: Database) -> None:
         "insert into counters (name, value) values ('b', null)",
     ],
 )
-def test_what_the_schema_refuses_is_told_apart(table: Database, statement: str) -> None:
+def test_constraint_violations_are_distinguished(table: Database, statement: str) -> None:
     with pytest.raises(IntegrityFault) as refused, table.transaction() as transaction:
         transaction.write(statement)
     assert "insert" not in refused.value.reason
@@ -154,7 +155,7 @@ def test_what_the_schema_refuses_is_told_apart(table: Database, statement: str) 
     assert table.read("select name, value from counters") == [("a", 0)]
 
 
-def test_a_trigger_that_refuses_is_told_in_its_own_words(table: Database) -> None:
+def test_a_refusing_trigger_gives_its_own_message(table: Database) -> None:
     refuse = {
         "sqlite": "create trigger kept before delete on counters begin select raise(abort, 'kept; always'); end;",
         "postgres": "create function refuse() returns trigger language plpgsql as "
@@ -201,13 +202,13 @@ for _ in range(25):
 """
 
 
-def test_processes_write_one_after_the_other(table: Database, store_url: str, begin: Begin) -> None:
+def test_processes_write_sequentially(table: Database, store_url: str, begin: Begin) -> None:
     writers = [begin(ADD, store_url) for _ in range(4)]
     assert [writer.communicate(timeout=50)[1] for writer in writers] == [""] * 4
     assert value_of(table) == 100
 
 
-def test_the_stamp_tells_of_every_transaction(table: Database, store_url: str) -> None:
+def test_the_change_counter_changes_with_every_transaction(table: Database, store_url: str) -> None:
     other = open_database(store_url)
     stamps = [table.stamp()]
     for source in (table, other, other):
@@ -221,13 +222,13 @@ def test_the_stamp_tells_of_every_transaction(table: Database, store_url: str) -
     assert len(set(stamps)) == len(stamps)
 
 
-def test_the_stamp_of_a_file_stays_while_nobody_writes(sqlite_url: str) -> None:
+def test_the_change_counter_of_a_file_stays_without_writes(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     assert database.stamp() == database.stamp()
     database.close()
 
 
-def test_what_is_written_in_passing_leaves_the_stamp_of_a_file_as_it_was(sqlite_url: str) -> None:
+def test_a_try_transaction_leaves_the_change_counter_of_a_file(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     with database.transaction() as transaction:
         transaction.write("create table seen (value integer)")
@@ -261,12 +262,12 @@ database.close()
 """
 
 
-def test_a_forked_process_has_connections_of_its_own(table: Database, store_url: str, begin: Begin) -> None:
+def test_a_forked_process_has_its_own_connections(table: Database, store_url: str, begin: Begin) -> None:
     assert begin(FORK, store_url).communicate(timeout=30) == ("", "")
     assert value_of(table) == 3
 
 
-def test_a_hasty_write_never_waits(table: Database, store_url: str) -> None:
+def test_a_try_transaction_never_waits(table: Database, store_url: str) -> None:
     statement = "update counters set value = value + ?"
     assert write_now(table, statement, 1) is table.is_embedded
     other = open_database(store_url)
@@ -277,7 +278,7 @@ def test_a_hasty_write_never_waits(table: Database, store_url: str) -> None:
     assert value_of(table) == 1 + table.is_embedded
 
 
-def test_what_fails_in_haste_is_not_done_at_all(sqlite_url: str) -> None:
+def test_a_failed_try_transaction_changes_nothing(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     with database.transaction() as transaction:
         transaction.write("create table seen (value integer primary key)")
@@ -289,9 +290,7 @@ def test_what_fails_in_haste_is_not_done_at_all(sqlite_url: str) -> None:
     database.close()
 
 
-def test_waiting_for_another_writer_has_a_limit(
-    table: Database, store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_another_writer_times_out(table: Database, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kiwi_mcp.store.sqlite, "PATIENCE", 0.05)
     monkeypatch.setattr(kiwi_mcp.store.postgres, "PATIENCE", 0.05)
     monkeypatch.setitem(kiwi_mcp.store.postgres._SETTINGS, "lock_timeout", "50ms")
@@ -308,12 +307,12 @@ def test_waiting_for_another_writer_has_a_limit(
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**80])
-def test_a_value_that_no_store_holds_is_refused(table: Database, value: Value) -> None:
+def test_a_value_that_no_store_can_hold_is_refused(table: Database, value: Value) -> None:
     with pytest.raises(InvalidRequest), table.transaction() as transaction:
         transaction.write("insert into kinds (word, number) values (?, ?)", (value, value))
 
 
-def test_a_table_that_is_gone_means_damage(table: Database) -> None:
+def test_a_missing_table_means_damage(table: Database) -> None:
     with table.transaction() as transaction:
         transaction.write("drop table counters")
     with pytest.raises(StoreDamaged) as found:
@@ -321,15 +320,32 @@ def test_a_table_that_is_gone_means_damage(table: Database) -> None:
     assert "counters" not in found.value.message
 
 
-def test_a_mistaken_statement_is_not_shown(table: Database) -> None:
+def test_an_invalid_statement_is_not_shown(table: Database) -> None:
     with pytest.raises(StoreUnavailable) as found:
         table.read("selekt 'private'")
     assert "private" not in f"{found.value} {found.value.suggestion}"
 
 
-def test_a_closed_store_says_so_in_our_words(sqlite_url: str) -> None:
+def test_a_closed_store_is_reported(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     database.close()
     database.close()
     with pytest.raises(KiwiError):
         database.read("select 1")
+
+
+def test_every_statement_times_out(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LIMIT", 0.2)
+    database = open_database(sqlite_url)
+    with pytest.raises(StoreUnavailable, match="longer than a statement may"):
+        database.read("with recursive c (x) as (select 1 union all select x + 1 from c) select max(x) from c")
+    assert database.read("select 1") == [(1,)]
+    database.close()
+
+
+def test_a_publish_waits_for_the_disk_and_a_run_record_does_not(sqlite_url: str) -> None:
+    database = open_database(sqlite_url)
+    with database.transaction() as transaction:
+        assert transaction.read("PRAGMA synchronous") == [(2,)]
+    assert database.read("PRAGMA synchronous") == [(1,)]
+    database.close()

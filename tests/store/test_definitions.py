@@ -1,16 +1,16 @@
-"""What MCP servers offer, in the store: whole changes, and nobody else's."""
+"""Definitions of MCP servers in the store: atomic changes, separate for each actor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from threading import Thread
 
 import pytest
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
 from kiwi_mcp.store.database import Database, IntegrityFault
-from kiwi_mcp.store.definitions import Definitions, Known
+from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
 from kiwi_mcp.store.open import open_database
 
 KEY = ServerKey("home", "files")
@@ -22,7 +22,7 @@ def offered(name: str, state: str = "new", **words: str) -> Definition:
     if state == "new":
         return definition
     accepted = {"name": name}
-    return replace(definition, state=state, accepted=accepted, accepted_digest=words.get("accepted", "a" * 64))  # type: ignore[arg-type]  # a state
+    return replace(definition, state=state, accepted=accepted, accepted_digest=words.get("accepted", "a" * 64))
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def database(empty_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def definitions(database: Database) -> Definitions:
-    return Definitions(database, "ann")
+def definitions(database: Database) -> McpDefinitions:
+    return McpDefinitions(database, "ann")
 
 
-def keep(*known: Definition, server: ServerRecord = SERVER) -> Callable[[object, object], Known]:
+def keep(*known: Definition, server: ServerRecord = SERVER) -> Callable[[object, object], ServerDefinitions]:
     return lambda _server, _known: (server, known)
 
 
-def test_what_was_kept_is_found_as_it_was(definitions: Definitions) -> None:
+def test_stored_definitions_are_returned_unchanged(definitions: McpDefinitions) -> None:
     first, second = offered("Read"), offered("Write", "changed", accepted="b" * 64)
     server, _ = definitions.change(KEY, keep(first, second))
     assert definitions.find(KEY) == server
@@ -50,7 +50,7 @@ def test_what_was_kept_is_found_as_it_was(definitions: Definitions) -> None:
     assert definitions.named("write") == ((KEY, second),)
 
 
-def test_every_change_gives_another_mark(definitions: Definitions) -> None:
+def test_every_change_gives_another_etag(definitions: McpDefinitions) -> None:
     seen = set()
     for _ in range(3):
         definitions.change(KEY, keep(offered("Read")))
@@ -59,9 +59,9 @@ def test_every_change_gives_another_mark(definitions: Definitions) -> None:
     assert definitions.marks() is definitions.marks() or definitions.database.dialect == "postgres"
 
 
-def test_an_actor_sees_their_own_servers(definitions: Definitions, database: Database) -> None:
+def test_an_actor_sees_their_own_servers(definitions: McpDefinitions, database: Database) -> None:
     definitions.change(KEY, keep(offered("Read")))
-    other = Definitions(database, "bob")
+    other = McpDefinitions(database, "bob")
     assert not other.marks()
     assert not other.of(KEY)
     assert not other.named("read")
@@ -69,14 +69,14 @@ def test_an_actor_sees_their_own_servers(definitions: Definitions, database: Dat
     assert definitions.of(KEY)
 
 
-def test_a_server_goes_with_all_that_it_offers(definitions: Definitions) -> None:
+def test_a_server_is_removed_with_all_its_definitions(definitions: McpDefinitions) -> None:
     definitions.change(KEY, keep(offered("Read")))
     assert definitions.remove(KEY)
     assert definitions.find(KEY) is None
     assert not definitions.of(KEY)
 
 
-def test_a_change_that_fails_changes_nothing(definitions: Definitions) -> None:
+def test_a_failed_change_changes_nothing(definitions: McpDefinitions) -> None:
     definitions.change(KEY, keep(offered("Read")))
     before = definitions.find(KEY), definitions.of(KEY)
     with pytest.raises(IntegrityFault):
@@ -84,11 +84,11 @@ def test_a_change_that_fails_changes_nothing(definitions: Definitions) -> None:
     assert (definitions.find(KEY), definitions.of(KEY)) == before
 
 
-def test_changes_at_the_same_time_lose_nothing(definitions: Definitions) -> None:
+def test_concurrent_changes_lose_nothing(definitions: McpDefinitions) -> None:
     definitions.change(KEY, keep())
 
     def add(number: int) -> None:
-        def work(server: ServerRecord | None, known: Sequence[Definition]) -> Known:
+        def work(server: ServerRecord | None, known: Sequence[Definition]) -> ServerDefinitions:
             return server or SERVER, tuple(sorted((*known, offered(f"t{number}")), key=lambda one: one.name))
 
         definitions.change(KEY, work)

@@ -61,7 +61,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def as_nobody_special() -> Iterator[None]:
+def as_unprivileged_user() -> Iterator[None]:
     """Do something with the rights of an ordinary user, because nothing is read-only for root."""
     if os.geteuid() != 0:
         yield
@@ -112,7 +112,7 @@ write(10_000, 10_001)
 """
 
 
-def test_a_file_that_may_not_grow_loses_nothing_and_works_again_afterwards(file: Path, begin: Begin) -> None:
+def test_a_size_limit_loses_nothing_and_works_again_afterwards(file: Path, begin: Begin) -> None:
     said, failed = begin(LIMITED, f"sqlite://{file}").communicate(timeout=30)
     assert failed == ""
     message, _, suggestion = said.partition("|")
@@ -124,22 +124,22 @@ def test_a_file_that_may_not_grow_loses_nothing_and_works_again_afterwards(file:
     database.close()
 
 
-def test_a_folder_that_is_read_only_is_named(shared_folder: Path) -> None:
+def test_a_read_only_folder_is_named(shared_folder: Path) -> None:
     shared_folder.chmod(0o555)
-    with as_nobody_special(), pytest.raises(StoreUnavailable, match="cannot be made") as refused:
+    with as_unprivileged_user(), pytest.raises(StoreUnavailable, match="cannot be made") as refused:
         open_database(f"sqlite://{shared_folder}/.ai/registry.db")
     assert str(shared_folder) in refused.value.suggestion
     shared_folder.chmod(0o755)
     assert list(shared_folder.iterdir()) == []
 
 
-def test_a_store_that_is_read_only_is_named_and_works_again_afterwards(shared_folder: Path) -> None:
+def test_a_read_only_store_is_named_and_works_again_afterwards(shared_folder: Path) -> None:
     path = shared_folder / "registry.db"
     open_database(f"sqlite://{path}").close()
     before = path.read_bytes()
     path.chmod(0o444)
     shared_folder.chmod(0o555)
-    with as_nobody_special(), pytest.raises(StoreUnavailable, match="cannot be written") as refused:
+    with as_unprivileged_user(), pytest.raises(StoreUnavailable, match="cannot be written") as refused:
         open_database(f"sqlite://{path}")
     assert str(path) in refused.value.suggestion
     assert path.read_bytes() == before
@@ -148,7 +148,7 @@ def test_a_store_that_is_read_only_is_named_and_works_again_afterwards(shared_fo
     open_database(f"sqlite://{path}").close()
 
 
-def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KiwiError) as refused:
         open_database(f"sqlite://{tmp_path}")
     assert str(tmp_path) in refused.value.message
@@ -157,7 +157,7 @@ def test_a_folder_in_place_of_the_file_is_told(tmp_path: Path) -> None:
         open_database(f"sqlite://{tmp_path}/plain/registry.db")
 
 
-def test_what_is_not_a_database_is_never_written_over(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     path.write_text("My diary, not a database at all. " * 100)
     before = path.read_bytes()
@@ -167,7 +167,7 @@ def test_what_is_not_a_database_is_never_written_over(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_damaged_page_is_found_and_nothing_is_deleted(file: Path) -> None:
+def test_a_damaged_page_is_detected_and_nothing_is_deleted(file: Path) -> None:
     whole = file.read_bytes()
     notes = [at for at in range(0, len(whole), 4096) if b"kept kept" in whole[at : at + 4096]]
     middle = notes[len(notes) // 2]
@@ -186,7 +186,7 @@ def test_a_damaged_page_is_found_and_nothing_is_deleted(file: Path) -> None:
     database.close()
 
 
-def test_a_file_that_was_cut_off_is_found(file: Path) -> None:
+def test_a_truncated_file_is_detected(file: Path) -> None:
     with file.open("r+b") as opened:
         opened.truncate(5000)
     with pytest.raises(StoreDamaged):
@@ -204,7 +204,7 @@ def served(postgres_url: str) -> Iterator[Database]:
     database.close()
 
 
-def test_a_connection_that_was_lost_meanwhile_is_made_again(served: Database, postgres_url: str) -> None:
+def test_a_lost_connection_is_reopened(served: Database, postgres_url: str) -> None:
     other = open_database(postgres_url)
     ended = other.read(
         "select pg_terminate_backend(pid) from pg_stat_activity "
@@ -217,7 +217,7 @@ def test_a_connection_that_was_lost_meanwhile_is_made_again(served: Database, po
     assert numbers(served) == [1, 2]
 
 
-def test_a_server_that_crashes_in_the_middle_loses_nothing(
+def test_a_database_crash_during_a_write_loses_nothing(
     served: Database, postgres_url: str, postgres_server: PostgresServer
 ) -> None:
     with crashed(postgres_server):
@@ -227,7 +227,7 @@ def test_a_server_that_crashes_in_the_middle_loses_nothing(
             transaction.write("insert into notes (number, word) values (3, 'lost')")
         assert "try again" in lost.value.suggestion
         for attempt in (lambda: numbers(served), lambda: write(served, 4), lambda: open_database(postgres_url)):
-            with pytest.raises(StoreUnavailable, match="nobody listens"):
+            with pytest.raises(StoreUnavailable, match="no server listens"):
                 attempt()
 
     assert numbers(served) == [1]
@@ -235,7 +235,7 @@ def test_a_server_that_crashes_in_the_middle_loses_nothing(
     assert numbers(served) == [1, 2]
 
 
-def test_a_connection_that_breaks_at_the_last_moment_leaves_no_wrong_answer(
+def test_a_connection_lost_during_a_commit_gives_no_wrong_answer(
     served: Database, postgres_server: PostgresServer
 ) -> None:
     with crashed(postgres_server):
@@ -272,20 +272,18 @@ def said(process: subprocess.Popen[str]) -> IO[str]:
     return process.stdout
 
 
-def test_a_writer_that_is_killed_loses_nothing_it_was_told_is_kept(
-    notes: Database, store_url: str, begin: Begin
-) -> None:
-    chance, told = random.Random(11), {1, 2, 3}
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(notes: Database, store_url: str, begin: Begin) -> None:
+    chance, response = random.Random(11), {1, 2, 3}
     for turn in range(1, 4):
         writers = [begin(WRITE, store_url, str(turn * 1_000_000 + place * 500_000)) for place in range(2)]
         lines = [said(writer).readline() for writer in writers for _ in range(chance.randrange(1, 30))]
         for writer in writers:
             writer.kill()
             lines += said(writer).readlines()
-        # A number whose line was cut off was not told.
-        told |= {int(line) for line in lines if line.endswith("\n")}
+        # A number on a partial line was not acknowledged.
+        response |= {int(line) for line in lines if line.endswith("\n")}
 
     kept = {int(str(number)) for number in numbers(notes)}
-    assert told <= kept
+    assert response <= kept
     assert {number ^ 1 for number in kept - {1, 2, 3}} == kept - {1, 2, 3}
     write(notes, 4)

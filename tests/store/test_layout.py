@@ -1,4 +1,4 @@
-"""Layouts: a folder that holds versions whole or not at all, and says the same in the same bytes."""
+"""OCI layouts: a folder has whole versions only, and the same content gives the same bytes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,32 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import ArtifactRefused, Conflict, NotFound, StoreUnavailable, TooLarge, VersionConflict
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.registry import Event, Mark, Op, Pin, Published, Release, ReleaseFile, VersionName, closure_of
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.manifest.schema import faults
+from kiwi_mcp.domain.registry import (
+    Op,
+    Pin,
+    PublishResult,
+    RegistryEvent,
+    ReleaseFile,
+    StatusNote,
+    VersionName,
+    closure_of,
+)
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.manifest.signatures import statement_of
 from kiwi_mcp.store import folder as folders
-from kiwi_mcp.store import index
-from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote import layout as index
+from kiwi_mcp.store.remote.layout import Layout
 
 Tree = Callable[[Path], Mapping[str, str]]
 
@@ -38,9 +48,9 @@ def a_release(
     version: str = "1.0.0",
     *,
     namespace: str = "team",
-    on: Release | None = None,
+    on: CheckedRelease | None = None,
     code: bytes = b"print('hi')\n",
-) -> Release:
+) -> CheckedRelease:
     executor = Pin(on.name.tool_id, on.name, on.digest) if on else None
     file = ReleaseFile("main.py", code)
     statement = statement_of(
@@ -52,11 +62,11 @@ def a_release(
     )
     files = (file, ReleaseFile("tool.yaml", MANIFEST))
     name = VersionName(namespace, tool_id, version)
-    return Release(name, f"tools/{tool_id}/tool.yaml", statement, {}, files, executor, created_at=AT)
+    return CheckedRelease(name, f"tools/{tool_id}/tool.yaml", statement, {}, files, executor, created_at=AT)
 
 
-def event(release: Release, op: Op, reason: str = "", at: str = LATER) -> Event:
-    return Event(7, op, release.name, release.digest, "", "ana", at, reason)
+def event(release: CheckedRelease, op: Op, reason: str = "", at: str = LATER) -> RegistryEvent:
+    return RegistryEvent(7, op, release.name, release.digest, "", "ana", at, reason)
 
 
 PRIMITIVE = a_release("spawn")
@@ -70,24 +80,24 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path / "deep" / "layout")
 
 
-def test_versions_come_back_byte_for_byte(layout: Layout) -> None:
+def test_versions_are_returned_byte_for_byte(layout: Layout) -> None:
     layout.write(CHAIN)
 
     assert Layout(layout.folder).read([release.name for release in CHAIN]) == CHAIN
     assert layout.read([]) == ()
 
 
-def test_writing_says_what_was_new_and_which_hashes_it_has(layout: Layout) -> None:
+def test_writing_returns_new_versions_and_their_hashes(layout: Layout) -> None:
     below = closure_of(RUNTIME.digest, closure_of(PRIMITIVE.digest, None))
     layout.write(CHAIN[1:])
 
     assert layout.write(CHAIN)[:2] == (
-        Published(TOOL.name, TOOL.digest, closure_of(TOOL.digest, below), is_new=True),
-        Published(RUNTIME.name, RUNTIME.digest, below, is_new=False),
+        PublishResult(TOOL.name, TOOL.digest, closure_of(TOOL.digest, below), is_new=True),
+        PublishResult(RUNTIME.name, RUNTIME.digest, below, is_new=False),
     )
 
 
-def test_events_tell_executors_first_and_read_no_contents(layout: Layout) -> None:
+def test_events_list_executors_first_and_read_no_contents(layout: Layout) -> None:
     layout.write([replace(TOOL, visibility="unlisted", published_by="ana"), *CHAIN[1:]])
     for blob in (layout.folder / "blobs/sha256").iterdir():
         blob.unlink()
@@ -103,7 +113,7 @@ def test_events_tell_executors_first_and_read_no_contents(layout: Layout) -> Non
 @given(st.permutations([*CHAIN, a_release("other"), a_release(version="1.10.0", on=RUNTIME)]))
 @settings(max_examples=8, deadline=None)
 def test_the_same_versions_give_the_same_bytes_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory, releases: list[Release]
+    tmp_path_factory: pytest.TempPathFactory, releases: list[CheckedRelease]
 ) -> None:
     one, two = (Layout(tmp_path_factory.mktemp("layout")) for _ in range(2))
     one.write(releases)
@@ -145,7 +155,7 @@ def test_other_content_for_a_version_is_refused_with_every_conflict(layout: Layo
         layout.write([a_release("four"), a_release("four", code=b"4")])
 
 
-def test_the_first_word_of_two_equal_versions_holds(layout: Layout) -> None:
+def test_the_first_annotations_of_two_equal_versions_apply(layout: Layout) -> None:
     first, second = replace(TOOL, changelog="first"), replace(TOOL, changelog="second")
 
     layout.write([first, second, *CHAIN[1:]])
@@ -153,7 +163,7 @@ def test_the_first_word_of_two_equal_versions_holds(layout: Layout) -> None:
     assert layout.read([TOOL.name]) == (first,)
 
 
-def test_a_yank_is_a_word_in_the_index_and_leaves_the_artifact(layout: Layout) -> None:
+def test_a_yank_is_an_annotation_of_the_index_and_not_of_the_artifact(layout: Layout) -> None:
     layout.write(CHAIN)
     blobs = {path.name for path in (layout.folder / "blobs/sha256").iterdir()}
 
@@ -161,20 +171,20 @@ def test_a_yank_is_a_word_in_the_index_and_leaves_the_artifact(layout: Layout) -
 
     assert {path.name for path in (layout.folder / "blobs/sha256").iterdir()} == blobs
     yanked, deprecated = Layout(layout.folder).read([TOOL.name, RUNTIME.name])
-    assert yanked == replace(TOOL, yanked=Mark(LATER, "It deletes mail."))
-    assert deprecated.deprecated == Mark(LATER, "Use 2.")
-    told = [(event.op, event.name, event.at, event.reason) for event in layout.events()[3:]]
-    assert told == [("deprecate", RUNTIME.name, LATER, "Use 2."), ("yank", TOOL.name, LATER, "It deletes mail.")]
+    assert yanked == replace(TOOL, yanked=StatusNote(LATER, "It deletes mail."))
+    assert deprecated.deprecated == StatusNote(LATER, "Use 2.")
+    response = [(event.op, event.name, event.at, event.reason) for event in layout.events()[3:]]
+    assert response == [("deprecate", RUNTIME.name, LATER, "Use 2."), ("yank", TOOL.name, LATER, "It deletes mail.")]
 
 
-def test_the_last_word_holds_and_is_told(layout: Layout) -> None:
+def test_the_last_status_applies_and_is_reported(layout: Layout) -> None:
     layout.write(CHAIN, [event(TOOL, "yank"), event(TOOL, "deprecate"), event(TOOL, "unyank", at=LATER)])
 
     assert layout.read([TOOL.name])[0].yanked is None
     assert [event.op for event in layout.events()[3:]] == ["deprecate", "unyank"]
 
 
-def test_a_visibility_holds_for_every_version_of_an_item(layout: Layout) -> None:
+def test_a_visibility_applies_to_every_version_of_an_item(layout: Layout) -> None:
     newer = a_release(version="2.0.0", on=RUNTIME)
     layout.write([*CHAIN, newer])
 
@@ -191,14 +201,14 @@ def test_a_visibility_holds_for_every_version_of_an_item(layout: Layout) -> None
 @pytest.mark.parametrize(
     "mark", [event(a_release("absent"), "yank"), event(a_release("absent"), "visibility", "private")]
 )
-def test_nothing_is_said_of_a_version_that_is_not_there(mark: Event, layout: Layout) -> None:
+def test_a_missing_version_gets_no_status(mark: RegistryEvent, layout: Layout) -> None:
     with pytest.raises(NotFound):
         layout.write(CHAIN, [mark])
     assert not layout.folder.exists()
 
 
 @pytest.mark.parametrize("mark", [event(TOOL, "visibility", "everybody"), event(TOOL, "yank", at="soon")])
-def test_a_mark_that_could_not_be_read_again_is_not_written(mark: Event, layout: Layout) -> None:
+def test_an_unreadable_status_is_not_written(mark: RegistryEvent, layout: Layout) -> None:
     with pytest.raises(ArtifactRefused):
         layout.write(CHAIN, [mark])
     assert not layout.folder.exists()
@@ -210,7 +220,7 @@ def test_a_version_without_its_executor_is_not_written(layout: Layout) -> None:
     assert not layout.folder.exists()
 
 
-def test_a_folder_that_is_missing_or_empty_holds_nothing(layout: Layout) -> None:
+def test_a_missing_or_empty_folder_has_no_versions(layout: Layout) -> None:
     assert (layout.is_there, layout.events(), layout.read([])) == (False, (), ())
     with pytest.raises(NotFound, match="does not hold team/say@"):
         layout.read([TOOL.name])
@@ -222,7 +232,7 @@ def test_a_folder_that_is_missing_or_empty_holds_nothing(layout: Layout) -> None
     assert (layout.is_there, layout.events()) == (True, ())
 
 
-def test_a_layout_of_an_unknown_version_is_left_alone(layout: Layout, tree: Tree) -> None:
+def test_a_layout_of_an_unknown_version_is_not_changed(layout: Layout, tree: Tree) -> None:
     layout.write(CHAIN)
     (layout.folder / "oci-layout").write_text('{"imageLayoutVersion": "2.0.0"}')
     before = tree(layout.folder)
@@ -232,7 +242,7 @@ def test_a_layout_of_an_unknown_version_is_left_alone(layout: Layout, tree: Tree
     assert tree(layout.folder) == before
 
 
-def test_files_that_belong_to_nothing_are_left_alone(layout: Layout) -> None:
+def test_unrelated_files_are_not_changed(layout: Layout) -> None:
     layout.write(CHAIN)
     (layout.folder / "blobs/sha256/readme").write_text("mine")
 
@@ -241,7 +251,7 @@ def test_files_that_belong_to_nothing_are_left_alone(layout: Layout) -> None:
     assert (layout.folder / "blobs/sha256/readme").read_text() == "mine"
 
 
-def test_a_write_that_was_cut_short_is_taken_up_again(layout: Layout) -> None:
+def test_an_interrupted_write_is_resumed(layout: Layout) -> None:
     layout.write(CHAIN)
     whole = _bytes(layout)
     (layout.folder / "index.json").unlink()
@@ -255,7 +265,7 @@ def test_a_write_that_was_cut_short_is_taken_up_again(layout: Layout) -> None:
     assert _bytes(layout) == whole
 
 
-def test_a_disk_that_takes_nothing_is_told_as_such(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     layout.write(CHAIN)
     before = _bytes(layout)
 
@@ -272,7 +282,7 @@ def test_a_disk_that_takes_nothing_is_told_as_such(layout: Layout, monkeypatch: 
     assert layout.write([a_release("other")])[0].is_new
 
 
-def test_an_index_that_could_not_be_read_again_is_not_written(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_index_is_not_written(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     layout.write(CHAIN)
     before = _bytes(layout)
     monkeypatch.setattr(index, "MAX_INDEX", 2_500)
@@ -282,7 +292,7 @@ def test_an_index_that_could_not_be_read_again_is_not_written(layout: Layout, mo
     assert _bytes(layout) == before
 
 
-def test_a_second_writer_waits_and_then_says_so(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_writer_waits_and_then_reports_it(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     layout.write(CHAIN)
     monkeypatch.setattr(folders, "_WAIT", 0.05)
 
@@ -293,7 +303,7 @@ def test_a_second_writer_waits_and_then_says_so(layout: Layout, monkeypatch: pyt
             Layout(layout.folder).write([a_release("other")])
 
 
-def test_writers_at_the_same_time_lose_nothing(layout: Layout) -> None:
+def test_concurrent_writers_lose_nothing(layout: Layout) -> None:
     shared, releases = a_release("shared"), [a_release(f"tool{number}") for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda one: Layout(layout.folder).write([one, shared]), releases))
@@ -307,9 +317,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from kiwi_mcp.domain.items import ToolFile
-from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.domain.registry import ReleaseFile, VersionName
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.store.remote.layout import Layout
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 def a_release(tool_id):
     file = ReleaseFile("main.py", tool_id.encode() * 5_000)
@@ -318,7 +329,7 @@ def a_release(tool_id):
         files=[ToolFile(file.path, file.sha256, len(file.data))],
     )
     name = VersionName("team", tool_id, "1.0.0")
-    return Release(name, f"tools/{tool_id}/tool.yaml", statement, {}, (file, ReleaseFile("tool.yaml", b"x")))
+    return CheckedRelease(name, f"tools/{tool_id}/tool.yaml", statement, {}, (file, ReleaseFile("tool.yaml", b"x")))
 
 layout = Layout(Path(sys.argv[1]))
 print("ready", flush=True)
@@ -329,31 +340,32 @@ for number in range(100_000):
 
 
 def _killed(folder: Path, words: Sequence[str], after: int) -> list[str]:
-    """Start writers at once, kill each after it acknowledged so many writes, and return what was acknowledged."""
+    """Start writers at once, kill each after a number of acknowledged writes, and return those."""
     command = [sys.executable, "-c", WRITER, str(folder)]
     writers = [subprocess.Popen([*command, word], stdout=subprocess.PIPE, text=True) for word in words]
-    told: list[str] = []
+    response: list[str] = []
     for writer in writers:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-        told += [writer.stdout.readline().strip() for _ in range(after)]
+        response += [writer.stdout.readline().strip() for _ in range(after)]
     for writer in writers:
         os.kill(writer.pid, signal.SIGKILL)
         assert writer.stdout is not None
-        told += writer.stdout.read().splitlines()
+        response += writer.stdout.read().splitlines()
         writer.stdout.close()
         writer.wait(10)
-    return told
+    return response
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("round_", range(3))
-def test_a_killed_writer_loses_nothing_it_acknowledged_and_leaves_no_half(round_: int, layout: Layout) -> None:
-    told = _killed(layout.folder, [f"w{round_}a", f"w{round_}b"], random.Random(round_).randrange(1, 6))
+def test_a_killed_writer_loses_nothing_acknowledged_and_leaves_no_partial_version(round_: int, layout: Layout) -> None:
+    response = _killed(layout.folder, [f"w{round_}a", f"w{round_}b"], random.Random(round_).randrange(1, 6))
 
     events = Layout(layout.folder).events()
     names = [event.name for event in events]
 
-    assert {VersionName("team", f"{one}-{part}", "1.0.0") for one in told for part in range(3)} <= set(names)
+    assert {VersionName("team", f"{one}-{part}", "1.0.0") for one in response for part in range(3)} <= set(names)
     assert len(names) % 3 == 0
     assert len(Layout(layout.folder).read(names)) == len(names)
     assert layout.write([a_release("afterwards")])[0].is_new
@@ -400,7 +412,7 @@ def test_the_folder_is_an_oci_image_layout(layout: Layout) -> None:
     ]
 
 
-def test_an_index_that_another_program_wrote_again_is_read(layout: Layout) -> None:
+def test_an_index_rewritten_by_another_program_is_read(layout: Layout) -> None:
     layout.write(CHAIN)
     document = json.loads((layout.folder / "index.json").read_text())
     del document["mediaType"]

@@ -1,8 +1,7 @@
-"""A project may come with links in it: outputs are written and pruned in its own folder alone."""
+"""A project with symlinks: outputs are written and pruned only in its own folder."""
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_linked_folder_is_neither_written_nor_pruned(place: str, project: Path, outside: Path) -> None:
+def test_a_symlinked_folder_is_neither_written_nor_pruned(place: str, project: Path, outside: Path) -> None:
     link(project, place, outside)
     before = names(outside)
 
@@ -48,8 +47,9 @@ def test_a_linked_folder_is_neither_written_nor_pruned(place: str, project: Path
     assert names(outside) == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("place", PLACES)
-def test_a_run_whose_output_cannot_be_kept_still_gives_its_result(place: str, project: Path, outside: Path) -> None:
+async def test_a_run_without_a_stored_output_still_gives_its_result(place: str, project: Path, outside: Path) -> None:
     link(project, place, outside)
     before = names(outside)
     tool = project / ".ai" / "tools" / "say"
@@ -59,15 +59,15 @@ def test_a_run_whose_output_cannot_be_kept_still_gives_its_result(place: str, pr
     )
     (tool / "main.sh").write_text("echo hello\n")
 
-    told = asyncio.run(Kernel(project).call("execute", {"item_id": "say"})).content
+    response = (await Kernel(project).call("execute", {"item_id": "say"})).content
 
-    assert (told["status"], told["result"], told["output_path"]) == ("success", "hello", None)
-    assert ["could not be kept" in str(warning) for warning in as_list(told["warnings"])] == [True]
+    assert (response["status"], response["result"], response["output_path"]) == ("success", "hello", None)
+    assert ["could not be kept" in str(warning) for warning in as_list(response["warnings"])] == [True]
     assert names(outside) == before
 
 
 @pytest.mark.case("PATH-07")
-def test_an_output_name_that_is_a_link_is_not_followed(project: Path, tmp_path: Path) -> None:
+def test_an_output_name_that_is_a_symlink_is_not_followed(project: Path, tmp_path: Path) -> None:
     folder = project / ".ai" / "outputs" / "tools" / "say"
     folder.mkdir(parents=True)
     victim = tmp_path / "victim"

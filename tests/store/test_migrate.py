@@ -11,8 +11,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import KiwiError, StoreDamaged, StoreNewer
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
-from kiwi_mcp.store.migrate import FOLDER, migrate, read_migrations
-from kiwi_mcp.store.open import connect_to, open_database
+from kiwi_mcp.store.open import FOLDER, connect_to, migrate, open_database, read_migrations
 from kiwi_mcp.store.sqlite import statements
 
 Begin = Callable[..., subprocess.Popen[str]]
@@ -92,7 +91,7 @@ class Watched:
         return self._database.transaction()
 
 
-def test_a_new_store_remembers_every_step(empty_url: str) -> None:
+def test_a_new_store_records_every_migration(empty_url: str) -> None:
     database = open_database(empty_url)
     known = read_migrations(FOLDER / database.dialect)
     assert [step.number for step in known] == list(range(1, len(known) + 1))
@@ -100,7 +99,7 @@ def test_a_new_store_remembers_every_step(empty_url: str) -> None:
     database.close()
 
 
-def test_both_dialects_have_the_same_steps() -> None:
+def test_both_dialects_have_the_same_migrations() -> None:
     sqlite, postgres = ([step.name for step in read_migrations(FOLDER / dialect)] for dialect in LIVE)
     assert sqlite == postgres
 
@@ -111,7 +110,7 @@ def test_opening_a_current_store_costs_one_small_query(database: Database) -> No
     assert watched.asked == ["select number, checksum from schema_migrations order by number"]
 
 
-def test_a_store_of_any_past_schema_becomes_the_same_as_a_new_one(
+def test_a_store_of_any_past_schema_is_migrated_to_the_current_one(
     empty: Database, new_url: Callable[[], str], steps: Steps
 ) -> None:
     known = read_migrations(FOLDER / empty.dialect)
@@ -125,7 +124,7 @@ def test_a_store_of_any_past_schema_becomes_the_same_as_a_new_one(
     fresh.close()
 
 
-def test_steps_are_applied_once_and_in_order(empty: Database, steps: Steps) -> None:
+def test_migrations_are_applied_once_and_in_order(empty: Database, steps: Steps) -> None:
     first = "create table a (x integer); insert into a (x) values (1);"
     migrate(empty, steps("old", _0001_a=first))
     new = steps("new", _0001_a=first, _0002_b="insert into a (x) values (2);", _0010_c="update a set x = x * 10;")
@@ -135,7 +134,7 @@ def test_steps_are_applied_once_and_in_order(empty: Database, steps: Steps) -> N
     assert [row[:2] for row in applied(empty)] == [(1, "0001_a"), (2, "0002_b"), (10, "0010_c")]
 
 
-def test_a_step_that_fails_leaves_nothing_of_itself(empty: Database, steps: Steps) -> None:
+def test_a_failed_migration_leaves_nothing(empty: Database, steps: Steps) -> None:
     good = "create table a (x integer);"
     with pytest.raises(KiwiError):
         migrate(
@@ -144,11 +143,11 @@ def test_a_step_that_fails_leaves_nothing_of_itself(empty: Database, steps: Step
     assert tables(empty) == {"a"}
     assert [row[0] for row in applied(empty)] == [1]
 
-    migrate(empty, steps("mended", _0001_a=good, _0002_b="create table b (x integer);"))
+    migrate(empty, steps("fixed", _0001_a=good, _0002_b="create table b (x integer);"))
     assert tables(empty) == {"a", "b"}
 
 
-def test_a_step_that_was_changed_afterwards_is_found(empty: Database, steps: Steps) -> None:
+def test_a_changed_migration_is_detected(empty: Database, steps: Steps) -> None:
     migrate(empty, steps("first", _0001_a="create table a (x integer);"))
     with pytest.raises(StoreDamaged, match="0001_a") as found:
         migrate(empty, steps("second", _0001_a="create table a (y integer);", _0002_b="create table b (x integer);"))
@@ -156,7 +155,7 @@ def test_a_step_that_was_changed_afterwards_is_found(empty: Database, steps: Ste
     assert tables(empty) == {"a"}
 
 
-def test_a_store_of_a_newer_kiwi_is_left_alone(store_url: str) -> None:
+def test_a_store_of_a_newer_kiwi_is_not_changed(store_url: str) -> None:
     database = open_database(store_url)
     with database.transaction() as transaction:
         transaction.write("insert into schema_migrations values (9000, '9000_later', 'abc', '2030-01-01')")
@@ -172,7 +171,7 @@ def test_a_store_of_a_newer_kiwi_is_left_alone(store_url: str) -> None:
 OPEN = "import sys; from kiwi_mcp.store.open import open_database; open_database(sys.argv[1]).close(); print('open')"
 
 
-def test_processes_that_start_at_once_all_find_the_store_ready(empty_url: str, begin: Begin) -> None:
+def test_processes_that_start_concurrently_all_find_the_store_ready(empty_url: str, begin: Begin) -> None:
     starting = [begin(OPEN, empty_url) for _ in range(6)]
     assert [process.communicate(timeout=50) for process in starting] == [("open\n", "")] * 6
     database = open_database(empty_url)
@@ -180,9 +179,7 @@ def test_processes_that_start_at_once_all_find_the_store_ready(empty_url: str, b
     database.close()
 
 
-def test_a_process_that_is_killed_while_it_migrates_leaves_whole_steps(
-    new_url: Callable[[], str], begin: Begin
-) -> None:
+def test_a_killed_migration_leaves_whole_steps(new_url: Callable[[], str], begin: Begin) -> None:
     chance, url = random.Random(7), new_url()
     for _ in range(4):
         process = begin(OPEN, url)
@@ -197,7 +194,7 @@ def test_a_process_that_is_killed_while_it_migrates_leaves_whole_steps(
     fresh.close()
 
 
-def test_a_script_is_taken_apart_where_its_statements_end() -> None:
+def test_a_script_is_split_at_the_end_of_its_statements() -> None:
     trigger = "create trigger t after insert on a begin update a set x = 1; select ';'; end;"
     script = f"-- one; two\ncreate table a (x text default ';');\n{trigger}\n/* the; end */ select 1"
     assert [part.strip() for part in statements(script)] == [
@@ -208,7 +205,7 @@ def test_a_script_is_taken_apart_where_its_statements_end() -> None:
     assert list(statements("\n \n")) == []
 
 
-def test_a_store_is_opened_as_it_is_without_migrations(empty_url: str) -> None:
+def test_a_store_without_migrations_is_opened_unchanged(empty_url: str) -> None:
     database = connect_to(empty_url)
     assert tables(database) == set()
     database.close()

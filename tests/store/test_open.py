@@ -8,21 +8,20 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
-from kiwi_mcp.store import sqlite_library
-from kiwi_mcp.store.migrate import FOLDER, read_migrations
-from kiwi_mcp.store.open import masked, open_database
+from kiwi_mcp.store import sqlite
+from kiwi_mcp.store.open import FOLDER, masked, open_database, read_migrations
 
 Begin = Callable[..., subprocess.Popen[str]]
 
 
-def test_a_file_and_its_folders_are_its_owners_alone(tmp_path: Path) -> None:
+def test_a_store_file_and_its_folders_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     open_database(f"sqlite://{tmp_path}/a/b/registry.db").close()
     modes = {path: stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("a", "a/b", "a/b/registry.db", "")}
     assert modes == {"a": 0o700, "a/b": 0o700, "a/b/registry.db": 0o600, "": 0o755}
 
 
-def test_a_file_is_opened_safely(sqlite_url: str) -> None:
+def test_a_file_is_opened_with_safe_settings(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     wanted = {"journal_mode": "wal", "synchronous": 1, "foreign_keys": 1, "trusted_schema": 0, "busy_timeout": 30_000}
     assert {name: database.read(f"PRAGMA {name}")[0][0] for name in wanted} == wanted
@@ -32,7 +31,7 @@ def test_a_file_is_opened_safely(sqlite_url: str) -> None:
     database.close()
 
 
-def test_a_session_is_opened_safely(postgres_url: str) -> None:
+def test_a_session_is_opened_with_safe_settings(postgres_url: str) -> None:
     database = open_database(postgres_url)
     wanted = {"TimeZone": "UTC", "statement_timeout": "1min", "lock_timeout": "30s", "application_name": "kiwi"}
     assert {name: database.read(f"show {name}")[0][0] for name in wanted} == wanted
@@ -51,7 +50,7 @@ def test_a_session_is_opened_safely(postgres_url: str) -> None:
         "postgres://u:hunter2%@h/d",
     ],
 )
-def test_what_names_no_store_is_refused_with_an_example(url: str) -> None:
+def test_an_invalid_store_url_is_refused_with_an_example(url: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         open_database(url)
     assert "://" in refused.value.suggestion
@@ -73,7 +72,7 @@ def test_what_names_no_store_is_refused_with_an_example(url: str) -> None:
         ("sqlite:///home/a:b@c/registry.db", "sqlite:///home/a:b@c/registry.db"),
     ],
 )
-def test_a_password_is_taken_out_of_a_url(url: str, shown: str) -> None:
+def test_a_password_is_removed_from_a_url(url: str, shown: str) -> None:
     assert masked(url) == shown
 
 
@@ -97,7 +96,7 @@ WITHOUT = """
 import sys
 sys.modules[sys.argv[1]] = None
 from kiwi_mcp.domain.errors import StoreUnavailable
-from kiwi_mcp.store.migrate import FOLDER, read_migrations
+from kiwi_mcp.store.open import FOLDER, read_migrations
 from kiwi_mcp.store.open import open_database
 try:
     database = open_database(sys.argv[2])
@@ -109,20 +108,20 @@ else:
 """
 
 
-def test_the_standard_librarys_sqlite_is_as_good(sqlite_url: str, begin: Begin) -> None:
+def test_the_sqlite_of_the_standard_library_works_too(sqlite_url: str, begin: Begin) -> None:
     said, failed = begin(WITHOUT, "pysqlite3", sqlite_url).communicate(timeout=30)
     assert failed == ""
     assert said == f"{len(read_migrations(FOLDER / 'sqlite'))} True\n"
 
 
-def test_a_missing_driver_is_told_with_the_way_to_install_it(begin: Begin) -> None:
+def test_a_missing_driver_is_reported_with_the_command_to_install_it(begin: Begin) -> None:
     said, failed = begin(WITHOUT, "psycopg", "postgresql://127.0.0.1:1/kiwi").communicate(timeout=30)
     assert failed == ""
     assert "pip install 'kiwi-mcp[postgres]'" in said
 
 
-def test_one_sqlite_library_is_used_by_the_whole_process(begin: Begin) -> None:
+def test_the_whole_process_uses_one_sqlite_library(begin: Begin) -> None:
     program = "import sys, kiwi_mcp.store.sqlite; print(len({'_sqlite3', 'pysqlite3._sqlite3'} & {*sys.modules}))"
     assert begin(program).communicate(timeout=30) == ("1\n", "")
-    assert sqlite_library.version >= (3, 40)
-    assert sqlite_library.is_standard_library is (sqlite_library.library.__name__ == "sqlite3")
+    assert sqlite.version >= (3, 40)
+    assert sqlite.is_standard_library is (sqlite.library.__name__ == "sqlite3")

@@ -1,4 +1,4 @@
-"""Outputs: one file per run, never written over, few enough, and read back by handle."""
+"""Outputs: one file per run, never overwritten, limited in number, and read by handle."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.store.outputs import (
     INLINE_LIMIT,
     PREVIEW,
-    Kept,
     Retention,
+    StoredOutput,
     keep,
     preview,
     read_page,
@@ -32,21 +32,21 @@ from kiwi_mcp.store.outputs import (
 NOW = datetime(2026, 1, 28, 12, 0, 0, tzinfo=UTC)
 
 
-def kept(folder: Path, number: int = 0, *, now: datetime = NOW, count: int = 50) -> Kept:
+def kept(folder: Path, number: int = 0, *, now: datetime = NOW, count: int = 50) -> StoredOutput:
     return keep(folder, "say", {"result": number}, now=now, retention=Retention(count))
 
 
 @pytest.mark.req("K-RT-05")
-def test_an_output_is_named_by_its_tool_and_time(tmp_path: Path) -> None:
+def test_an_output_is_named_by_tool_and_time(tmp_path: Path) -> None:
     one = kept(tmp_path / ".ai", 7)
 
-    assert one == Kept(".ai/outputs/tools/say/output_20260128_120000.json", "say/output_20260128_120000")
+    assert one == StoredOutput(".ai/outputs/tools/say/output_20260128_120000.json", "say/output_20260128_120000")
     assert json.loads((tmp_path / one.path).read_text()) == {"result": 7}
     assert (tmp_path / one.path).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.case("PATH-07")
-def test_runs_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+def test_runs_in_the_same_second_have_different_names(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda number: kept(tmp_path / ".ai", number), range(40)))
 
@@ -55,7 +55,7 @@ def test_runs_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None
 
 
 @pytest.mark.case("PATH-07")
-def test_a_link_in_the_way_of_an_output_is_not_followed(tmp_path: Path) -> None:
+def test_a_symlink_in_place_of_an_output_is_not_followed(tmp_path: Path) -> None:
     folder = tmp_path / ".ai" / "outputs" / "tools" / "say"
     folder.mkdir(parents=True)
     (tmp_path / "victim").write_text("mine")
@@ -68,7 +68,7 @@ def test_a_link_in_the_way_of_an_output_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("K-RT-05")
-def test_the_oldest_outputs_go_when_there_are_too_many(tmp_path: Path) -> None:
+def test_the_oldest_outputs_are_removed_above_the_limit(tmp_path: Path) -> None:
     for number in range(12):
         kept(tmp_path / ".ai", number, now=NOW + timedelta(seconds=number // 3), count=5)
 
@@ -78,7 +78,7 @@ def test_the_oldest_outputs_go_when_there_are_too_many(tmp_path: Path) -> None:
     assert len(results) <= 6  # a fifth more than is kept
 
 
-def test_the_tenth_output_of_a_second_is_younger_than_the_second(tmp_path: Path) -> None:
+def test_the_tenth_output_of_a_second_is_newer_than_the_second(tmp_path: Path) -> None:
     for number in range(12):
         kept(tmp_path / ".ai", number, count=3)
 
@@ -87,8 +87,8 @@ def test_the_tenth_output_of_a_second_is_younger_than_the_second(tmp_path: Path)
 
 
 @pytest.mark.req("K-RT-05")
-def test_a_small_result_is_told_whole_and_a_large_one_as_a_preview() -> None:
-    handle = Kept("path", "say/output_20260128_120000")
+def test_a_small_result_is_returned_in_full_and_a_large_one_as_a_preview() -> None:
+    handle = StoredOutput("path", "say/output_20260128_120000")
 
     assert shorten("x" * INLINE_LIMIT, handle) == {"result": "x" * INLINE_LIMIT}
     large = shorten("x" * (INLINE_LIMIT + 2), handle)
@@ -109,7 +109,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(value=json_values, length=st.integers(1, 50))
-def test_the_pages_of_a_result_are_the_result(
+def test_the_pages_of_a_result_add_up_to_the_result(
     value: Json, length: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("pages") / ".ai"
@@ -128,12 +128,12 @@ def test_the_pages_of_a_result_are_the_result(
 @pytest.mark.parametrize(
     "handle", ["", "say", "../say/output_20260128_120000", "say/output_20260128_120000.json", "a/b/c"]
 )
-def test_what_is_no_handle_is_refused(handle: str, tmp_path: Path) -> None:
+def test_an_invalid_handle_is_refused(handle: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         read_page(tmp_path, handle, offset=0, length=10)
 
 
-def test_an_output_that_is_a_link_or_a_pipe_or_gone_is_not_read(tmp_path: Path) -> None:
+def test_an_output_that_is_a_symlink_a_pipe_or_missing_is_not_read(tmp_path: Path) -> None:
     import_folder = tmp_path / "outputs" / "tools" / "say"
     import_folder.mkdir(parents=True)
     (tmp_path / "secret.json").write_text('{"result": "secret"}')
@@ -144,7 +144,7 @@ def test_an_output_that_is_a_link_or_a_pipe_or_gone_is_not_read(tmp_path: Path) 
             read_page(tmp_path, f"say/output_20260128_12000{second}", offset=0, length=10)
 
 
-def test_an_output_that_somebody_damaged_is_not_found(tmp_path: Path) -> None:
+def test_a_damaged_output_is_not_found(tmp_path: Path) -> None:
     one = kept(tmp_path / ".ai")
     for text in ("{", "[]", "\xff"):
         (tmp_path / one.path).write_text(text, encoding="latin-1")
@@ -152,7 +152,7 @@ def test_an_output_that_somebody_damaged_is_not_found(tmp_path: Path) -> None:
             read_page(tmp_path / ".ai", one.handle, offset=0, length=10)
 
 
-def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_record_is_replaced_atomically(tmp_path: Path) -> None:
     one = kept(tmp_path / ".ai", 7)
     rewrite(tmp_path / ".ai", one, {"result": 8})
 
@@ -160,7 +160,7 @@ def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / one.path).parent.iterdir()] == ["output_20260128_120000.json"]
 
 
-def test_a_record_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_in_full_does_not_exist(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
@@ -187,13 +187,13 @@ def test_a_large_result_is_read_from_the_store_by_its_run(tmp_path: Path) -> Non
         one = keep(tmp_path, "say", record, now=NOW, retention=Retention())
         return read_page(tmp_path, one.handle, offset=6, length=10, stored=results.__getitem__)
 
-    told = page("the-run")
-    assert (told["content"], told["total_characters"], told["next_offset"]) == (text[6:16], len(text), 16)
+    response = page("the-run")
+    assert (response["content"], response["total_characters"], response["next_offset"]) == (text[6:16], len(text), 16)
     with pytest.raises(NotFound):
         page("another")
 
 
-def test_a_result_in_a_store_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_a_result_in_a_missing_store_is_not_found(tmp_path: Path) -> None:
     one = keep(tmp_path, "say", {"result": "x", "result_sha256": "0" * 64}, now=NOW, retention=Retention())
 
     with pytest.raises(NotFound):

@@ -1,4 +1,4 @@
-"""The registry when others write at once, when rows were changed behind its back, and when it is large."""
+"""The registry with concurrent writers, tampered rows, and many rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from typing import cast
 import pytest
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName, Visibility
+from kiwi_mcp.domain.registry import Actor, Pin, ReleaseFile, VersionName, Visibility
 from kiwi_mcp.store.database import Database, Transaction
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 ANN = Actor("ann", ("team",))
 WORKER = """
 import pickle, sys
 from kiwi_mcp.domain.errors import VersionConflict
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
 with open(sys.argv[2], "rb") as file:
     actor, releases = pickle.load(file)
 registry = Registry(open_database(sys.argv[1]), actor)
@@ -42,9 +43,9 @@ def release(
     tool_id: str,
     version: str = "1.0.0",
     data: bytes = b"",
-    on: Release | None = None,
+    on: CheckedRelease | None = None,
     visibility: Visibility = "public",
-) -> Release:
+) -> CheckedRelease:
     """A small release with one file beside its manifest."""
     manifest = b"tool_id: x\n"
     statement = {
@@ -55,7 +56,7 @@ def release(
         "manifest": sha256(manifest).hexdigest(),
         "files": [{"path": "main.py", "sha256": sha256(data).hexdigest(), "executable": False}],
     }
-    return Release(
+    return CheckedRelease(
         name=VersionName("team", tool_id, version),
         place=f"tools/{tool_id}/tool.yaml",
         statement=json.dumps(statement, sort_keys=True, separators=(",", ":")).encode(),
@@ -76,17 +77,16 @@ def registry(database: Database) -> Registry:
     return Registry(database, ANN)
 
 
-def start_publisher(url: str, path: Path, releases: list[Release]) -> subprocess.Popen[str]:
+def start_publisher(url: str, path: Path, releases: list[CheckedRelease]) -> subprocess.Popen[str]:
     path.write_bytes(pickle.dumps((ANN, releases)))
     return subprocess.Popen(
         [sys.executable, "-c", WORKER, url, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RG-02")
-def test_of_sixteen_publishers_exactly_one_wins_each_version(
-    store_url: str, registry: Registry, tmp_path: Path
-) -> None:
+def test_one_of_sixteen_publishers_wins_each_version(store_url: str, registry: Registry, tmp_path: Path) -> None:
     numbers = ["0.9.0", "1.10.0-rc.1", "1.9.0", "1.10.0"]
     publishers = [
         start_publisher(
@@ -100,14 +100,16 @@ def test_of_sixteen_publishers_exactly_one_wins_each_version(
             assert publisher.stdin
             publisher.stdin.write("go\n")
             publisher.stdin.flush()
-        told = [line.split() for publisher in publishers for line in publisher.communicate(timeout=50)[0].splitlines()]
+        response = [
+            line.split() for publisher in publishers for line in publisher.communicate(timeout=50)[0].splitlines()
+        ]
     finally:
         for publisher in publishers:
             publisher.kill()
             publisher.communicate()
 
-    won = {version: digest for word, version, digest in told if word == "new"}
-    assert sorted(word for word, *_ in told) == ["conflict"] * 60 + ["new"] * 4
+    won = {version: digest for word, version, digest in response if word == "new"}
+    assert sorted(word for word, *_ in response) == ["conflict"] * 60 + ["new"] * 4
     listed = registry.named("race")
     assert {one.name.version: one.digest for one in listed} == won
     assert [one.name.version for one in listed] == ["1.10.0", "1.10.0-rc.1", "1.9.0", "0.9.0"]
@@ -134,14 +136,14 @@ TAMPERED = {
     ),
     "update tool_versions set manifest_canon = '{}' where place like '%top%'": "digest",
     "update tool_versions set content_hash = 'sha256:$zero' where place like '%top%'": "digest",
-    "update tool_versions set closure_hash = 'sha256:$zero' where place like '%middle%'": "does not stand on",
+    "update tool_versions set closure_hash = 'sha256:$zero' where place like '%middle%'": "does not depend on",
     "update tool_versions set executor_version_id = (select id from tool_versions where place like '%base%'),"
-    " depth = 2 where place like '%top%'": "stand",
+    " depth = 2 where place like '%top%'": "depend",
     "update tool_versions set version = '1.0.1' where place like '%top%'": "order of versions",
     "update tool_versions set version_key = 'x' where place like '%top%'": "order of versions",
     "update tool_versions set is_latest = false where place like '%top%'": "latest",
-    "update tools set latest_version = '9.9.9' where tool_id = 'top'": "latest version is told to be 9.9.9",
-    "update tools set visibility = 'private' where tool_id = 'base'": "cannot see what it stands on",
+    "update tools set latest_version = '9.9.9' where tool_id = 'top'": "latest version is given as 9.9.9",
+    "update tools set visibility = 'private' where tool_id = 'base'": "cannot see what it depends on",
     "update registry_log set actor = 'nobody' where seq = 2": "changed after it was written",
     "delete from registry_log where seq = 2": "it is missing",
     "delete from registry_log where seq = 4": "does not say that it was published",
@@ -178,7 +180,7 @@ def unguarded(registry: Registry, database: Database) -> Database:
 
 
 def _issues_after(database: Database, statement: str) -> list[Issue]:
-    """What is told while a statement has been run, which is then undone."""
+    """The issues found after a statement, which is then rolled back."""
     issues: list[Issue] = []
     with suppress(Undone), database.transaction() as transaction:
         assert transaction.write(statement) == 1, statement
@@ -187,17 +189,17 @@ def _issues_after(database: Database, statement: str) -> list[Issue]:
     return issues
 
 
-def test_whatever_was_changed_behind_its_back_is_found(registry: Registry, unguarded: Database) -> None:
+def test_any_change_in_the_database_is_detected(registry: Registry, unguarded: Database) -> None:
     assert [*registry.verify()] == []
-    for statement, told in TAMPERED.items():
+    for statement, response in TAMPERED.items():
         filled = statement.replace("$zero", "0" * 64).replace("$evil", sha256(b"tool_id: evil").hexdigest())
         issues = _issues_after(unguarded, filled.replace("$text", "x"))
-        assert any(told in f"{issue.place}: {issue.reason}" for issue in issues), (statement, issues)
+        assert any(response in f"{issue.place}: {issue.reason}" for issue in issues), (statement, issues)
         assert all(issue.fix for issue in issues)
     assert [*registry.verify()] == []
 
 
-def test_of_what_others_hid_only_that_it_is_broken_is_told(registry: Registry, database: Database) -> None:
+def test_damage_in_hidden_items_is_reported_without_details(registry: Registry, database: Database) -> None:
     registry.publish([release("hidden", data=b"top", visibility="private")])
     stranger = registry.as_seen_by(Actor("bob", ("other",)))
     with database.transaction() as transaction:
@@ -210,7 +212,7 @@ def test_of_what_others_hid_only_that_it_is_broken_is_told(registry: Registry, d
     assert "hidden" not in str([*stranger.verify()])
 
 
-def test_some_versions_are_verified_by_themselves(registry: Registry, unguarded: Database) -> None:
+def test_single_versions_can_be_verified(registry: Registry, unguarded: Database) -> None:
     with unguarded.transaction() as transaction:
         transaction.write("update tool_version_files set content_text = 'evil' where content_text = 'top'")
 
@@ -220,25 +222,22 @@ def test_some_versions_are_verified_by_themselves(registry: Registry, unguarded:
     assert {issue.place for issue in registry.verify([base.id, top.id])} == {"team/top@1.0.0"}
 
 
-def test_a_chain_is_resolved_without_reading_a_whole_table(registry: Registry, database: Database) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_chain_is_resolved_without_a_table_scan(registry: Registry, database: Database) -> None:
     registry.publish([TOP, MIDDLE, BASE, *(release(f"tool_{number}", on=MIDDLE) for number in range(300))])
     members = ANN.namespaces
     (top,) = registry.named("top")
-    questions = (
-        (registry._resolve, (top.id, *members, *members)),
-        (registry._resolve_latest, ("top", *registry._latest_values)),
-    )
-    for statement, values in questions:
-        if database.dialect == "sqlite":
-            plans = [[str(row[3]) for row in database.read(f"explain query plan {statement}", values)]]
-            plans.append(_plan_of_the_standard_library(database.url, statement, values))
-            for plan in plans:
-                assert not [step for step in plan if step.startswith("SCAN") and step not in SMALL], plan
-        else:
-            with database.transaction() as transaction:
-                transaction.write("set local enable_seqscan = off")
-                shown = [str(row[0]) for row in transaction.read(f"explain {statement}", values)]
-            assert not [line for line in shown if "Seq Scan" in line], shown
+    statement, values = registry._resolve, (top.id, *members, *members)
+    if database.dialect == "sqlite":
+        plans = [[str(row[3]) for row in database.read(f"explain query plan {statement}", values)]]
+        plans.append(_plan_of_the_standard_library(database.url, statement, values))
+        for plan in plans:
+            assert not [step for step in plan if step.startswith("SCAN") and step not in SMALL], plan
+    else:
+        with database.transaction() as transaction:
+            transaction.write("set local enable_seqscan = off")
+            shown = [str(row[0]) for row in transaction.read(f"explain {statement}", values)]
+        assert not [line for line in shown if "Seq Scan" in line], shown
 
 
 SMALL = {"SCAN chain", "SCAN top", "SCAN (subquery-2)"}
@@ -251,8 +250,8 @@ def _plan_of_the_standard_library(url: str, statement: str, values: tuple[object
         "import json, sqlite3, sys; path, statement, values = json.load(sys.stdin); "
         "print(json.dumps([r[3] for r in sqlite3.connect(path).execute('explain query plan ' + statement, values)]))"
     )
-    told = json.dumps([url.removeprefix("sqlite://"), statement, values])
+    response = json.dumps([url.removeprefix("sqlite://"), statement, values])
     done = subprocess.run(
-        [sys.executable, "-c", code], input=told, capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", code], input=response, capture_output=True, text=True, check=True, timeout=30
     )
     return [str(step) for step in json.loads(done.stdout)]

@@ -1,4 +1,4 @@
-"""What holds of a registry after any sequence of changes."""
+"""Invariants of a registry after any sequence of changes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import NotFound, VersionConflict
-from kiwi_mcp.domain.registry import Actor, Release, ReleaseFile, VersionName
-from kiwi_mcp.domain.version import Version
+from kiwi_mcp.domain.names import Version
+from kiwi_mcp.domain.registry import Actor, ReleaseFile, VersionName
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 ANN = Actor("ann", ("team",))
 VERSIONS = ["0.1.0", "1.0.0-rc.1", "1.0.0", "1.2.0", "1.10.0", "2.0.0-a", "2.0.0-a.1"]
@@ -24,7 +26,7 @@ steps = st.lists(
 )
 
 
-def release(version: str, text: str) -> Release:
+def release(version: str, text: str) -> CheckedRelease:
     manifest = b"tool_id: item\n"
     statement = {
         "kind": "kiwi.item/1",
@@ -34,7 +36,7 @@ def release(version: str, text: str) -> Release:
         "manifest": sha256(manifest).hexdigest(),
         "files": [{"path": "main.py", "sha256": sha256(text.encode()).hexdigest(), "executable": False}],
     }
-    return Release(
+    return CheckedRelease(
         name=VersionName("team", "item", version),
         place="tools/item/tool.yaml",
         statement=json.dumps(statement, sort_keys=True, separators=(",", ":")).encode(),
@@ -55,10 +57,10 @@ def take(registry: Registry, op: str, version: str, yanked: dict[str, bool]) -> 
                 registry.publish([release(version, "other")])
                 yanked.setdefault(version, False)
             case "yank":
-                registry.mark([name], "yank")
+                registry.set_status([name], "yank")
                 yanked[version] = True
             case _:
-                registry.mark([name], "unyank")
+                registry.set_status([name], "unyank")
                 yanked[version] = False
     except VersionConflict:
         assert version in yanked
@@ -77,9 +79,10 @@ def latest_of(yanked: dict[str, bool]) -> str:
     return newest(releases or usable or [*yanked])
 
 
+@pytest.mark.slow
 @given(steps)
 @settings(deadline=None, max_examples=40)
-def test_there_is_always_exactly_one_latest_and_it_is_the_right_one(changes: list[tuple[str, str]]) -> None:
+def test_there_is_always_exactly_one_correct_latest_version(changes: list[tuple[str, str]]) -> None:
     with TemporaryDirectory() as folder:
         database = open_database(f"sqlite://{Path(folder).resolve()}/registry.db")
         registry, yanked = Registry(database, ANN), dict[str, bool]()

@@ -1,10 +1,11 @@
-"""The retention of runs in a store that several actors share: each keeps what they chose, and touches nothing else."""
+"""Run retention in a shared store: each actor keeps what they chose."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 
-from kiwi_mcp.domain.run import Run, iso, run_id
+from kiwi_mcp.domain.records import RunRecord
+from kiwi_mcp.domain.times import iso, run_id
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.runs import Pruned, RunFilter, RunRetention, Runs
 
@@ -13,17 +14,17 @@ DAY = 86_400_000
 LARGE = b"large" * 1_000
 
 
-def a_run(actor: str, number: int, data: bytes | None = None, at: int = NOW) -> Run:
+def a_run(actor: str, number: int, data: bytes | None = None, at: int = NOW) -> RunRecord:
     hash_, size = (sha256(data).hexdigest(), len(data)) if data else (None, None)
     id_ = run_id(at + number, 7)
-    return Run(id_, "say", "success", iso(at + number), 1, actor, "/p", result_sha256=hash_, result_size=size)
+    return RunRecord(id_, "say", "success", iso(at + number), 1, actor, "/p", result_sha256=hash_, result_size=size)
 
 
 def count(runs: Runs) -> int:
     return len(runs.list(RunFilter(limit=1_000)))
 
 
-def test_a_small_retention_of_one_leaves_the_runs_of_others(database: Database) -> None:
+def test_a_small_retention_of_one_actor_keeps_the_runs_of_others(database: Database) -> None:
     ann = Runs(database, actor="ann")
     bob = Runs(database, actor="bob", retention=RunRetention(count=1, days=1))
     for number in range(10):
@@ -36,7 +37,7 @@ def test_a_small_retention_of_one_leaves_the_runs_of_others(database: Database) 
     assert count(ann) == 10
 
 
-def test_a_large_result_that_two_have_goes_from_one(database: Database) -> None:
+def test_a_large_result_shared_by_two_actors_is_removed_from_one(database: Database) -> None:
     ann, bob = Runs(database, actor="ann"), Runs(database, actor="bob", retention=RunRetention(result_bytes=0))
     theirs, own = a_run("ann", 1, LARGE), a_run("bob", 2, LARGE)
     ann.add(theirs, LARGE)

@@ -1,4 +1,4 @@
-"""Runs in the store: recorded whole, found by what is asked, kept as long as the retention says."""
+"""Runs in the store: complete, filtered, and pruned by the retention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import get_args
@@ -15,30 +14,32 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from kiwi_mcp.domain.errors import NotFound, RunNotFound, StoreDamaged, StoreUnavailable
-from kiwi_mcp.domain.run import Run, RunStatus, is_run_id, iso, run_id
+from kiwi_mcp.domain.records import RunRecord, RunStatus
+from kiwi_mcp.domain.times import is_run_id, iso, run_id
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.runs import Pruned, RunFilter, RunRetention, Runs, new_run
+from kiwi_mcp.store.runs import EndedRun, Pruned, RunFilter, RunRetention, Runs, new_run
 
 NOW = 1_769_601_600_000
 DAY = 86_400_000
 WRITER = """
 import sys, time
 from hashlib import sha256
-from kiwi_mcp.domain.run import Run
+from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.runs import Runs, new_run
+from kiwi_mcp.store.runs import EndedRun, Runs, new_run
 
 runs = Runs(open_database(sys.argv[1]))
 for number in range(int(sys.argv[3])):
     id, at = new_run(time.time_ns() // 1_000_000)
     data = f"{sys.argv[2]} {number}".encode() * 5_000 if number % 5 == 0 else None
     hash = sha256(data).hexdigest() if data else None
-    run = Run(id, "say", "success", at, number, "me", "/p", message="m" * 300, result_sha256=hash,
+    run = RunRecord(id, "say", "success", at, number, "me", "/p", message="m" * 300, result_sha256=hash,
               result_size=len(data) if data else None)
-    if data or not runs.add_now(run):
+    if data or not runs.record_now([EndedRun(run, None)]):
         runs.add(run, data)
     print(id, flush=True)
 """
@@ -51,15 +52,15 @@ def runs(database: Database) -> Runs:
 
 def a_run(
     at: int = NOW, *, tool: str = "say", status: RunStatus = "success", project: str = "/p", noise: int = 1
-) -> Run:
-    return Run(run_id(at, noise), tool, status, iso(at), 12, "me", project)
+) -> RunRecord:
+    return RunRecord(run_id(at, noise), tool, status, iso(at), 12, "me", project)
 
 
-def with_result(run: Run, data: bytes) -> Run:
+def with_result(run: RunRecord, data: bytes) -> RunRecord:
     return replace(run, result_sha256=sha256(data).hexdigest(), result_size=len(data))
 
 
-def add(runs: Runs, run: Run, data: bytes | None = None) -> Run:
+def add(runs: Runs, run: RunRecord, data: bytes | None = None) -> RunRecord:
     runs.add(run, data)
     return run
 
@@ -68,8 +69,8 @@ def count(database: Database, table: str) -> int:
     return int(str(database.read(f"select count(*) from {table}")[0][0]))
 
 
-def test_a_run_comes_back_as_it_was_recorded(runs: Runs) -> None:
-    run = Run(
+def test_a_run_is_returned_as_recorded(runs: Runs) -> None:
+    run = RunRecord(
         id=run_id(NOW, 7),
         tool_id="say",
         status="error",
@@ -92,19 +93,19 @@ def test_a_run_comes_back_as_it_was_recorded(runs: Runs) -> None:
     assert run.started_at == "2026-01-28T12:00:00.000Z"
 
 
-def test_a_run_is_recorded_without_waiting_where_the_store_is_a_file(runs: Runs, database: Database) -> None:
+def test_a_run_is_recorded_without_waiting_in_a_file_store(runs: Runs, database: Database) -> None:
     run = a_run()
 
-    assert runs.add_now(run) is database.is_embedded
+    assert runs.record_now([EndedRun(run, None)]) is database.is_embedded
     assert count(database, "runs") == int(database.is_embedded)
 
 
-def test_a_run_that_finds_another_writer_at_work_is_added_afterwards(sqlite_url: str) -> None:
+def test_a_run_that_meets_another_writer_is_added_afterwards(sqlite_url: str) -> None:
     database, other = open_database(sqlite_url), open_database(sqlite_url)
     runs = Runs(database)
     with other.transaction() as transaction:
         transaction.write("delete from runs")
-        assert not runs.add_now(a_run())
+        assert not runs.record_now([EndedRun(a_run(), None)])
     runs.add(a_run())
 
     assert count(database, "runs") == 1
@@ -112,23 +113,23 @@ def test_a_run_that_finds_another_writer_at_work_is_added_afterwards(sqlite_url:
     other.close()
 
 
-def test_an_id_is_taken_once(runs: Runs) -> None:
+def test_an_id_is_used_once(runs: Runs) -> None:
     run = add(runs, a_run())
 
     with pytest.raises(StoreUnavailable):
         runs.add(run)
 
 
-def test_an_id_is_taken_once_also_at_once(sqlite_url: str) -> None:
+def test_an_id_is_used_once_by_concurrent_writers(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     run = add(Runs(database), a_run())
 
     with pytest.raises(StoreUnavailable):
-        Runs(database).add_now(run)
+        Runs(database).record_now([EndedRun(run, None)])
     database.close()
 
 
-def test_a_text_that_no_database_holds_is_recorded_as_far_as_it_can_be(runs: Runs) -> None:
+def test_a_text_that_no_database_can_hold_is_recorded_approximately(runs: Runs) -> None:
     run = replace(a_run(), message="a\0b\ud800" + "c" * 5_000, tool_id="x\0y", project="/\udcff")
     runs.add(run)
 
@@ -137,7 +138,7 @@ def test_a_text_that_no_database_holds_is_recorded_as_far_as_it_can_be(runs: Run
     assert len(found.message) == 2_000
 
 
-def test_an_id_of_no_run_is_not_found(runs: Runs) -> None:
+def test_an_unknown_id_is_not_found(runs: Runs) -> None:
     for wanted in ("", "x", "0" * 25, "8" + "0" * 25, "I" * 26, "\0", "0" * 26):
         with pytest.raises(RunNotFound):
             runs.get(wanted)
@@ -161,7 +162,7 @@ def test_runs_are_listed_by_tool_status_project_and_time(runs: Runs) -> None:
     assert runs.list(RunFilter(tool_id="it's \0")) == ()
 
 
-def test_pages_of_runs_hold_each_run_once(runs: Runs) -> None:
+def test_pages_of_runs_contain_each_run_once(runs: Runs) -> None:
     made = [add(runs, a_run(NOW, noise=noise)).id for noise in range(1, 24)]
     seen: list[str] = []
     for _ in range(10):
@@ -173,7 +174,7 @@ def test_pages_of_runs_hold_each_run_once(runs: Runs) -> None:
     assert seen == made[::-1]
 
 
-def test_a_large_result_is_kept_once(runs: Runs, database: Database) -> None:
+def test_a_large_result_is_stored_once(runs: Runs, database: Database) -> None:
     data = b"x" * 100_000
     first, second = (add(runs, with_result(a_run(noise=noise), data), data) for noise in (1, 2))
 
@@ -186,7 +187,7 @@ def test_a_run_without_a_large_result_has_none_in_the_store(runs: Runs) -> None:
         runs.result(add(runs, a_run()).id)
 
 
-def test_a_result_that_was_changed_in_the_store_is_not_given(sqlite_url: str) -> None:
+def test_a_result_that_changed_in_the_store_is_not_returned(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     runs = Runs(database)
     run = add(runs, with_result(a_run(), b"right"), b"right")
@@ -199,7 +200,7 @@ def test_a_result_that_was_changed_in_the_store_is_not_given(sqlite_url: str) ->
     database.close()
 
 
-def test_the_oldest_runs_go_by_number_and_by_age(database: Database) -> None:
+def test_the_oldest_runs_are_removed_by_number_and_by_age(database: Database) -> None:
     runs = Runs(database, retention=RunRetention(count=4, days=10))
     kept = [add(runs, a_run(NOW - number * 1_000)).id for number in range(4)]
     for number in range(5, 9):
@@ -212,7 +213,7 @@ def test_the_oldest_runs_go_by_number_and_by_age(database: Database) -> None:
     assert runs.list(RunFilter()) == ()
 
 
-def test_a_result_goes_with_the_last_run_that_gave_it(database: Database) -> None:
+def test_a_result_is_removed_with_its_last_run(database: Database) -> None:
     runs = Runs(database, retention=RunRetention(days=10))
     shared, own = b"shared" * 20_000, b"own" * 30_000
     add(runs, with_result(a_run(NOW - 20 * DAY), shared), shared)
@@ -250,7 +251,7 @@ def test_a_result_that_is_also_a_file_of_a_published_version_stays(sqlite_url: s
     database.close()
 
 
-def test_large_results_over_the_budget_go_and_their_runs_stay(database: Database) -> None:
+def test_large_results_over_the_budget_are_removed_and_their_runs_stay(database: Database) -> None:
     runs = Runs(database, retention=RunRetention(result_bytes=250_000))
     made = []
     for number in range(4):
@@ -268,22 +269,22 @@ def test_large_results_over_the_budget_go_and_their_runs_stay(database: Database
     assert count(database, "blobs") == 2
 
 
-def test_runs_prune_by_themselves(database: Database) -> None:
+def test_runs_are_pruned_automatically(database: Database) -> None:
     runs = Runs(database, retention=RunRetention(count=2, days=36_500))
     for noise in range(1, 7):
         runs.add(a_run(noise=noise))
     due = replace(a_run(NOW + 1), id=f"{run_id(NOW + 1, 0)}")
 
     assert due.id.endswith("00")
-    assert not runs.add_now(due)
+    assert not runs.record_now([EndedRun(due, None)])
     runs.add(due)
     assert count(database, "runs") == 2
 
 
-def test_a_step_of_pruning_is_bounded(sqlite_url: str) -> None:
+def test_one_pruning_step_is_bounded(sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     runs = Runs(database, retention=RunRetention(count=1))
-    words = [field.name for field in fields(Run)]
+    words = RunRecord.__struct_fields__
     with database.transaction() as transaction:
         transaction.insert("runs", words, [astuple(a_run(noise=noise)) for noise in range(2_500)])
 
@@ -300,14 +301,14 @@ def test_every_status_is_recorded(runs: Runs) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**48 - 1), st.integers(0, 2**80 - 1)), min_size=2, max_size=5))
-def test_the_order_of_ids_is_the_order_of_time(moments: list[tuple[int, int]]) -> None:
+def test_ids_are_ordered_by_time(moments: list[tuple[int, int]]) -> None:
     ids = [run_id(*moment) for moment in moments]
 
     assert all(is_run_id(one) for one in ids)
     assert sorted(ids) == [run_id(*moment) for moment in sorted(moments)]
 
 
-def test_ids_of_one_process_only_rise() -> None:
+def test_ids_of_one_process_increase() -> None:
     ids = [new_run(NOW + 10**6 - number // 100)[0] for number in range(1_000)]
 
     assert ids == sorted(set(ids))
@@ -315,7 +316,7 @@ def test_ids_of_one_process_only_rise() -> None:
 
 @pytest.fixture
 def start(store_url: str) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
-    """Start a process that records so many runs and says the id of each; none outlives the test."""
+    """Start a process that records a number of runs and prints their ids; none outlives the test."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with ExitStack() as stack:
 
@@ -339,6 +340,7 @@ def check(database: Database, acknowledged: list[str]) -> None:
             assert len(runs.result(run.id)) == run.result_size
 
 
+@pytest.mark.usefixtures("processes")
 def test_writers_in_several_processes_lose_nothing(
     database: Database, start: Callable[[int], subprocess.Popen[str]]
 ) -> None:
@@ -350,7 +352,8 @@ def test_writers_in_several_processes_lose_nothing(
     assert count(database, "runs") == 180
 
 
-def test_a_process_that_is_killed_while_it_records_leaves_whole_runs_only(
+@pytest.mark.usefixtures("processes")
+def test_a_killed_recorder_leaves_only_whole_runs(
     database: Database, start: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     acknowledged: list[str] = []
@@ -364,7 +367,7 @@ def test_a_process_that_is_killed_while_it_records_leaves_whole_runs_only(
     check(database, acknowledged)
 
 
-def test_nothing_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> None:
+def test_no_file_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> None:
     database = open_database(sqlite_url)
     add(Runs(database), a_run())
     database.close()
@@ -372,7 +375,7 @@ def test_nothing_is_left_beside_the_store(tmp_path: Path, sqlite_url: str) -> No
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["registry.db"]
 
 
-def test_an_actor_sees_no_runs_but_their_own(database: Database) -> None:
+def test_an_actor_sees_only_their_own_runs(database: Database) -> None:
     for noise, actor in enumerate(("ada", "eve"), start=1):
         Runs(database).add(replace(a_run(noise=noise), actor=actor))
     ada = Runs(database, actor="ada")

@@ -1,18 +1,18 @@
-"""Tasks in the store: durable, everybody's own, and never said to be under way for ever."""
+"""Tasks in the store: durable, private, and never reported as running forever."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kiwi_mcp.store import tasks as module
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, Tasks, Wish
+from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, TaskCommand, Tasks
 
 NOW = 1_769_601_600_000
 
@@ -38,14 +38,14 @@ def ended(task: Task, at: int = NOW) -> Task:
     return replace(task, status="completed", detail=result, updated_at=at, expires_at=at + KEPT_MS)
 
 
-def test_what_was_kept_is_found_as_it_was(tasks: Tasks) -> None:
+def test_a_stored_task_is_returned_unchanged(tasks: Tasks) -> None:
     assert tasks.add(a_task())
     assert tasks.get(a_task().id, "a client", NOW) == a_task()
     assert tasks.finish(ended(a_task()))
     assert tasks.get(a_task().id, "a client", NOW + STALE_MS * 2) == ended(a_task())
 
 
-def test_a_task_is_seen_by_its_own_principal_and_actor_alone(tasks: Tasks, database: Database) -> None:
+def test_a_task_is_visible_only_to_its_principal_and_actor(tasks: Tasks, database: Database) -> None:
     tasks.add(a_task())
     assert tasks.get(a_task().id, "another", NOW) is None
     others = Tasks(database, "bob")
@@ -57,14 +57,14 @@ def test_a_task_is_seen_by_its_own_principal_and_actor_alone(tasks: Tasks, datab
     assert not tasks.wishes("here")
 
 
-def test_long_principals_that_begin_alike_are_not_the_same(tasks: Tasks) -> None:
+def test_long_principals_with_a_common_prefix_are_distinguished(tasks: Tasks) -> None:
     first, second = "p" * 2_000 + "1", "p" * 2_000 + "2"
     tasks.add(a_task(principal=first))
     assert tasks.get(a_task().id, first, NOW)
     assert tasks.get(a_task().id, second, NOW) is None
 
 
-def test_a_task_is_gone_when_its_time_is_over(tasks: Tasks) -> None:
+def test_a_task_is_removed_after_its_time(tasks: Tasks) -> None:
     tasks.add(a_task())
     tasks.finish(ended(a_task()))
     assert tasks.get(a_task().id, "a client", NOW + KEPT_MS - 1)
@@ -72,7 +72,7 @@ def test_a_task_is_gone_when_its_time_is_over(tasks: Tasks) -> None:
     assert not tasks.list(NOW + KEPT_MS, limit=9)
 
 
-def test_a_task_whose_process_is_silent_has_failed_and_stays_so(tasks: Tasks) -> None:
+def test_a_task_of_a_silent_process_has_failed_and_stays_failed(tasks: Tasks) -> None:
     tasks.add(a_task())
     late = NOW + STALE_MS + 1
     found = tasks.get(a_task().id, "a client", late)
@@ -83,14 +83,14 @@ def test_a_task_whose_process_is_silent_has_failed_and_stays_so(tasks: Tasks) ->
     assert tasks.get(a_task().id, "a client", late) == found
 
 
-def test_a_list_tells_of_silent_processes_too(tasks: Tasks) -> None:
+def test_a_list_includes_tasks_of_silent_processes(tasks: Tasks) -> None:
     tasks.add(a_task(1))
     tasks.add(a_task(2, at=NOW + STALE_MS + 1))
     seen = tasks.list(NOW + STALE_MS + 1, limit=9)
     assert [(task.id[-1], task.status) for task in seen] == [("2", "working"), ("1", "failed")]
 
 
-def test_whoever_is_heard_of_keeps_its_tasks(tasks: Tasks) -> None:
+def test_a_process_with_heartbeats_keeps_its_tasks(tasks: Tasks) -> None:
     tasks.add(a_task(1))
     tasks.add(a_task(2, owner="elsewhere"))
     waiting = replace(a_task(1), status="input_required", message="half", detail={"name": {"method": "roots/list"}})
@@ -108,7 +108,7 @@ def test_only_its_own_process_ends_a_task_and_only_once(tasks: Tasks) -> None:
     assert not tasks.finish(replace(ended(a_task()), status="cancelled"))
 
 
-def test_what_others_want_reaches_the_process_at_work(tasks: Tasks, database: Database) -> None:
+def test_a_command_of_another_process_reaches_the_worker(tasks: Tasks, database: Database) -> None:
     tasks.add(a_task(1))
     tasks.add(a_task(2))
     other = Tasks(database, "ann")
@@ -116,12 +116,12 @@ def test_what_others_want_reaches_the_process_at_work(tasks: Tasks, database: Da
     other.answer(a_task(2).id, "a client", {"a": {"action": "accept"}})
     other.answer(a_task(2).id, "a client", {"a": {"action": "decline"}, "b": {"action": "cancel"}})
     first, second = sorted(tasks.wishes("here"), key=lambda wish: wish.id)
-    assert first == Wish(a_task(1).id, True, {})
-    assert second == Wish(a_task(2).id, False, {"a": {"action": "accept"}, "b": {"action": "cancel"}})
+    assert first == TaskCommand(a_task(1).id, True, {})
+    assert second == TaskCommand(a_task(2).id, False, {"a": {"action": "accept"}, "b": {"action": "cancel"}})
     assert tasks.wishes("here") == (first,)
 
 
-def test_nobody_wants_anything_of_a_task_that_is_over(tasks: Tasks) -> None:
+def test_an_ended_task_accepts_no_commands(tasks: Tasks) -> None:
     tasks.add(a_task())
     tasks.finish(ended(a_task()))
     tasks.stop(a_task().id, None)
@@ -129,7 +129,7 @@ def test_nobody_wants_anything_of_a_task_that_is_over(tasks: Tasks) -> None:
     assert not tasks.wishes("here")
 
 
-def test_adding_removes_what_is_over_and_stops_at_the_limit(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_task_removes_ended_ones_and_stops_at_the_limit(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 2)
     assert tasks.add(a_task(1))
     assert tasks.add(a_task(2))
@@ -139,7 +139,7 @@ def test_adding_removes_what_is_over_and_stops_at_the_limit(tasks: Tasks, monkey
     assert [task.id[-1] for task in tasks.list(0, limit=9)] == ["4"]
 
 
-def test_a_list_can_be_of_the_ids_that_begin_alike(tasks: Tasks) -> None:
+def test_a_list_can_be_filtered_by_id_prefix(tasks: Tasks) -> None:
     for number in (0xA << 124, 0xA1 << 120, 0xF << 124):
         tasks.add(a_task(number))
     assert {task.id[:2] for task in tasks.list(NOW, limit=9, prefix="a")} == {"a0", "a1"}
@@ -149,9 +149,7 @@ def test_a_list_can_be_of_the_ids_that_begin_alike(tasks: Tasks) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.text(max_size=30), min_size=4, max_size=4))
-def test_every_text_is_kept_or_told_as_near_as_can_be(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_any_text_is_stored_approximately(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     database = open_database(f"sqlite://{tmp_path_factory.mktemp('tasks')}/store.db")
     principal, identity, message, word = texts
     task = replace(a_task(principal=principal), identity=identity, message=message, detail={word: word})

@@ -1,29 +1,27 @@
-"""What stories stand on beside the rest: services on loopback, a house with its owner, and a server to put anywhere."""
+"""Shared fixtures: services on loopback, an installation with its owner, and a movable server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from mcp import Client
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.server import build_server
+from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 PLACED = Path(__file__).parents[1] / "data" / "mcp" / "placed.py"
 PATIENCE = 45.0
@@ -31,7 +29,7 @@ Respond = Callable[[JsonObject], tuple[int, Mapping[str, str], bytes]]
 
 
 @pytest.fixture
-def serve(home: Path) -> Iterator[Callable[[Respond], tuple[str, list[JsonObject]]]]:
+def serve(home: Path, loopback: None) -> Iterator[Callable[[Respond], tuple[str, list[JsonObject]]]]:
     """Start a service on loopback, granted by the owner; give its address and the list of requests it gets."""
     with ExitStack() as stack:
         granted: list[str] = []
@@ -49,43 +47,24 @@ def serve(home: Path) -> Iterator[Callable[[Respond], tuple[str, list[JsonObject
 
 @contextmanager
 def listening(respond: Respond, seen: list[JsonObject]) -> Iterator[str]:
-    class Service(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(received: HttpRequest) -> HttpReply:
+        request: dict[str, Json] = {
+            "method": received.method,
+            "path": received.path,
+            "headers": dict(received.headers),
+            "body": received.body.decode(),
+        }
+        seen.append(request)
+        status, headers, reply = respond(request)
+        return HttpReply(reply, status, headers)
 
-        def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            request: dict[str, Json] = {
-                "method": self.command,
-                "path": self.path,
-                "headers": {name.lower(): value for name, value in self.headers.items()},
-                "body": body.decode(),
-            }
-            seen.append(request)
-            status, headers, reply = respond(request)
-            self.send_response(status)
-            for name, value in {"content-length": str(len(reply)), "connection": "close", **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(reply)
-
-        do_GET = do_POST = answer  # noqa: N815 - the library finds methods by these names
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's own signature
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join(5)
+    with http_server(answer) as host:
+        yield host
 
 
 @dataclass(frozen=True)
 class Placed:
-    """An MCP server that can be put anywhere: started by whoever needs it, or reached at an address."""
+    """An MCP server that runs from any folder: started by its client, or reached at an address."""
 
     folder: Path
 
@@ -118,7 +97,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class House:
-    """A project and its owner, and clients that are told about it."""
+    """An installation: a project, its owner, and its clients."""
 
     root: Path
     heard: list[str] = field(default_factory=list)
@@ -133,7 +112,7 @@ class House:
         return self.root / "home" / ".ai"
 
     def kernel(self, *, is_owner: bool) -> Kernel:
-        """A kernel of this house, whose clients are heard."""
+        """A kernel of this installation that records the calls of clients."""
         heard = self.heard
 
         class Heard(Kernel):
@@ -156,19 +135,15 @@ class House:
         file.write_text(text if isinstance(text, str) else json.dumps(text))
         return file
 
-    def own(self, verb: str, **request: Json) -> JsonObject:
-        """Do something as the owner, beside whatever runs."""
-
-        async def call() -> JsonObject:
-            kernel = self.kernel(is_owner=True)
-            try:
-                answer = await kernel.call(verb, request)
-            finally:
-                await kernel.aclose()
-            assert not answer.is_error, answer.content
-            return answer.content
-
-        return asyncio.run(call())
+    async def own(self, verb: str, **request: Json) -> JsonObject:
+        """Call a verb as the owner."""
+        kernel = self.kernel(is_owner=True)
+        try:
+            answer = await kernel.call(verb, request)
+        finally:
+            await kernel.aclose()
+        assert not answer.is_error, answer.content
+        return answer.content
 
     async def command(self, *words: str) -> str:
         """What a command of the owner's prints, typed while clients are there."""
@@ -186,35 +161,26 @@ class House:
         """An official client of Kiwi, as a model has one."""
         kernel = self.kernel(is_owner=False)
         calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=lambda _: "a model")
-        changes = Changes(kernel, interval=0.1, soon=0.05)
+        changes = ToolListWatcher(kernel, interval=0.1, soon=0.05)
         try:
-            async with Client(build_server(kernel, calls=calls, changes=changes)) as client:
+            async with asyncio.timeout(PATIENCE), Client(build_server(kernel, calls=calls, changes=changes)) as client:
                 yield client
         finally:
             await changes.aclose()
             await calls.aclose()
             await kernel.aclose()
 
-    def told(self, story: Callable[[Client], Awaitable[None]]) -> None:
-        """Let a client live through a story."""
-
-        async def run() -> None:
-            async with asyncio.timeout(PATIENCE), self.client() as client:
-                await story(client)
-
-        asyncio.run(run())
-
 
 @pytest.fixture
-def house(project: Path, home: Path, standing: Path) -> House:
-    """The project and the home of the test; what its kernels and commands can hold processes by is known."""
+def house(project: Path, home: Path, copy_isolation_report: Callable[[Path], None]) -> House:
+    """The project and the home of the test."""
     for cache in (project.parent / "cache", project.parent / "cache" / "kiwi"):
         cache.mkdir()
-        shutil.copyfile(standing, cache / standing.name)
+        copy_isolation_report(cache)
     return House(project.parent)
 
 
 @pytest.fixture
-def placed(tmp_path: Path) -> Placed:
+def placed(tmp_path: Path, sandbox: None) -> Placed:
     """A server that offers nothing yet."""
     return Placed(tmp_path / "placed")

@@ -1,4 +1,4 @@
-"""API tools against services on loopback: what is sent, what is refused before anything is, and what is hidden."""
+"""API tools against services on loopback: what is sent, refused and redacted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def echo(request: JsonObject) -> Reply:
 
 
 def make(ask: Ask, config: JsonObject, parameters: Mapping[str, str] | None = None, name: str = "call") -> Answer:
-    """Create an api tool whose parameters have these types."""
+    """Create an API tool with parameters of these types."""
     declared = [{"name": word, "type": kind} for word, kind in (parameters or {}).items()]
     words = {
         "tool_type": "api",
@@ -44,8 +44,9 @@ def call(ask: Ask, **parameters: Json) -> JsonObject:
     return ask("execute", item_id="call", parameters=parameters).content
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K-AP-01")
-def test_every_word_of_an_api_tool_is_in_its_request(ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_of_an_api_tool_is_in_its_request(ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     url, seen = serve(echo)
     make(
@@ -62,11 +63,11 @@ def test_every_word_of_an_api_tool_is_in_its_request(ask: Ask, serve: Serve, mon
         {"place": "string", "page": "integer", "q": "string", "flag": "boolean", "missing": "string"},
     )
 
-    told = call(ask, place="São Paulo/x", page=3, q="a&b=c", flag=False)
+    response = call(ask, place="São Paulo/x", page=3, q="a&b=c", flag=False)
 
     request = seen[0]
     headers = as_object(request["headers"])
-    assert told["result"] == "POST"
+    assert response["result"] == "POST"
     assert urlsplit(str(request["path"])).path == "/v1/S%C3%A3o%20Paulo%2Fx"
     assert parse_qs(urlsplit(str(request["path"])).query) == {"page": ["3"], "q": ["a&b=c"]}
     assert headers["x-trace"] == "t-3"
@@ -85,30 +86,30 @@ def test_every_word_of_an_api_tool_is_in_its_request(ask: Ask, serve: Serve, mon
     ],
     ids=["basic", "header", "query"],
 )
-def test_credentials_go_where_the_manifest_says(
+def test_credentials_are_sent_where_the_manifest_says(
     auth: JsonObject, where: str, value: str, ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     url, seen = serve(echo)
     make(ask, {"method": "GET", "url": f"{url}/", "auth": auth})
 
-    told = call(ask)
+    response = call(ask)
 
     sent = {**as_object(seen[0]["headers"]), "path": seen[0]["path"]}
     assert str(sent.get(where, "")).startswith(value)
-    assert CANARY not in json.dumps(told)
+    assert CANARY not in json.dumps(response)
 
 
 @pytest.mark.req("K-AP-01")
-def test_a_declared_status_is_tried_again(ask: Ask, serve: Serve) -> None:
+def test_a_declared_status_is_retried(ask: Ask, serve: Serve) -> None:
     answers = iter([(503, {}, b""), (429, {"retry-after": "0"}, b""), (200, JSON_TYPE, b'"done"')])
     url, seen = serve(lambda _: next(answers))
     make(ask, {"method": "GET", "url": url, "retry": {"attempts": 3, "statuses": [429, 503], "delay": 0.01}})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert told["result"] == "done"
-    assert told["attempts"] == 3
+    assert response["result"] == "done"
+    assert response["attempts"] == 3
     assert len(seen) == 3
 
 
@@ -140,15 +141,15 @@ def test_a_status_that_is_an_error_is_a_result_with_the_reply(status: int, hint:
     url, _ = serve(lambda _: (status, JSON_TYPE, b'{"detail": "no"}'))
     make(ask, {"method": "GET", "url": url})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert told["code"] == "execution_failed"
-    assert told["http_status"] == status
-    assert told["result"] == {"detail": "no"}
-    assert hint in str(told["suggestion"])
+    assert response["code"] == "execution_failed"
+    assert response["http_status"] == status
+    assert response["result"] == {"detail": "no"}
+    assert hint in str(response["suggestion"])
 
 
-def test_a_service_that_is_down_and_one_that_is_slow_are_told_apart(ask: Ask, serve: Serve, home: Path) -> None:
+def test_an_unreachable_service_is_distinguished_from_a_slow_one(ask: Ask, serve: Serve, home: Path) -> None:
     is_over = Event()
     url, _ = serve(lambda _: (200, {}, b"late" if is_over.wait(5) else b""))
     granted = json.loads((home / ".ai" / "policy.yaml").read_text())["hosts"]["allow"]
@@ -166,7 +167,7 @@ def test_a_service_that_is_down_and_one_that_is_slow_are_told_apart(ask: Ask, se
 
 @pytest.mark.req("K-AP-02")
 @pytest.mark.case("SEC-04")
-def test_what_is_missing_is_reported_before_anything_is_sent(ask: Ask, serve: Serve) -> None:
+def test_a_missing_value_is_reported_before_anything_is_sent(ask: Ask, serve: Serve) -> None:
     url, seen = serve(echo)
     make(ask, {"method": "GET", "url": f"{url}/", "headers": {"X-Key": "${NOWHERE_KEY}"}})
     make(ask, {"method": "GET", "url": f"{url}/{{word}}"}, {"word": "string"}, name="word")
@@ -187,14 +188,14 @@ HOSTILE = [
 
 @pytest.mark.case("INJ-04")
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_never_leaves_its_place_in_a_url(value: str, ask: Ask, serve: Serve) -> None:
+def test_a_value_never_leaves_its_part_of_a_url(value: str, ask: Ask, serve: Serve) -> None:
     url, seen = serve(echo)
     make(ask, {"method": "GET", "url_template": f"{url}/fixed/{{word}}/end?q={{word}}"}, {"word": "string"})
 
-    told = call(ask, word=value)
+    response = call(ask, word=value)
 
     if value == "..":
-        assert told["code"] == "invalid_request"
+        assert response["code"] == "invalid_request"
         assert seen == []
         return
     path, _, query = str(seen[0]["path"]).partition("?")
@@ -231,9 +232,9 @@ def test_a_value_in_a_body_stays_one_string(
     config: JsonObject = {"method": "POST", "url": url, "body_template": {"text": "{word}", "more": "say: {word}"}}
     make(ask, {**config, "headers": {"X-Key": "${SERVICE_KEY}"}}, {"word": "string"})
 
-    told = call(ask, word=value)
+    response = call(ask, word=value)
 
-    assert told["status"] == "success"
+    assert response["status"] == "success"
     assert json.loads(str(seen[0]["body"])) == {"text": value, "more": f"say: {value}"}
 
 
@@ -245,32 +246,32 @@ def test_a_value_in_a_body_stays_one_string(
         "240.0.0.1", "[::1]", "[::]", "[fe80::1]", "[fc00::1]", "[ff02::1]", "[::ffff:127.0.0.1]", "localhost",
     ],
 )  # fmt: skip
-def test_an_address_that_is_not_public_is_refused_before_any_packet(host: str, ask: Ask) -> None:
+def test_a_private_address_is_refused_before_any_packet(host: str, ask: Ask) -> None:
     made = make(ask, {"method": "GET", "url": f"http://{host}:9/latest/meta-data/"})
 
-    told = call(ask)
+    response = call(ask)
 
     assert made.content["status"] == "created"
-    assert (told["error"], told["code"]) == ("Address not permitted", "address_denied")
-    assert told["suggestion"]
+    assert (response["error"], response["code"]) == ("Address not permitted", "address_denied")
+    assert response["suggestion"]
 
 
 @pytest.mark.case("NET-13")
 @pytest.mark.parametrize(
     "target", ["http://127.0.0.1:9/", "http://169.254.169.254/", "file:///etc/passwd", "gopher://x/"]
 )
-def test_a_redirect_to_what_is_not_permitted_is_refused_at_that_hop(target: str, ask: Ask, serve: Serve) -> None:
+def test_a_redirect_to_a_denied_host_is_refused_at_that_hop(target: str, ask: Ask, serve: Serve) -> None:
     url, seen = serve(lambda _: (302, {"location": target}, b""))
     make(ask, {"method": "GET", "url": url})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert told["code"] == "address_denied"
+    assert response["code"] == "address_denied"
     assert len(seen) == 1
 
 
 @pytest.mark.case("NET-13")
-def test_redirects_without_end_are_cut_off(ask: Ask, serve: Serve) -> None:
+def test_endless_redirects_are_cut_off(ask: Ask, serve: Serve) -> None:
     url, seen = serve(lambda _: (302, {"location": "/again"}, b""))
     make(ask, {"method": "GET", "url": url})
 
@@ -284,26 +285,26 @@ def test_a_granted_host_can_be_denied_by_the_owner(ask: Ask, serve: Serve, home:
     (home / ".ai" / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host], "deny": ["127.0.0.*"]}}))
     make(ask, {"method": "GET", "url": url})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert (told["code"], told["rule"]) == ("not_permitted", "127.0.0.*")
+    assert (response["code"], response["rule"]) == ("not_permitted", "127.0.0.*")
     assert seen == []
 
 
 @pytest.mark.case("SEC-05", "SEC-07")
 @pytest.mark.parametrize("status", [200, 500])
-def test_a_secret_that_a_service_sends_back_is_seen_by_nobody(
+def test_a_secret_that_a_service_returns_is_redacted(
     status: int, ask: Ask, serve: Serve, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, tree: Tree
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
     url, seen = serve(lambda request: (status, {**JSON_TYPE, "x-key": CANARY}, json.dumps(request).encode()))
     make(ask, {"method": "GET", "url": f"{url}/?key=${{SERVICE_KEY}}", "headers": {"X-Key": "${SERVICE_KEY}"}})
 
-    told = call(ask)
+    response = call(ask)
     planned = ask("execute", item_id="call", dry_run=True).content
 
     assert CANARY in json.dumps(seen)
-    assert CANARY not in json.dumps([told, planned])
+    assert CANARY not in json.dumps([response, planned])
     assert not [
         path
         for path in (*project.rglob("*"), *home.rglob("*"))
@@ -311,8 +312,9 @@ def test_a_secret_that_a_service_sends_back_is_seen_by_nobody(
     ]
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.case("SEC-07")
-def test_a_secret_in_the_address_of_a_service_that_is_down_is_not_in_the_error(
+def test_a_secret_in_the_url_of_an_unreachable_service_is_not_in_the_error(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", CANARY)
@@ -320,10 +322,10 @@ def test_a_secret_in_the_address_of_a_service_that_is_down_is_not_in_the_error(
     (home / ".ai" / "policy.yaml").write_text('hosts: {allow: ["127.0.0.1:9"]}\n')
     make(ask, {"method": "GET", "url": "http://127.0.0.1:9/${SERVICE_KEY}/x?key=${SERVICE_KEY}"})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert told["code"] == "request_failed"
-    assert CANARY not in json.dumps(told)
+    assert response["code"] == "request_failed"
+    assert CANARY not in json.dumps(response)
 
 
 @pytest.mark.case("BOMB-11")
@@ -334,12 +336,12 @@ def test_a_transform_of_exponential_cost_is_refused(path: str, ask: Ask, serve: 
     url, _ = serve(lambda _: (200, JSON_TYPE, json.dumps({"a": [[["a" * 40] * 20] * 20] * 5}).encode()))
     made = make(ask, {"method": "GET", "url": url, "response_transform": path})
 
-    told = made.content if made.is_error else call(ask)
+    response = made.content if made.is_error else call(ask)
 
-    assert told["code"] in {"invalid_manifest", "too_large"}
+    assert response["code"] in {"invalid_manifest", "too_large"}
 
 
-def test_a_reply_that_is_not_text_comes_as_base64(ask: Ask, serve: Serve) -> None:
+def test_a_binary_reply_is_returned_as_base64(ask: Ask, serve: Serve) -> None:
     url, _ = serve(lambda _: (200, {"content-type": "image/png"}, b"\x89PNG\xff"))
     make(ask, {"method": "GET", "url": url})
 
@@ -348,17 +350,17 @@ def test_a_reply_that_is_not_text_comes_as_base64(ask: Ask, serve: Serve) -> Non
 
 @pytest.mark.case("BOMB-09")
 @pytest.mark.parametrize("body", [b"NaN", b'{"a": 1e999}', b'"\\ud800"', b"1" * 5_000, b"[" * 100_000])
-def test_a_reply_that_is_no_proper_json_still_gives_a_readable_record(
+def test_an_invalid_json_reply_still_gives_a_readable_record(
     body: bytes, ask: Ask, serve: Serve, project: Path
 ) -> None:
     url, _ = serve(lambda _: (200, JSON_TYPE, body))
     make(ask, {"method": "GET", "url": url})
 
-    told = call(ask)
+    response = call(ask)
 
-    assert told.get("code") != "internal", told
-    assert json.loads(json.dumps(told, allow_nan=False))
-    if path := told.get("output_path"):
+    assert response.get("code") != "internal", response
+    assert json.loads(json.dumps(response, allow_nan=False))
+    if path := response.get("output_path"):
         kept = (project / str(path)).read_text(encoding="utf-8")
         assert "Infinity" not in kept
         assert "NaN" not in kept.replace('"NaN"', "")

@@ -1,4 +1,4 @@
-"""What stands in a model's context: what its owner always sends and what it loaded, and no more than that."""
+"""The context of a model: preferred and loaded definitions only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import mcp_types as types
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
-from tests.stories.conftest import House
+from tests.stories.conftest import PATIENCE, House
 
 from kiwi_mcp.domain.json import Json, compact
-from kiwi_mcp.kernel.context.cost import cost_of
+from kiwi_mcp.domain.token_cost import cost_of
+from kiwi_mcp.surfaces.mcp import tool_list
 
 META = ["search", "load", "execute", "help"]
 
@@ -50,7 +51,7 @@ class Context:
         return dict((await self.call(verb, **request)).structured_content)
 
     def holds(self, names: list[str]) -> set[str]:
-        """Those tools whose definition it was given."""
+        """The tools with a definition that the model received."""
         return {name for name in names if f"only_of_{name}" in self.words}
 
 
@@ -70,15 +71,14 @@ async def refusal(work: Awaitable[object]) -> Any:
     return refused.value.data
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D1", "D7", "E3", "E4", "E5")
-@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.full)])
-def test_a_model_is_given_what_is_always_sent_and_what_it_loads_and_no_other_definition(
-    count: int, house: House
-) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+async def test_a_model_gets_the_preferred_and_the_loaded_definitions_and_no_others(count: int, house: House) -> None:
     names = write_tools(house, count)
     house.settle("preferences.yaml", {"always_send": {"tool_0003": True}})
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         context = Context(client)
         assert await context.listed() == [*META, "tool_0003"]
         assert context.holds(names) == {"tool_0003"}
@@ -94,15 +94,14 @@ def test_a_model_is_given_what_is_always_sent_and_what_it_loads_and_no_other_def
         assert await context.listed() == [*META, "tool_0003"]
         assert context.holds(names) == {"tool_0003", "tool_0017"}
 
-    house.told(story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D5", "E5")
-@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.full)])
-def test_the_way_from_a_need_to_its_result_costs_no_more_among_many_tools(count: int, house: House) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.slow)])
+async def test_finding_and_running_a_tool_costs_no_more_among_many_tools(count: int, house: House) -> None:
     write_tools(house, count)
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         tools = (await client.list_tools()).tools
         assert sum(cost_of(tool.model_dump_json(by_alias=True, exclude_none=True)).tokens for tool in tools) < 900
         found = await found_by_words(client, "the matter of tool_0017")
@@ -115,15 +114,15 @@ def test_the_way_from_a_need_to_its_result_costs_no_more_among_many_tools(count:
         assert all(tokens < most for tokens, most in zip(spent, (1_500, 600, 300), strict=True)), spent
         assert spent[0] == cost_of(compact(found.structured_content)).tokens
 
-    house.told(story)
 
-
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D4", "D6")
-def test_nothing_is_searched_for_until_the_model_does(house: House) -> None:
+async def test_nothing_is_searched_before_the_model_asks(house: House) -> None:
     names = write_tools(house, 8)
     house.settle("preferences.yaml", {"always_send": dict.fromkeys(names, True)})
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         context = Context(client)
         assert await context.listed() == [*META, *names]
         await client.list_prompts()
@@ -136,15 +135,14 @@ def test_nothing_is_searched_for_until_the_model_does(house: House) -> None:
         await context.ask("search", query="matter")
         assert house.heard == [*["execute"] * 3, "search"]  # through the same door as every verb
 
-    house.told(story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B2", "C6")
-def test_what_is_preferred_and_not_here_is_told_and_harms_nothing(house: House) -> None:
+async def test_a_preferred_but_missing_item_is_reported_and_harmless(house: House) -> None:
     write_tools(house, 1)
     house.settle("preferences.yaml", {"always_send": {"tool_0000": True, "mcp/absent/echo": True}})
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         context = Context(client)
         assert await context.listed() == [*META, "tool_0000"]
         (notice,) = (await context.ask("help"))["installation"]["notices"]
@@ -154,24 +152,24 @@ def test_what_is_preferred_and_not_here_is_told_and_harms_nothing(house: House) 
         assert (await refusal(context.call("absent_echo")))["code"] == "tool_not_found"
         assert not (await context.call("tool_0000", only_of_tool_0000="x")).is_error
 
-    house.told(story)
-
 
 @pytest.mark.req("D2", "D3", "D8")
-def test_the_owner_changes_what_is_sent_while_a_client_is_there_except_search_and_what_is_denied(house: House) -> None:
+async def test_the_owner_changes_what_is_sent_during_a_session_except_search_and_denied_items(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A slow machine would be given the older list meanwhile.
+    monkeypatch.setattr(tool_list, "_PATIENCE", PATIENCE)
     write_tools(house, 3)
     wish: dict[str, Json] = {"tool_0000": True, "tool_0001": True, "search": False, "help": False}
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         context = Context(client)
         assert await context.listed() == META
         house.settle("preferences.yaml", {"always_send": wish})
         assert await context.listed() == ["search", "load", "execute", "tool_0000", "tool_0001"]
         notices = (await context.ask("help"))["installation"]["notices"]
-        assert any("`search` stays" in notice for notice in notices)
+        assert any("`search` is always sent" in notice for notice in notices)
         house.settle("policy.yaml", {"items": {"allow": ["*"], "deny": ["project/local/tool_0001@*"]}})
         assert await context.listed() == ["search", "load", "execute", "tool_0000"]
         house.settle("preferences.yaml", {"always_send": {**wish, "help": True}})
         assert await context.listed() == [*META, "tool_0000"]
-
-    house.told(story)

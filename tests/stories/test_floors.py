@@ -1,4 +1,4 @@
-"""Nothing runs weaker than where it came from deserves, whoever asks, whatever is configured."""
+"""No tool runs below the minimum level of its origin, for any caller and configuration."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mcp import Client
+from msgspec.structs import replace
+from tests.stories.conftest import House
 
 import kiwi_mcp
-from kiwi_mcp.domain.grants import Allow
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.drivers import held
 from kiwi_mcp.kernel import Answer, pipeline
+from kiwi_mcp.sandbox.backend import Backend
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
-from kiwi_mcp.sandbox.host import backends
-from kiwi_mcp.sandbox.port import Backend
+from kiwi_mcp.sandbox.runner import backends
 from kiwi_mcp.surfaces import start
 
 Ask = Callable[..., Answer]
@@ -99,7 +98,7 @@ def main():
 
 
 @pytest.fixture
-def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kiwi:
+def kiwi(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sandbox: None) -> Kiwi:
     """Type a command of the owner's in the project; give its exit code and its answer."""
     monkeypatch.chdir(project)
 
@@ -126,19 +125,19 @@ def put(project: Path) -> Callable[[str, str], Path]:
     return write
 
 
-def used(told: JsonObject) -> tuple[Json, Json]:
-    found = as_object(told["isolation"])
+def used(answer: JsonObject) -> tuple[Json, Json]:
+    found = as_object(answer["isolation"])
     return found["used"], found["provenance"]
 
 
 @pytest.mark.req("K-IS-01", "H5")
-def test_the_command_line_runs_each_tool_as_strictly_as_its_origin_says(kiwi: Kiwi, put: Callable[..., Path]) -> None:
+def test_the_cli_runs_each_tool_at_the_level_of_its_origin(kiwi: Kiwi, put: Callable[..., Path]) -> None:
     put("hi", HI.format(words=""))
     assert used(kiwi("run", "hi")[1]) == ("restricted", "unknown")
     assert kiwi("sign", "hi")[0] == 0
-    code, told = kiwi("run", "hi")
-    assert (code, used(told)) == (0, ("sandboxed", "owner_written"))
-    assert {"asked", "used", "backend", "properties", "policy", "provenance"} == {*as_object(told["isolation"])}
+    code, response = kiwi("run", "hi")
+    assert (code, used(response)) == (0, ("sandboxed", "owner_written"))
+    assert {"asked", "used", "backend", "properties", "policy", "provenance"} == {*as_object(response["isolation"])}
     for level, provenance in (("standard", "owner_relaxed"), ("trusted", "owner_pinned")):
         assert kiwi("relax", "hi", "--to", level, "--reason", "tried it")[1]["status"] == "relaxed"
         assert used(kiwi("run", "hi")[1]) == (level, provenance)
@@ -147,30 +146,34 @@ def test_the_command_line_runs_each_tool_as_strictly_as_its_origin_says(kiwi: Ki
 
 
 @pytest.mark.req("K-IS-01")
-def test_where_no_sandbox_is_nothing_of_the_owners_runs_and_the_refusal_says_what_is_missing(
+def test_without_a_sandbox_no_tool_of_the_owner_runs_and_the_refusal_names_what_is_missing(
     kiwi: Kiwi, put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     def without(owner_map: int | None = None) -> tuple[Backend, ...]:
-        there = [one for one in backends(owner_map=owner_map) if one.name != "podman"]
-        return tuple(replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in there)
+        found = backends(owner_map=owner_map)
+        return tuple(replace(one, bwrap=None) if isinstance(one, Bubblewrap) else one for one in found)
 
     put("hi", HI.format(words=""))
     assert kiwi("sign", "hi")[0] == 0
     monkeypatch.setattr(held, "backends", without)
     monkeypatch.setattr(held, "_found", {})
     (home / ".cache" / "kiwi" / "isolation.json").unlink()
-    code, told = kiwi("run", "hi")
-    assert (code != 0, told["code"]) == (True, "isolation_unavailable")
-    assert "bubblewrap" in str(told["suggestion"])
+    code, response = kiwi("run", "hi")
+    assert (code != 0, response["code"]) == (True, "isolation_unavailable")
+    assert "bubblewrap" in str(response["suggestion"])
     checks = {str(as_object(one)["check"]): as_object(one) for one in as_list(kiwi("doctor")[1]["checks"])}
     assert checks["isolation"]["status"] == "problem"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-IS-01", "H8")
-def test_a_model_runs_things_no_weaker_and_cannot_relax_them(house: object, put: Callable[..., Path]) -> None:
+async def test_a_model_runs_tools_at_no_weaker_level_and_cannot_relax_them(
+    house: House, put: Callable[..., Path]
+) -> None:
     put("hi", HI.format(words=""))
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
+
         async def ask(tool: str, **words: Json) -> JsonObject:
             return as_object((await client.call_tool(tool, words)).structured_content)
 
@@ -180,10 +183,8 @@ def test_a_model_runs_things_no_weaker_and_cannot_relax_them(house: object, put:
         assert used(await ask("execute", item_id="hi")) == ("restricted", "unknown")
         words: JsonObject = {"content": HI.format(words="").replace("id: hi", "id: ho"), "filename": "ho.py"}
         await ask("execute", action="create", item_id="ho", parameters=words)
-        told = as_object((await ask("execute", action="why", item_id="ho"))["isolation"])
-        assert (told["level"], told["provenance"]) == ("sandboxed", "model_written")
-
-    house.told(story)  # type: ignore[attr-defined]  # the fixture of this folder
+        response = as_object((await ask("execute", action="why", item_id="ho"))["isolation"])
+        assert (response["level"], response["provenance"]) == ("sandboxed", "model_written")
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def service() -> Iterator[socket.socket]:
 @pytest.mark.req("H3", "H4", "SR1", "SR2")
 @pytest.mark.parametrize("policy", ["", "items: {allow: ['*']}\nhosts: {allow: ['*']}\n"])
 @pytest.mark.parametrize("level", ["sandboxed", "restricted"])
-def test_files_network_other_tools_and_the_machine_are_safe_from_what_is_held(
+def test_files_network_other_tools_and_the_machine_are_safe_from_a_sandboxed_tool(
     kiwi: Kiwi, put: Callable[..., Path], home: Path, service: socket.socket, level: str, policy: str
 ) -> None:
     secret = home / ".ssh" / "id_ed25519"
@@ -214,11 +215,11 @@ def test_files_network_other_tools_and_the_machine_are_safe_from_what_is_held(
         "secret": str(secret), "other": str(other), "port": service.getsockname()[1], "outside": os.getpid(),
     }  # fmt: skip
 
-    code, told = kiwi("run", "pry", "--params", json.dumps(tempting))
+    code, response = kiwi("run", "pry", "--params", json.dumps(tempting))
 
-    assert code == 0, told
-    assert used(told)[0] == level
-    result = as_object(told["result"])
+    assert code == 0, response
+    assert used(response)[0] == level
+    result = as_object(response["result"])
     assert (result["read"], result["other"]) == ("FileNotFoundError", "FileNotFoundError")
     assert result["write"] in {"FileNotFoundError", "OSError", "PermissionError"}
     assert not (home / ".ssh" / "planted").exists()
@@ -246,8 +247,8 @@ def test_no_manifest_setting_flag_variable_or_request_lowers_a_level(
     (home / ".ai").mkdir(exist_ok=True)
     for file in ("isolation.yaml", "levels.yaml"):
         (home / ".ai" / file).write_text("floors: {unknown: trusted}\n")
-    told = as_object(as_object(kiwi("why", "hi")[1])["isolation"])
-    assert (told["level"], told["provenance"], told["asked"]) == ("restricted", "unknown", "trusted")
+    response = as_object(as_object(kiwi("why", "hi")[1])["isolation"])
+    assert (response["level"], response["provenance"], response["asked"]) == ("restricted", "unknown", "trusted")
     assert used(kiwi("run", "hi")[1]) == ("restricted", "unknown")
 
     for flag in ("--isolation=trusted", "--level=trusted", "--trusted=true"):
@@ -269,21 +270,21 @@ def test_isolation_does_not_ask_the_policy(
     put("hi", HI.format(words="").replace('return "hi"', 'open("ran", "w")'))
 
     with monkeypatch.context() as lax:
-        lax.setattr(pipeline, "authorize", lambda *_: Allow())
+        lax.setattr(pipeline, "refuse_denied", lambda *_: None)
         put("hi", HI.format(words=""))
         assert used(kiwi("run", "hi")[1]) == ("restricted", "unknown")
 
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(pipeline, "authorize", broken)
-    code, told = kiwi("run", "hi")
-    assert (code != 0, told["code"], "isolation" in told) == (True, "internal", False)
+    monkeypatch.setattr(pipeline, "refuse_denied", broken)
+    code, response = kiwi("run", "hi")
+    assert (code != 0, response["code"], "isolation" in response) == (True, "internal", False)
     assert not (project / "ran").exists()
 
 
 @pytest.mark.req("H7")
-def test_a_tool_is_the_same_to_a_model_and_to_the_policy_however_it_is_held(
+def test_a_tool_is_the_same_to_a_model_and_the_policy_at_any_level(
     kiwi: Kiwi, ask: Ask, put: Callable[..., Path]
 ) -> None:
     put("hi", HI.format(words=""))
@@ -298,7 +299,7 @@ def test_a_tool_is_the_same_to_a_model_and_to_the_policy_however_it_is_held(
 
 
 @pytest.mark.req("H1")
-def test_an_item_cannot_ask_to_run_inside_of_kiwi(ask: Ask, kiwi: Kiwi, put: Callable[..., Path]) -> None:
+def test_an_item_cannot_run_inside_the_kiwi_process(ask: Ask, kiwi: Kiwi, put: Callable[..., Path]) -> None:
     for words in ("isolation: in_process\n", "isolation: none\n"):
         sent = {"content": HI.format(words=words), "filename": "hi.py"}
         assert ask("execute", action="create", item_id="hi", parameters=sent).content["code"] == "invalid_manifest"
@@ -309,8 +310,9 @@ def test_an_item_cannot_ask_to_run_inside_of_kiwi(ask: Ask, kiwi: Kiwi, put: Cal
         assert kiwi("run", "hi")[1]["result"] != os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.req("H1")
-def test_nothing_in_kiwi_executes_code_that_is_not_its_own() -> None:
+def test_kiwi_executes_only_its_own_code_in_its_process() -> None:
     root = Path(kiwi_mcp.__file__).parent
     own = [path for path in sorted(root.rglob("*.py")) if not path.is_relative_to(root / "data" / "tools")]
     found = [f"{path.relative_to(root)}: {name}" for path in own for name in executing(ast.parse(path.read_text()))]

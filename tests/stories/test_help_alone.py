@@ -1,4 +1,4 @@
-"""Help is enough: whoever knows nothing can make, sign and run tools from its pages."""
+"""Help is sufficient: a reader without knowledge creates, signs and runs tools from its pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.help import topics
+from kiwi_mcp.kernel.tool_list import help_topics
 from kiwi_mcp.kernel.verbs import BY_NAME
 
 Ask = Callable[..., Answer]
@@ -20,18 +20,21 @@ PLACE = "/absolute/path/to/project"
 
 def requests(ask: Ask, topic: str, project: Path) -> list[tuple[str, JsonObject]]:
     """The examples of a page, about this project."""
-    told = json.loads(json.dumps(ask("help", topic=topic).content["examples"]).replace(PLACE, str(project)))
-    return [(str(example["tool"]), as_object(example["arguments"])) for example in told]
+    response = json.loads(json.dumps(ask("help", topic=topic).content["examples"]).replace(PLACE, str(project)))
+    return [(str(example["tool"]), as_object(example["arguments"])) for example in response]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-05")
-@pytest.mark.parametrize("topic", topics())
-def test_every_example_of_a_page_works_as_it_stands(topic: str, project: Path, ask: Ask) -> None:
+@pytest.mark.parametrize("topic", help_topics())
+def test_every_example_of_a_page_works_unchanged(topic: str, project: Path, ask: Ask) -> None:
     for verb, arguments in requests(ask, topic, project):
         answer = ask(verb, **arguments)
         assert not answer.is_error, (verb, arguments, answer.content)
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-05")
 def test_a_reader_of_help_creates_signs_and_runs_a_tool(project: Path, ask: Ask) -> None:
     answers = {
@@ -45,7 +48,7 @@ def test_a_reader_of_help_creates_signs_and_runs_a_tool(project: Path, ask: Ask)
     assert answers["why"]["would_run"] is True
 
 
-def test_help_tells_what_this_installation_holds(project: Path, ask: Ask) -> None:
+def test_help_describes_this_installation(project: Path, ask: Ask) -> None:
     held = as_object(ask("help").content["installation"])
 
     assert "python_runtime" in as_list(held["built_in"])
@@ -56,4 +59,4 @@ def test_every_meta_tool_has_a_page_and_an_unknown_page_is_not_found(ask: Ask) -
     for verb in (verb.name for verb in BY_NAME.values() if verb.is_meta_tool and verb.name != "help"):
         assert ask("help", topic=verb).content["topic"] == verb
     lost = ask("help", topic="cooking")
-    assert (lost.content["error"], lost.content["topics"]) == ("Topic not found", list(topics()))
+    assert (lost.content["error"], lost.content["topics"]) == ("Topic not found", list(help_topics()))

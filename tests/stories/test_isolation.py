@@ -1,4 +1,4 @@
-"""Tools that ask to be held: they see their own files and nothing else, reach nobody, and still give their results."""
+"""Sandboxed tools see their own files only, have no network, and still return results."""
 
 from __future__ import annotations
 
@@ -74,8 +74,10 @@ def temptations(home: Path, project: Path, serve: Callable[..., tuple[str, list[
     return {"secret": str(home / ".ssh" / "id_ed25519"), "project": str(project), "address": address}
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("FS-01", "NET-01")
-def test_a_python_tool_in_a_sandbox_sees_its_files_its_key_and_nothing_else(
+def test_a_sandboxed_python_tool_sees_its_files_its_key_and_nothing_else(
     ask: Ask, temptations: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY", "opensesame")
@@ -84,38 +86,41 @@ def test_a_python_tool_in_a_sandbox_sees_its_files_its_key_and_nothing_else(
     created = create(ask, "pry", "python_runtime", files, parameters=parameters, config=config)
     assert not created.is_error, created.content
 
-    told = ask("execute", action="run", item_id="pry", parameters=temptations).content
+    response = ask("execute", action="run", item_id="pry", parameters=temptations).content
 
-    result = as_object(told["result"])
+    result = as_object(response["result"])
     assert result["secret"] == "FileNotFoundError"
     assert result["project"] == "FileNotFoundError"
     assert result["service"] in {"OSError", "ConnectionRefusedError", "PermissionError"}
     assert result["own"] == "mine"
     assert result["key"] is True
-    held = as_object(told["isolation"])
+    held = as_object(response["isolation"])
     assert (held["used"], held["provenance"], held["backend"]) == ("sandboxed", "owner_written", "bubblewrap")
     assert "net_none" in as_list(held["properties"])
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("FS-01", "NET-01")
-def test_a_shell_tool_in_a_sandbox_finds_nothing_either(ask: Ask, temptations: dict[str, str]) -> None:
+def test_a_sandboxed_shell_tool_sees_nothing_else_either(ask: Ask, temptations: dict[str, str]) -> None:
     parameters = texts("secret", "address", "project")
     assert not create(ask, "pry", "bash_runtime", {"main.sh": PRYING_SHELL}, parameters=parameters).is_error
 
-    told = ask("execute", action="run", item_id="pry", parameters=temptations).content
+    response = ask("execute", action="run", item_id="pry", parameters=temptations).content
 
-    assert str(told["result"]).strip() == "done in /tmp/home"
+    assert str(response["result"]).strip() == "done in /tmp/home"
 
 
-def test_a_tool_in_a_sandbox_whose_time_is_up_ends_with_all_it_started(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_sandboxed_tool_that_times_out_ends_with_all_its_children(ask: Ask, tmp_path: Path) -> None:
     made = create(
         ask, "linger", "python_runtime", {"main.py": LINGERING}, parameters=texts("mark"), config={"timeout": 2}
     )
     assert not made.is_error, made.content
 
-    told = ask("execute", action="run", item_id="linger", parameters={"mark": str(tmp_path)}).content
+    response = ask("execute", action="run", item_id="linger", parameters={"mark": str(tmp_path)}).content
 
-    assert told["status"] == "timeout"
+    assert response["status"] == "timeout"
     assert not any(str(tmp_path).encode() in words for words in command_lines())
 
 
@@ -126,38 +131,40 @@ def command_lines() -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def test_the_plan_and_why_say_the_level(ask: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_plan_and_why_contain_the_level(ask: Ask) -> None:
     assert not create(ask, "greet", "python_runtime", {"main.py": "def main(): return 'hi'\n"}).is_error
     planned = ask("execute", action="run", item_id="greet", parameters={}, dry_run=True).content
     assert as_object(as_object(planned["plan"])["jail"])["level"] == "sandboxed"
-    told = ask("execute", action="why", item_id="greet").content
-    assert (as_object(told["isolation"])["level"], told["would_run"]) == ("sandboxed", True)
+    response = ask("execute", action="why", item_id="greet").content
+    assert (as_object(response["isolation"])["level"], response["would_run"]) == ("sandboxed", True)
 
 
-def test_a_word_that_is_no_level_is_told_with_the_one_that_was_meant(ask: Ask) -> None:
-    told = create(ask, "greet", "python_runtime", {"main.py": "def main(): pass\n"}, isolation="sandbox").content
-    (issue,) = map(as_object, as_list(told["issues"]))
+def test_an_unknown_level_is_reported_with_the_nearest_one(ask: Ask) -> None:
+    response = create(ask, "greet", "python_runtime", {"main.py": "def main(): pass\n"}, isolation="sandbox").content
+    (issue,) = map(as_object, as_list(response["issues"]))
     assert issue["place"] == "isolation"
     assert "sandboxed" in str(issue["fix"])
 
 
-def test_an_item_that_nothing_can_hold_is_not_run_as_if_it_were(ask: Ask, project: Path) -> None:
+def test_an_item_without_a_possible_sandbox_does_not_run(ask: Ask, project: Path) -> None:
     words = {"tool_type": "api", "version": "1.0.0", "executor": "http_client", "description": "x", "parameters": []}
     config = {"method": "GET", "url": "http://127.0.0.1:9/"}
     manifest = {"tool_id": "call", **words, "isolation": "restricted", "config": config}
-    told = ask("execute", action="create", item_id="call", parameters=manifest).content
-    assert [as_object(issue)["place"] for issue in as_list(told["issues"])] == ["isolation"]
+    response = ask("execute", action="create", item_id="call", parameters=manifest).content
+    assert [as_object(issue)["place"] for issue in as_list(response["issues"])] == ["isolation"]
 
-    # As a file that nobody checked, it is refused when it is called.
+    # A file without a check is refused when it is called.
     (project / ".ai" / "tools").mkdir(exist_ok=True)
     (project / ".ai" / "tools" / "call.yaml").write_text(json.dumps(manifest))
-    told = ask("execute", action="run", item_id="call", parameters={}).content
-    assert told["code"] == "invalid_manifest"
-    assert "asks to be held" in str(told["message"])
+    response = ask("execute", action="run", item_id="call", parameters={}).content
+    assert response["code"] == "invalid_manifest"
+    assert "asks for a sandbox" in str(response["message"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("needs", [{"read": ["notes"]}, {"write": ["notes/a.md"]}, {"read": ["."]}])
-def test_a_tool_that_is_given_something_of_the_project_starts_in_it(ask: Ask, project: Path, needs: JsonObject) -> None:
+def test_a_tool_with_a_project_grant_starts_in_the_project(ask: Ask, project: Path, needs: JsonObject) -> None:
     (project / "notes").mkdir()
     (project / "notes" / "a.md").write_text("1")
     created = create(ask, "look", "bash_runtime", {"main.sh": "pwd; ls notes\n"}, needs=needs)
@@ -166,7 +173,8 @@ def test_a_tool_that_is_given_something_of_the_project_starts_in_it(ask: Ask, pr
     assert ask("execute", item_id="look").content["result"] == f"{project.resolve()}\na.md"
 
 
-def test_a_tool_that_is_given_nothing_starts_in_its_home_and_knows_the_project(ask: Ask, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_without_grants_starts_in_its_home_and_knows_the_project(ask: Ask, project: Path) -> None:
     create(ask, "look", "bash_runtime", {"main.sh": 'pwd; echo "$KIWI_PROJECT"\n'})
 
     assert ask("execute", item_id="look").content["result"] == f"/tmp/home\n{project.resolve()}"

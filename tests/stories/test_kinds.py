@@ -1,4 +1,4 @@
-"""A tool is a tool: whatever it is made of, it is added as data and answers alike."""
+"""Tools of any kind are added as data and answer in the same form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import kiwi_mcp
 from kiwi_mcp import drivers
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
-from kiwi_mcp.kernel import Answer, Kernel, pipeline
+from kiwi_mcp.kernel import Answer, Kernel
 
 Ask = Callable[..., Answer]
 Serve = Callable[..., tuple[str, list[JsonObject]]]
@@ -72,7 +73,7 @@ KNOWLEDGE = "---\nid: say_knowledge\ntitle: Words\nversion: 1.0.0\nentry_type: r
 
 
 @pytest.fixture
-def every_kind(ask: Ask, serve: Serve) -> list[tuple[str, str, JsonObject]]:
+def every_kind(ask: Ask, serve: Serve, sandbox: None) -> list[tuple[str, str, JsonObject]]:
     """One tool of every runnable kind, as the requests that create them."""
     url, _ = serve(lambda _: (200, {"content-type": "application/json"}, b'{"word": "kiwi"}'))
     return [
@@ -97,6 +98,7 @@ def called(ask: Ask, item_type: str, name: str) -> Answer:
     return ask("execute", item_type=item_type, action="run", item_id=name, parameters=parameters)
 
 
+@pytest.mark.smoke
 @pytest.mark.req("A4")
 def test_one_tool_of_every_kind_answers_in_the_same_envelope(
     every_kind: list[tuple[str, str, JsonObject]], project: Path, ask: Ask
@@ -104,10 +106,10 @@ def test_one_tool_of_every_kind_answers_in_the_same_envelope(
     shapes, records = set(), set()
     for item_type, name, words in every_kind:
         ask("execute", item_type=item_type, action="create", item_id=name, parameters=words)
-        told = called(ask, item_type, name).content
-        assert told.get("status") in {"success", "ready"}, told
-        shapes.add(tuple(key for key in told if key not in {"http_status", "logs", "isolation"}))
-        records.add(tuple(json.loads((project / str(told["output_path"])).read_text())))
+        response = called(ask, item_type, name).content
+        assert response.get("status") in {"success", "ready"}, response
+        shapes.add(tuple(key for key in response if key not in {"http_status", "logs", "isolation"}))
+        records.add(tuple(json.loads((project / str(response["output_path"])).read_text())))
 
     assert shapes == {
         ("tool_id", "action", "status", "result", "execution_time_ms", "output_path", "run_id", "identity", "integrity")
@@ -115,6 +117,7 @@ def test_one_tool_of_every_kind_answers_in_the_same_envelope(
     assert len(records) == 1
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("A4", "F7")
 def test_a_failure_of_every_kind_is_an_answer_of_one_shape(ask: Ask, serve: Serve) -> None:
     url, _ = serve(lambda _: (500, {"content-type": "text/plain"}, b"no"))
@@ -135,9 +138,7 @@ def test_a_failure_of_every_kind_is_an_answer_of_one_shape(ask: Ask, serve: Serv
 
 
 @pytest.mark.req("A9")
-def test_capability_grows_while_the_code_stays_as_it_is(
-    every_kind: list[tuple[str, str, JsonObject]], ask: Ask
-) -> None:
+def test_new_types_need_no_code_change(every_kind: list[tuple[str, str, JsonObject]], ask: Ask) -> None:
     before = component_sources()
 
     for item_type, name, words in every_kind:
@@ -148,8 +149,9 @@ def test_capability_grows_while_the_code_stays_as_it_is(
     assert component_sources() == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("A5")
-def test_a_tool_folder_copied_in_works_at_once_and_deleted_is_gone_at_once(
+def test_a_copied_tool_folder_works_at_once_and_a_deleted_one_is_gone_at_once(
     ask: Ask, project: Path, tmp_path: Path
 ) -> None:
     made = tmp_path / "say"
@@ -174,7 +176,7 @@ def test_a_tool_folder_copied_in_works_at_once_and_deleted_is_gone_at_once(
 
 
 @pytest.mark.req("A10")
-def test_after_a_restart_equal_inputs_behave_equally(
+def test_equal_inputs_behave_equally_after_a_restart(
     every_kind: list[tuple[str, str, JsonObject]], project: Path, ask: Ask
 ) -> None:
     first: dict[str, Json] = {}
@@ -196,8 +198,9 @@ def test_after_a_restart_equal_inputs_behave_equally(
         assert called(again, item_type, name).content["result"] == first[name]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("G4")
-def test_a_wrapped_git_passes_its_arguments_and_reads_its_streams(ask: Ask, project: Path) -> None:
+def test_a_wrapped_git_gets_its_arguments_and_returns_its_streams(ask: Ask, project: Path) -> None:
     words = {**script("python_runtime", "main.py", GIT), "parameters": ARGUMENTS}
     ask("execute", action="create", item_id="git", parameters=words)
     # A sandbox that may write to the project keeps what git itself obeys as it is.
@@ -212,6 +215,7 @@ def test_a_wrapped_git_passes_its_arguments_and_reads_its_streams(ask: Ask, proj
     assert listed.stdout == "a b;c\n"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("G4")
 def test_an_exit_code_of_a_wrapped_git_is_an_error_with_both_streams_bounded(ask: Ask) -> None:
     noisy = GIT.replace(
@@ -249,11 +253,14 @@ class Reverse:
         spec = ReadSpec(path=tool.origin.path.name, sha256=tool.digest)
         return Plan(tool.identity, tool.digest, "reverse", ((tool.identity, tool.digest),), spec, inputs)
 
+    async def prepare(self, plan, chain, space):
+        pass
+
     async def drive(self, plan, chain, space, *, secrets, caller):
         return Outcome("success", result=plan.inputs["word"][::-1])
 
 
-driver = Reverse()
+create_driver = Reverse
 """
 SHEET = """
 type: reversal
@@ -277,18 +284,17 @@ parameters: [{name: word, type: string, required: true}]
 
 
 @pytest.fixture
-def another_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def another_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "drivers"
     folder.mkdir()
     (folder / "reverse.py").write_text(DRIVER)
     monkeypatch.setattr(drivers, "__path__", [*drivers.__path__, str(folder)])
-    yield
-    pipeline._drivers.pop("reverse", None)
+    monkeypatch.delitem(sys.modules, "kiwi_mcp.drivers.reverse", raising=False)
 
 
 @pytest.mark.req("G3")
 @pytest.mark.usefixtures("another_driver")
-def test_a_new_mechanism_is_one_module_and_a_sheet(ask: Ask, project: Path) -> None:
+def test_a_new_mechanism_is_one_module_and_a_type_spec(ask: Ask, project: Path) -> None:
     for name, text in {"types/reversal.yaml": SHEET, "tools/turn.yaml": TURN}.items():
         path = project / ".ai" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -300,7 +306,7 @@ def test_a_new_mechanism_is_one_module_and_a_sheet(ask: Ask, project: Path) -> N
 
 
 @pytest.mark.parametrize("word", ["port", "__init__", "lost", "process.bind"])
-def test_a_sheet_that_names_no_driver_makes_items_that_cannot_be_run(word: str, ask: Ask, project: Path) -> None:
+def test_a_type_spec_without_a_driver_makes_items_that_cannot_run(word: str, ask: Ask, project: Path) -> None:
     for name, text in {"types/reversal.yaml": SHEET.replace("reverse", word), "tools/turn.yaml": TURN}.items():
         path = project / ".ai" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -311,8 +317,9 @@ def test_a_sheet_that_names_no_driver_makes_items_that_cannot_be_run(word: str, 
     assert refused["code"] in {"driver_missing", "chain_mistyped"}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-05")
-def test_a_new_type_is_a_sheet_of_data(ask: Ask, project: Path) -> None:
+def test_a_new_type_is_a_type_spec_of_data(ask: Ask, project: Path) -> None:
     sheet = """
 type: recipe
 description: A shell file with words of its own

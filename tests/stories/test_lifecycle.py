@@ -1,4 +1,4 @@
-"""Tools that come, go, hang and crash: their client is told, nothing else is harmed, and nothing is restarted."""
+"""Tools that appear, disappear, block and crash: the client is informed and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Answer = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
-def agreed(house: House) -> None:
+async def agreed(house: House) -> None:
     """The owner has agreed to all that servers do: they note what they do, and some are reached over the network."""
-    house.own("approvals", action="add_rule", item="*")
+    await house.own("approvals", action="add_rule", item="*")
 
 
 def tool(name: str, description: str = "", **words: Json) -> JsonObject:
@@ -45,17 +45,19 @@ def script(house: House, name: str, text: str, **config: Json) -> None:
     house.write(f"tools/{name}/main.sh", text)
 
 
-def add(house: House, placed: Placed, server: str = "placed", **config: Json) -> None:
+async def add(house: House, placed: Placed, server: str = "placed", **config: Json) -> None:
     """Add the server as the owner, with these words in its manifest."""
     words: JsonObject = {"transport": "stdio", **placed.command, **config}
     notes: JsonObject = {"write": [str(placed.folder)]}
-    house.own("mcp", action="add", server=server, manifest={"executor": "subprocess", "config": words, "needs": notes})
+    await house.own(
+        "mcp", action="add", server=server, manifest={"executor": "subprocess", "config": words, "needs": notes}
+    )
 
 
-def reach(house: House, host: str, **words: Json) -> None:
+async def reach(house: House, host: str, **words: Json) -> None:
     """Grant a host, and add the server that is reached there."""
     house.settle("policy.yaml", {"hosts": {"allow": [host]}})
-    house.own("mcp", action="add", server="placed", url=f"http://{host}/mcp", **words)
+    await house.own("mcp", action="add", server="placed", url=f"http://{host}/mcp", **words)
 
 
 async def ask(client: Client, verb: str, **request: Json) -> Answer:
@@ -105,14 +107,13 @@ def children(pid: int) -> list[str]:
 # --- when they start and stop ---
 
 
+@pytest.mark.smoke
 @pytest.mark.req("I2")
-def test_a_server_starts_at_the_first_call_and_stops_after_the_idle_time_of_its_manifest(
-    house: House, placed: Placed
-) -> None:
+async def test_a_server_starts_at_the_first_call_and_stops_after_its_idle_time(house: House, placed: Placed) -> None:
     placed.offer(tool("greet"))
-    add(house, placed, idle_timeout=0.3)
+    await add(house, placed, idle_timeout=0.3)
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         assert "greet" in await found(client, "greet")
         await ask(client, "load", item_id="greet")
         assert len(placed.noted("starts")) == 1  # when it was added
@@ -123,8 +124,6 @@ def test_a_server_starts_at_the_first_call_and_stops_after_the_idle_time_of_its_
         await until(lambda: not running(str(placed.folder)))
         assert (await run(client, "greet"))["status"] == "success"
         assert len(placed.noted("starts")) == 3
-
-    house.told(story)
     assert not running(str(placed.folder))
 
 
@@ -132,14 +131,12 @@ def test_a_server_starts_at_the_first_call_and_stops_after_the_idle_time_of_its_
 
 
 @pytest.mark.req("I3", "I5")
-def test_a_server_that_is_killed_in_the_middle_of_a_call_is_unavailable_and_not_asked_twice(
-    house: House, placed: Placed
-) -> None:
+async def test_a_server_killed_during_a_call_is_unavailable_and_not_called_twice(house: House, placed: Placed) -> None:
     placed.offer(tool("greet"), tool("crash"))
-    add(house, placed)
+    await add(house, placed)
     script(house, "local", "echo here")
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         crashed = await client.call_tool("execute", {"item_id": "crash"})
         assert crashed.is_error
         assert crashed.structured_content["code"] == "unavailable"
@@ -147,20 +144,18 @@ def test_a_server_that_is_killed_in_the_middle_of_a_call_is_unavailable_and_not_
         assert placed.noted("calls") == ["crash"]
         assert (await run(client, "local"))["result"] == "here"
         assert (await run(client, "greet", who="Ann"))["result"] == {"greeting": "Hello Ann"}
-
-    house.told(story)
     assert placed.noted("calls") == ["crash", "greet"]
 
 
 @pytest.mark.req("I3", "I7")
-def test_a_server_that_refuses_connections_is_unavailable_until_it_is_there_again(house: House, placed: Placed) -> None:
+async def test_a_server_that_refuses_connections_is_unavailable_until_it_returns(house: House, placed: Placed) -> None:
     placed.offer(tool("greet"))
     with placed.listening() as (port, _):
-        reach(house, f"127.0.0.1:{port}")
+        await reach(house, f"127.0.0.1:{port}")
     house.settle("preferences.yaml", {"always_send": {"greet": {"as": "greet"}}})
     script(house, "local", "echo here")
 
-    async def story(client: Client) -> None:  # it is down when this begins
+    async with house.client() as client:
         assert "greet" in [one.name for one in (await client.list_tools()).tools]
         assert "greet" in await found(client, "greet")
         gone = await client.call_tool("greet", {})
@@ -170,11 +165,9 @@ def test_a_server_that_refuses_connections_is_unavailable_until_it_is_there_agai
         with placed.listening(port):
             assert (await client.call_tool("greet", {"who": "Ann"})).structured_content == {"greeting": "Hello Ann"}
 
-    house.told(story)
-
 
 @pytest.mark.req("I3")
-def test_a_server_whose_name_is_no_longer_known_is_unavailable(
+async def test_a_server_with_an_unknown_host_name_is_unavailable(
     house: House, placed: Placed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed.offer(tool("greet"))
@@ -194,19 +187,20 @@ def test_a_server_whose_name_is_no_longer_known_is_unavailable(
 
     monkeypatch.setattr(socket, "getaddrinfo", looked_up)
     with placed.listening() as (port, _):
-        reach(house, f"greeter.test:{port}")
+        await reach(house, f"greeter.test:{port}")
         known.clear()
-        house.told(story)
+        async with house.client() as client:
+            await story(client)
 
 
 @pytest.mark.req("I7")
-def test_a_server_that_was_never_there_stops_nothing_and_its_owner_is_told(house: House, placed: Placed) -> None:
+async def test_a_missing_server_stops_nothing_and_is_reported_to_its_owner(house: House, placed: Placed) -> None:
     script(house, "local", "echo here")
     placed.folder.mkdir()  # nothing is in it, so that the server ends at once
-    add(house, placed)
+    await add(house, placed)
     house.settle("preferences.yaml", {"always_send": {"placed/greet": True, "local": True}})
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         assert [one.name for one in (await client.list_tools()).tools][4:] == ["local"]
         (row,) = (await ask(client, "mcp", action="list"))["servers"]
         assert row["status"] == "down"
@@ -217,26 +211,24 @@ def test_a_server_that_was_never_there_stops_nothing_and_its_owner_is_told(house
         await ask(client, "mcp", action="refresh", server="placed")
         assert (await client.call_tool("placed_greet", {"who": "Ann"})).structured_content["greeting"] == "Hello Ann"
 
-    house.told(story)
-
 
 # --- when they take too long ---
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.req("I4")
-def test_the_time_that_a_call_may_take_is_the_tools_else_its_sources_else_the_default(
+async def test_the_timeout_of_a_call_is_that_of_the_tool_its_source_or_the_default(
     house: House, placed: Placed
 ) -> None:
     placed.offer(tool("hang"), tool("greet"))
-    add(house, placed, timeout=0.8)
-    add(house, placed, server="patient")
+    await add(house, placed, timeout=0.8)
+    await add(house, placed, server="patient")
     own: JsonObject = {"tool_type": "mcp_tool", "executor": "placed", "version": "1.0.0", "description": "Hangs"}
     house.write("tools/quick.yaml", {"tool_id": "quick", **own, "config": {"mcp_tool_name": "hang", "timeout": 0.4}})
     script(house, "sleeper", f"exec sleep {NAP}", timeout=0.5)
     script(house, "unhurried", "true")
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         planned = {
             name: (await ask(client, "execute", item_id=name, dry_run=True))["plan"]["spec"]["timeout"]
             for name in ("quick", "mcp/placed/hang", "mcp/patient/hang", "sleeper", "unhurried")
@@ -250,8 +242,6 @@ def test_the_time_that_a_call_may_take_is_the_tools_else_its_sources_else_the_de
             assert (late["code"], late["status"]) == ("timeout", "timeout")
             assert planned[name] * 0.9 <= monotonic() - begun < planned[name] + 2
         assert (await run(client, "mcp/placed/greet"))["status"] == "success"
-
-    house.told(story)
     assert not running(NAP)
     assert not running(str(placed.folder))
 
@@ -259,23 +249,25 @@ def test_the_time_that_a_call_may_take_is_the_tools_else_its_sources_else_the_de
 # --- when they change ---
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.req("C1", "C8", "E2")
-def test_search_follows_servers_that_come_change_and_go_while_a_client_is_there(house: House, placed: Placed) -> None:
-    placed.offer(tool("announce"), tool("greet", "Greet somebody"))
+async def test_search_follows_servers_that_appear_change_and_disappear_during_a_session(
+    house: House, placed: Placed
+) -> None:
+    placed.offer(tool("announce"), tool("greet", "Greet a person"))
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         assert await found(client, "greet") == {}
         await house.command("mcp", "add", "placed", "--", sys.executable, *map(str, placed.command["args"]))  # type: ignore[arg-type]  # a list
-        assert (await found(client, "greet"))["greet"]["description"] == "Greet somebody"
+        assert (await found(client, "greet"))["greet"]["description"] == "Greet a person"
         manifest = (house.project / ".ai" / "tools" / "mcp" / "placed.yaml").read_text()
-        assert "reet" not in manifest  # where it is, and nothing of what it says
+        assert "reet" not in manifest  # its location, and none of its content
 
-        after = [tool("announce"), tool("greet", "Greet everybody"), tool("wave", "Wave at somebody")]
+        after = [tool("announce"), tool("greet", "Greet everybody"), tool("wave", "Wave at a person")]
         await run(client, "announce", offers={"tools": after})
         cards = await followed(client, "wave greet", lambda cards: "wave" in cards)
         assert (cards["wave"]["state"], cards["greet"]["state"]) == ("new", "changed")
-        assert cards["greet"]["description"] == "Greet somebody"  # as it was accepted
+        assert cards["greet"]["description"] == "Greet a person"  # as it was accepted
         assert (await run(client, "greet"))["code"] == "definition_changed"
 
         await house.command("mcp", "accept", "placed")
@@ -290,13 +282,11 @@ def test_search_follows_servers_that_come_change_and_go_while_a_client_is_there(
         await house.command("mcp", "remove", "placed")
         assert await found(client, "announce") == {}
 
-    house.told(story)
 
-
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.req("I8")
 @pytest.mark.parametrize("place", ["started here", "at an address"])
-def test_a_server_is_replaced_by_its_next_version_while_a_client_is_there(
+async def test_a_server_is_replaced_by_its_next_version_during_a_session(
     place: str, house: House, placed: Placed
 ) -> None:
     placed.offer(tool("greet"), tool("hang"))
@@ -308,7 +298,7 @@ def test_a_server_is_replaced_by_its_next_version_while_a_client_is_there(
         hanging = asyncio.create_task(run(client, "hang"))
         await until(lambda: placed.noted("calls")[-1] == "hang")
         placed.offer(tool("greet", "Greet by name", inputSchema=named), tool("hang"), version="2.0.0")
-        for pid in running(str(placed.folder)):  # what it noted is its number in its jail
+        for pid in running(str(placed.folder)):  # what it noted is its number in its sandbox
             with suppress(ProcessLookupError):  # gone with the one before
                 os.kill(pid, signal.SIGKILL)
         assert (await hanging)["code"] == "unavailable"
@@ -325,16 +315,17 @@ def test_a_server_is_replaced_by_its_next_version_while_a_client_is_there(
     with ExitStack() as stack:
         if place == "at an address":
             port, _ = stack.enter_context(placed.listening())
-            reach(house, f"127.0.0.1:{port}")
+            await reach(house, f"127.0.0.1:{port}")
         else:
-            add(house, placed)
-        house.told(story)
+            await add(house, placed)
+        async with house.client() as client:
+            await story(client)
 
 
 @pytest.mark.req("I9")
-def test_that_kiwi_itself_is_upgraded_by_starting_it_again_is_documented() -> None:
+async def test_the_upgrade_of_kiwi_by_a_restart_is_documented() -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "your-mcp-servers.md"
-    assert "stays as it is until it is started again" in guide.read_text()
+    assert "After upgrading Kiwi itself, restart your client." in guide.read_text()
 
 
 # --- beside a process of its own ---
@@ -347,45 +338,40 @@ def serving(house: House) -> StdioServerParameters:
     return StdioServerParameters(command=sys.executable, args=words, env=surroundings, cwd=house.project)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.req("I5", "I6")
-def test_a_hundred_crashes_leave_kiwi_and_every_other_tool_standing(house: House, placed: Placed) -> None:
+async def test_a_hundred_crashes_affect_neither_kiwi_nor_other_tools(house: House, placed: Placed) -> None:
     placed.offer(tool("greet"), tool("crash"))
-    add(house, placed, server="steady")
+    await add(house, placed, server="steady")
     shaky = [f"shaky{number}" for number in range(5)]
     for server in shaky:
-        add(house, placed, server=server)
+        await add(house, placed, server=server)
     script(house, "abort", "kill -SEGV $$")
 
-    async def story() -> None:
-        async with asyncio.timeout(100), Client(serving(house), read_timeout_seconds=30) as client:
-            await ask(client, "help")
-            (kiwi,) = running(str(house.project))
-            for _ in range(10):
-                crashes = [run(client, f"mcp/{server}/crash") for server in shaky]
-                ended = await asyncio.gather(*crashes, *(run(client, "abort") for _ in range(5)))
-                assert [answer["status"] for answer in ended] == ["unavailable"] * 5 + ["error"] * 5
-                greeted = [run(client, f"mcp/{server}/greet", who="Ann") for server in ("steady", *shaky)]
-                for answer in await asyncio.gather(*greeted):
-                    assert answer["result"] == {"greeting": "Hello Ann"}
-            assert is_alive(str(kiwi))
-
-    asyncio.run(story())
+    async with asyncio.timeout(100), Client(serving(house), read_timeout_seconds=30) as client:
+        await ask(client, "help")
+        (kiwi,) = running(str(house.project))
+        for _ in range(10):
+            crashes = [run(client, f"mcp/{server}/crash") for server in shaky]
+            ended = await asyncio.gather(*crashes, *(run(client, "abort") for _ in range(5)))
+            assert [answer["status"] for answer in ended] == ["unavailable"] * 5 + ["error"] * 5
+            greeted = [run(client, f"mcp/{server}/greet", who="Ann") for server in ("steady", *shaky)]
+            for answer in await asyncio.gather(*greeted):
+                assert answer["result"] == {"greeting": "Hello Ann"}
+        assert is_alive(str(kiwi))
     assert placed.noted("calls").count("crash") == 50  # and as many scripts, each once
     assert not running(str(placed.folder))
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("I1")
-def test_what_runs_in_process_is_there_when_kiwi_is_and_starts_nothing(house: House) -> None:
+async def test_an_in_process_item_starts_nothing(house: House) -> None:
     house.write("knowledge/tea.md", "---\nid: tea\ntitle: Tea\nversion: 1.0.0\n---\n\nAt five.\n")
 
-    async def story() -> None:
-        async with asyncio.timeout(40), Client(serving(house), read_timeout_seconds=20) as client:
-            assert (await run(client, "tea"))["result"]["content"].strip() == "At five."
-            (kiwi,) = running(str(house.project))
-            assert children(kiwi) == []
-
-    asyncio.run(story())
+    async with asyncio.timeout(40), Client(serving(house), read_timeout_seconds=20) as client:
+        assert (await run(client, "tea"))["result"]["content"].strip() == "At five."
+        (kiwi,) = running(str(house.project))
+        assert children(kiwi) == []
     assert not running(str(house.project))

@@ -1,4 +1,4 @@
-"""One suite for every mechanism: however a tool is reached, its client is told and refused in the same way."""
+"""One suite for every mechanism: the client gets the same answers and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READS_ONLY: JsonObject = {"readOnlyHint": True, "destructiveHint": False, "idemp
 GREET: JsonObject = {
     "name": "greet",
     "title": "Greet",
-    "description": "Greet somebody",
+    "description": "Greet a person",
     "inputSchema": PARAMETERS,
     "outputSchema": RESULT,
     "annotations": READS_ONLY,
@@ -39,7 +39,7 @@ FAIL: JsonObject = {"name": "fail", "description": "Lose the voice", "inputSchem
 DIRECTIVE = """# Greet
 ```xml
 <directive name="greet" version="1.0.0">
-  <metadata><description>Greet somebody</description><category>talk</category><author>me</author></metadata>
+  <metadata><description>Greet a person</description><category>talk</category><author>me</author></metadata>
   <inputs><input name="who" type="string" required="true">Whom</input></inputs>
   <process><step name="say"><action>Say hello to {who}</action></step></process>
 </directive>
@@ -62,14 +62,14 @@ def script(house: House, placed: Placed, tool_id: str, code: str, **words: Json)
 
 
 def greeting_script(house: House, placed: Placed) -> None:
-    words: JsonObject = {"name": "Greet", "description": "Greet somebody", "effect": "pure"}
+    words: JsonObject = {"name": "Greet", "description": "Greet a person", "effect": "pure"}
     code = "    return {'greeting': f'Hello {who}'}\n"
     script(house, placed, "greet", code, parameters=PARAMETERS, outputs=RESULT, **words)
 
 
 @dataclass
-class Told:
-    """What a client was told about one tool, by one mechanism."""
+class Conversation:
+    """The answers that a client got about one tool, by one mechanism."""
 
     mechanism: Mechanism
     house: House
@@ -83,17 +83,17 @@ class Told:
     def source(self) -> str:
         return "mcp/placed" if self.mechanism.startswith("mcp") else "project/local"
 
-    def install(self, stack: ExitStack) -> None:
+    async def install(self, stack: ExitStack) -> None:
         """Put the tool where its mechanism reaches it, and let it do what it does."""
         self.placed.offer(GREET, FAIL)
-        self.house.own("approvals", action="add_rule", item="*")
+        await self.house.own("approvals", action="add_rule", item="*")
         match self.mechanism:
             case "mcp over stdio":
-                self.house.own("mcp", action="add", server="placed", **self.placed.command)
+                await self.house.own("mcp", action="add", server="placed", **self.placed.command)
             case "mcp over http":
                 port, _ = stack.enter_context(self.placed.listening())
                 self.permit(f"127.0.0.1:{port}")
-                self.house.own("mcp", action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
+                await self.house.own("mcp", action="add", server="placed", url=f"http://127.0.0.1:{port}/mcp")
             case "command line":
                 self.permit(files={"write": {"allow": [str(self.placed.folder)]}})
                 greeting_script(self.house, self.placed)
@@ -115,9 +115,15 @@ class Told:
         self.errors |= {step} if result.is_error else set()
         self.ran[step] = len(self.placed.noted("calls"))
 
+    async def hold(self, stack: ExitStack) -> None:
+        """Install the tool and ask everything."""
+        await self.install(stack)
+        async with self.house.client() as client:
+            await self.converse(client)
+
     async def converse(self, client: Client) -> None:
         greet, fail = f"{self.source}/greet", f"{self.source}/fail"
-        await self.ask(client, "search", "search", query="greet somebody")
+        await self.ask(client, "search", "search", query="greet a person")
         await self.ask(client, "load", "load", item_id=greet)
         await self.ask(client, "wrong", "execute", item_id=greet, parameters={"who": 3, "whom": "Ann"})
         await self.ask(client, "call", "execute", item_id=greet, parameters={"who": "Ann"})
@@ -126,100 +132,103 @@ class Told:
         await self.ask(client, "call after a failure", "execute", item_id=greet, parameters={"who": "Bob"})
         self.permit(items={"allow": ["*"], "deny": [f"{self.source}/greet@*"]})
         await self.ask(client, "denied", "execute", item_id=greet, parameters={"who": "Ann"})
-        await self.ask(client, "search when denied", "search", query="greet somebody")
+        await self.ask(client, "search when denied", "search", query="greet a person")
         await self.ask(client, "runs", "runs")
 
 
 @pytest.fixture(scope="module", params=MECHANISMS)
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def conversation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, sandbox: None
+) -> Iterator[Conversation]:
     """One conversation about one tool: every client of every mechanism asks the same."""
     root = tmp_path_factory.mktemp("house")
     (root / "project" / ".ai").mkdir(parents=True)
-    told = Told(request.param, House(root), Placed(root / "placed"))
+    conversation = Conversation(request.param, House(root), Placed(root / "placed"))
     with ExitStack() as stack:
-        told.install(stack)
-        told.house.told(told.converse)
-        yield told
+        asyncio.run(conversation.hold(stack))
+        yield conversation
 
 
 @pytest.mark.req("G1", "E6")
-def test_it_is_found_by_its_source_and_name(told: Told) -> None:
-    (card,) = told.answers["search"]["results"]
-    assert card["identity"] == f"{told.source}/greet@1.0.0"
+def test_the_tool_is_found_by_its_source_and_name(conversation: Conversation) -> None:
+    (card,) = conversation.answers["search"]["results"]
+    assert card["identity"] == f"{conversation.source}/greet@1.0.0"
     assert card.keys() == {"name", "description", "source", "path", "score", "tool_type", "identity", "why"}
-    assert (card["name"], card["description"]) == ("greet", "Greet somebody")
+    assert (card["name"], card["description"]) == ("greet", "Greet a person")
 
 
 @pytest.mark.req("G1")
-def test_its_definition_has_the_same_shape(told: Told) -> None:
-    definition = told.answers["load"]
+def test_the_definition_has_the_same_shape(conversation: Conversation) -> None:
+    definition = conversation.answers["load"]
     assert definition.keys() - {"trust"} == {
         "name", "path", "content", "source", "metadata", "parameters", "identity", "digest", "integrity", "files",
         "chain",
     }  # fmt: skip
-    assert definition["identity"] == f"{told.source}/greet@1.0.0"
+    assert definition["identity"] == f"{conversation.source}/greet@1.0.0"
     assert definition["parameters"] == PARAMETERS
-    assert definition["metadata"]["description"] == "Greet somebody"
+    assert definition["metadata"]["description"] == "Greet a person"
 
 
 @pytest.mark.req("G1")
-def test_a_valid_call_is_answered_in_the_same_shape(told: Told) -> None:
-    answer = told.answers["call"]
-    # How a process was held, and by what of the owner's it went on, is told where that is so.
+def test_a_valid_call_is_answered_in_the_same_shape(conversation: Conversation) -> None:
+    answer = conversation.answers["call"]
+    # The isolation and the rule that allowed the call are reported if they apply.
     assert answer.keys() - {"isolation", "approval"} == {
         "tool_id", "action", "status", "result", "execution_time_ms", "output_path", "run_id", "identity", "integrity",
     }  # fmt: skip
     assert "Ann" in json.dumps(answer["result"])
     # What is read in the kernel's own process is a program that its reader runs.
-    assert answer["status"] == ("ready" if told.mechanism == "in process" else "success")
-    assert told.ran["call"] == (0 if told.mechanism == "in process" else 1)
+    assert answer["status"] == ("ready" if conversation.mechanism == "in process" else "success")
+    assert conversation.ran["call"] == (0 if conversation.mechanism == "in process" else 1)
 
 
 @pytest.mark.req("G1")
-def test_wrong_arguments_are_refused_before_anything_runs(told: Told) -> None:
-    answer = told.answers["wrong"]
-    assert "wrong" in told.errors
+def test_wrong_arguments_are_refused_before_anything_runs(conversation: Conversation) -> None:
+    answer = conversation.answers["wrong"]
+    assert "wrong" in conversation.errors
     assert answer["code"] == "invalid_input"
     assert {issue["place"] for issue in answer["issues"]} == {"who", "whom"}
-    assert told.ran["wrong"] == 0
+    assert conversation.ran["wrong"] == 0
 
 
 @pytest.mark.req("G1")
-def test_a_name_that_it_does_not_have_is_not_found(told: Told) -> None:
-    assert told.answers["unknown"]["code"] == "tool_not_found"
-    assert told.ran["unknown"] == told.ran["call"]
+def test_an_unknown_name_is_not_found(conversation: Conversation) -> None:
+    assert conversation.answers["unknown"]["code"] == "tool_not_found"
+    assert conversation.ran["unknown"] == conversation.ran["call"]
 
 
 @pytest.mark.req("G1", "B6")
-def test_what_the_owner_denies_is_refused_and_still_spoken_of(told: Told) -> None:
-    assert told.answers["denied"]["code"] == "not_permitted"
-    assert told.ran["denied"] == told.ran["call after a failure"]
-    (card,) = told.answers["search when denied"]["results"]
+def test_a_denied_tool_is_refused_and_still_listed(conversation: Conversation) -> None:
+    assert conversation.answers["denied"]["code"] == "not_permitted"
+    assert conversation.ran["denied"] == conversation.ran["call after a failure"]
+    (card,) = conversation.answers["search when denied"]["results"]
     assert card["permitted"] is False
-    assert "permitted" not in told.answers["search"]["results"][0]
+    assert "permitted" not in conversation.answers["search"]["results"][0]
 
 
 @pytest.mark.req("G1", "I5")
-def test_a_failure_is_a_result_that_is_not_tried_again_and_the_next_call_works(told: Told) -> None:
-    failure = told.answers["fail"]
-    assert "fail" in told.errors
+def test_a_failure_is_a_result_that_is_not_retried_and_the_next_call_works(conversation: Conversation) -> None:
+    failure = conversation.answers["fail"]
+    assert "fail" in conversation.errors
     assert failure.keys() >= {"error", "code", "item_type", "message", "suggestion"}
-    if told.mechanism != "in process":
+    if conversation.mechanism != "in process":
         assert (failure["status"], failure["code"]) == ("error", "execution_failed")
         assert "no voice today" in failure["message"]
-        assert told.ran["fail"] - told.ran["unknown"] == 1
-    assert "call after a failure" not in told.errors
-    assert "Bob" in json.dumps(told.answers["call after a failure"]["result"])
+        assert conversation.ran["fail"] - conversation.ran["unknown"] == 1
+    assert "call after a failure" not in conversation.errors
+    assert "Bob" in json.dumps(conversation.answers["call after a failure"]["result"])
 
 
 @pytest.mark.req("G1")
-def test_every_run_is_recorded_whatever_came_of_it(told: Told) -> None:
-    statuses = [run["status"] for run in reversed(told.answers["runs"]["runs"])]
-    done = told.answers["call"]["status"]
-    failed = "refused" if told.mechanism == "in process" else "error"
+def test_every_run_is_recorded_with_any_result(conversation: Conversation) -> None:
+    statuses = [run["status"] for run in reversed(conversation.answers["runs"]["runs"])]
+    done = conversation.answers["call"]["status"]
+    failed = "refused" if conversation.mechanism == "in process" else "error"
     assert statuses == ["refused", done, "refused", failed, done, "refused"]
-    recorded = [run for run in told.answers["runs"]["runs"] if run["id"] == told.answers["call"]["run_id"]]
-    assert [run["identity"] for run in recorded] == [f"{told.source}/greet@1.0.0"]
+    recorded = [
+        run for run in conversation.answers["runs"]["runs"] if run["id"] == conversation.answers["call"]["run_id"]
+    ]
+    assert [run["identity"] for run in recorded] == [f"{conversation.source}/greet@1.0.0"]
 
 
 # --- one tool in three places ---
@@ -241,9 +250,9 @@ async def runs(client: Client) -> list[dict[str, Any]]:
 
 
 @pytest.mark.req("G2")
-def test_a_tool_that_moves_is_the_same_to_its_client_its_owner_and_its_records(house: House, placed: Placed) -> None:
+async def test_a_moved_tool_is_the_same_to_its_client_its_owner_and_its_records(house: House, placed: Placed) -> None:
     placed.offer(GREET)
-    house.own("approvals", action="add_rule", item="*")
+    await house.own("approvals", action="add_rule", item="*")
     house.settle("preferences.yaml", {"always_send": {"greet": {"as": "greet"}}})
     open_, closed = {"allow": ["*"]}, {"allow": ["*"], "deny": ["*/greet@*"]}
     notes: JsonObject = {"write": {"allow": [str(placed.folder)]}}
@@ -259,9 +268,9 @@ def test_a_tool_that_moves_is_the_same_to_its_client_its_owner_and_its_records(h
         return found
 
     async def move(**words: Json) -> None:
-        await asyncio.to_thread(house.own, "mcp", **words)
+        await house.own("mcp", **words)
 
-    async def story(client: Client) -> None:
+    async with house.client() as client:
         await move(action="add", server="placed", **placed.command)
         here = await at_a_place(client, "127.0.0.1:1")
         with placed.listening() as (port, _):
@@ -276,6 +285,4 @@ def test_a_tool_that_moves_is_the_same_to_its_client_its_owner_and_its_records(h
         assert {run["identity"] for run in await runs(client) if run["status"] == "success"} == {
             "mcp/placed/greet@1.0.0", "project/local/greet@1.0.0",
         }  # fmt: skip
-
-    house.told(story)
     assert placed.noted("calls") == ["greet"] * 3

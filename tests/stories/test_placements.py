@@ -1,4 +1,4 @@
-"""Where a tool may stand, what it may be spelled like, and that reading it runs nothing."""
+"""Placements and spellings of a tool, and that reading it runs nothing."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def put(project: Path, files: Mapping[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-02", "K-TY-07")
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_tool_works_alike_wherever_it_stands(placement: str, project: Path, ask: Ask) -> None:
+def test_a_tool_works_the_same_in_every_placement(placement: str, project: Path, ask: Ask) -> None:
     put(project, PLACEMENTS[placement])
 
     found = ask("search", query="say a word").content
@@ -74,8 +75,9 @@ def test_a_single_yaml_file_is_a_whole_tool(project: Path, ask: Ask) -> None:
     assert as_object(as_object(planned["plan"])["spec"])["url"] == "https://words.example.com/a%20b"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-03")
-def test_a_tool_of_several_files_imports_them_and_counts_them_all(project: Path, ask: Ask) -> None:
+def test_a_tool_of_several_files_imports_them_and_all_count_in_its_digest(project: Path, ask: Ask) -> None:
     put(project, PLACEMENTS["a folder"])
     put(project, {"tools/say/lib/loud.py": "def loud(word):\n    return word.upper()\n"})
     put(project, {"tools/say/main.py": "from lib.loud import loud\n\n\ndef main(word):\n    return loud(word)\n"})
@@ -97,6 +99,7 @@ def files(loaded: Mapping[str, Json]) -> list[Json]:
     return listed
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-04")
 @pytest.mark.case("BOMB-12")
 def test_metadata_is_read_and_never_executed(project: Path, ask: Ask) -> None:
@@ -119,8 +122,9 @@ def test_metadata_is_read_and_never_executed(project: Path, ask: Ask) -> None:
     assert canary.exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-07")
-def test_shared_code_of_an_old_project_is_imported(project: Path, ask: Ask) -> None:
+def test_shared_code_of_a_legacy_project_is_imported(project: Path, ask: Ask) -> None:
     text = (
         "tool_id: say\ntool_type: python\nversion: '1.0.0'\ndescription: Say a word\n"
         "executor: {type: python, entrypoint: main.py, lib_imports: [loud]}\n"
@@ -144,6 +148,7 @@ def test_shared_code_of_an_old_project_is_imported(project: Path, ask: Ask) -> N
     assert elsewhere["result"] == "KIWI"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-02")
 @pytest.mark.parametrize(
     "code",
@@ -164,6 +169,7 @@ def test_prints_of_a_python_tool_are_logs_and_never_the_result(code: str, projec
     assert as_object(ran["logs"])["stdout"] == "noise\n"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-02")
 def test_a_plain_script_reads_flags_and_prints_its_result(project: Path, ask: Ask) -> None:
     code = "import json, sys\n\nprint(json.dumps(sys.argv[1:]))\n"
@@ -172,6 +178,7 @@ def test_a_plain_script_reads_flags_and_prints_its_result(project: Path, ask: As
     assert ask("execute", item_id="say", parameters={"word": "kiwi"}).content["result"] == ["--word=kiwi"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-04")
 def test_every_value_arrives_as_it_was_sent(project: Path, ask: Ask) -> None:
     manifest = (

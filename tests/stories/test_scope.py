@@ -1,4 +1,4 @@
-"""Scope is what is there and what is allowed: it widens and shrinks by data alone, one stage after the other."""
+"""The scope of a model grows and shrinks by data only, one stage after the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ READER = (
 )
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("B1")
-def test_scope_widens_from_texts_to_files_to_servers_by_data_and_shrinks_in_reverse(
+def test_scope_grows_from_texts_to_files_to_servers_by_data_and_shrinks_again(
     ask: Ask, project: Path, home: Path, tmp_path: Path
 ) -> None:
     ai, policy = project / ".ai", home / ".ai" / "policy.yaml"
@@ -35,8 +37,8 @@ def test_scope_widens_from_texts_to_files_to_servers_by_data_and_shrinks_in_reve
         return next((card for card in cards if as_text(card["name"]) == name), None)
 
     def planned(name: str) -> object:
-        told = ask("execute", item_id=name, dry_run=True).content
-        return told.get("status") or told["code"]
+        response = ask("execute", item_id=name, dry_run=True).content
+        return response.get("status") or response["code"]
 
     note = ai / "knowledge" / "note.md"
     note.write_text(NOTE)

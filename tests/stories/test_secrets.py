@@ -1,4 +1,4 @@
-"""Stored secrets at work: they go where the owner granted them, and what comes back of them is seen by nobody."""
+"""Stored secrets: sent where the owner granted them, and redacted in all output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.kernel import Answer, Kernel
@@ -46,8 +46,8 @@ def process(ask: Ask, name: str, code: str, **config: Json) -> None:
         "tool_type": "script", "version": "1.0.0", "executor": "python_runtime", "description": "Use a key",
         "config": {"entrypoint": "main.py", **config}, "parameters": [], "files": {"main.py": code},
     }  # fmt: skip
-    told = ask("execute", action="create", item_id=name, parameters=words)
-    assert not told.is_error, told.content
+    response = ask("execute", action="create", item_id=name, parameters=words)
+    assert not response.is_error, response.content
 
 
 def api(ask: Ask, config: JsonObject, name: str = "call") -> None:
@@ -55,8 +55,8 @@ def api(ask: Ask, config: JsonObject, name: str = "call") -> None:
         "tool_type": "api", "version": "1.0.0", "executor": "http_client", "description": "Call the service",
         "config": {"method": "GET", **config}, "parameters": [],
     }  # fmt: skip
-    told = ask("execute", action="create", item_id=name, parameters=words)
-    assert not told.is_error, told.content
+    response = ask("execute", action="create", item_id=name, parameters=words)
+    assert not response.is_error, response.content
 
 
 def keep(ask: Ask, name: str, tool: str = "", **words: Json) -> None:
@@ -74,8 +74,9 @@ def host_of(url: str) -> str:
     return url.removeprefix("http://")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-02")
-def test_of_two_stored_secrets_a_tool_gets_the_one_it_declares(ask: Ask) -> None:
+def test_a_tool_gets_only_the_stored_secret_that_it_declares(ask: Ask) -> None:
     code = "import os\n\n\ndef main():\n    return [word in os.environ for word in ('KEY_A', 'KEY_B')]\n"
     process(ask, "probe", code, variables=["KEY_A"])
     keep(ask, "KEY_A", "probe")
@@ -84,24 +85,26 @@ def test_of_two_stored_secrets_a_tool_gets_the_one_it_declares(ask: Ask) -> None
     assert run(ask, "probe")["result"] == [True, False]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-03")
 @pytest.mark.parametrize("template", ["${KEY}", "${KEY:-nothing}"])
-def test_a_secret_that_was_not_granted_starts_nothing_whatever_else_has_its_name(
+def test_a_secret_without_a_grant_starts_nothing_even_if_set_elsewhere(
     template: str, ask: Ask, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process(ask, "probe", "def main():\n    open('started', 'w').close()\n", env={"KEY": template})
     keep(ask, "KEY")
     monkeypatch.setenv("KEY", "a value of the process")
 
-    told = run(ask, "probe")
+    response = run(ask, "probe")
 
-    assert (told["code"], told["secret"]) == ("secret_not_granted", "KEY")
-    assert "kiwi secrets grant KEY project/local/probe" in str(told["suggestion"])
+    assert (response["code"], response["secret"]) == ("secret_not_granted", "KEY")
+    assert "kiwi secrets grant KEY project/local/probe" in str(response["suggestion"])
     assert not (project / "started").exists()
     [recorded] = map(as_object, as_list(ask("runs").content["runs"]))
     assert (recorded["status"], recorded["code"]) == ("refused", "secret_not_granted")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-03")
 def test_a_tool_of_the_same_name_in_another_project_is_not_granted_it(ask: Ask, tmp_path: Path) -> None:
     words: JsonObject = {
@@ -137,10 +140,10 @@ def test_a_secret_of_one_host_is_not_sent_to_another(
     assert as_object(asked[0]["headers"])["x-key"] == "canary-7f3a-stored-value"
     assert ask("execute", action="why", item_id="call").content["would_run"] is True
     aim(evil)
-    told = run(ask, "call")
+    response = run(ask, "call")
 
-    assert told["code"] == "secret_not_granted"
-    assert "Nothing was sent" in str(told["message"])
+    assert response["code"] == "secret_not_granted"
+    assert "Nothing was sent" in str(response["message"])
     assert seen == []
     explained = ask("execute", action="why", item_id="call").content
     codes = [as_object(reason)["code"] for reason in as_list(explained["reasons"])]
@@ -161,7 +164,7 @@ def test_a_secret_does_not_follow_a_redirect_to_another_host(ask: Ask, serve: Se
 
 @pytest.mark.case("SEC-09")
 @pytest.mark.parametrize("transport", ["http", "sse"])
-def test_an_mcp_server_is_sent_a_secret_of_its_own_host_alone(transport: str, ask: Ask, serve: Serve) -> None:
+def test_an_mcp_server_gets_a_secret_only_for_its_own_host(transport: str, ask: Ask, serve: Serve) -> None:
     url, seen = serve(lambda _: (404, {}, b""))
     words: JsonObject = {"url": f"{url}/mcp", "headers": {"X-Key": "${KEY}"}, "transport": transport, "start": False}
     assert not ask("mcp", action="add", server="remote", **words).is_error
@@ -177,11 +180,13 @@ def test_an_mcp_server_is_sent_a_secret_of_its_own_host_alone(transport: str, as
     assert as_object(seen[0]["headers"])["x-key"] == "canary-7f3a-stored-value"
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-05", "SEC-06", "SEC-07")
 @pytest.mark.parametrize(
     "ending", ["return forms", "raise ValueError(forms)", "sys.exit('failed: ' + key)", "return {key: [key, forms]}"]
 )
-def test_a_stored_secret_that_a_tool_gives_back_is_seen_by_nobody(
+def test_a_stored_secret_that_a_tool_returns_is_redacted(
     ending: str, kernel: Kernel, ask: Ask, project: Path, home: Path
 ) -> None:
     process(ask, "probe", f"{LEAKY}    {ending}\n", variables=["KEY"])
@@ -194,8 +199,8 @@ def test_a_stored_secret_that_a_tool_gives_back_is_seen_by_nobody(
         finally:
             await kernel.aclose()
 
-    told = asyncio.run(call()).content
-    shown = json.dumps([told, [one.message for one in heard], ask("runs").content], ensure_ascii=False)
+    response = asyncio.run(call()).content
+    shown = json.dumps([response, [one.message for one in heard], ask("runs").content], ensure_ascii=False)
 
     assert "[redacted:KEY]" in shown
     assert heard
@@ -213,20 +218,21 @@ def leaks(text: str) -> list[str]:
 
 
 @pytest.mark.case("SEC-07")
-def test_a_stored_secret_in_an_address_is_not_in_the_errors_of_its_service(ask: Ask, serve: Serve) -> None:
+def test_a_stored_secret_in_a_url_is_not_in_the_errors_of_its_service(ask: Ask, serve: Serve) -> None:
     url, seen = serve(lambda request: (500, JSON_TYPE, json.dumps(request).encode()))
     api(ask, {"url": f"{url}/${{KEY}}/x?key=${{KEY}}"})
     api(ask, {"url": "http://127.0.0.1:9/?key=${KEY}"}, name="down")
     keep(ask, "KEY", "*", hosts=[host_of(url), "127.0.0.1:9"], form="any")
 
-    told = [run(ask, "call"), run(ask, "down")]
+    response = [run(ask, "call"), run(ask, "down")]
 
     assert quote(CANARY, safe="") in json.dumps(seen)
-    assert leaks(json.dumps(told, ensure_ascii=False)) == []
+    assert leaks(json.dumps(response, ensure_ascii=False)) == []
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SEC-13")
-def test_a_weak_secret_does_not_mangle_what_a_tool_says(ask: Ask) -> None:
+def test_a_weak_secret_does_not_mangle_the_output_of_a_tool(ask: Ask) -> None:
     process(ask, "probe", "def main():\n    return {'a': True, 'text': 'a true banana'}\n", variables=["KEY"])
     for value in ("a", "true"):
         keep(ask, "KEY", "probe", value=value, weak=True)

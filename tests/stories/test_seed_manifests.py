@@ -1,4 +1,4 @@
-"""The manifests Kiwi grew from: every one is accepted as it stands, and those whose parts exist run."""
+"""The manifests of the seed documents: every one is accepted unchanged, and those with all parts run."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ def reply(value: object) -> Callable[[JsonObject], tuple[int, Mapping[str, str],
     return lambda _: (200, JSON_TYPE, json.dumps(value).encode())
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-TY-01")
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_every_seed_manifest_is_accepted_as_it_stands(name: str, project: Path, ask: Ask) -> None:
+def test_every_seed_manifest_is_accepted_unchanged(name: str, project: Path, ask: Ask) -> None:
     for server in SERVERS:
         if server != name:
             place(project, server, {})
@@ -73,7 +74,7 @@ def test_every_seed_manifest_is_accepted_as_it_stands(name: str, project: Path, 
 
 
 @pytest.mark.req("K-TY-01")
-def test_the_seed_that_is_a_form_to_fill_in_is_accepted_and_told_what_to_choose(ask: Ask) -> None:
+def test_the_template_seed_is_accepted_with_the_choices_listed(ask: Ask) -> None:
     text = (SEEDS / "004_01_my_tool.yaml").read_text(encoding="utf-8")
 
     answer = ask("execute", action="validate", parameters={"content": text, "filename": "my_tool.yaml"})
@@ -82,6 +83,7 @@ def test_the_seed_that_is_a_form_to_fill_in_is_accepted_and_told_what_to_choose(
     assert as_object(as_list(answer.content["warnings"])[0])["place"] == "tool_type"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02", "K-TY-01")
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_create_request_of_the_seeds_makes_a_tool_that_loads(name: str, ask: Ask) -> None:
@@ -100,7 +102,7 @@ def test_every_create_request_of_the_seeds_makes_a_tool_that_loads(name: str, as
 
 @pytest.mark.req("K-AP-01")
 @pytest.mark.parametrize("name", ["000_20_weather_forecast.yaml", "004_03_weather_forecast.yaml"])
-def test_the_weather_tool_gives_the_first_seven_days(
+def test_the_weather_tool_returns_the_first_seven_days(
     name: str, project: Path, ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     days = [{"day": number, "max": 20 + number} for number in range(10)]
@@ -110,6 +112,7 @@ def test_the_weather_tool_gives_the_first_seven_days(
     (project / ".ai" / "tools" / "weather_forecast.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("WEATHER_API_KEY", "canary-weather-key")
 
+    ask("execute", action="sign", item_id="weather_forecast")
     answer = ask("execute", item_id="weather_forecast", parameters={"lat": 52.52, "lon": -13.4})
 
     assert answer.content["result"] == days[:7]
@@ -119,7 +122,7 @@ def test_the_weather_tool_gives_the_first_seven_days(
 
 
 @pytest.mark.req("K-AP-01")
-def test_the_slack_tool_posts_to_the_address_the_owner_set(
+def test_the_slack_tool_posts_to_the_configured_url(
     project: Path, ask: Ask, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, seen = serve(lambda _: (200, {"content-type": "text/html"}, b"ok"))
@@ -127,6 +130,7 @@ def test_the_slack_tool_posts_to_the_address_the_owner_set(
     (project / ".ai" / "tools" / "slack.yaml").write_bytes((SEEDS / "000_21_slack_webhook.yaml").read_bytes())
     monkeypatch.setenv("SLACK_WEBHOOK_URL", f"{url}/services/T000/B000/canary-token")
 
+    ask("execute", action="sign", item_id="slack_webhook")
     answer = ask("execute", item_id="slack_webhook", parameters={"message": 'He said "hi" ✓'})
 
     assert answer.content["result"] == "ok"
@@ -152,7 +156,8 @@ def test_the_deepl_tool_is_created_and_translates(ask: Ask, serve: Serve, monkey
     assert json.loads(str(seen[0]["body"])) == {"text": ["Hello, world"], "target_lang": "DE"}
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_sentiment_tool_runs_with_the_package_it_requires(ask: Ask) -> None:
     ask("execute", **seed("000_create_analyze_sentiment.json"))
@@ -163,7 +168,8 @@ def test_the_sentiment_tool_runs_with_the_package_it_requires(ask: Ask) -> None:
     assert as_object(answer.content["result"])["polarity"] == 1.0
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.req("K-TY-06")
 @pytest.mark.timeout(300)
 def test_the_rust_runtime_of_the_seed_compiles_and_runs_a_tool(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +197,8 @@ def test_the_rust_runtime_of_the_seed_compiles_and_runs_a_tool(ask: Ask, monkeyp
     assert answer.content.get("result") == "--word=kiwi", answer.content
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.req("K-TY-06")
 def test_a_ruby_runtime_is_ten_lines_of_data(ask: Ask) -> None:
     runtime = {
@@ -227,6 +234,7 @@ def test_a_ruby_runtime_is_ten_lines_of_data(ask: Ask) -> None:
     assert str(as_object(as_list(broken.content["issues"])[0])["place"]).startswith("main.rb")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RT-01")
 @pytest.mark.parametrize(
     ("runtime", "file", "source"),
@@ -237,7 +245,7 @@ def test_a_ruby_runtime_is_ten_lines_of_data(ask: Ask) -> None:
         ("bash_runtime", "main.sh", 'printf \'{"word": "%s"}\' "$KIWI_PARAM_word"\n'),
     ],
 )
-def test_each_language_that_ships_runs_a_tool(runtime: str, file: str, source: str, ask: Ask) -> None:
+def test_each_built_in_language_runs_a_tool(runtime: str, file: str, source: str, ask: Ask) -> None:
     words = {
         "tool_type": "script",
         "executor": runtime,

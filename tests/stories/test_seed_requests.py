@@ -1,8 +1,7 @@
-"""The tool API as it was first described: every request of it, answered with the fields it documents."""
+"""The original tool API: every request is answered with the documented fields."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -67,8 +66,8 @@ def tools(project: Path) -> Path:
     return folder
 
 
-def subset(told: Mapping[str, Json], *names: str) -> JsonObject:
-    return {name: told[name] for name in names}
+def subset(answer: Mapping[str, Json], *names: str) -> JsonObject:
+    return {name: answer[name] for name in names}
 
 
 @pytest.mark.req("K-ME-01")
@@ -97,7 +96,7 @@ def test_search_answers_with_results_total_query_and_source(project: Path, ask: 
 
 
 @pytest.mark.req("K-ME-01")
-def test_search_sorts_by_date_and_keeps_to_its_limit(project: Path, ask: Ask) -> None:
+def test_search_sorts_by_date_and_respects_its_limit(project: Path, ask: Ask) -> None:
     request = {"item_type": "tool", "query": "text data", "limit": 1, "sort_by": "date", "project_path": str(project)}
 
     answer = ask("search", **request)
@@ -107,7 +106,7 @@ def test_search_sorts_by_date_and_keeps_to_its_limit(project: Path, ask: Ask) ->
 
 
 @pytest.mark.req("K-ME-01")
-def test_load_gives_the_text_and_the_metadata(project: Path, ask: Ask, steady: Steady) -> None:
+def test_load_returns_the_text_and_the_metadata(project: Path, ask: Ask, steady: Steady) -> None:
     answer = ask("load", item_type="tool", item_id="my_tool", source="project", project_path=str(project))
 
     assert steady(answer) == snapshot(
@@ -167,8 +166,8 @@ def test_load_with_a_destination_copies(project: Path, home: Path, ask: Ask, ste
         project_path=str(project),
     )
 
-    told = as_object(steady(answer))
-    assert subset(told, "name", "path", "source", "destination", "message") == snapshot(
+    response = as_object(steady(answer))
+    assert subset(response, "name", "path", "source", "destination", "message") == snapshot(
         {
             "name": "my_tool",
             "path": "<home>/.ai/tools/utility/my_tool.py",
@@ -177,12 +176,14 @@ def test_load_with_a_destination_copies(project: Path, home: Path, ask: Ask, ste
             "message": "Tool copied from project to user",
         }
     )
-    assert told["content"] == MY_TOOL
+    assert response["content"] == MY_TOOL
     assert (home / ".ai" / "tools" / "utility" / "my_tool.py").read_text() == MY_TOOL
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-01", "K-RT-05")
-def test_run_gives_the_result_the_time_and_the_output(project: Path, ask: Ask, steady: Steady) -> None:
+def test_run_returns_the_result_the_time_and_the_output(project: Path, ask: Ask, steady: Steady) -> None:
     answer = ask(
         "execute",
         item_type="tool",
@@ -217,8 +218,9 @@ def test_run_gives_the_result_the_time_and_the_output(project: Path, ask: Ask, s
     assert kept["result"] == {"result": "hellohellohello"}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-01", "K-ME-03")
-def test_a_run_that_fails_says_so(project: Path, ask: Ask, steady: Steady) -> None:
+def test_a_failing_run_is_reported(project: Path, ask: Ask, steady: Steady) -> None:
     answer = ask(
         "execute",
         item_type="tool",
@@ -229,15 +231,15 @@ def test_a_run_that_fails_says_so(project: Path, ask: Ask, steady: Steady) -> No
     )
 
     assert answer.is_error
-    told = as_object(steady(answer))
-    assert "ValueError: no such text" in str(told["logs"])
-    assert {name: value for name, value in told.items() if name != "logs"} == snapshot(
+    response = as_object(steady(answer))
+    assert "ValueError: no such text" in str(response["logs"])
+    assert {name: value for name, value in response.items() if name != "logs"} == snapshot(
         {
             "error": "Execution failed",
             "code": "execution_failed",
             "item_type": "tool",
             "message": "`failing` ended with exit code 1: ValueError: no such text",
-            "suggestion": "The logs hold all that it said; mend the tool or the parameters, then run it again.",
+            "suggestion": "The logs contain all its output. Fix the tool or the parameters, then run it again.",
             "tool_id": "failing",
             "action": "run",
             "status": "error",
@@ -260,8 +262,9 @@ def test_a_run_that_fails_says_so(project: Path, ask: Ask, steady: Steady) -> No
     )
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-01", "K-SI-01")
-def test_sign_gives_the_signature_and_the_hash(project: Path, tools: Path, ask: Ask, steady: Steady) -> None:
+def test_sign_returns_the_signature_and_the_hash(project: Path, tools: Path, ask: Ask, steady: Steady) -> None:
     answer = ask(
         "execute",
         item_type="tool",
@@ -288,7 +291,7 @@ def test_sign_gives_the_signature_and_the_hash(project: Path, tools: Path, ask: 
 
 
 @pytest.mark.req("K-ME-01")
-def test_help_gives_text_topic_and_examples(ask: Ask) -> None:
+def test_help_returns_text_topic_and_examples(ask: Ask) -> None:
     answers = [ask("help"), ask("help", topic="tool"), ask("help", topic="execute")]
 
     assert [answer.content["topic"] for answer in answers] == ["overview", "tool", "execute"]
@@ -297,7 +300,7 @@ def test_help_gives_text_topic_and_examples(ask: Ask) -> None:
 
 
 @pytest.mark.req("K-ME-03")
-def test_a_tool_that_does_not_exist_is_not_found(project: Path, ask: Ask, steady: Steady) -> None:
+def test_an_unknown_tool_is_not_found(project: Path, ask: Ask, steady: Steady) -> None:
     answer = ask("execute", item_type="tool", action="run", item_id="my_tol", project_path=str(project))
 
     assert answer.is_error
@@ -315,6 +318,7 @@ def test_a_tool_that_does_not_exist_is_not_found(project: Path, ask: Ask, steady
     )
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-03")
 def test_a_file_modified_after_signing_is_a_content_hash_mismatch(
     project: Path, tools: Path, ask: Ask, steady: Steady
@@ -331,7 +335,7 @@ def test_a_file_modified_after_signing_is_a_content_hash_mismatch(
             "code": "content_hash_mismatch",
             "item_type": "tool",
             "message": "'my_tool' was changed after it was signed (<project>/.ai/tools/utility/my_tool.py).",
-            "suggestion": "Look at what changed; if it is yours, re-sign with `action: sign` (`kiwi sign my_tool`).",
+            "suggestion": "Look at what changed. If it is right, the owner signs again: `kiwi sign my_tool`.",
             "tool_id": "my_tool",
             "expected": "<hash>",
             "actual": "<hash>",
@@ -352,7 +356,7 @@ def test_a_file_without_its_metadata_has_invalid_metadata(tools: Path, ask: Ask,
             "code": "invalid_manifest",
             "item_type": "tool",
             "message": "bare has 1 issue: version: is required.",
-            "suggestion": "Mend each issue as its `fix` says, then validate again.",
+            "suggestion": "Fix each issue as its `fix` says, then validate again.",
             "issues": [{"place": "version", "reason": "is required", "fix": 'Add `version: "1.0.0"`.'}],
             "action": "sign",
         }
@@ -360,8 +364,8 @@ def test_a_file_without_its_metadata_has_invalid_metadata(tools: Path, ask: Ask,
 
 
 @pytest.mark.req("K-ME-03")
-def test_a_request_about_a_project_is_told_to_name_one(steady: Steady) -> None:
-    answer = asyncio.run(Kernel().call("search", {"item_type": "tool", "query": "x", "source": "project"}))
+async def test_a_project_request_without_a_project_asks_for_one(steady: Steady) -> None:
+    answer = await Kernel().call("search", {"item_type": "tool", "query": "x", "source": "project"})
 
     assert steady(answer) == snapshot(
         {

@@ -1,4 +1,4 @@
-"""The tool API as it was first described: its examples, sent by the official client to a real server.
+"""The original tool API: its examples, sent by the official client to a real server.
 
 Over stdio and over HTTP, by a client of each era.
 """
@@ -124,7 +124,7 @@ TOOLS: Mapping[str, str] = {
 }
 
 
-class Told:
+class SeedSession:
     """The answers of one conversation, by the name of the example; and the folders that it was about."""
 
     def __init__(self, root: Path) -> None:
@@ -143,55 +143,57 @@ class Told:
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
 CONVERSATIONS = [
     ("stdio", MODERN),
-    pytest.param(("stdio", LEGACY), marks=pytest.mark.full),
-    pytest.param(("http", MODERN), marks=pytest.mark.full),
-    pytest.param(("http", LEGACY), marks=pytest.mark.full),
+    pytest.param(("stdio", LEGACY), marks=pytest.mark.slow),
+    pytest.param(("http", MODERN), marks=pytest.mark.slow),
+    pytest.param(("http", LEGACY), marks=pytest.mark.slow),
 ]
 
 
 @pytest.fixture(scope="module", params=CONVERSATIONS, ids="-".join)
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, processes: None, loopback: None
+) -> SeedSession:
     """Every example and every common error, asked in order of one server."""
     transport, revision = request.param
-    told = Told(tmp_path_factory.mktemp(transport))
-    told.tools.mkdir(parents=True)
-    told.home.mkdir()
+    response = SeedSession(tmp_path_factory.mktemp(transport))
+    response.tools.mkdir(parents=True)
+    response.home.mkdir()
     for name, text in TOOLS.items():
-        (told.tools / f"{name}.py").write_text(text)
+        (response.tools / f"{name}.py").write_text(text)
 
     async def story() -> None:
         talking = over_http if transport == "http" else over_stdio
-        async with asyncio.timeout(PATIENCE), talking(told, "legacy" if revision == LEGACY else "auto") as client:
+        async with asyncio.timeout(PATIENCE), talking(response, "legacy" if revision == LEGACY else "auto") as client:
             assert client.protocol_version == revision
             for name, (verb, text) in EXAMPLES.items():
-                told.results[name] = await client.call_tool(verb, asked(told, text))
-            path = told.tools / "my_tool.py"
+                response.results[name] = await client.call_tool(verb, asked(response, text))
+            path = response.tools / "my_tool.py"
             path.write_text(path.read_text().replace("* count", "* (count + 1)"))
             for name, (verb, text) in ERRORS.items():
-                told.results[name] = await client.call_tool(verb, asked(told, text))
+                response.results[name] = await client.call_tool(verb, asked(response, text))
 
     asyncio.run(story())
-    return told
+    return response
 
 
 @asynccontextmanager
-async def over_stdio(told: Told, mode: str) -> AsyncIterator[Client]:
+async def over_stdio(session: SeedSession, mode: str) -> AsyncIterator[Client]:
     """A conversation with `kiwi serve`."""
-    command = StdioServerParameters(command=sys.executable, args=["-m", "kiwi_mcp", "serve"], env=surroundings(told))
+    command = StdioServerParameters(command=sys.executable, args=["-m", "kiwi_mcp", "serve"], env=surroundings(session))
     async with Client(stdio_client(command), mode=mode) as client:
         yield client
 
 
 @asynccontextmanager
-async def over_http(told: Told, mode: str) -> AsyncIterator[Client]:
+async def over_http(session: SeedSession, mode: str) -> AsyncIterator[Client]:
     """A conversation with `kiwi up`, with a token that may use tools."""
     kiwi = [sys.executable, "-m", "kiwi_mcp", "up"]
-    words = [*kiwi, "token", "add", "somebody", "--tools", "--author", "--json"]
+    words = [*kiwi, "token", "add", "ben", "--tools", "--author", "--json"]
     made = await asyncio.to_thread(
-        subprocess.run, words, env=surroundings(told), capture_output=True, timeout=30, check=True
+        subprocess.run, words, env=surroundings(session), capture_output=True, timeout=30, check=True
     )
     process = await asyncio.create_subprocess_exec(
-        *kiwi, "--port", "0", "--json", env=surroundings(told), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        *kiwi, "--port", "0", "--json", env=surroundings(session), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         assert process.stdout
@@ -206,20 +208,20 @@ async def over_http(told: Told, mode: str) -> AsyncIterator[Client]:
         await process.wait()
 
 
-def surroundings(told: Told) -> dict[str, str]:
-    home = str(told.home)
+def surroundings(session: SeedSession) -> dict[str, str]:
+    home = str(session.home)
     path = os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)])
     source = str(Path(kiwi_mcp.__file__).parents[1])
     return {"HOME": home, "USER_SPACE": f"{home}/.ai", "XDG_CACHE_HOME": home, "PATH": path, "PYTHONPATH": source}
 
 
-def asked(told: Told, text: str) -> dict[str, Any]:
-    request: dict[str, Any] = json.loads(text.replace(MYPROJECT, str(told.project)))
+def asked(session: SeedSession, text: str) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(text.replace(MYPROJECT, str(session.project)))
     return request
 
 
-def test_search_gives_results_total_query_and_source(told: Told) -> None:
-    answer = told.answer("search")
+def test_search_returns_results_total_query_and_source(session: SeedSession) -> None:
+    answer = session.answer("search")
 
     assert answer.keys() >= {"results", "total", "query", "source"}
     assert (answer["query"], answer["source"]) == ("http api request", "local")
@@ -230,20 +232,20 @@ def test_search_gives_results_total_query_and_source(told: Told) -> None:
         "Make an http api request.",
         "project",
     )
-    assert first["path"] == str(told.tools / "http_fetch.py")
+    assert first["path"] == str(session.tools / "http_fetch.py")
     assert 0 < first["score"] <= 1
 
 
-def test_search_keeps_to_its_limit_and_order(told: Told) -> None:
-    answer = told.answer("search by date")
+def test_search_respects_its_limit_and_order(session: SeedSession) -> None:
+    answer = session.answer("search by date")
 
     assert [result["name"] for result in answer["results"]] == ["text_processor"]
     assert answer["total"] == 1
 
 
 @pytest.mark.parametrize("name", ["load", "load and copy"])
-def test_load_gives_the_file_and_its_metadata(name: str, told: Told) -> None:
-    answer = told.answer(name)
+def test_load_returns_the_file_and_its_metadata(name: str, session: SeedSession) -> None:
+    answer = session.answer(name)
 
     assert (answer["name"], answer["content"], answer["source"]) == ("my_tool", MY_TOOL, "project")
     documented = {"name", "description", "version", "tool_type", "executor_id", "category"}
@@ -258,12 +260,12 @@ def test_load_gives_the_file_and_its_metadata(name: str, told: Told) -> None:
 
 
 @pytest.mark.req("K-ME-04")
-def test_load_says_where_the_file_is_and_where_it_was_copied(told: Told) -> None:
-    read, copied = told.answer("load"), told.answer("load and copy")
+def test_load_returns_the_path_of_the_file_and_of_its_copy(session: SeedSession) -> None:
+    read, copied = session.answer("load"), session.answer("load and copy")
 
-    assert read["path"] == str(told.tools / "my_tool.py")
+    assert read["path"] == str(session.tools / "my_tool.py")
     assert "destination" not in read
-    assert copied["path"] == str(told.home / ".ai" / "tools" / "my_category" / "my_tool.py")
+    assert copied["path"] == str(session.home / ".ai" / "tools" / "my_category" / "my_tool.py")
     assert (copied["destination"], copied["message"]) == ("user", "Tool copied from project to user")
     assert Path(copied["path"]).read_text() == MY_TOOL
 
@@ -277,19 +279,21 @@ def test_load_says_where_the_file_is_and_where_it_was_copied(told: Told) -> None
         ("run with parameters", "text_processor", {"text": "HELLO WORLD"}),
     ],
 )
-def test_run_gives_the_result_its_time_and_its_output(name: str, tool: str, result: dict[str, str], told: Told) -> None:
-    answer = told.answer(name)
+def test_run_returns_the_result_its_time_and_its_output(
+    name: str, tool: str, result: dict[str, str], session: SeedSession
+) -> None:
+    answer = session.answer(name)
 
     assert (answer["tool_id"], answer["action"], answer["status"]) == (tool, "run", "success")
     assert answer["result"] == result
     assert isinstance(answer["execution_time_ms"], int)
     assert re.fullmatch(rf"\.ai/outputs/tools/{tool}/output_\d{{8}}_\d{{6}}(_\d+)?\.json", answer["output_path"])
-    assert json.loads((told.project / answer["output_path"]).read_text())["result"] == result
+    assert json.loads((session.project / answer["output_path"]).read_text())["result"] == result
 
 
 @pytest.mark.parametrize("name", ["sign", "sign in a category"])
-def test_sign_gives_the_signature_and_the_hash(name: str, told: Told) -> None:
-    answer = told.answer(name)
+def test_sign_returns_the_signature_and_the_hash(name: str, session: SeedSession) -> None:
+    answer = session.answer(name)
 
     assert (answer["tool_id"], answer["action"], answer["status"]) == ("my_tool", "sign", "signed")
     assert answer["message"] == "Tool signed successfully"
@@ -299,8 +303,8 @@ def test_sign_gives_the_signature_and_the_hash(name: str, told: Told) -> None:
 @pytest.mark.parametrize(
     ("name", "topic"), [("help", "overview"), ("help on tools", "tool"), ("help on execute", "execute")]
 )
-def test_help_gives_text_topic_and_examples(name: str, topic: str, told: Told) -> None:
-    answer = told.answer(name)
+def test_help_returns_text_topic_and_examples(name: str, topic: str, session: SeedSession) -> None:
+    answer = session.answer(name)
 
     assert answer["topic"] == topic
     assert answer["help"].startswith("# ")
@@ -308,8 +312,8 @@ def test_help_gives_text_topic_and_examples(name: str, topic: str, told: Told) -
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_common_error_has_its_name_an_explanation_and_a_way_out(error: str, told: Told) -> None:
-    answer = told.answer(error, is_error=True)
+def test_a_common_error_has_its_name_an_explanation_and_a_suggestion(error: str, session: SeedSession) -> None:
+    answer = session.answer(error, is_error=True)
 
     assert answer["error"] == error
     assert answer["item_type"] == "tool"
@@ -319,7 +323,7 @@ def test_a_common_error_has_its_name_an_explanation_and_a_way_out(error: str, to
 
 
 @pytest.mark.parametrize(("error", "tool"), [("Execution failed", "failing"), ("Content hash mismatch", "my_tool")])
-def test_a_run_that_fails_names_the_tool_and_the_action(error: str, tool: str, told: Told) -> None:
-    answer = told.answer(error, is_error=True)
+def test_a_failing_run_names_the_tool_and_the_action(error: str, tool: str, session: SeedSession) -> None:
+    answer = session.answer(error, is_error=True)
 
     assert (answer["tool_id"], answer["action"]) == (tool, "run")

@@ -1,4 +1,4 @@
-"""Sharing: what one machine publishes another gets whole, runs as it is, and never sees what is not for it."""
+"""Sharing: items published by one machine are pulled by another unchanged, and private items are not visible."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.plugins.machines import Machine, MakeMachine
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
 Files = Callable[[Path], Mapping[str, tuple[bytes, bool]]]
 
@@ -118,7 +118,7 @@ def check_all(ann: Machine, bob: Machine, files_of: Files) -> None:
     for item_type, name, _, parameters, result in ITEMS:
         ran = bob.do("run", name, parameters, item_type=item_type)
         assert as_text_of(ran["identity"]).startswith("registry/public/")
-        assert ran["integrity"] in {"signed", "published"}
+        assert ran["integrity"] in {"signed", "hashed", "published"}
         assert result is None or ran["result"] == result, ran
     assert not any((bob.ai / kind).exists() for kind in ("tools", "directives", "knowledge"))
 
@@ -142,6 +142,7 @@ def as_text_of(value: Json) -> str:
     return value
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-03", "K-ME-02", "N4")
 def test_a_folder_carries_items_of_every_kind_to_another_machine(
     a_machine: MakeMachine, tmp_path: Path, files_of: Files
@@ -159,6 +160,7 @@ def test_a_folder_carries_items_of_every_kind_to_another_machine(
     assert as_object(again["counts"])["new"] == 0
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-01", "K-RG-03")
 def test_a_team_shares_one_store(a_machine: MakeMachine, store_url: str, files_of: Files) -> None:
     ann, bob = a_machine("ann", url=store_url), a_machine("bob", url=store_url)
@@ -167,23 +169,25 @@ def test_a_team_shares_one_store(a_machine: MakeMachine, store_url: str, files_o
     check_all(ann, bob, files_of)
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-03", "K-ME-02")
-def test_one_item_is_pulled_from_a_store_with_all_it_stands_on(
-    a_machine: MakeMachine, store_url: str, files_of: Files
+def test_one_item_is_pulled_from_a_folder_with_all_it_depends_on(
+    a_machine: MakeMachine, tmp_path: Path, files_of: Files
 ) -> None:
-    ann, bob = a_machine("ann"), a_machine("bob")
+    share, ann, bob = str(tmp_path / "share"), a_machine("ann"), a_machine("bob")
     write_items(ann)
-    planned = ann.do("publish", "greet", {"to": store_url}, dry_run=True)
+    planned = ann.do("publish", "greet", {"to": share}, dry_run=True)
     assert planned["also_published"] == ["public/loud_runtime@1.2.0"]
     assert ann.refused("versions", "greet") == "not_found"
 
-    published = ann.do("publish", "greet", {"to": store_url, "changelog": "The first."})
+    published = ann.do("publish", "greet", {"to": share, "changelog": "The first."})
     assert published["also_published"] == ["public/loud_runtime@1.2.0"]
-    planned = bob.do("pull", "greet", {"from": store_url}, dry_run=True)
+    planned = bob.do("pull", "greet", {"from": share}, dry_run=True)
     assert (planned["status"], planned["digest"]) == ("planned", published["digest"])
     assert bob.refused("run", "greet") == "tool_not_found"
 
-    pulled = bob.do("pull", "greet@^1", {"from": store_url})
+    pulled = bob.do("pull", "greet@^1", {"from": share})
     assert (pulled["digest"], pulled["closure"]) == (published["digest"], published["closure"])
     assert [as_object(link)["identity"] for link in as_list(pulled["chain"])] == [
         "registry/public/greet@1.0.0",
@@ -215,13 +219,14 @@ def environment(machine: Machine) -> dict[str, str]:
     return {**os.environ, **machine.environment, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-03", "K-ME-02")
 def test_a_served_registry_is_a_remote_for_others(
     a_machine: MakeMachine, files_of: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub, ann, bob = a_machine("hub"), a_machine("ann"), a_machine("bob")
-    monkeypatch.setenv("ANNS_TOKEN", Tokens(hub.user).add("ann", ["public"], can_write=True))
-    monkeypatch.setenv("BOBS_TOKEN", Tokens(hub.user).add("bob", ["public"], can_write=False))
+    monkeypatch.setenv("ANNS_TOKEN", TokenStore(hub.user).add("ann", ["public"], can_write=True))
+    monkeypatch.setenv("BOBS_TOKEN", TokenStore(hub.user).add("bob", ["public"], can_write=False))
     with kiwi_up(hub) as url:
         ann.exchange("add", "hub", url=url, token="${ANNS_TOKEN}")
         bob.exchange("add", "hub", url=url, token="${BOBS_TOKEN}")
@@ -238,9 +243,10 @@ def test_a_served_registry_is_a_remote_for_others(
         assert ann.refused("pull", "mine", {"from": "hub"}) == "not_found"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-01")
 @pytest.mark.case("SIG-01")
-def test_a_byte_that_changed_in_a_store_is_refused_and_one_in_a_copy_is_healed(
+def test_a_changed_byte_in_a_store_is_refused_and_one_in_a_copy_is_repaired(
     a_machine: MakeMachine, store_url: str
 ) -> None:
     ann, bob = a_machine("ann", url=store_url), a_machine("bob", url=store_url)
@@ -258,7 +264,7 @@ def test_a_byte_that_changed_in_a_store_is_refused_and_one_in_a_copy_is_healed(
     database = open_database(store_url)
     with database.transaction() as transaction:
         on = " on tool_version_files" if database.dialect == "postgres" else ""
-        transaction.write(f"drop trigger files_never_change{on}")  # as whoever holds the file or the password can
+        transaction.write(f"drop trigger files_never_change{on}")  # as a holder of the file or the password can
         assert transaction.write(
             "update tool_version_files set content_text = ? where path = ?", ("echo evil\n", "main.sh")
         )
@@ -267,11 +273,12 @@ def test_a_byte_that_changed_in_a_store_is_refused_and_one_in_a_copy_is_healed(
     assert bob.refused("run", "greet") == "content_hash_mismatch"
     assert bob.refused("pull", "greet") == "content_hash_mismatch"
     assert not list(bob.cache.rglob("main.sh"))
-    told = ann.try_to("verify")
-    assert (told.exit_code, told.content["status"]) == (5, "damaged")
-    assert "public/greet@1.0.0" in json.dumps(told.content["issues"])
+    response = ann.try_to("verify")
+    assert (response.exit_code, response.content["status"]) == (5, "damaged")
+    assert "public/greet@1.0.0" in json.dumps(response.content["issues"])
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-ME-02")
 def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Path) -> None:
     ann, bob = a_machine("ann"), a_machine("bob")
@@ -291,15 +298,15 @@ def test_an_mcp_client_publishes_and_pulls(a_machine: MakeMachine, tmp_path: Pat
         for item_type, name, *_ in ITEMS
         for is_dry in (True, False)
     ]
-    told = asyncio.run(ask(ann, *published))
-    assert [one.get("status") for one in told] == ["planned", "published"] * len(ITEMS), told
+    response = asyncio.run(ask(ann, *published))
+    assert [one.get("status") for one in response] == ["planned", "published"] * len(ITEMS), response
 
-    for _, name, *_ in ITEMS:  # what nobody signed is taken by the owner's word, and by no model's
+    for _, name, *_ in ITEMS:  # unsigned items need an approval of the owner
         bob.do("pull", name, {"from": "share"})
     pulled: list[JsonObject] = [
         {"action": "pull", "item_type": item_type, "item_id": name, "parameters": {"from": "share"}, "dry_run": is_dry}
         for item_type, name, *_ in ITEMS
         for is_dry in (True, False)
     ]
-    told = asyncio.run(ask(bob, *pulled, {"item_id": "greet"}))
-    assert [one.get("status") for one in told] == [*["planned", "pulled"] * len(ITEMS), "success"], told
+    response = asyncio.run(ask(bob, *pulled, {"item_id": "greet"}))
+    assert [one.get("status") for one in response] == [*["planned", "pulled"] * len(ITEMS), "success"], response

@@ -1,1 +1,1 @@
-"""Where items are found, and the chain each stands on."""
+"""Where items are found, and the chain of each item."""

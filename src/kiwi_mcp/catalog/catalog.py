@@ -1,34 +1,36 @@
-"""The catalog: every item a space can see, found by name, with the chain it stands on."""
+"""The catalog: every item a space can see, found by name, with its chain."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from heapq import nlargest
 from itertools import pairwise
-from typing import get_args
+from typing import TypeAlias, get_args
 
-from kiwi_mcp.catalog.chain import judge, unsound, walk
-from kiwi_mcp.catalog.entry import Broken, Entry
-from kiwi_mcp.catalog.files import Stamps, are_fresh
-from kiwi_mcp.catalog.mcp import McpSource, is_accepted, refuse_unaccepted
-from kiwi_mcp.catalog.read import Opened
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.chain import traits_of, unsound, walk
+from kiwi_mcp.catalog.item_reader import OpenedItem
+from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.catalog.registry import RegistrySource
-from kiwi_mcp.catalog.seeds import BUILTIN
-from kiwi_mcp.catalog.source import FolderSource, ItemSource
-from kiwi_mcp.catalog.types import TypeSheets
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.catalog.registry_source import RegistrySource
+from kiwi_mcp.catalog.release import BUILTIN
+from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, NotFound, ToolNotFound, VersionNotFound
-from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
-from kiwi_mcp.manifest.sheets import Sheets, load_sheets
+from kiwi_mcp.manifest.files import Stamps, are_fresh
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
-from kiwi_mcp.store.definitions import Definitions
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.manifest.trust import has_passed
+from kiwi_mcp.manifest.type_specs import TypeSheets, TypeSpecs, load_type_specs
+from kiwi_mcp.primitives.file_watch import watch
+from kiwi_mcp.store.mcp_definitions import McpDefinitions
+from kiwi_mcp.store.registry.registry import Registry
 
 FOLDERS: tuple[Source, ...] = ("project", "user", "builtin")
 """The sources that are looked through at no cost."""
@@ -38,25 +40,38 @@ _LIKELY = 50
 _ORDER: tuple[Source, ...] = get_args(Source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(Struct, frozen=True):
     """The item that answers to a name, those it hides, and the stamps all of this rests on."""
 
-    opened: Opened
+    opened: OpenedItem
     hidden: tuple[str, ...]
     stamps: Stamps
     rivals: tuple[str, ...] = ()
     """The full names of what several MCP servers offer under the name, where that is how it was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
+class _Resolved(Struct, frozen=True):
     """A chain, and what it was made from."""
 
     chain: Chain
     stamps: Stamps
     generation: tuple[int, ...]
-    sheets: Sheets
+    sheets: TypeSpecs
+    valid_until: str
+    """When the first key that vouches for a link expires; empty where none does."""
+
+
+class Unchanged(Struct, frozen=True):
+    """An item or a chain that was found, and the state of all that it depends on."""
+
+    found: Tool | Chain
+    generation: int
+    mark: object
+    valid_until: str
+
+
+_Asked: TypeAlias = tuple[str, Source | None, ItemType | None, bool]
+"""A reference, the source and the type that were asked for, and whether its chain was."""
 
 
 class Catalog:
@@ -66,50 +81,128 @@ class Catalog:
         self,
         space: Space,
         *,
-        sheets: Sheets | None = None,
+        sheets: TypeSpecs | None = None,
         sources: Sequence[ItemSource] | None = None,
         registry: Callable[[], Registry] | None = None,
-        definitions: Callable[[], Definitions | None] | None = None,
+        definitions: Callable[[], McpDefinitions | None] | None = None,
+        mark: Callable[[], object] | None = None,
     ) -> None:
+        """Make the catalog of a space.
+
+        `mark` gives another value whenever the store may have changed. With it, an item that was found is found again
+        without a look at its files, as long as no watched file changed either.
+        """
         self.space = space
-        self._sheets = TypeSheets(space.project_ai / "types").now if sheets is None else lambda: sheets
+        self._mark = mark
+        self._seen: dict[_Asked, Tool | Chain] = {}
+        self._unchanged: dict[_Asked, Unchanged] = {}
+        own = TypeSheets(space.user / "types", space.project_ai / "types")
+        self._sheets = own.now if sheets is None else lambda: sheets
+        self._files = own.files
         self._sources = tuple(sources_of(space, registry, definitions) if sources is None else sources)
-        names = {source.name for source in self._sources}
-        self._is_users = "user" in names and "project" not in names
-        self._chains: dict[str, _Resolved] = {}
-        self._listed: dict[tuple[Source, ...], tuple[tuple[int, ...], Sequence[Entry]]] = {}
+        self._by_name = {source.name: source for source in self._sources}
+        # In the user's own folder, a request for the project's items means the user's.
+        is_users = "user" in self._by_name and "project" not in self._by_name
+        self._stands_for: Mapping[Source | None, Source] = {"project": "user"} if is_users else {}
+        self._chains: dict[tuple[str, ItemType | None], _Resolved] = {}
+        self._listed: dict[tuple[Source, ...], tuple[tuple[int, ...], Sequence[Card]]] = {}
 
     @property
-    def sheets(self) -> Sheets:
-        """The type sheets that hold in this space now."""
+    def sheets(self) -> TypeSpecs:
+        """The type specs that apply in this space now."""
         return self._sheets()
 
-    def find(self, ref: str, *, source: Source | None = None) -> Tool:
-        """Return the item a reference asks for; with a source, the one of that source."""
+    def find(self, ref: str, *, source: Source | None = None, item_type: ItemType | None = None) -> Tool:
+        """Return the item a reference asks for; with a source, the one of that source, with a type, one of that type.
+
+        A directive or knowledge is never an item of another type. `tool` may be said of everything: it means an item
+        of another type where no tool has the name.
+        """
+        known = self._known((ref, source, item_type, False))
+        if known is not None and isinstance(known.found, Tool):
+            return known.found
+        found = self._find_now(ref, source, item_type)
+        if self._is_steady((ref, source, item_type, False), found.opened.tool):
+            files, until = [path for path, _ in found.stamps], found.opened.valid_until
+            entry = self._watch(found.opened.tool, files, until)
+            if self._find_now(ref, source, item_type).opened.tool is found.opened.tool:
+                self._unchanged[ref, source, item_type, False] = entry
+        return found.opened.tool
+
+    def _find_now(self, ref: str, source: Source | None, item_type: ItemType | None) -> _Choice:
         self._sync(self.sheets)
         wanted = self._meant(ref) if source is None else replace(Ref.parse(ref), source=source)
-        return self._find(wanted).opened.tool
+        return self._find(replace(wanted, item_type=item_type))
 
-    def resolve(self, ref: str) -> Chain:
-        """Return the item a reference asks for, with all that it stands on."""
+    def resolve(self, ref: str, *, item_type: ItemType | None = None) -> Chain:
+        """Return the item a reference asks for, with its executors; `item_type` is that of `find`."""
+        known = self._known((ref, None, item_type, True))
+        if known is not None and isinstance(known.found, Chain):
+            return known.found
+        found = self._resolve_now(ref, item_type)
+        if self._is_steady((ref, None, item_type, True), found.chain):
+            entry = self._watch(found.chain, [path for path, _ in found.stamps], found.valid_until)
+            if self._resolve_now(ref, item_type).chain is found.chain:
+                self._unchanged[ref, None, item_type, True] = entry
+        return found.chain
+
+    def unchanged(self, ref: str, item_type: ItemType | None) -> Unchanged | None:
+        """Return the chain that `resolve` gives, if nothing changed that it depends on since it was last made."""
+        return self._known((ref, None, item_type, True))
+
+    def _known(self, asked: _Asked) -> Unchanged | None:
+        known = self._unchanged.get(asked)
+        if (
+            known is None
+            or self._mark is None
+            or known.generation != watch.generation()
+            or known.mark != self._mark()
+            or (known.valid_until and has_passed(known.valid_until))
+        ):
+            return None
+        return known
+
+    def _is_steady(self, asked: _Asked, found: Tool | Chain) -> bool:
+        """Whether the same was found before, and the store can tell that it did not change."""
+        if self._mark is None or self._mark() != self._mark():
+            return False
+        if self._seen.get(asked) is found:
+            return True
+        if len(self._seen) >= _KEPT_CHAINS:
+            self._seen.clear()
+            self._unchanged.clear()
+        self._seen[asked] = found
+        return False
+
+    def _watch(self, found: Tool | Chain, files: Sequence[str], valid_until: str) -> Unchanged:
+        """Watch all that the search for an item looks at; what was found must be found once more afterwards."""
+        looked = [source.looks_at() for source in self._sources]
+        generation = watch.watch(
+            [*files, *(path for files, _ in looked for path in files)],
+            [*self._files(), *(path for _, folders in looked for path in folders)],
+        )
+        return Unchanged(found, generation, self._mark() if self._mark else None, valid_until)
+
+    def _resolve_now(self, ref: str, item_type: ItemType | None) -> _Resolved:
         sheets = self.sheets
         generation = self._sync(sheets)
-        known = self._chains.get(ref)
-        if known and known.generation == generation and known.sheets is sheets and are_fresh(known.stamps):
-            return known.chain
-        resolved = self._resolve(self._meant(ref), sheets, generation)
+        known = self._chains.get((ref, item_type))
+        is_same = known is not None and known.generation == generation and known.sheets is sheets
+        if known and is_same and are_fresh(known.stamps) and not has_passed(known.valid_until):
+            return known
+        resolved = self._resolve(replace(self._meant(ref), item_type=item_type), sheets, generation)
         if len(self._chains) >= _KEPT_CHAINS:
             self._chains.clear()
-        self._chains[ref] = resolved
-        return resolved.chain
+        self._chains[ref, item_type] = resolved
+        return resolved
 
     def below(self, tool: Tool) -> Chain:
-        """Return what an item stands on, seen from where the item is at home."""
+        """Return the chain of an item's executor, as seen from the item's own source."""
         sheets = self.sheets
-        wanted = Ref.parse(tool.manifest.executor or "")
+        wanted = replace(Ref.parse(tool.manifest.executor or ""), item_type="tool")
         return self._resolve(wanted, sheets, self._sync(sheets), tool.origin.source).chain
 
-    def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Entry]:
+    def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Card]:
         """Return every item of some sources, hidden ones too, by name; the same object as long as nothing changes."""
         asked = [source for source in self._sources if self._is_meant(source, sources)]
         sheets = self.sheets
@@ -130,11 +223,11 @@ class Catalog:
         return tuple(source.sync(sheets) for source in self._sources if self._is_meant(source, sources))
 
     def _is_meant(self, source: ItemSource, names: Collection[Source]) -> bool:
-        return source.name in names or (self._is_users and source.name == "user" and "project" in names)
+        return source.name in names or source.name in {self._stands_for.get(name) for name in names}
 
     @property
     def has_servers(self) -> bool:
-        """Whether MCP servers are known here whose items may be called."""
+        """Whether there are MCP servers here with items that can be called."""
         offered = [source for source in self._sources if isinstance(source, McpSource)]
         for source in offered:
             source.sync(self.sheets)
@@ -162,27 +255,27 @@ class Catalog:
         """Return why sources could not be asked when they last were, if any could not."""
         return [source.fault for source in self._sources if source.fault]
 
-    def broken(self) -> Sequence[Broken]:
+    def broken(self) -> Sequence[BrokenFile]:
         """Return the files that look like items and cannot be read, each with its error."""
         self._refresh()
         return [broken for source in self._sources for broken in source.broken()]
 
-    def seen_broken(self, sources: Collection[Source]) -> Sequence[Broken]:
+    def seen_broken(self, sources: Collection[Source]) -> Sequence[BrokenFile]:
         """Return those of some sources, as they were when these were last looked through."""
         asked = (source for source in self._sources if self._is_meant(source, sources))
         return [broken for source in asked for broken in source.broken()]
 
     def shadows(self, tool: Tool) -> tuple[str, ...]:
         """Return one sentence for each item that answers to the same name and is not used."""
-        ranked = [(home, entry) for home, entry in self._ranked(Ref(tool.id)) if isinstance(entry, Entry)]
+        ranked = [(home, entry) for home, entry in self._ranked(Ref(tool.id)) if isinstance(entry, Card)]
         if not ranked or ranked[0][1].identity != tool.identity:
             return ()
         used = ranked[0][1]
-        return tuple(_sentence(used, entry) for entry in _hiding(used, ranked, tool.digest))
+        return tuple(self._sentence(used, entry) for entry in _hiding(used, ranked, tool.digest))
 
     def is_reserved(self, name: str) -> bool:
         """Whether the name is that of a built-in link, which no other item can replace."""
-        builtin = (source for source in self._sources if source.name == "builtin")
+        builtin = (source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in)
         return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(Ref(name)))
 
     def near(self, name: str) -> Sequence[str]:
@@ -195,25 +288,28 @@ class Catalog:
         return get_close_matches(wanted, likely, n=3, cutoff=0.6)
 
     def _meant(self, text: str) -> Ref:
-        """Return what a reference asks for: `server/name` is first what that MCP server offers, then what is published.
+        """Return what a reference asks for: `server/name` is first an item of that MCP server, then a published item.
 
-        An executor is never meant so: what is published stands on what is published.
+        This does not apply to executors: the executor of a published item is always a published item.
         """
         wanted = Ref.parse(text)
         if text.partition("@")[0].count("/") != 1:
             return wanted
         offered = replace(wanted, source="mcp")
-        known = (entry for source in self._sources if source.name == "mcp" for entry in source.named(offered))
+        servers = (source for source in self._sources if SOURCE_TRAITS[source.name].is_offered)
+        known = (entry for source in servers for entry in source.named(offered))
         return offered if any(entry.namespace == wanted.namespace for entry in known) else wanted
 
-    def _sync(self, sheets: Sheets) -> tuple[int, ...]:
+    def _sync(self, sheets: TypeSpecs) -> tuple[int, ...]:
         return tuple(source.sync(sheets) for source in self._sources)
 
     def _refresh(self) -> tuple[int, ...]:
         sheets = self.sheets
         return tuple(source.refresh(sheets) for source in self._sources)
 
-    def _resolve(self, wanted: Ref, sheets: Sheets, generation: tuple[int, ...], home: Source = "project") -> _Resolved:
+    def _resolve(
+        self, wanted: Ref, sheets: TypeSpecs, generation: tuple[int, ...], home: Source = "project"
+    ) -> _Resolved:
         choices = [self._find(wanted, home=home)]
         _refuse_ambiguous(choices[0])
 
@@ -226,7 +322,7 @@ class Catalog:
             refuse_unaccepted(link)
         chain = Chain(
             links,
-            judge(links, sheets).driver,
+            traits_of(links, sheets),
             shadowed=tuple(sentence for choice in choices for sentence in choice.hidden),
             notes=tuple(note for link in links for note in self._home(link).notes(link)),
             drift=(*self._drift(links), *self._server_drift(links)),
@@ -234,10 +330,11 @@ class Catalog:
             project=self.space.project,
         )
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
-        return _Resolved(chain, stamps, generation, sheets)
+        ends = [choice.opened.valid_until for choice in choices if choice.opened.valid_until]
+        return _Resolved(chain, stamps, generation, sheets, min(ends, default=""))
 
     def _home(self, tool: Tool) -> ItemSource:
-        return next(source for source in self._sources if source.name == tool.origin.source)
+        return self._by_name[tool.origin.source]
 
     def _drift(self, links: Sequence[Tool]) -> Iterator[str]:
         for link, below in pairwise(links):
@@ -255,20 +352,22 @@ class Catalog:
         try:
             wanted = Ref.parse(executor)
             pin = self._home(links[-1]).pin(links[-1])
-            # What a server offers stands on that server, wherever the server is at home.
-            is_offered = links[-1].origin.source == "mcp" and wanted.source is not None
+            # The executor of an item that a server offers is that server, in whichever source the server is.
+            is_offered = links[-1].origin.server and wanted.source is not None
             home = wanted.source if is_offered and wanted.source else links[-1].origin.source
-            return self._find(self._pinned(wanted, pin) if pin else wanted, home=home)
+            wanted = self._pinned(wanted, pin) if pin else wanted
+            return self._find(replace(wanted, item_type="tool"), home=home)
         except VersionNotFound as error:
             raise MissingLink(executor, chain=names, reason=f" in that version ({error.message})") from error
         except (NotFound, InvalidRequest) as error:
             raise MissingLink(executor, chain=names) from error
 
     def _pinned(self, wanted: Ref, pin: Pin) -> Ref:
-        """Return which executor a published version stands on.
+        """Return the executor of a published version.
 
-        What ships with Kiwi is taken from this installation, whichever was there when the version was published, and
-        a reserved name means that whatever the pin says: the version's digest covers the name and not the pin.
+        An executor that ships with Kiwi is taken from this installation, also if the version was published with another
+        one. A reserved name always means the built-in item, regardless of the pin: the version's digest covers the name
+        and not the pin.
         """
         if wanted.source is None and self.is_reserved(wanted.name):
             return replace(wanted, source="builtin", namespace=BUILTIN_NAMESPACE)
@@ -277,8 +376,7 @@ class Catalog:
         return Ref(pin.name.tool_id, "registry", pin.name.namespace, pin.name.version)
 
     def _find(self, wanted: Ref, *, home: Source = "project") -> _Choice:
-        if self._is_users and wanted.source == "project":
-            wanted = replace(wanted, source="user")
+        wanted = replace(wanted, source=self._stands_for.get(wanted.source, wanted.source))
         choice = self._choose(wanted, home, is_last=False)
         if choice is None:
             self._refresh()
@@ -291,71 +389,99 @@ class Catalog:
                     raise _only_yanked(wanted.name, versions)
                 if isinstance(source, McpSource) and (servers := source.gone(wanted)):
                     raise _offered_no_more(wanted.name, servers)
-            raise ToolNotFound(wanted.name, near=self.near(wanted.name))
+            raise self._not_found(wanted)
         return choice
 
-    def _choose(self, wanted: Ref, home: Source, *, is_last: bool) -> _Choice | None:
-        """Return the best answer to a reference, or None where a closer look at the files may give another.
+    def _not_found(self, wanted: Ref) -> ToolNotFound:
+        fault = ToolNotFound(wanted.name, near=self.near(wanted.name))
+        others = [entry for _, entry in self._ranked(replace(wanted, item_type=None)) if isinstance(entry, Card)]
+        others = [entry for entry in others if wanted.is_from(entry.source, entry.namespace)]
+        if wanted.item_type and others:
+            kind = self.sheets.item_type(others[0].tool_type)
+            fault.message = f"No {wanted.item_type} is named {wanted.name!r}; {others[0].identity} is a {kind}."
+            fault.suggestion = f"Send `item_type: {kind}`, or leave it out."
+        return fault
 
-        What is at home in one source never stands on what a source ahead of it brings along: a project cannot put its
-        own runtime below the user's tools.
+    def _choose(self, wanted: Ref, home: Source, *, is_last: bool) -> _Choice | None:
+        """Return the best match for a reference, or None if a closer look at the files may give another.
+
+        An item of one source never uses an executor from a source that comes before it: a project cannot put its own
+        runtime below the user's tools.
         """
         reach = _ORDER[_ORDER.index(home) :]
         ranked = self._ranked(wanted)
-        within = [(source, found) for source, found in ranked if source.name in reach]
-        asked = [(source, found) for source, found in within if wanted.is_from(found.source, found.namespace)]
+        asked = [pair for pair in ranked if _is_asked(wanted, *pair, reach)]
+        if not asked and wanted.item_type == "tool":
+            # Requests may call every item a tool, so without a tool of that name the name alone counts.
+            ranked = self._ranked(replace(wanted, item_type=None))
+            asked = [pair for pair in ranked if _is_asked(wanted, *pair, reach)]
         fitting = [
             (source, found)
             for source, found in asked
-            if isinstance(found, Broken) or (wanted.covers(found.version) and _has(source, found, wanted.digest))
+            if isinstance(found, BrokenFile) or (wanted.covers(found.version) and _has(source, found, wanted.digest))
         ]
         if not fitting:
             if asked:
-                found = [entry.version for _, entry in asked if isinstance(entry, Entry)]
+                found = [entry.version for _, entry in asked if isinstance(entry, Card)]
                 raise VersionNotFound(wanted.name, wanted.version or "", found=found)
             return None
         source, used = fitting[0]
-        if isinstance(used, Broken):
+        if isinstance(used, BrokenFile):
             if is_last:
                 raise used.error.with_traceback(None)
             return None
         opened = source.open(used)
         if opened is None:
             return None
-        others = [(place, entry) for place, entry in ranked if isinstance(entry, Entry) and entry is not used]
+        others = [(place, entry) for place, entry in ranked if isinstance(entry, Card) and entry is not used]
         stamps = tuple((entry.path, place.stamp(entry)) for place, entry in others)
-        # Whoever asks by identity knows of the others.
+        # A caller that asks by identity knows of the others.
         hidden = () if wanted.source else tuple(_hiding(used, others, opened.tool.digest))
         compared = () if wanted.source else tuple(_hidden(used, others))
         stamps += tuple(stamp for place, entry in compared for stamp in _stamps_of(place, entry))
-        rivals = [entry for entry in (used, *hidden) if entry.source == "mcp"] if used.source == "mcp" else []
+        is_offered = SOURCE_TRAITS[used.source].is_offered
+        rivals = [entry for entry in (used, *hidden) if is_offered and SOURCE_TRAITS[entry.source].is_offered]
         return _Choice(
             opened,
-            tuple(_sentence(used, entry) for entry in hidden),
+            tuple(self._sentence(used, entry) for entry in hidden),
             (*opened.stamps, *stamps),
             tuple(_full_name(entry) for entry in rivals) if len(rivals) > 1 else (),
         )
 
-    def _ranked(self, ref: Ref) -> list[tuple[ItemSource, Entry | Broken]]:
-        """Return all that answers to a name, what is used first; broken files count where a source has nothing else."""
-        ranked: list[tuple[ItemSource, Entry | Broken]] = []
+    def _ranked(self, ref: Ref) -> list[tuple[ItemSource, Card | BrokenFile]]:
+        """Return everything with a name, the one in use first; broken files count if a source has nothing else."""
+        ranked: list[tuple[ItemSource, Card | BrokenFile]] = []
+        kind, asked, sheets = ref.item_type, replace(ref, item_type=None), self.sheets
         for source in self._sources:
-            entries = source.named(ref)
+            entries = [one for one in source.named(asked) if kind in {None, sheets.item_type(one.tool_type)}]
             ranked += [(source, entry) for entry in entries]
             if not entries:
-                ranked += [(source, broken) for broken in source.broken() if broken.stem == ref.name]
+                broken = (one for one in source.broken() if one.stem == ref.name)
+                ranked += [
+                    (source, one) for one in broken if kind is None or sheets.item_type_in(one.kind) in {None, kind}
+                ]
         if self.is_reserved(ref.name):
-            ranked.sort(key=lambda pair: pair[0].name != "builtin")
+            ranked.sort(key=lambda pair: not SOURCE_TRAITS[pair[0].name].is_built_in)
         return ranked
+
+    def _sentence(self, used: Card, hidden: Card) -> str:
+        where = "" if hidden.path == hidden.identity else f" ({hidden.path})"
+        kind = self.sheets.item_type(hidden.tool_type)
+        how = f"; `item_type: {kind}` asks for that one" if kind != self.sheets.item_type(used.tool_type) else ""
+        return f"{used.identity} is used, and hides {hidden.identity}{where}{how}"
+
+
+def _is_asked(wanted: Ref, home: ItemSource, found: Card | BrokenFile, reach: Collection[Source]) -> bool:
+    return home.name in reach and wanted.is_from(found.source, found.namespace)
 
 
 @cache
 def _link_types() -> frozenset[str]:
-    # By the built-in sheets alone: a project that changes a sheet must not thereby free a name.
-    return frozenset(kind for sheet in load_sheets().by_type.values() for kind in sheet.executor_types)
+    # Use the built-in type specs only: a project that changes a spec must not free a reserved name.
+    return frozenset(kind for sheet in load_type_specs().by_type.values() for kind in sheet.executor_types)
 
 
-def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
+def _is_same(home: ItemSource, entry: Card, digest: str) -> bool:
     try:
         other = home.open(entry)
     except KiwiError:
@@ -363,10 +489,10 @@ def _is_same(home: ItemSource, entry: Entry, digest: str) -> bool:
     return other is not None and other.tool.digest == digest
 
 
-def _stamps_of(home: ItemSource, entry: Entry) -> Stamps:
+def _stamps_of(home: ItemSource, entry: Card) -> Stamps:
     """Return the stamps of all files by which an item was found to be the same as another one or not."""
     try:
-        opened = home.open(entry) if entry.source != "mcp" else None
+        opened = None if SOURCE_TRAITS[entry.source].is_offered else home.open(entry)
     except KiwiError:
         return ()
     return opened.stamps if opened else ()
@@ -388,23 +514,26 @@ def _offered_no_more(name: str, servers: Sequence[str]) -> ToolNotFound:
     return fault
 
 
-def _hidden(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]]) -> Iterator[tuple[ItemSource, Entry]]:
-    """Give those that answer to the same name and are not used; of a published item, the version that would be."""
-    seen: set[tuple[Source, str]] = {(used.source, used.namespace)} if used.source == "registry" else set()
+def _hidden(used: Card, ranked: Sequence[tuple[ItemSource, Card]]) -> Iterator[tuple[ItemSource, Card]]:
+    """Yield the entries of the same name that are not used; of a published item, the version that would be used."""
+    seen: set[tuple[Source, str]] = (
+        {(used.source, used.namespace)} if SOURCE_TRAITS[used.source].is_published else set()
+    )
     for home, entry in ranked:
         key = (entry.source, entry.namespace)
         if entry is not used and key not in seen:
             yield home, entry
-        if entry.source == "registry":
+        if SOURCE_TRAITS[entry.source].is_published:
             seen.add(key)
 
 
-def _hiding(used: Entry, ranked: Sequence[tuple[ItemSource, Entry]], digest: str) -> Iterator[Entry]:
-    """Give what is hidden and worth telling: an equal copy is not, nor what the owner has not accepted."""
+def _hiding(used: Card, ranked: Sequence[tuple[ItemSource, Card]], digest: str) -> Iterator[Card]:
+    """Yield the hidden entries that are worth reporting: no equal copies, and none that the owner has not accepted."""
     for home, entry in _hidden(used, ranked):
         # Two servers that describe a tool in the same words are still two, with an account each perhaps.
-        is_told = is_accepted(entry) if entry.source == "mcp" else not _is_same(home, entry, digest)
-        if is_told:
+        is_offered = SOURCE_TRAITS[entry.source].is_offered
+        is_reported = is_accepted(entry) if is_offered else not _is_same(home, entry, digest)
+        if is_reported:
             yield entry
 
 
@@ -420,14 +549,14 @@ def _refuse_ambiguous(choice: _Choice) -> None:
         )
 
 
-def _has(home: ItemSource, entry: Entry, digest: str) -> bool:
+def _has(home: ItemSource, entry: Card, digest: str) -> bool:
     return not digest or _is_same(home, entry, digest)
 
 
 def sources_of(
     space: Space,
     registry: Callable[[], Registry] | None = None,
-    definitions: Callable[[], Definitions | None] | None = None,
+    definitions: Callable[[], McpDefinitions | None] | None = None,
 ) -> Sequence[ItemSource]:
     """Return the sources of a space, in the order in which short names resolve."""
     trust_file = space.user / TRUST_FILE
@@ -436,15 +565,10 @@ def sources_of(
     builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", rest=1.0)
     published = (RegistrySource(registry, space.cache, trust_file),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
-    # In the folder above the user's own `.ai`, what is there is the user's, by the names that it has everywhere else.
+    # In the folder above the user's own `.ai`, the items are the user's, with the same names as everywhere else.
     is_one = space.user.resolve() == space.project_ai.resolve()
     return (*(() if is_one else (project,)), user, *published, *offered, builtin)
 
 
-def _sentence(used: Entry, hidden: Entry) -> str:
-    where = "" if hidden.path == hidden.identity else f" ({hidden.path})"
-    return f"{used.identity} is used, and hides {hidden.identity}{where}"
-
-
-def _full_name(entry: Entry) -> str:
+def _full_name(entry: Card) -> str:
     return entry.identity.partition("@")[0]

@@ -1,4 +1,4 @@
-"""Chains: from a tool down its executors to a primitive, and the rules for what may stand on what."""
+"""Chains: from a tool down its executors to a primitive, and the rules for which types can be executors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kiwi_mcp.domain.errors import ChainCycle, ChainMistyped, ChainTooDeep
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.manifest.check import HELD, STARTS
+from kiwi_mcp.domain.items import SUBPROCESS, Tool, TypeTraits
 from kiwi_mcp.manifest.formats import formats_for
+from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.permissions import permission_faults
-from kiwi_mcp.manifest.schema import faults
-from kiwi_mcp.manifest.sheets import Sheet, Sheets
+from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
 MAX_LINKS = 16
 
 
 def walk(tool: Tool, below: Callable[[Sequence[Tool]], Tool]) -> tuple[Tool, ...]:
-    """Return a tool and all that it stands on; `below` gives the executor of the last of some links."""
+    """Return a tool and all of its executors; `below` returns the executor of the last link."""
     links = [tool]
     while links[-1].manifest.executor:
         following = below(links)
@@ -30,17 +29,17 @@ def walk(tool: Tool, below: Callable[[Sequence[Tool]], Tool]) -> tuple[Tool, ...
     return tuple(links)
 
 
-def judge(links: Sequence[Tool], sheets: Sheets) -> Sheet:
-    """Return the sheet of the top link once every link is found to stand where its type may stand."""
+def traits_of(links: Sequence[Tool], sheets: TypeSpecs) -> tuple[TypeTraits, ...]:
+    """Return the traits of each link's type, after checking that the type is allowed at its position."""
     found = [_sheet(links[: index + 1], sheets) for index in range(len(links))]
     for index, sheet in enumerate(found):
         for reason, suggestion in _faults(sheet, links[index:], is_top=index == 0):
             names = [link.id for link in links[: index + 2]]
             raise ChainMistyped(names, reason=reason, suggestion=suggestion)
-    return found[0]
+    return tuple(sheet.traits for sheet in found)
 
 
-def _sheet(links: Sequence[Tool], sheets: Sheets) -> Sheet:
+def _sheet(links: Sequence[Tool], sheets: TypeSpecs) -> TypeSpec:
     manifest = links[-1].manifest
     sheet = sheets.get(manifest.tool_type)
     if sheet is None:
@@ -53,10 +52,10 @@ def _sheet(links: Sequence[Tool], sheets: Sheets) -> Sheet:
     return sheet
 
 
-def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
-    """Give what the links say that their types do not allow: limits hold when a tool runs, too.
+def unsound(links: Sequence[Tool], sheets: TypeSpecs) -> Iterator[Issue]:
+    """Yield the values in the links that their types do not allow. These limits apply at run time, too.
 
-    Words that the type does not have are for the author to hear of, when the item is checked: no driver reads them.
+    Unknown keys are reported to the author when the item is checked; no driver reads them.
     """
     for link in links:
         sheet = sheets.get(link.manifest.tool_type)
@@ -65,26 +64,26 @@ def unsound(links: Sequence[Tool], sheets: Sheets) -> Iterator[Issue]:
             yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
             if "permissions" in sheet.words:  # one that is misspelt is refused when it is used, and never ignored
                 yield from permission_faults(link.manifest.config.get("permissions"))
-    top = sheets.get(links[0].manifest.tool_type)
-    for link in links if top is not None and top.driver != HELD else ():
-        # A server that is started here has a process, whatever is asked of it.
-        is_held = sheets.carries(link.manifest.tool_type, "mcp") and link.manifest.executor == STARTS
-        if link.manifest.isolation not in {None, "trusted"} and not is_held:
-            # Never weaker than asked for: what cannot be held is not run.
-            reason, fix = "asks to be held, and nothing holds items of this type", "Remove it, or use a script instead."
-            yield Issue(f"{link.id}.isolation", reason, fix)
+    top = sheets.traits(links[0].manifest.tool_type)
+    for link in links if top.lifetime != "call" else ():
+        # A server that is started here has a process, whichever of its items is called.
+        is_process = sheets.is_server(link.manifest.tool_type) and link.manifest.executor == SUBPROCESS
+        if link.manifest.isolation not in {None, "trusted"} and not is_process:
+            # Never weaker than requested: an item that cannot be isolated is not run.
+            fix = "Remove it, or use a script instead."
+            yield Issue(f"{link.id}.isolation", "asks for a sandbox, and items of this type have no process", fix)
 
 
-def _faults(sheet: Sheet, links: Sequence[Tool], *, is_top: bool) -> Iterator[tuple[str, str]]:
-    """Give the reasons why the first of some links may not stand where it does."""
+def _faults(sheet: TypeSpec, links: Sequence[Tool], *, is_top: bool) -> Iterator[tuple[str, str]]:
+    """Yield the reasons why the first of some links is not allowed at its position."""
     link, *rest = links
     wanted = f"Let {link.id!r} run on {_wanted(sheet)}."
-    if sheet.ids and (link.id not in sheet.ids or link.origin.source != "builtin"):
+    if sheet.ids and (link.id not in sheet.ids or not link.origin.is_built_in):
         # These are Kiwi's own code; a file cannot become one by saying so.
         reason = f"{link.id!r} calls itself a {sheet.type}, and those are built in: {', '.join(sheet.ids)}"
         yield reason, "Give it another type, and let it run on one of them."
     if rest and sheet.needs_executor == "none":
-        yield f"{link.id!r} is a {sheet.type}, which stands on nothing", f"Remove `executor` from {link.id!r}."
+        yield f"{link.id!r} is a {sheet.type}, which has no executor", f"Remove `executor` from {link.id!r}."
     if rest and not _carries(rest[0], sheet):
         kind = rest[0].manifest.tool_type
         yield f"{link.id!r} is a {sheet.type} and cannot run on {rest[0].id!r}, which is a {kind}", wanted
@@ -94,10 +93,10 @@ def _faults(sheet: Sheet, links: Sequence[Tool], *, is_top: bool) -> Iterator[tu
         yield f"{link.id!r} is a {sheet.type}, and a chain ends in a primitive", f"Let {link.id!r} run on one."
 
 
-def _carries(executor: Tool, sheet: Sheet) -> bool:
+def _carries(executor: Tool, sheet: TypeSpec) -> bool:
     is_of_type = not sheet.executor_types or executor.manifest.tool_type in sheet.executor_types
     return is_of_type and (not sheet.executor_ids or executor.id in sheet.executor_ids)
 
 
-def _wanted(sheet: Sheet) -> str:
+def _wanted(sheet: TypeSpec) -> str:
     return " or ".join([f"`{name}`" for name in sheet.executor_ids] or [f"a {kind}" for kind in sheet.executor_types])

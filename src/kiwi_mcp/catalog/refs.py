@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import get_args
 
-from kiwi_mcp.catalog.read import bad_name
+from msgspec import Struct
+
+from kiwi_mcp.catalog.item_reader import bad_name
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.domain.items import Source
-from kiwi_mcp.domain.registry import Listed
-from kiwi_mcp.domain.version import Range, Version
-from kiwi_mcp.manifest.names import is_tool_id
+from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, ItemType, Source
+from kiwi_mcp.domain.names import Range, Version, is_tool_id
+from kiwi_mcp.domain.registry import VersionInfo
 
 _SOURCES: tuple[Source, ...] = get_args(Source)
 _MAX_LENGTH = 400
@@ -22,8 +22,7 @@ _EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(Struct, frozen=True):
     """An item by short name, by full identity, or by name and range of versions or digest."""
 
     name: str
@@ -31,10 +30,12 @@ class Ref:
     namespace: str | None = None
     version: str | None = None
     """An exact version, a range, or `sha256:` and a digest; None lets every version through."""
+    item_type: ItemType | None = None
+    """Only items of that type; a tool may be asked for in vain, and then another type is meant."""
 
     @classmethod
     def parse(cls, text: str) -> Ref:
-        """Return what a reference asks for; what can name nothing is refused."""
+        """Return the reference in a text; refuse a text that cannot name anything."""
         place, at, wanted = text[:_MAX_LENGTH].partition("@")
         *home, name = place.split("/")
         issue = bad_name(name if not home else place)
@@ -56,7 +57,12 @@ class Ref:
         """Whether an item of that source and namespace may be meant."""
         return self.source in {None, source} and self.namespace in {None, namespace}
 
-    def is_exactly(self, listed: Listed) -> bool:
+    @property
+    def published_namespace(self) -> str | None:
+        """The namespace in the registry that was asked for; None where none was."""
+        return self.namespace if SOURCE_TRAITS.get(self.source or "", NO_SOURCE).is_published else None
+
+    def is_exactly(self, listed: VersionInfo) -> bool:
         """Whether a published version was asked for by its exact number or by its digest."""
         return self.version in {listed.name.version, listed.digest}
 

@@ -1,23 +1,32 @@
-"""Releases: an item made ready to be published, and one that came from outside held against its own statement."""
+"""An item as a release, the one check of a release from elsewhere, and the releases that ship with Kiwi."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-from kiwi_mcp.catalog.folder import MANIFESTS
-from kiwi_mcp.catalog.read import bad_name, integrity_of, manifest_in, with_parameters
-from kiwi_mcp.domain.errors import ArtifactRefused, InvalidManifest, KiwiError
+from msgspec.structs import replace
+
+import kiwi_mcp
+from kiwi_mcp.catalog.folder_source import MANIFESTS
+from kiwi_mcp.catalog.item_reader import bad_name, integrity_of, load_bytes, manifest_in, read_tool, with_parameters
+from kiwi_mcp.domain.errors import ArtifactRefused, InvalidManifest, KiwiError, VersionConflict
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest, Signature, Tool, ToolFile
+from kiwi_mcp.domain.items import Manifest, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, VersionName, Visibility
-from kiwi_mcp.manifest.digest import statement_of
-from kiwi_mcp.manifest.keys import Rotation
-from kiwi_mcp.manifest.names import is_tool_id
-from kiwi_mcp.manifest.sheets import Sheets
-from kiwi_mcp.manifest.signature import (
+from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.domain.registry import (
+    BUILTIN_NAMESPACE,
+    Cursor,
+    Pin,
+    Release,
+    ReleaseFile,
+    VersionName,
+    Visibility,
+    is_same_executor,
+)
+from kiwi_mcp.manifest.signatures import (
     DETACHED,
     completed,
     is_apart,
@@ -25,8 +34,12 @@ from kiwi_mcp.manifest.signature import (
     read_rotations,
     sidecar,
     split,
+    statement_of,
 )
-from kiwi_mcp.manifest.trust import Trust, Trusted, vouch
+from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, vouch
+from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
 
 _DATA = {".yaml", ".yml", ".json", ".toml"}
 
@@ -62,7 +75,7 @@ def release_of(
     )
 
 
-def check_release(release: Release, sheets: Sheets | None = None) -> Release:
+def check_release(release: Release, sheets: TypeSpecs | None = None) -> CheckedRelease:
     """Return a release from outside with its manifest read, or refuse it where its files say other than it does.
 
     The statement is made anew from the files: only if every byte is what was hashed do the two agree.
@@ -79,31 +92,22 @@ def check_release(release: Release, sheets: Sheets | None = None) -> Release:
         for one in release.files
         if one.path != release.sidecar_path
     ]
-    said = (release.name.tool_id, release.name.version, release.executor.ref if release.executor else None)
+    stated = (release.name.tool_id, release.name.version, release.executor.ref if release.executor else None)
     found = (manifest.tool_id, manifest.version, manifest.executor)
     issues = [
-        Issue(word, f"it says {one!r}, and its manifest says {other!r}", "Publish it again from its source.")
-        for word, one, other in zip(("tool_id", "version", "executor"), said, found, strict=True)
+        Issue(field, f"it says {one!r}, and its manifest says {other!r}", "Publish it again from its source.")
+        for field, one, other in zip(("tool_id", "version", "executor"), stated, found, strict=True)
         if one != other
     ]
     if not issues and _statement(manifest, release.manifest_path, data, files) != release.statement:
         issues.append(Issue("digest", "its files are not those that were hashed", "Take it from another place."))
     if issues:
         raise ArtifactRefused(str(release.name), issues)
-    return replace(release, manifest=summary(manifest))
+    return CheckedRelease.of(release).with_manifest(summary(manifest))
 
 
-@dataclass(frozen=True, slots=True)
-class Vouched:
-    """Who vouches for a release from outside, and how their key came to be."""
-
-    trust: Trust
-    signature: Signature | None = None
-    rotations: tuple[Rotation, ...] = ()
-
-
-def vouched(release: Release, trusted: Trusted, sheets: Sheets | None = None) -> Vouched:
-    """Return who vouches for a release that was checked, in the eyes of somebody who trusts some keys."""
+def trust_of_release(release: Release, trusted: Trusted, sheets: TypeSpecs | None = None) -> ReleaseTrust:
+    """Return who vouches for a release that was checked, given a set of trusted keys."""
     data = {file.path: file.data for file in release.files}
     manifest, digest = _read(release, data, sheets), release.digest.removeprefix("sha256:")
     place = Path(release.place)
@@ -114,11 +118,11 @@ def vouched(release: Release, trusted: Trusted, sheets: Sheets | None = None) ->
         signature = read_detached(beside) if is_json else completed(signature, read_detached(beside))
     integrity = integrity_of(signature, digest, data[release.manifest_path].decode(), manifest, path=place)
     trust = vouch(manifest, digest, signature, integrity, namespace=release.name.namespace, trusted=trusted)
-    return Vouched(trust, signature, read_rotations(beside))
+    return ReleaseTrust(trust, signature, read_rotations(beside))
 
 
 def summary(manifest: Manifest) -> JsonObject:
-    """Return a manifest in its one shape, without what is empty."""
+    """Return a manifest in its canonical form, without empty fields."""
     required: JsonObject = {
         "tool_id": manifest.tool_id,
         "tool_type": manifest.tool_type,
@@ -140,10 +144,10 @@ def summary(manifest: Manifest) -> JsonObject:
         "env_config": manifest.env_config,
         "extra": manifest.extra,
     }
-    return {**required, **{word: value for word, value in others.items() if value}}
+    return {**required, **{name: value for name, value in others.items() if value}}
 
 
-def _read(release: Release, data: Mapping[str, bytes], sheets: Sheets | None) -> Manifest:
+def _read(release: Release, data: Mapping[str, bytes], sheets: TypeSpecs | None) -> Manifest:
     place = Path(release.place)
     try:
         text = data[release.manifest_path].decode()
@@ -177,3 +181,79 @@ def _statement(
         manifest_body=body.encode(),
         files=[file for file in files if file.path != manifest_path],
     )
+
+
+BUILTIN = Path(kiwi_mcp.__file__).parent / "data"
+"""The folder of what ships with Kiwi."""
+
+OFFICIAL = BUILTIN / "registry"
+"""The folder of the items that are in every registry and in no installation's own catalog."""
+
+_CREATED_AT = "2026-01-01T00:00:00.000Z"
+"""The same in every registry, whenever it was seeded: so exports of the same versions are the same bytes."""
+
+
+def seed(registry: Registry, release: str) -> None:
+    """Publish the items of this release of Kiwi, once for each registry.
+
+    A name that is already taken is left as it is, and `unseeded` reports it. So no content of a registry can prevent it
+    from being opened, and items that ship with Kiwi are never run from a registry.
+    """
+    source = f"kiwi:{release}"
+    if registry.cursor(source).seq:
+        return
+    releases = tuple(map(CheckedRelease.of, seeds()))
+    try:
+        registry.publish(releases, is_seeding=True)
+    except VersionConflict:
+        taken = {*unseeded(registry)}
+        registry.publish([one for one in releases if one.name not in taken], is_seeding=True)
+    registry.set_cursor(source, Cursor(registry.head()))
+
+
+def unseeded(registry: Registry) -> Sequence[VersionName]:
+    """Return the names of this release of Kiwi under which a registry holds something else."""
+    stored = {one.name: one for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
+    return [
+        one.name
+        for one in seeds()
+        if (known := stored.get(one.name))
+        and not (known.digest == one.digest and is_same_executor(known.executor, one.executor))
+    ]
+
+
+@cache
+def shipped_digests() -> frozenset[str]:
+    """Return the digests of all that this release of Kiwi brings along."""
+    return frozenset(release.digest for release in seeds())
+
+
+def seeds() -> Iterator[Release]:
+    """Yield a release of each item, executors before the items that use them."""
+    links = [_tool(path, BUILTIN) for path in sorted((BUILTIN / "tools").rglob("*.yaml"))]
+    servers = [_tool(path, OFFICIAL) for path in sorted((OFFICIAL / "tools").rglob("*.yaml"))]
+    pins = {tool.id: _pin(tool) for tool in links}
+    for tool in sorted(links, key=lambda link: link.manifest.executor is not None):
+        yield replace(_release(tool, pins), is_builtin=True)
+    for tool in servers:
+        yield _release(tool, pins)
+
+
+def _tool(path: Path, base: Path) -> Tool:
+    return read_tool(path, source="builtin", base=base, sheets=load_type_specs())
+
+
+def _pin(tool: Tool) -> Pin:
+    return Pin(tool.id, VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version), f"sha256:{tool.digest}")
+
+
+def _release(tool: Tool, pins: dict[str, Pin]) -> Release:
+    executor = tool.manifest.executor
+    made = release_of(
+        tool,
+        {file.path: load_bytes(tool, file) for file in tool.files},
+        namespace=BUILTIN_NAMESPACE,
+        place=tool.origin.place,
+        executor=replace(pins[tool.manifest.executor_id or ""], ref=executor) if executor else None,
+    )
+    return replace(made, is_official=True, published_by=BUILTIN_NAMESPACE, created_at=_CREATED_AT)

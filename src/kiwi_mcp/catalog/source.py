@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from kiwi_mcp.catalog.entry import Broken, Entry, broken_of, entry_of
-from kiwi_mcp.catalog.files import MISSING, Stamp, are_fresh, settled, stamp_of, unreadable
-from kiwi_mcp.catalog.folder import MANIFESTS, Listing, list_base, list_folder
-from kiwi_mcp.catalog.read import Opened, open_tool, read_head
+from msgspec import Struct
+
+from kiwi_mcp.catalog.folder_source import MANIFESTS, FolderListing, kind_of, list_base, list_folder, stem_of
+from kiwi_mcp.catalog.item_reader import OpenedItem, card_of, open_tool, read_head
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.catalog.saved import Saved, load, place_for, save
+from kiwi_mcp.catalog.source_cache import FolderSnapshot, load, place_for, save
+from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.registry import Pin
-from kiwi_mcp.manifest.sheets import Sheets
+from kiwi_mcp.manifest.files import MISSING, FileStamp, settled, stamp_of, unreadable
+from kiwi_mcp.manifest.type_specs import ItemFolder, TypeSpecs
+from kiwi_mcp.store.registry.registry import Registry
 
 _KEPT_OPEN = 4_096
 _WATCHED = 200
 """How many files that hold no item are looked at again by every call."""
 _SAVE_SHARE = 200
+
+
+class BrokenFile(Struct, frozen=True):
+    """A file that looks like an item and cannot be read as one, and why."""
+
+    source: Source
+    namespace: str
+    path: str
+    kind: str
+    """The folder it was found under, as that of a `Card`."""
+    stem: str
+    error: KiwiError
 
 
 class ItemSource(Protocol):
@@ -38,52 +53,58 @@ class ItemSource(Protocol):
 
     @property
     def mark(self) -> str:
-        """A text that is another one for other items, in whichever process; empty where nobody can tell."""
+        """A text that changes with the items and is the same in every process; empty if that is not known."""
 
-    def sync(self, sheets: Sheets) -> int:
+    def registry(self) -> Registry | None:
+        """Return the registry that the items are published in, if they are and it can be opened."""
+
+    def sync(self, sheets: TypeSpecs) -> int:
         """Notice what was added or removed, and return a number that changes when an entry does."""
 
-    def refresh(self, sheets: Sheets) -> int:
+    def refresh(self, sheets: TypeSpecs) -> int:
         """Notice every change, and return the same number."""
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[Card]:
         """Return every item, as of the last refresh."""
 
-    def broken(self) -> Sequence[Broken]:
-        """Return what could not be read, as of the last refresh."""
+    def broken(self) -> Sequence[BrokenFile]:
+        """Return the files that could not be read, as of the last refresh."""
 
-    def named(self, ref: Ref) -> Sequence[Entry]:
+    def named(self, ref: Ref) -> Sequence[Card]:
         """Return the items that a reference may mean as they are now, the one it means first."""
 
     def withdrawn(self, ref: Ref) -> Sequence[str]:
         """Return the versions that a reference would mean had they not been taken out of use."""
 
     def names(self) -> Iterable[str]:
-        """Return names that somebody who misspelt one may have meant."""
+        """Return the names to suggest for a misspelt name."""
 
     def pin(self, tool: Tool) -> Pin | None:
         """Return which executor an item was published on; None where none is recorded."""
 
     def notes(self, tool: Tool) -> Sequence[str]:
-        """Return what its publisher said of an item after it was published, a sentence each."""
+        """Return the publisher's later notes about an item, a sentence each."""
 
     @property
     def fault(self) -> KiwiError | None:
         """Why nothing can be found here now, if so."""
 
-    def stamp(self, entry: Entry) -> Stamp:
+    def stamp(self, entry: Card) -> FileStamp:
         """Return the stamp under which an entry was read."""
 
-    def open(self, entry: Entry) -> Opened | None:
+    def open(self, entry: Card) -> OpenedItem | None:
         """Return an item in full, or None where its file no longer holds that item."""
+
+    def looks_at(self) -> tuple[Iterable[str], Iterable[str]]:
+        """Return the files and the folders that `sync` looks at."""
 
 
 class FolderSource:
     """The items in one `.ai` folder.
 
-    A call looks at the stamps of the folders that hold items, and of the files of the item that is asked for; a miss
-    or a search looks at every file. Only what changed is read again. Where nobody but an installer writes, a call looks
-    for what came or went only after so many seconds of `rest`, and at the files of its item as ever.
+    A call checks the stamps of the folders that hold items, and of the files of the requested item; a miss or a search
+    checks every file. Only changed files are read again. If only an installer writes to the folder, a call looks for
+    added and removed files only after `rest` seconds, and still checks the files of its item.
     """
 
     def __init__(
@@ -103,14 +124,14 @@ class FolderSource:
         self._cache = cache
         self._rest = rest
         self._next_look = 0.0
-        self._sheets: Sheets | None = None
+        self._sheets: TypeSpecs | None = None
         self._place: Path | None = None
-        self._listings: dict[str, Listing] = {}
-        self._records: dict[str, tuple[Stamp, Entry | None]] = {}
+        self._listings: dict[str, FolderListing] = {}
+        self._records: dict[str, tuple[FileStamp, Card | None]] = {}
         self._itemless: dict[str, None] = {}
-        self._names: dict[str, dict[str, Entry]] = {}
-        self._broken: dict[str, Broken] = {}
-        self._opened: dict[str, Opened] = {}
+        self._names: dict[str, dict[str, Card]] = {}
+        self._broken: dict[str, BrokenFile] = {}
+        self._opened: dict[str, OpenedItem] = {}
         self._generation = 0
         self._unsaved = 0
 
@@ -129,7 +150,10 @@ class FolderSource:
         """Nothing: what files hold is known once they were looked at."""
         return ""
 
-    def sync(self, sheets: Sheets) -> int:
+    def registry(self) -> Registry | None:
+        """Return None: files are not published."""
+
+    def sync(self, sheets: TypeSpecs) -> int:
         """Notice files and folders that came or went."""
         if sheets is not self._sheets:
             self._start(sheets)
@@ -149,7 +173,7 @@ class FolderSource:
         if self._unsaved:
             self._save()
 
-    def refresh(self, sheets: Sheets) -> int:
+    def refresh(self, sheets: TypeSpecs) -> int:
         """Notice every change: the stamp of every file is looked at."""
         self._next_look = 0.0
         self.sync(sheets)
@@ -158,15 +182,15 @@ class FolderSource:
         self._save()
         return self._generation
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[Card]:
         """Return every item, as of the last refresh."""
         return [entry for _, entry in self._records.values() if entry is not None]
 
-    def broken(self) -> Sequence[Broken]:
-        """Return what could not be read, as of the last refresh."""
+    def broken(self) -> Sequence[BrokenFile]:
+        """Return the files that could not be read, as of the last refresh."""
         return tuple(self._broken.values())
 
-    def named(self, ref: Ref) -> Sequence[Entry]:
+    def named(self, ref: Ref) -> Sequence[Card]:
         """Return the items that a reference may mean as they are now, the newest version first."""
         for path in tuple(self._names.get(ref.name, ())):
             self._look(path)
@@ -183,7 +207,7 @@ class FolderSource:
         return self._names
 
     def pin(self, tool: Tool) -> Pin | None:
-        """Return nothing: a file says by name what it stands on."""
+        """Return None: a file names its executor."""
 
     def notes(self, tool: Tool) -> Sequence[str]:  # noqa: ARG002 - sources have one port
         """Return nothing: files are not published."""
@@ -194,14 +218,14 @@ class FolderSource:
         """Nothing: a folder that is not there is empty."""
         return None
 
-    def stamp(self, entry: Entry) -> Stamp:
+    def stamp(self, entry: Card) -> FileStamp:
         """Return the stamp under which an entry was read."""
         return self._records[entry.path][0]
 
-    def open(self, entry: Entry) -> Opened | None:
+    def open(self, entry: Card) -> OpenedItem | None:
         """Return an item in full, or None where its file no longer holds that item."""
         known = self._opened.get(entry.path)
-        if known is None or not are_fresh(known.stamps):
+        if known is None or not known.is_fresh:
             if len(self._opened) >= _KEPT_OPEN:
                 self._opened.clear()
             known = self._open(Path(entry.path))
@@ -211,7 +235,11 @@ class FolderSource:
         self._read(entry.path)
         return None
 
-    def _open(self, path: Path) -> Opened:
+    def looks_at(self) -> tuple[Iterable[str], Iterable[str]]:
+        """Return the files without an item and the folders that `sync` looks at."""
+        return tuple(islice(self._itemless, _WATCHED)), tuple(self._listings)
+
+    def _open(self, path: Path) -> OpenedItem:
         return open_tool(
             path,
             source=self._name,
@@ -221,7 +249,7 @@ class FolderSource:
             trust_file=self._trust_file,
         )
 
-    def _start(self, sheets: Sheets) -> None:
+    def _start(self, sheets: TypeSpecs) -> None:
         # Another set of types reads every manifest anew.
         self._sheets = sheets
         self._place = place_for(self._cache, self._base, sheets) if self._cache else None
@@ -236,7 +264,7 @@ class FolderSource:
         for path, (stamp, entry) in saved.records.items():
             self._records[path] = (stamp, entry)
             self._enter(path, entry)
-        # What is broken is not kept: it is read again, so that the error is there to be shown.
+        # Broken files are not cached: they are read again, so that the error can be shown.
         for listing in saved.listings.values():
             self._report(listing)
             for path in listing.places:
@@ -244,8 +272,10 @@ class FolderSource:
                     self._read(path)
 
     def _list(self, path: str, kind: str = "", depth: int = 0) -> None:
-        old = self._listings.get(path) or Listing(kind, depth, MISSING)
-        new = list_folder(path, kind=old.kind, depth=old.depth) if old.kind else list_base(path)
+        old = self._listings.get(path) or FolderListing(kind, depth, MISSING)
+        folders = self._folders()
+        home = folders.get(old.kind)
+        new = list_folder(path, home=home, depth=old.depth) if home else list_base(path, folders)
         self._unsaved += new != old
         self._listings[path] = new
         for gone in {*old.places, *(where for where, _ in old.oddities)} - {*new.places}:
@@ -259,6 +289,9 @@ class FolderSource:
             if folder not in self._listings:
                 self._list(folder, new.kind or folder.rpartition("/")[2], new.depth + 1 if new.kind else 0)
 
+    def _folders(self) -> Mapping[str, ItemFolder]:
+        return self._sheets.folders_of(self._name) if self._sheets else {}
+
     def _drop(self, folder: str) -> None:
         listing = self._listings.pop(folder, None)
         if listing is not None:
@@ -267,7 +300,7 @@ class FolderSource:
             for inner in listing.folders:
                 self._drop(inner)
 
-    def _report(self, listing: Listing) -> None:
+    def _report(self, listing: FolderListing) -> None:
         for path, reason in listing.oddities:
             self._broken[path] = self._broken_of(path, unreadable(Path(path), reason))
 
@@ -292,13 +325,14 @@ class FolderSource:
             broken = self._broken_of(path, error)
         else:
             if head is not None:
-                entry = entry_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
+                entry = card_of(head, Path(path), base=self._base, source=self._name, namespace=self._namespace)
         self._keep(path, stamp, entry, broken)
 
-    def _broken_of(self, path: str, error: KiwiError) -> Broken:
-        return broken_of(path, error, source=self._name, namespace=self._namespace)
+    def _broken_of(self, path: str, error: KiwiError) -> BrokenFile:
+        place = Path(path)
+        return BrokenFile(self._name, self._namespace, path, kind_of(place, self._base), stem_of(place), error)
 
-    def _keep(self, path: str, stamp: Stamp, entry: Entry | None, broken: Broken | None) -> None:
+    def _keep(self, path: str, stamp: FileStamp, entry: Card | None, broken: BrokenFile | None) -> None:
         old = self._records.get(path, (MISSING, None))
         self._unsaved += old[0] != stamp
         if old[1] == entry and broken is None and path not in self._broken:
@@ -310,7 +344,7 @@ class FolderSource:
             self._broken[path] = broken
         self._enter(path, entry)
 
-    def _enter(self, path: str, entry: Entry | None) -> None:
+    def _enter(self, path: str, entry: Card | None) -> None:
         if entry is None:
             self._itemless[path] = None
         else:
@@ -331,5 +365,5 @@ class FolderSource:
         # Writing costs as much as there are items, so a change or two among thousands is read again instead.
         if self._place and self._unsaved * _SAVE_SHARE > len(self._records):
             kept = {path: record for path, record in self._records.items() if path not in self._broken}
-            save(self._place, Saved(self._listings, kept))
+            save(self._place, FolderSnapshot(self._listings, kept))
             self._unsaved = 0

@@ -1,1 +1,1 @@
-"""The words: frozen types, pure functions and errors. Imports nothing else of Kiwi."""
+"""Frozen types, pure functions and errors. This package imports no other package of Kiwi."""

@@ -1,4 +1,4 @@
-"""Closing: things that are let go of at the end of an `async with` block."""
+"""Objects that an `async with` block closes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Self
 
 
 class Block:
-    """An `async with` block that closes what it opened."""
+    """An object that an `async with` block closes at its end."""
 
     async def aclose(self) -> None:
-        """Let go."""
+        """Close the object."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Everything Kiwi may refuse, as one family grouped by what the caller can do about it.
+"""The errors of Kiwi, one family, grouped by the next step of the caller.
 
 Nothing ran: raise one of these. Something ran: return an `Outcome`.
 
@@ -12,7 +12,7 @@ KiwiError
 │   ├── RemoteNotFound
 │   ├── TopicNotFound
 │   └── VerbNotFound
-├── Invalid             mend what was sent
+├── Invalid             fix what was sent
 │   ├── InvalidManifest
 │   ├── InvalidArguments
 │   ├── InvalidRequest
@@ -61,6 +61,7 @@ KiwiError
 │   ├── VersionConflict
 │   ├── VersionSealed
 │   └── ReservedName
+├── ToolFailed          look at the tool's message and logs; only the Python API raises it
 └── Internal            report the incident id
 """
 
@@ -100,7 +101,7 @@ class KiwiError(Exception):
 
 
 class NotFound(KiwiError):
-    """What was named is not here."""
+    """The named thing does not exist."""
 
     code, error, http_status, exit_code = "not_found", "Not found", 404, 3
 
@@ -214,13 +215,13 @@ class VerbNotFound(NotFound):
 
 
 class Invalid(KiwiError):
-    """What was sent cannot be used as it is."""
+    """The input is invalid."""
 
     code, error, http_status, exit_code = "invalid", "Invalid", 400, 4
 
 
 class InvalidManifest(Invalid):
-    """An item whose manifest has faults; all of them are listed."""
+    """The manifest of an item has issues; all of them are listed."""
 
     code, error = "invalid_manifest", "Invalid metadata"
 
@@ -228,13 +229,13 @@ class InvalidManifest(Invalid):
         self.issues = tuple(issues)
         super().__init__(
             listing(f"{what} has", self.issues),
-            suggestion="Mend each issue as its `fix` says, then validate again.",
+            suggestion="Fix each issue as its `fix` says, then validate again.",
             issues=[issue.to_json() for issue in self.issues],
         )
 
 
 class InvalidArguments(Invalid):
-    """Parameters that do not fit the tool's schema; all faults are listed."""
+    """Parameters do not match the schema of the tool; all issues are listed."""
 
     code, error = "invalid_input", "Invalid parameters"
 
@@ -249,7 +250,7 @@ class InvalidArguments(Invalid):
 
 
 class InvalidRequest(Invalid):
-    """A verb was called with words it does not have."""
+    """A verb was called with invalid arguments."""
 
     code, error = "invalid_request", "Invalid request"
 
@@ -287,7 +288,7 @@ class TooLarge(Invalid):
 
 
 class NotCallable(Invalid):
-    """The item exists and is not something that can be run."""
+    """The item exists and cannot be run."""
 
     code, error = "not_callable", "Not callable"
 
@@ -295,13 +296,13 @@ class NotCallable(Invalid):
         named = f", such as {', '.join(f'`{name}`' for name in instead)}" if instead else ""
         super().__init__(
             f"{tool_id!r} is a {tool_type}: {why}.",
-            suggestion=f"Load it to read it, or run an item that stands on it{named}.",
+            suggestion=f"Load it to read it, or run an item that uses it{named}.",
             tool_id=tool_id,
         )
 
 
 class ChainCycle(Invalid):
-    """A chain of executors that comes back to itself."""
+    """A chain of executors has a cycle."""
 
     code, error = "chain_cycle", "Executor cycle"
 
@@ -314,7 +315,7 @@ class ChainCycle(Invalid):
 
 
 class ChainTooDeep(Invalid):
-    """A chain of more links than the limit."""
+    """A chain has more links than the limit."""
 
     code, error = "chain_too_deep", "Executor chain too deep"
 
@@ -328,7 +329,7 @@ class ChainTooDeep(Invalid):
 
 
 class ChainMistyped(Invalid):
-    """A link of a type that may not stand there."""
+    """A link has a type that is not allowed in its place."""
 
     code, error = "chain_mistyped", "Wrong executor type"
 
@@ -337,7 +338,7 @@ class ChainMistyped(Invalid):
 
 
 class Untrusted(KiwiError):
-    """Content is not what was vouched for."""
+    """The content is not the trusted one."""
 
     code, error, http_status, exit_code = "untrusted", "Untrusted", 403, 5
 
@@ -350,7 +351,7 @@ class IntegrityMismatch(Untrusted):
     def __init__(self, tool_id: str, *, expected: str, actual: str, where: str) -> None:
         super().__init__(
             f"{tool_id!r} was changed after it was signed ({where}).",
-            suggestion=f"Look at what changed; if it is yours, re-sign with `action: sign` (`kiwi sign {tool_id}`).",
+            suggestion=f"Look at what changed. If it is right, the owner signs again: `kiwi sign {tool_id}`.",
             tool_id=tool_id,
             expected=expected,
             actual=actual,
@@ -364,7 +365,7 @@ class LockMismatch(Untrusted):
 
     def __init__(self, tool_id: str, changes: Sequence[str]) -> None:
         super().__init__(
-            f"{tool_id!r} no longer stands on what the lockfile recorded: {'; '.join(changes)}.",
+            f"{tool_id!r} no longer has the chain in the lockfile: {'; '.join(changes)}.",
             suggestion="Look at what changed, then sign the tool again to record it, or run without --frozen.",
             tool_id=tool_id,
             changes=list(changes),
@@ -372,7 +373,7 @@ class LockMismatch(Untrusted):
 
 
 class ArtifactRefused(Untrusted):
-    """What came from outside is not what it says it is; nothing of it was kept."""
+    """The content of an artifact does not match its description; nothing of it was stored."""
 
     code, error = "artifact_refused", "Artifact refused"
 
@@ -406,7 +407,7 @@ class SignatureRefused(Untrusted):
 
 
 class DefinitionChanged(Untrusted):
-    """An MCP server describes an item otherwise than when the owner accepted it."""
+    """An MCP server changed the definition of an item after the owner accepted it."""
 
     code, error = "definition_changed", "Definition changed"
 
@@ -454,13 +455,13 @@ class AddressDenied(Denied):
 
 
 class SecretNotGranted(Denied):
-    """A stored secret is not granted to the item, the host or the form that asks for it."""
+    """A secret is not granted to the item, the host or the form that asks for it, or the item may have no variables."""
 
     code, error = "secret_not_granted", "Secret not granted"
 
 
 class ApprovalRequired(Denied):
-    """The owner has to say yes first; the question is kept, and nothing was done."""
+    """The owner must approve first; the question is stored, and nothing was done."""
 
     code, error = "approval_required", "Approval required"
 
@@ -478,7 +479,7 @@ class ApprovalRequired(Denied):
 
 
 class ApprovalsWaiting(Denied):
-    """So many questions wait for the owner, or come so fast, that no more are asked."""
+    """Too many questions wait for the owner, or they come too fast; no more are asked."""
 
     code, error = "approvals_waiting", "Too many questions"
 
@@ -506,7 +507,7 @@ class NamespaceDenied(Denied):
 
 
 class Unacknowledged(Denied):
-    """Nobody whom the owner trusts vouches for what was to be installed, and the owner did not say to take it."""
+    """The release has no trusted signature, and the owner did not acknowledge that."""
 
     code, error = "acknowledgement_required", "Acknowledgement required"
 
@@ -518,19 +519,19 @@ class TokenRefused(Denied):
 
 
 class TokenExpired(TokenRefused):
-    """A token that its issuer has signed, and whose time is over: its client has to renew it."""
+    """A token with a valid signature of its issuer that has expired: the client has to renew it."""
 
     code, error = "token_expired", "Token expired"
 
 
 class TooManyTries(TokenRefused):
-    """Wrong tokens come faster than people mistype them."""
+    """Wrong tokens arrive too fast."""
 
     code, error, http_status = "too_many_tries", "Too many tries", 429
 
 
 class Unavailable(KiwiError):
-    """Something that the call needs is not there now."""
+    """Something that the call needs is not available now."""
 
     code, error, http_status, exit_code = "unavailable", "Unavailable", 503, 7
 
@@ -542,7 +543,7 @@ class Unanswered(Unavailable):
 
     def __init__(self, methods: Sequence[str], *, message: str = "", suggestion: str = "") -> None:
         super().__init__(
-            message or f"The tool asks a question ({', '.join(methods)}), and nobody is there to answer it.",
+            message or f"The tool asks a question ({', '.join(methods)}), and the caller cannot answer it.",
             suggestion=suggestion
             or "Call it with parameters that leave no question open, or from a client that can be asked.",
             asked=list(methods),
@@ -550,7 +551,7 @@ class Unanswered(Unavailable):
 
 
 class LoginRequired(Unavailable):
-    """A server wants its owner to log in first, or to allow more."""
+    """A server requires a login, or more scopes."""
 
     code, error = "login_required", "Login required"
 
@@ -576,7 +577,7 @@ class CommandMissing(Unavailable):
 
 
 class IsolationUnavailable(Unavailable):
-    """What a tool must be held by is missing on this machine or failed; the tool was not run."""
+    """The isolation that a tool requires is missing on this machine or failed; the tool was not run."""
 
     code, error = "isolation_unavailable", "Isolation unavailable"
 
@@ -628,7 +629,7 @@ class RequestFailed(Unavailable):
 
 
 class TooSlow(RequestFailed):
-    """A body that does not come."""
+    """A body did not arrive in time."""
 
     code, error, http_status = "too_slow", "Too slow", 408
 
@@ -646,7 +647,7 @@ class StoreDamaged(Unavailable):
 
 
 class StoreNewer(Unavailable):
-    """The store was written by a newer Kiwi, and is left alone."""
+    """The store was written by a newer Kiwi and is not changed."""
 
     code, error = "store_newer", "Store is newer"
 
@@ -685,9 +686,10 @@ class VersionConflict(Conflict):
     code, error = "version_conflict", "Version conflict"
 
     def __init__(self, conflicts: Sequence[str]) -> None:
-        told = ", ".join(conflicts[:10]) + (f" and {len(conflicts) - 10} more" if len(conflicts) > 10 else "")  # noqa: PLR2004 - ten fit in a sentence
+        names = ", ".join(conflicts[:10]) + (f" and {len(conflicts) - 10} more" if len(conflicts) > 10 else "")  # noqa: PLR2004 - ten fit in a sentence
         super().__init__(
-            f"Published already, with other content or on another executor: {told}. A published version never changes.",
+            f"Published already, with other content or on another executor: {names}. "
+            "A published version never changes.",
             suggestion="Give the changed item a new version (`version:` in its manifest), then publish that.",
             conflicts=list(conflicts),
         )
@@ -701,7 +703,7 @@ class VersionSealed(Conflict):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} is published, and what is published stays as it is.",
-            suggestion="Publish a new version, or yank this one so that nobody picks it up any more.",
+            suggestion="Publish a new version, or yank this one, so that it is no longer selected.",
             name=name,
         )
 
@@ -719,8 +721,19 @@ class ReservedName(Conflict):
         )
 
 
+class ToolFailed(KiwiError):
+    """The tool ran and did not succeed; `answer` is the whole answer, with its logs."""
+
+    code, error, http_status, exit_code = "execution_failed", "Execution failed", 422, 2
+
+    def __init__(self, answer: JsonObject) -> None:
+        message, suggestion = answer.get("message"), answer.get("suggestion")
+        super().__init__(str(message), suggestion=str(suggestion), tool_id=answer.get("tool_id"))
+        self.answer = answer
+
+
 class Internal(KiwiError):
-    """A fault of Kiwi's own."""
+    """An internal error of Kiwi."""
 
     code, error, http_status, exit_code = "internal", "Internal error", 500, 70
 

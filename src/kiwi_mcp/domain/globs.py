@@ -1,4 +1,4 @@
-"""Globs: what the patterns of rules mean, for names, for verbs, for paths and for hosts."""
+"""Globs in rules: patterns of names, verbs, paths and hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANY = "**"
 
 
 def is_plain(pattern: str) -> bool:
-    """Whether a pattern names one thing only."""
+    """Whether a pattern matches only one name."""
     return _SPECIAL.search(pattern) is None
 
 
@@ -29,12 +29,12 @@ def fits_item(pattern: str, identity: str) -> bool:
 
 
 def fits_verb(pattern: str, verb: str) -> bool:
-    """Whether a verb fits a pattern: `execute` is all that it does, `execute.create` is one of that."""
+    """Whether a verb matches a pattern: `execute` covers all its actions, `execute.create` one of them."""
     return fits_name(pattern, verb) or fits_name(pattern, verb.partition(".")[0])
 
 
 def fits_path(pattern: str, path: str) -> bool:
-    """Whether a path fits a pattern, or lies in a folder that does.
+    """Whether a path matches a pattern, or is in a folder that does.
 
     They are compared name by name: `*` is any characters of one name, `**` any number of names.
     """
@@ -49,12 +49,12 @@ def fits_path(pattern: str, path: str) -> bool:
 
 
 def begun(pattern: str) -> frozenset[int]:
-    """Return how much of a pattern for paths is met before the first name of a path: a walk downwards begins so."""
+    """Return the initial match state of a path pattern, before the first name of a path."""
     return _passing(_segments(pattern), frozenset({0}))
 
 
 def onward(pattern: str, met: frozenset[int], name: str) -> frozenset[int]:
-    """Return how much of a pattern may be met by one name more; nothing where nothing below can fit."""
+    """Return the match state after one more name; empty if nothing below can match."""
     wanted = _segments(pattern)
     kept = {place for place in met if place < len(wanted) and wanted[place] is None}
     kept |= {place + 1 for place in met if place < len(wanted) and (one := wanted[place]) and one.match(name)}
@@ -62,7 +62,7 @@ def onward(pattern: str, met: frozenset[int], name: str) -> frozenset[int]:
 
 
 def is_met(pattern: str, met: frozenset[int]) -> bool:
-    """Whether all of a pattern is met, so that what lies below fits as well."""
+    """Whether all of a pattern is matched, so that everything below matches as well."""
     return len(_segments(pattern)) in met
 
 
@@ -85,7 +85,7 @@ def fits_host(pattern: str, host: str) -> bool:
 
 
 def address_of(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that a host is, or None where it is a name."""
+    """Return the IP address of a host, or None if it is a name."""
     try:
         return ip_address(text)
     except ValueError:
@@ -94,7 +94,7 @@ def address_of(text: str) -> IPv4Address | IPv6Address | None:
 
 @lru_cache(maxsize=4_096)
 def _expression(pattern: str) -> tuple[str, re.Pattern[str]]:
-    """Return a pattern as an expression, and its longest part that must occur as it stands: most names lack it."""
+    """Return a pattern as a regular expression, and its longest literal part, which rejects most names."""
     plain = _BRACKETS.sub("*", pattern).replace("?", "*").split("*")
     return max(plain, key=len), re.compile(translate(pattern))
 
@@ -106,7 +106,7 @@ def _segments(pattern: str) -> tuple[re.Pattern[str] | None, ...]:
 
 
 def _passing(wanted: tuple[re.Pattern[str] | None, ...], places: frozenset[int]) -> frozenset[int]:
-    """Return the places, and those behind each `**` at them, which may stand for nothing."""
+    """Return the positions, and those after each `**`, which may match nothing."""
     reached = set(places)
     for place in places:
         following = place

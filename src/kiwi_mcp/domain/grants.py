@@ -1,20 +1,21 @@
-"""Grants and rights: what somebody may use, by rules that can only be added to, and the verdict on one use."""
+"""Grants and rights: what a principal may use, and the verdict on one use. Adding a rule only narrows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
 from kiwi_mcp.domain.json import JsonObject
 
-Kind = Literal["verb", "item", "read", "write", "host", "command", "variable", "spawn"]
-"""What rules are about: verbs, items that are run, files, hosts, programs, variables, and threads that are started."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+ResourceKind = Literal["verb", "item", "read", "write", "host", "command", "variable", "spawn"]
+"""The kinds of resources in rules: verbs, items, files, hosts, programs, variables and threads."""
+KINDS: tuple[ResourceKind, ...] = get_args(ResourceKind)
 
-_FITS: Mapping[Kind, Callable[[str, str], bool]] = {
+_FITS: Mapping[ResourceKind, Callable[[str, str], bool]] = {
     **dict.fromkeys(KINDS, fits_name),
     "verb": fits_verb,
     "item": fits_item,
@@ -22,7 +23,7 @@ _FITS: Mapping[Kind, Callable[[str, str], bool]] = {
     "write": fits_path,
     "host": fits_host,
 }
-_FIELDS: Mapping[Kind, str] = {
+_FIELDS: Mapping[ResourceKind, str] = {
     "verb": "verbs",
     "item": "items",
     "read": "read",
@@ -36,16 +37,15 @@ OWNER_POLICY = "policy.yaml"
 _BUILT_IN = "builtin/"
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """Globs that allow and globs that deny. Deny wins, and the order never matters."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
 
-    def match(self, name: str, kind: Kind = "item") -> str | None:
+    def match(self, name: str, kind: ResourceKind = "item") -> str | None:
         """Return the rule that refuses `name`, empty if no rule allows it, or None where it is allowed."""
-        is_allowed, rule = ruling(self, kind, name)
+        is_allowed, rule = match_rules(self, kind, name)
         return None if is_allowed else rule
 
     def to_json(self) -> JsonObject:
@@ -54,8 +54,8 @@ class Rules:
 
 
 @lru_cache(maxsize=4_096)
-def ruling(rules: Rules, kind: Kind, name: str) -> tuple[bool, str]:
-    """Return whether rules allow something, and the one that decides; empty where none speaks of it."""
+def match_rules(rules: Rules, kind: ResourceKind, name: str) -> tuple[bool, str]:
+    """Return whether rules allow a name, and the deciding rule; empty if none matches."""
     fits = _FITS[kind]
     for pattern in rules.deny:
         if fits(pattern, name):
@@ -66,31 +66,29 @@ def ruling(rules: Rules, kind: Kind, name: str) -> tuple[bool, str]:
 
 ALL = Rules(allow=("*",))
 EVERYWHERE = Rules(allow=("**",))
-"""All below the project, which is where relative paths begin."""
+"""All paths below the project, because relative paths start there."""
 NONE = Rules()
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """What the calls of some items must meet besides: their parameters, the hours, and the days."""
+class Condition(Struct, frozen=True):
+    """Additional conditions for calls of some items: parameters, hours and days."""
 
     items: str
     parameters: JsonObject
     """For each parameter that is bounded, a JSON Schema or `{path: glob}`."""
     hours: tuple[int, int] | None = None
-    """From which minute of the day to which; where the end comes first, over midnight."""
+    """First and last minute of the day; if the end comes first, over midnight."""
     days: tuple[int, ...] = ()
-    """Of the week, Monday first; empty where every day will do."""
+    """Days of the week, Monday first; empty for every day."""
     text: str = ""
-    """As it was written."""
+    """The condition as written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What somebody may use: rules for each kind of thing. As it stands here it is the owner's where they say nothing.
+class Grant(Struct, frozen=True):
+    """What a principal may use: rules for each kind of resource. The defaults are those of an owner without a policy.
 
-    The hosts that rules allow are those beyond the public network, as long as the grant `is_public`; where it is not,
-    they are all that is reached.
+    If the grant `is_public`, the allowed hosts are reachable in addition to the public network. If not, only the
+    allowed hosts are reachable.
     """
 
     items: Rules = ALL
@@ -104,20 +102,24 @@ class Grant:
     is_public: bool = True
     conditions: tuple[Condition, ...] = ()
     name: str = OWNER_POLICY
-    """Whose it is, for whoever is refused by it."""
+    """The name of its source, which refusals show."""
     is_secretive: bool = False
-    """Whether items that it does not name are not even told of."""
+    """Whether items that it does not name are hidden completely."""
     is_whole: bool = False
-    """Whether what an item stands on must be allowed as well, but for what ships with Kiwi."""
+    """Whether the executors of an item must be allowed as well, except those that ship with Kiwi."""
+    hidden: frozenset[str] = frozenset()
+    """Items that do not exist for the principal, without their versions: `SOURCE/NAMESPACE/NAME`."""
 
-    def rules(self, kind: Kind) -> Rules:
+    def rules(self, kind: ResourceKind) -> Rules:
         """Return the rules for one kind."""
         found: Rules = getattr(self, _FIELDS[kind])
         return found
 
-    def verdict(self, kind: Kind, resource: str) -> Verdict:
+    def verdict(self, kind: ResourceKind, resource: str) -> Verdict:
         """Return whether something may be used, and by which rule."""
-        is_allowed, rule = ruling(self.rules(kind), kind, resource)
+        if kind == "item" and self.hidden and resource.partition("@")[0] in self.hidden:
+            return Deny(f"the item {resource!r} is not shown to this caller by {self.name}", "", self.name)
+        is_allowed, rule = match_rules(self.rules(kind), kind, resource)
         if is_allowed or (kind == "host" and self.is_public and not rule):
             return Allow(self.name, rule)
         return Deny(_why(kind, resource, rule, self.name), rule, self.name)
@@ -128,14 +130,13 @@ class Grant:
         return {word: rules for word, rules in shown.items() if rules}
 
 
-def nothing(name: str) -> Grant:
-    """Return a grant of nothing, which rules may then be added to."""
+def empty_grant(name: str) -> Grant:
+    """Return a grant that allows nothing, to which rules can be added."""
     return Grant(NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, is_public=False, name=name)
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """What may be used where several have a say: what every one of the grants allows. The first is the owner's."""
+class Rights(Struct, frozen=True):
+    """Rights from several grants: a use needs all of them. The first grant is that of the owner."""
 
     grants: tuple[Grant, ...] = (Grant(),)
 
@@ -144,7 +145,7 @@ class Rights:
         if not self.grants:
             raise ValueError("rights need a grant")
 
-    def verdict(self, kind: Kind, resource: str) -> Verdict:
+    def verdict(self, kind: ResourceKind, resource: str) -> Verdict:
         """Return the refusal of the first grant that refuses, else what the last one allowed it by."""
         verdict: Verdict = Allow()
         for grant in self.grants:
@@ -153,8 +154,8 @@ class Rights:
                 return verdict
         return verdict
 
-    def verdicts(self, kind: Kind, resource: str) -> tuple[Verdict, ...]:
-        """Return what each grant says."""
+    def verdicts(self, kind: ResourceKind, resource: str) -> tuple[Verdict, ...]:
+        """Return the verdict of each grant."""
         return tuple(grant.verdict(kind, resource) for grant in self.grants)
 
     @property
@@ -165,9 +166,9 @@ class Rights:
         return Rules(tuple(host for host in named if isinstance(self.verdict("host", host), Allow)), tuple(denied))
 
     def item_verdict(self, identities: Sequence[str]) -> Verdict:
-        """Return whether an item may be run, given what it stands on, itself first.
+        """Return whether an item may be run. `identities` are the item itself and then its executors.
 
-        A rule that denies an item denies all that stands on it; what was asked for is all that needs to be allowed.
+        A rule that denies an executor denies every item that uses it. Only the item itself needs to be allowed.
         """
         for grant in self.grants:
             for place, identity in enumerate(identities):
@@ -179,26 +180,30 @@ class Rights:
 
     @property
     def conditions(self) -> tuple[tuple[str, Condition], ...]:
-        """The conditions of all grants, each with whose it is."""
+        """The conditions of all grants, each with the name of its grant."""
         return tuple((grant.name, one) for grant in self.grants for one in grant.conditions)
 
 
+def hiding(items: frozenset[str], name: str, rules: Rules = ALL) -> Grant:
+    """Return a grant that hides some items, also as executors, and leaves all else to the other grants."""
+    files = Rules(allow=(*EVERYWHERE.allow, "/**"))
+    return Grant(rules, read=files, write=files, name=name, is_secretive=True, is_whole=True, hidden=items)
+
+
 def narrow(rights: Rights, grant: Grant) -> Rights:
-    """Return the rights with one grant more that has a say, so that they can only shrink."""
+    """Return the rights with one more grant, so that they can only shrink."""
     return Rights((*rights.grants, grant))
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
-    """It may go ahead, by which grant and rule where that is known."""
+class Allow(Struct, frozen=True):
+    """The use is allowed, with the grant and rule if known."""
 
     grant: str = ""
     rule: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Deny:
-    """It may not go ahead, and why."""
+class Deny(Struct, frozen=True):
+    """The use is denied, with the reason."""
 
     reason: str
     rule: str
@@ -206,11 +211,11 @@ class Deny:
 
 
 Verdict = Allow | Deny
-"""May this go ahead."""
+"""The verdict on one use."""
 
-_SAID: Mapping[Kind, str] = {**{kind: kind for kind in KINDS}, "read": "reading of", "write": "writing of"}
+_SAID: Mapping[ResourceKind, str] = {**{kind: kind for kind in KINDS}, "read": "reading of", "write": "writing of"}
 
 
-def _why(kind: Kind, name: str, rule: str, grant: str) -> str:
+def _why(kind: ResourceKind, name: str, rule: str, grant: str) -> str:
     what = f"the {_SAID[kind]} {name!r}"
     return f"{what} is denied by the rule {rule!r} of {grant}" if rule else f"no rule of {grant} allows {what}"

@@ -1,16 +1,16 @@
-"""An issue: one thing that is wrong with something an author or a caller wrote."""
+"""An issue: one error in the input of an author or a caller."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.json import JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """One fault, its place, and how to mend it.
+class Issue(Struct, frozen=True):
+    """One fault, its place, and how to fix it.
 
     `place` is a path into the thing checked (`config.url`, `parameters[0].type`, `main.py:3`), empty for the whole.
     """

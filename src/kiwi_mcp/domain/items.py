@@ -1,21 +1,115 @@
-"""Items: what an author writes, and the same with a home."""
+"""Items and their chains: `Manifest`, `Needs`, `Tool`, `TypeTraits`, `Chain`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.isolation import Level, strictest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject, text_of
-from kiwi_mcp.domain.needs import Needs
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, text_of
+
+SUBPROCESS = "subprocess"
+"""The primitive that starts processes."""
+WORDS = ("read", "write", "hosts", "commands", "client")
+CLIENT_REQUESTS = ("roots", "sampling", "questions")
+"""What an MCP server can ask of the client that calls it: its folders, its model, and its user."""
+
+
+class Needs(Struct, frozen=True):
+    """The files, hosts and programs that an item requires. What is not declared is not given."""
+
+    read: tuple[str, ...] = ()
+    """Files and folders to read: below the project, absolute, or below `~/`. A folder includes everything in it."""
+    write: tuple[str, ...] = ()
+    """Files and folders to change; they are readable too."""
+    hosts: tuple[str, ...] = ()
+    """Hosts to reach, in the format of `SandboxProfile.hosts`."""
+    commands: tuple[str, ...] = ()
+    """Programs that it starts."""
+    client: tuple[str, ...] = ()
+    """What an MCP server asks of the client that calls it, of `CLIENT_REQUESTS`."""
+
+    @classmethod
+    def from_json(cls, written: Json) -> Needs:
+        """Return the needs under `needs` in a manifest; a value that is not a list of texts counts as empty."""
+        words = as_object(written)
+        return cls(*(tuple(text for text in as_list(words.get(word)) if isinstance(text, str)) for word in WORDS))
+
+    def to_json(self) -> JsonObject:
+        """Return the needs as they are shown, without empty ones."""
+        return {word: list(asked) for word in WORDS if (asked := getattr(self, word))}
+
+
+def together(needs: Iterable[Needs]) -> Needs:
+    """Return the needs of several items at once."""
+    all_of = tuple(needs)
+    return Needs(*(tuple(dict.fromkeys(text for one in all_of for text in getattr(one, word))) for word in WORDS))
+
 
 Source = Literal["project", "user", "registry", "mcp", "builtin"]
 """Where an item was found, in the order in which short names resolve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class SourceTraits(Struct, frozen=True):
+    """What Kiwi must know of a source. Only the catalog asks for the name of a source."""
+
+    is_built_in: bool = False
+    """Its items ship with Kiwi."""
+    is_editable: bool = False
+    """Its items are files of the project or of the user, who can change them."""
+    is_in_project: bool = False
+    """Its items belong to one project: the same name is another item in another project."""
+    is_in_user_space: bool = False
+    """Its items are in the user's own folder, which every project uses."""
+    is_published: bool = False
+    """Its items are sealed versions of a registry."""
+    is_offered: bool = False
+    """Its items have no files: MCP servers offer them."""
+
+
+SOURCE_TRAITS: Mapping[str, SourceTraits] = MappingProxyType(
+    {
+        "project": SourceTraits(is_editable=True, is_in_project=True),
+        "user": SourceTraits(is_editable=True, is_in_user_space=True),
+        "registry": SourceTraits(is_published=True),
+        "mcp": SourceTraits(is_offered=True),
+        "builtin": SourceTraits(is_built_in=True),
+    }
+)
+NO_SOURCE = SourceTraits()
+"""The traits of a source that is not known."""
+ItemType: TypeAlias = str
+"""What a request calls an item: `tool`, or the type of an item that is read: `directive`, `knowledge`."""
+ResultKind: TypeAlias = Literal["data", "text", "instructions"]
+"""The kind of content that an item returns to a model: data, text or instructions."""
+Lifetime: TypeAlias = Literal["none", "call", "server"]
+"""How long the process of an item lives: it has none, one for each call, or that of a server, for many calls."""
+DefinedBy: TypeAlias = Literal["owner", "server"]
+"""Who describes an item: the author of its file, or an MCP server, which the owner has to accept first."""
+
+
+class TypeTraits(Struct, frozen=True):
+    """What the kernel and the policy must know of an item's type. They never ask for the name of a driver."""
+
+    driver: str = ""
+    """The package in `drivers/` that runs items of the type; empty if they cannot be run."""
+    lifetime: Lifetime = "none"
+    defined_by: DefinedBy = "owner"
+    result_kind: ResultKind = "data"
+
+    @property
+    def is_server(self) -> bool:
+        """Whether items of the type are servers: they cannot be run, and what they offer can."""
+        return self.lifetime == "server" and not self.driver
+
+
+class Manifest(Struct, frozen=True):
     """What an author wrote, in the one shape every placement and spelling is read into.
 
     `tool_type`, `executor`, `config` and `parameters` are canonical (old spellings resolved, parameters always a
@@ -36,6 +130,8 @@ class Manifest:
     requires: tuple[str, ...] = ()
     mutates_state: bool = False
     effect: str = ""
+    result_kind: ResultKind = "data"
+    """What its type gives to a model."""
     validation: JsonObject = field(default_factory=dict)
     env_config: JsonObject = field(default_factory=dict)
     extra: JsonObject = field(default_factory=dict)
@@ -49,12 +145,12 @@ class Manifest:
 
     @property
     def isolation(self) -> str | None:
-        """How strictly its process is to be held at least, as it was written; None where it does not say."""
+        """The minimum isolation level of its process, as it was written; None if the manifest does not set one."""
         return text_of(self.extra["isolation"]) if "isolation" in self.extra else None
 
     @property
     def needs(self) -> Needs:
-        """What of the owner's it asks for."""
+        """The files, hosts and programs of the owner that it needs."""
         return Needs.from_json(self.extra.get("needs"))
 
     @property
@@ -64,8 +160,7 @@ class Manifest:
         return word if isinstance(word, str) else self.tool_type
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFile:
+class ToolFile(Struct, frozen=True):
     """One file of an item: its path below the item's root, and the hash of its bytes."""
 
     path: str
@@ -74,21 +169,19 @@ class ToolFile:
     is_executable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(Struct, frozen=True):
     """The first line of a signed item: when, which hash, and by which scheme it was written."""
 
     timestamp: str
     hash: str
     scheme: Literal["kiwi", "rye"] = "kiwi"
     key: str = ""
-    """The public key of whoever signed, where the line says more than a hash."""
+    """The public key of the signer, if the line contains more than a hash."""
     proof: str = ""
     """The signature itself, by that key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Location(Struct, frozen=True):
     """Where an item lives: its source, the file its manifest is in, and the folder its files are below.
 
     `base` is the folder that its source begins with, an `.ai` folder for most.
@@ -106,28 +199,58 @@ class Origin:
         return self.path.name in {"tool.yaml", "tool.yml", "tool.json"}
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether the item ships with Kiwi."""
+        return SOURCE_TRAITS[self.source].is_built_in
+
+    @property
+    def is_editable(self) -> bool:
+        """Whether the item is a file of the project or of the user, which they can change."""
+        return SOURCE_TRAITS[self.source].is_editable
+
+    @property
+    def is_in_project(self) -> bool:
+        """Whether the item is in the project: the same name is another item in another project."""
+        return SOURCE_TRAITS[self.source].is_in_project
+
+    @property
+    def is_in_user_space(self) -> bool:
+        """Whether the item is in the user's own folder, which every project uses."""
+        return SOURCE_TRAITS[self.source].is_in_user_space
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the item is a sealed version of a registry."""
+        return SOURCE_TRAITS[self.source].is_published
+
+    @property
+    def server(self) -> str:
+        """The name of the MCP server that offers the item; empty for an item with files."""
+        return self.namespace if SOURCE_TRAITS[self.source].is_offered else ""
+
+    @property
     def place(self) -> str:
         """Where the file with the manifest stands below the base: `tools/mail/enricher/tool.yaml`."""
         return self.path.relative_to(self.base).as_posix()
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A manifest that has a home: its files, its origin, its digest and its signature line."""
+class Tool(Struct, frozen=True):
+    """A manifest with its files, its origin, its digest and its signature."""
 
     manifest: Manifest
-    origin: Origin
+    origin: Location
     files: tuple[ToolFile, ...] = ()
     digest: str = ""
     signature: Signature | None = None
     integrity: str = "unsigned"
-    """`unsigned`, `signed`, `builtin`, `published`, `valid:<gen>` for an old hash, `modified`,
-    `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of its own. What an MCP
-    server offers is `accepted`, `changed` since it was, or `new`."""
+    """`unsigned`, `signed` with a key, `hashed` (the line has a hash alone), `builtin`, `published`, `valid:<gen>` for
+    an old hash, `modified`, `legacy-unverifiable`. What a registry sealed is `published` where it bears no signature of
+    its own. What an MCP server offers is `accepted`, `changed` since it was, or `new`."""
     trust: str = ""
-    """Who vouches for it: `verified` (a publisher whose key the owner trusts), `owner` (the owner's own key),
-    `integrity` (a hash, so nobody), `unsigned`, `tampered`, `revoked`, `unknown_key`. Empty for what is not signed by
-    its nature: what ships with Kiwi, and what an MCP server offers."""
+    """Who vouches for it: `verified` (a publisher with a key that the owner trusts), `owner` (the owner's own key),
+    `integrity` (only a hash, without a signer), `unsigned`, `tampered`, `revoked`, `unknown_key`. Empty for items that
+    are never signed: those that ship with Kiwi, and those that an MCP server offers.
+    """
     signer: str = ""
     """The fingerprint of the key that it is signed with, where it is signed with one."""
 
@@ -135,6 +258,11 @@ class Tool:
     def id(self) -> str:
         """The short name."""
         return self.manifest.tool_id
+
+    @property
+    def item_type(self) -> ItemType:
+        """What a request calls it; a tool and a directive may have the same full name."""
+        return "tool" if self.manifest.result_kind == "data" else self.manifest.tool_type
 
     @property
     def identity(self) -> str:
@@ -146,3 +274,87 @@ class Tool:
         """The path of the file to run, below the root; empty for an item without one."""
         named = self.manifest.config.get("entrypoint")
         return named if isinstance(named, str) else ""
+
+
+class Chain(Struct, frozen=True):
+    """The links from a tool down to a primitive, the traits of their types, and notes about them for the user."""
+
+    links: tuple[Tool, ...]
+    traits: tuple[TypeTraits, ...]
+    """The traits of each link's type, in the order of the links."""
+    shadowed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """The status that publishers gave links after publication: deprecated, yanked."""
+    drift: tuple[str, ...] = ()
+    """How the chain differs from the one its tool was published on."""
+    faults: tuple[Issue, ...] = ()
+    """Issues of links that break the rules of their types; such a chain does not run."""
+    project: Path | None = None
+    """The project it was resolved for; templates may name it."""
+
+    @property
+    def tool(self) -> Tool:
+        """The item that was asked for."""
+        return self.links[0]
+
+    @property
+    def driver(self) -> str:
+        """The driver that runs the tool; empty if the tool cannot be run."""
+        return self.traits[0].driver
+
+    @property
+    def server(self) -> Chain | None:
+        """The links of the server that offers the tool, or that the tool is; None if there is no server."""
+        top = self.traits[0]
+        if top.lifetime != "server":
+            return None
+        return self if top.is_server else replace(self, links=self.links[1:], traits=self.traits[1:])
+
+    @property
+    def process(self) -> Chain | None:
+        """The links that run in one process on this machine; None if no process is started."""
+        if self.traits[0].lifetime == "none" or self.primitive.id != SUBPROCESS:
+            return None
+        return self.server or self
+
+    @property
+    def executor(self) -> Tool:
+        """The executor of the tool, or the tool itself without one."""
+        return self.links[1] if len(self.links) > 1 else self.links[0]
+
+    @property
+    def primitive(self) -> Tool:
+        """The bottom of the chain."""
+        return self.links[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The short names, top to bottom."""
+        return tuple(link.id for link in self.links)
+
+    @property
+    def isolation(self) -> Level:
+        """The isolation level that the links ask for: the strictest one, or `trusted` if none asks."""
+        return strictest(["trusted", *(asked for link in self.links if (asked := link.manifest.isolation) is not None)])
+
+    @property
+    def needs(self) -> Needs:
+        """The needs of all links together."""
+        return together(link.manifest.needs for link in self.links)
+
+    def to_json(self) -> list[JsonObject]:
+        """Return the chain as surfaces show it."""
+        return [
+            {
+                "tool_id": link.id,
+                "identity": link.identity,
+                "tool_type": link.manifest.tool_type,
+                "version": link.manifest.version,
+                "digest": link.digest,
+                "integrity": link.integrity,
+                **({"trust": link.trust} if link.trust else {}),
+                **({"signer": link.signer} if link.signer else {}),
+                "path": str(link.origin.path),
+            }
+            for link in self.links
+        ]

@@ -1,12 +1,15 @@
-"""JSON values, as types."""
+"""Types of JSON values, and conversions that replace a wrong shape by an empty value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from json import JSONEncoder
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+if TYPE_CHECKING:
+    Json: TypeAlias = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+else:  # decoders do not know recursive types
+    Json = Any
 JsonObject: TypeAlias = Mapping[str, Json]
 
 _ENCODER = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,22 +1,27 @@
-"""What MCP servers offer, as items: definitions that were listed, and what the owner accepted of them."""
+"""Definitions of servers, what was accepted, diff; `Offer`, `Offers`, `ToolHints`."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import Literal, NamedTuple, TypeAlias
 
-from kiwi_mcp.domain.items import Manifest
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import ItemType, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.paths import is_tool_id
-from kiwi_mcp.domain.version import Version
+from kiwi_mcp.domain.names import Version, is_tool_id
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.domain.safe_text import escape_controls, strip_controls
 
 OfferKind: TypeAlias = Literal["tool", "prompt", "resource", "template"]
 State: TypeAlias = Literal["accepted", "changed", "new", "gone"]
-"""Whether a definition is the one that was accepted, another one, was never accepted, or is offered no more."""
+"""The state of a definition: accepted, changed, new, or no longer offered."""
+
+Era: TypeAlias = Literal["modern", "legacy"]
+"""The two eras of the protocol: since revision 2026-07-28, and before it."""
 
 UNKNOWN_VERSION = "0.0.0"
 """The version of what a server offers that reports none, or one that is not semantic."""
@@ -28,28 +33,35 @@ _WORDS: Mapping[OfferKind, str] = {
     "template": "mcp_resource_uri",
 }
 _NAMED_BY: Mapping[OfferKind, str] = {"tool": "name", "prompt": "name", "resource": "uri", "template": "uriTemplate"}
-_NOT_IN_ID = re.compile(r"[^a-z0-9_-]+")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NOT_IN_ID = lazy_pattern(r"[^a-z0-9_-]+")
+_CAMEL = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 _MAX_ID = 100
 MAX_DIFF = 20_000
-"""How many characters of a difference are told where it was not asked for by name."""
-_UNSEEN = (
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e0fff]"
-)
-"""Characters that command a terminal, turn the direction of writing, or are read by models and seen by nobody."""
-_HIDDEN = re.compile(_UNSEEN)
-_CONTROLS = re.compile(rf"\x1b\[[0-?]*[ -/]*[@-~]|{_UNSEEN}")
+"""The maximum number of characters of a diff in responses that were not a request for that diff."""
 _PROSE = frozenset({"title", "description", "$comment"})
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 """What of a schema is sent to the server as it stands."""
 _LONG_LINE = 200
 _SHORT = 12
-"""How much of a digest is shown, to be given back when what was shown is accepted."""
-_SENTENCES = re.compile(r"(?<=[.!?;] )|(?<=\\n)")
-_EXPRESSION = re.compile(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
+"""How many characters of a digest are shown. The owner repeats them to accept what was shown."""
+_SENTENCES = lazy_pattern(r"(?<=[.!?;] )|(?<=\\n)")
+_EXPRESSION = lazy_pattern(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
 _VOLATILE = frozenset({"_meta", "size"})
-"""What a server may say anew each time without another thing being meant."""
+"""Keys that may change without a change of meaning."""
+
+
+class ServerListing(Struct, frozen=True):
+    """What a server said about itself and about each item it offers; what was not valid is an issue instead."""
+
+    server_info: JsonObject
+    protocol_version: str
+    era: Era
+    instructions: str = ""
+    tools: tuple[JsonObject, ...] = ()
+    prompts: tuple[JsonObject, ...] = ()
+    resources: tuple[JsonObject, ...] = ()
+    templates: tuple[JsonObject, ...] = ()
+    issues: tuple[Issue, ...] = ()
 
 
 class ServerKey(NamedTuple):
@@ -59,9 +71,8 @@ class ServerKey(NamedTuple):
     server: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRecord:
-    """What is remembered of a server."""
+class ServerRecord(Struct, frozen=True):
+    """The stored record of a server."""
 
     key: ServerKey
     identity: str
@@ -91,8 +102,7 @@ class ServerRecord:
         return self.identity.partition("@")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
+class Definition(Struct, frozen=True):
     """One thing that a server offers, as it says it now and as it was accepted."""
 
     kind: OfferKind
@@ -114,12 +124,12 @@ class Definition:
 
     @property
     def shown_digest(self) -> str:
-        """The digest of what is shown."""
+        """The digest of the definition that is shown."""
         return self.accepted_digest or self.digest
 
     @property
     def difference(self) -> str:
-        """What differs between what was accepted and what is offered now, as a person reads it."""
+        """The diff between the accepted and the offered definition, for people to read."""
         before = _lines(self.accepted) if self.accepted is not None else []
         offered = f"offered {self.tool_id}@{self.digest[:_SHORT]}"
         return "\n".join(unified_diff(before, _lines(self.offered), "accepted", offered, lineterm="", n=2))
@@ -131,7 +141,7 @@ class Definition:
 
 
 def name_of(kind: OfferKind, definition: JsonObject) -> str:
-    """Return what a server calls one of the things it offers."""
+    """Return the server's own name of an offered item."""
     return as_text(definition.get(_NAMED_BY[kind]))
 
 
@@ -170,7 +180,7 @@ def id_of(
 
 
 def variables_of(template: str) -> tuple[str, ...] | None:
-    """Return what a template of addresses is filled with; None where it has forms that Kiwi does not fill."""
+    """Return the variables of a URI template; None if it has forms that Kiwi does not support."""
     left = _EXPRESSION.sub("", template)
     return None if "{" in left or "}" in left else tuple(dict.fromkeys(_EXPRESSION.findall(template)))
 
@@ -184,8 +194,8 @@ def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:
         tool_type="mcp_tool",
         version=server.version,
         executor=server.executor,
-        name=plain(title or as_text(shown.get("name"))),
-        description=plain(as_text(shown.get("description"))),
+        name=strip_controls(title or as_text(shown.get("name"))),
+        description=strip_controls(as_text(shown.get("description"))),
         category=server.key.server,
         tags=("mcp", definition.kind),
         config={_WORDS[definition.kind]: definition.name},
@@ -218,11 +228,6 @@ def written(manifest: Manifest, server: ServerRecord) -> JsonObject:
     return {word: value for word, value in words.items() if value not in ("", {}, [])}
 
 
-def plain(text: str) -> str:
-    """Return a server's text without the characters that command a terminal or that nobody sees."""
-    return _CONTROLS.sub("", text)
-
-
 def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
     match kind:
         case "tool":
@@ -239,7 +244,7 @@ def _parameters(kind: OfferKind, shown: JsonObject) -> JsonObject:
 
 
 def _readable(schema: Json) -> Json:
-    """Return a schema whose prose is plain; what is sent to the server stays as it is."""
+    """Return a schema with plain prose. The values that are sent to the server do not change."""
     match schema:
         case Mapping():
             return {word: value if word in _VALUES else _readable_word(word, value) for word, value in schema.items()}
@@ -250,11 +255,11 @@ def _readable(schema: Json) -> Json:
 
 
 def _readable_word(word: str, value: Json) -> Json:
-    return plain(value) if word in _PROSE and isinstance(value, str) else _readable(value)
+    return strip_controls(value) if word in _PROSE and isinstance(value, str) else _readable(value)
 
 
 def _text_of(description: str) -> JsonObject:
-    return {"type": "string", **({"description": plain(description)} if description else {})}
+    return {"type": "string", **({"description": strip_controls(description)} if description else {})}
 
 
 def _closed(properties: Mapping[str, JsonObject], required: Sequence[str]) -> JsonObject:
@@ -263,11 +268,61 @@ def _closed(properties: Mapping[str, JsonObject], required: Sequence[str]) -> Js
 
 
 def _lines(definition: JsonObject) -> list[str]:
-    """Return a definition as lines; what nobody sees is spelled out, and each sentence of a long text is a line."""
+    """Return a definition as lines. Invisible characters are escaped, and each sentence of a long text is a line."""
     text = json.dumps(definition, indent=2, ensure_ascii=False, sort_keys=True)
-    spelled = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-    return [part for line in spelled.split("\n") for part in _parts(line)]
+    return [part for line in escape_controls(text).split("\n") for part in _parts(line)]
 
 
 def _parts(line: str) -> Sequence[str]:
     return [line] if len(line) <= _LONG_LINE else _SENTENCES.split(line)
+
+
+TaskUse: TypeAlias = Literal["auto", "always", "required", "never"]
+"""When a call becomes a task: once it takes long; at once where the client can; at once or not at all; never."""
+
+
+class Hints(Struct, frozen=True):
+    """The hints for a client about the effects of a tool; None if unknown."""
+
+    is_read_only: bool | None = None
+    is_destructive: bool | None = None
+    is_idempotent: bool | None = None
+    is_open_world: bool | None = None
+
+
+class Offer(Struct, frozen=True):
+    """One item under the name that clients call it by."""
+
+    name: str
+    """The name, or the address of a resource, or the template of addresses."""
+    identity: str
+    """The item, as `execute` and `load` take it."""
+    title: str = ""
+    description: str = ""
+    parameters: JsonObject = field(default_factory=dict)
+    """JSON Schema of what it takes."""
+    outputs: JsonObject = field(default_factory=dict)
+    """JSON Schema of its result, where its author declares one."""
+    hints: Hints = Hints()
+    task: TaskUse = "auto"
+    mime_type: str = ""
+    digest: str = ""
+    """The digest of its content, which may change while everything that clients see stays the same."""
+    item_type: ItemType = "tool"
+    """What a request calls the item, since a tool and a directive may have the same identity."""
+
+
+class Offers(Struct, frozen=True):
+    """Everything that a client sees without searching, in a stable order."""
+
+    meta_tools: tuple[str, ...]
+    tools: tuple[Offer, ...] = ()
+    prompts: tuple[Offer, ...] = ()
+    resources: tuple[Offer, ...] = ()
+    templates: tuple[Offer, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What the owner prefers and is not here, not permitted, or not possible, each with what to do."""
+    servers: tuple[str, ...] = ()
+    """The MCP servers with items that a search finds, those with most items first."""
+    namespaces: tuple[str, ...] = ()
+    """The registry namespaces with items that a search finds, in the same order."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.json import Json, JsonObject
 
 Status = Literal["success", "ready", "error", "timeout", "unavailable", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logs:
-    """What a tool printed, as text, capped; the totals say how much there was."""
+class Logs(Struct, frozen=True):
+    """The output of a tool, as text, limited; the totals count all of it."""
 
     stdout: str = ""
     stderr: str = ""
@@ -22,7 +22,7 @@ class Logs:
     is_truncated: bool = False
 
     def to_json(self) -> JsonObject:
-        """Return the logs, without what is empty."""
+        """Return the logs, without empty ones."""
         shown: dict[str, Json] = {}
         if self.stdout:
             shown["stdout"] = self.stdout
@@ -33,8 +33,21 @@ class Logs:
         return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Cost(Struct, frozen=True):
+    """What a call cost: money in millionths, and tokens by class."""
+
+    micros: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    is_priced: bool = True
+    """Whether the price is known; without one `micros` says nothing."""
+
+
+FREE = Cost()
+
+
+class Outcome(Struct, frozen=True):
     """What happened: a result, or why there is none. A tool that fails is an outcome, not a crash."""
 
     status: Status
@@ -45,9 +58,12 @@ class Outcome:
     exit_code: int | None = None
     details: JsonObject = field(default_factory=dict)
     sent: JsonObject = field(default_factory=dict)
-    """What went to which hosts and came from them, where the record alone is to tell of it."""
+    """The traffic by host, if only the record shows it."""
+    warnings: tuple[str, ...] = ()
+    """Warnings for the owner, beside the result."""
+    cost: Cost = FREE
     passed: JsonObject | None = None
-    """What an MCP server answered, word for word, for a client that speaks the same protocol."""
+    """The unchanged answer of an MCP server, for a client of the same protocol."""
 
     @property
     def is_success(self) -> bool:
@@ -55,8 +71,7 @@ class Outcome:
         return self.status in {"success", "ready"}
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """One step of a long call: a sentence, and how much of the whole is done if that is known."""
 
     message: str
@@ -65,8 +80,8 @@ class Progress:
 
 
 Report: TypeAlias = Callable[[Progress], None]
-"""Where a long call tells its progress. It must not block."""
+"""Receives the progress of a long call. It must not block."""
 
 
 def silent(_: Progress) -> None:
-    """Report to nobody."""
+    """Discard a progress report."""

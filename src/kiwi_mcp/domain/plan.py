@@ -1,18 +1,18 @@
-"""A plan: exactly what will happen, with names where secrets go, so that it can be shown, hashed and stored."""
+"""A plan: exactly what a call will do. It has names in place of secrets, so it can be shown, hashed and stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
-from kiwi_mcp.domain.isolation import Jail
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import Json, JsonObject
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
+class ProcessSpec(Struct, frozen=True):
     """One process to start. `argv` never holds a secret; `env` values may hold `${NAME}`."""
 
     argv: tuple[str, ...]
@@ -37,9 +37,8 @@ class ProcessSpec:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """When a request is tried again: how often, on which statuses, and how long between."""
+class Retry(Struct, frozen=True):
+    """The retry rule of a request: number, statuses and delay."""
 
     attempts: int = 1
     statuses: tuple[int, ...] = (429, 502, 503, 504)
@@ -47,8 +46,7 @@ class Retry:
     max_delay: float = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSpec:
+class HttpSpec(Struct, frozen=True):
     """One request. `url`, `headers` and `body` may hold `${NAME}`."""
 
     method: str
@@ -57,6 +55,8 @@ class HttpSpec:
     body: Json = None
     """A JSON value, sent as JSON, or as a form where the content type says so; a string is sent as it is."""
     has_body: bool = False
+    data: bytes = b""
+    """Bytes that are sent as they are instead of `body`. Kiwi's own requests have them, those of a plan never."""
     timeout: float = 30.0
     max_bytes: int = 16_000_000
     max_redirects: int = 5
@@ -86,8 +86,7 @@ class HttpSpec:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSpec:
+class ReadSpec(Struct, frozen=True):
     """One file of an item to read; nothing runs."""
 
     path: str
@@ -98,8 +97,7 @@ class ReadSpec:
         return {"primitive": None, "path": self.path, "sha256": self.sha256}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What a call will do: which identity, through which driver, by which single act of a primitive.
 
     `inputs` are the caller's parameters after defaults; `facts` are the driver's own notes on how to prepare
@@ -118,9 +116,11 @@ class Plan:
     defaulted: tuple[str, ...] = ()
     """Those of them that it can do without."""
     facts: JsonObject = field(default_factory=dict)
-    jail: Jail | None = None
-    """How its process is held; None where it starts none."""
+    profile: SandboxProfile | None = None
+    """The sandbox profile of its process; None if it starts no process."""
     effect: str = "at_most_once"
+    only_reads: bool = False
+    """Whether a server only reads for this plan, which its driver knows and no author can claim. It is not shown."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
@@ -134,6 +134,6 @@ class Plan:
             "inputs": self.inputs,
             "variables": list(self.variables),
             "facts": self.facts,
-            "jail": self.jail.to_json() if self.jail else None,
+            "jail": self.profile.to_json() if self.profile else None,
             "effect": self.effect,
         }

@@ -1,33 +1,41 @@
-"""Published versions: what a registry holds, who asks for it, and the hashes that name it."""
+"""Published versions: releases, their actors, their status, and the hashes that identify them."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
+from msgspec import Struct
+
 from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.names import is_namespace
 
 Visibility = Literal["public", "unlisted", "private"]
-"""Who sees an item: everybody; everybody who knows its name; members of its namespace only."""
+"""Who sees an item: all users; all users who know its name; only members of its namespace."""
 
 BUILTIN_NAMESPACE = "kiwi"
-"""The namespace of what ships with Kiwi, to which nobody publishes."""
+"""The namespace of the items that ship with Kiwi. Publishing to it is not possible."""
 
 DEFAULT_NAMESPACE = "public"
+
+
+def is_user_namespace(text: str) -> bool:
+    """Whether a text can name a namespace that people publish to."""
+    return is_namespace(text) and text != BUILTIN_NAMESPACE
+
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """Whoever uses a registry: a name for the record, and the namespaces they belong to.
+class Actor(Struct, frozen=True):
+    """The user of a registry: a name for the record, and the namespaces they belong to.
 
-    Members see what is private in a namespace and may publish to it. A short name is looked for in these namespaces,
-    in this order, then among what ships with Kiwi, and nowhere else: what a stranger publishes never answers to it.
+    Members see private items of a namespace and may publish to it. A short name is looked up in these namespaces, in
+    this order, then among the items that ship with Kiwi, and nowhere else: an item of an unknown publisher never
+    matches it.
     """
 
     name: str
@@ -43,8 +51,11 @@ class Actor:
         return namespace in self.namespaces
 
 
-@dataclass(frozen=True, slots=True)
-class VersionName:
+PUBLIC_ACTOR = Actor("anybody", ())
+"""Belongs to no namespace, so it sees public items only and publishes nothing."""
+
+
+class VersionName(Struct, frozen=True):
     """The name of one version within a registry, wherever it is kept."""
 
     namespace: str
@@ -55,8 +66,7 @@ class VersionName:
         return f"{self.namespace}/{self.tool_id}@{self.version}"
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(Struct, frozen=True):
     """What an executor was when a version was published: as authored, and exactly which version that meant."""
 
     ref: str
@@ -69,16 +79,14 @@ class Pin:
         return self.name.namespace == BUILTIN_NAMESPACE
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What was said of a version after it was sealed: when, and why."""
+class StatusNote(Struct, frozen=True):
+    """A status of a published version: when, and why."""
 
     at: str
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseFile:
+class ReleaseFile(Struct, frozen=True):
     """One file of a version: its path below the item's folder, and all of its bytes."""
 
     path: str
@@ -91,15 +99,14 @@ class ReleaseFile:
         return sha256(self.data).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Struct, frozen=True):
     """One version of an item with everything it is made of."""
 
     name: VersionName
     place: str
     """Where the file with the manifest stands below an `.ai` folder: `tools/mail/enricher/tool.yaml`."""
     statement: bytes
-    """The canonical JSON whose hash is the digest; kept as it was hashed."""
+    """The canonical JSON that the digest is the hash of, stored exactly as it was hashed."""
     manifest: JsonObject
     """The manifest in its one shape, for lists and searches; the files are what counts."""
     files: tuple[ReleaseFile, ...]
@@ -110,8 +117,8 @@ class Release:
     published_by: str = ""
     created_at: str = ""
     """When it was first published, ISO 8601 in UTC with milliseconds; empty means now."""
-    yanked: Mark | None = None
-    deprecated: Mark | None = None
+    yanked: StatusNote | None = None
+    deprecated: StatusNote | None = None
     is_official: bool = False
     is_builtin: bool = False
 
@@ -131,16 +138,15 @@ class Release:
         return f"{self.manifest_path}.sig"
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What a registry says of a version without giving its files."""
+class VersionInfo(Struct, frozen=True):
+    """A version without its files."""
 
     id: str
     """The version's row in the store it was read from."""
     name: VersionName
     digest: str
     closure: str
-    """One hash for the version and all that it stands on, down to what ships with Kiwi."""
+    """One hash for the version and all of its executors, down to those that ship with Kiwi."""
     place: str
     tool_type: str
     title: str = ""
@@ -148,7 +154,7 @@ class Listed:
     category: str = ""
     tags: tuple[str, ...] = ()
     manifest_text: str = "{}"
-    """The manifest as JSON, which most who list versions never look at."""
+    """The manifest as JSON, parsed on demand."""
     executor: Pin | None = None
     visibility: Visibility = "public"
     is_latest: bool = False
@@ -157,8 +163,8 @@ class Listed:
     changelog: str = ""
     published_by: str = ""
     created_at: str = ""
-    yanked: Mark | None = None
-    deprecated: Mark | None = None
+    yanked: StatusNote | None = None
+    deprecated: StatusNote | None = None
 
     @property
     def manifest(self) -> JsonObject:
@@ -166,8 +172,8 @@ class Listed:
         return as_object(json.loads(self.manifest_text))
 
 
-class Link(NamedTuple):
-    """One version in a chain, as quickly as a store can give it."""
+class ChainRow(NamedTuple):
+    """One version in a chain, with only the fields that a store can return fast."""
 
     id: str
     namespace: str
@@ -182,24 +188,18 @@ class Link(NamedTuple):
     yanked_at: str | None
     deprecated_at: str | None
     depth: int
-    """How many links the chain has from here on."""
+    """The number of links from here to the end of the chain."""
 
     @property
     def name(self) -> VersionName:
         """The version's name."""
         return VersionName(self.namespace, self.tool_id, self.version)
 
-    @property
-    def manifest(self) -> JsonObject:
-        """The manifest in its one shape."""
-        return as_object(json.loads(self.manifest_text))
-
 
 Op = Literal["publish", "yank", "unyank", "deprecate", "undeprecate", "visibility"]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class RegistryEvent(Struct, frozen=True):
     """One entry of a registry's log: what happened to which version. Replayed in order, events give the registry."""
 
     seq: int
@@ -214,23 +214,22 @@ class Event:
     visibility: Visibility = "public"
     """The visibility that the item has now."""
     hash: str = ""
-    """What seals the entry and all before it, by which two logs are told apart; a folder has none."""
+    """The hash of the entry and all before it, which distinguishes two logs; a folder has none."""
 
 
 class Cursor(NamedTuple):
-    """Up to which entry a log has been followed: its number, and the hash that it had."""
+    """A position in a log: the number of an entry, and its hash."""
 
     seq: int
     hash: str = ""
 
 
 START = Cursor(0)
-"""The cursor of a log of which nothing was read."""
+"""The cursor before the first entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What came of publishing one version: its name and hashes, and whether it was new."""
+class PublishResult(Struct, frozen=True):
+    """The result of publishing one version: its name and hashes, and whether it was new."""
 
     name: VersionName
     digest: str
@@ -239,7 +238,7 @@ class Published:
 
 
 def is_digest(text: str) -> bool:
-    """Whether the text is a digest as Kiwi writes it, which can lead nowhere when it names a file."""
+    """Whether the text is a digest as Kiwi writes it, which is safe as a file name."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -251,9 +250,9 @@ def is_same_executor(one: Pin | None, other: Pin | None) -> bool:
 
 
 def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:
-    """Return what counts of an executor in a closure: its own, or the mere name of what ships with Kiwi.
+    """Return an executor's part of a closure: its own closure, or only its name if it ships with Kiwi.
 
-    Each installation brings its own release of that, so a version has one closure wherever it was published.
+    Each installation has its own release of those, so a version has the same closure wherever it was published.
     """
     if executor is None:
         return None
@@ -261,6 +260,6 @@ def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> 
 
 
 def closure_of(digest: str, executor_closure: str | None) -> str:
-    """Return the hash that names a version and everything it stands on."""
+    """Return the hash that names a version and all of its executors."""
     statement = f"{digest}\n{executor_closure or '-'}"
     return f"sha256:{sha256(statement.encode()).hexdigest()}"

@@ -7,80 +7,92 @@ held as was asked is not run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from kiwi_mcp.domain.call import Space
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
-from kiwi_mcp.domain.isolation import Gate, Jail, Level
+from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.primitives import peer, subprocess
-from kiwi_mcp.primitives.addresses import HostRules
-from kiwi_mcp.primitives.egress_record import Ledger
-from kiwi_mcp.primitives.user_namespace import owner_map
-from kiwi_mcp.sandbox.bubblewrap import NOBODY
-from kiwi_mcp.sandbox.host import backends
+from kiwi_mcp.domain.process import StartGate
+from kiwi_mcp.primitives.http.addresses import HostRules
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
+from kiwi_mcp.primitives.process import run as subprocess
+from kiwi_mcp.primitives.process import stdio_process
+from kiwi_mcp.primitives.process.namespaces import owner_map
+from kiwi_mcp.primitives.process.spawn import completed
+from kiwi_mcp.sandbox.backend import Launch, Unconfined
+from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.levels import in_order, offers
-from kiwi_mcp.sandbox.none import Unconfined
-from kiwi_mcp.sandbox.port import Confined
-from kiwi_mcp.sandbox.proxied import refuse_hosts, refuse_without_gate
-from kiwi_mcp.sandbox.quota import quota
-from kiwi_mcp.sandbox.standing import Standing, choose, examine, forget, policy_digest, recall
+from kiwi_mcp.sandbox.limits import quota
+from kiwi_mcp.sandbox.process_setup import refuse_hosts, refuse_without_gate
+from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
+from kiwi_mcp.sandbox.runner import backends
+from kiwi_mcp.sandbox.self_test import BackendReport, choose, examine, forget, policy_digest, recall
 
+_log = logging.getLogger("kiwi")
 _MOST_TOLD = 3
 _HOSTS = (
     "If the item is to reach it, name it in its manifest: `needs: {hosts: [name:port]}`; "
     "an address that is not public needs `hosts.allow` of the policy besides."
 )
-_found: dict[Path, tuple[Standing, ...]] = {}
+_found: dict[Path, tuple[BackendReport, ...]] = {}
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A jail, and what holds it on this machine."""
+class Sandbox(Struct, frozen=True):
+    """A sandbox profile, and the backend that enforces it on this machine."""
 
-    jail: Jail
-    standing: Standing
+    profile: SandboxProfile
+    standing: BackendReport
     state: Path
-    left: Ledger = field(default_factory=Ledger)
+    watch: NameWatch | None
+    """Finds settings of other programs that appear in the folders that its process may write to, if there are any."""
+    left: TrafficLog = field(default_factory=TrafficLog)
     """What its processes sent and received, as far as they reach the network through the proxy."""
 
     async def run(self, spec: ProcessSpec, *, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
         """Run a process confined; where what should have held it failed, it was not run, and that is raised."""
-        async with self._confined(spec) as confined:
-            result = await subprocess.run(
-                confined.spec,
-                secrets=secrets,
-                report=report,
-                handover=confined.handover,
-                watch=quota(self.jail.writable, self.jail.limits),
-            )
-            self._check(confined, result)
-            return result
+        if self.watch is None and not self.profile.hosts:
+            with self.standing.backend.wrap(spec, self.profile) as confined:
+                return await self._ran(confined, secrets, report)
+        async with self._watched(NameWatch.end), self._confined(spec) as confined:
+            return await self._ran(confined, secrets, report)
+
+    async def _ran(self, confined: Launch, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
+        limits = self.profile.limits
+        watch = quota(self.profile.writable, limits) if self.profile.writable else None
+        result = await subprocess.run(
+            confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=watch
+        )
+        self._check(confined, result)
+        return result
 
     @asynccontextmanager
     async def talking(
         self, spec: ProcessSpec, *, secrets: Mapping[str, str], longest_line: int
-    ) -> AsyncIterator[peer.Peer]:
+    ) -> AsyncIterator[stdio_process.StdioProcess]:
         """Start a process to talk to, confined, as `peer.talking` does; that it never began is raised at the end."""
-        async with self._confined(spec) as confined:
-            process: peer.Peer | None = None
+        async with self._watched(NameWatch.leave), self._confined(spec) as confined:
+            process: stdio_process.StdioProcess | None = None
             try:
-                async with peer.talking(
+                async with stdio_process.open_stdio(
                     confined.spec,
                     secrets=secrets,
                     longest_line=longest_line,
                     handover=confined.handover,
-                    watch=quota(self.jail.writable, self.jail.limits),
+                    watch=quota(self.profile.writable, self.profile.limits),
                 ) as process:
                     yield process
             finally:
@@ -91,40 +103,69 @@ class Hold:
         """Return the outcome with how its process was held, and what its manifests had asked for."""
         held = {
             "asked": asked,
-            "used": self.jail.level,
+            "used": self.profile.level,
             "backend": self.standing.backend.name,
             "properties": list(in_order(self.standing.properties)),
-            "policy": policy_digest(self.jail),
-            "provenance": self.jail.provenance,
+            "policy": policy_digest(self.profile),
+            "provenance": self.profile.provenance,
         }
         network = {"network": self.left.to_json()} if self.left.is_kept else {}
         details = {**outcome.details, "isolation": held, **network}
-        return replace(outcome, details=details, suggestion=self._advice(outcome))
+        if self.watch is None:
+            return replace(outcome, details=details, suggestion=self._advice(outcome))
+        found = self.watch.take_news()
+        warnings = (*outcome.warnings, *found.warnings())
+        details |= found.to_json()
+        return replace(outcome, details=details, suggestion=self._advice(outcome), warnings=warnings)
 
     def _advice(self, outcome: Outcome) -> str:
         """Return what to do about an outcome: where it failed and hosts were denied to it, that comes first."""
         denied = () if outcome.is_success else self.left.denials()
         if not denied:
             return outcome.suggestion
-        told = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS}"
-        return f"{told} {outcome.suggestion}".strip()
+        response = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS}"
+        return f"{response} {outcome.suggestion}".strip()
 
     @asynccontextmanager
-    async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Confined]:
-        """Give a process as it is started, confined: what lasts as long as the process does is opened here."""
-        with self.standing.backend.wrap(spec, self.jail) as confined:
-            refuse_without_gate(self.jail, confined.handover, self.standing.backend.name)
+    async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Launch]:
+        """Yield a process as it starts in its sandbox; open the resources that it needs for its lifetime."""
+        with self.standing.backend.wrap(spec, self.profile) as confined:
+            refuse_without_gate(self.profile, confined.handover, self.standing.backend.name)
             if (gate := confined.handover.gate) is None:
                 yield confined
                 return
-            rules = HostRules(self.jail.hosts, self.jail.denied_hosts, self.jail.private_hosts)
+            rules = HostRules(self.profile.hosts, self.profile.denied_hosts, self.profile.private_hosts)
             # The proxy is loaded by the first process that has one.
-            egress: Callable[[HostRules, Gate, Ledger], AbstractAsyncContextManager[None]]
-            egress = import_module("kiwi_mcp.primitives.egress").egress
+            egress: Callable[[HostRules, StartGate, TrafficLog], AbstractAsyncContextManager[None]]
+            egress = import_module("kiwi_mcp.primitives.egress_proxy").egress
             async with egress(rules, gate, self.left):
                 yield confined
 
-    def _check(self, confined: Confined, ended: subprocess.ProcessResult | peer.Ended) -> None:
+    @asynccontextmanager
+    async def _watched(self, end: Callable[[NameWatch], Findings]) -> AsyncIterator[None]:
+        """Look for settings of other programs that a process leaves behind, however it ends.
+
+        `end` does so, and returns what no result is going to name; if there is no result, that is everything.
+        """
+        if (watch := self.watch) is None:
+            yield
+            return
+        await asyncio.to_thread(watch.begin)
+        has_result, found = False, Findings()
+
+        async def search() -> None:
+            nonlocal found
+            found = await asyncio.to_thread(end, watch)
+
+        try:
+            yield
+            has_result = True
+        finally:
+            await completed(search())
+            for warning in (found if has_result else found + watch.take_news()).warnings():
+                _log.warning("%s", warning)
+
+    def _check(self, confined: Launch, ended: subprocess.ProcessResult | stdio_process.ProcessExit) -> None:
         try:
             confined.check(ended)
         except IsolationUnavailable:
@@ -132,35 +173,62 @@ class Hold:
             raise
 
 
-async def held_by(jail: Jail, space: Space) -> Hold:
-    """Return what will hold a process in a jail; refuse what nothing here can hold."""
-    refuse_hosts(jail)
-    state = _state(space)
-    closed, trusted = _around(space)
-    jail = replace(jail, closed=closed, trusted=trusted)
-    if jail.level == "trusted":
+async def open_sandbox(profile: SandboxProfile, space: Space, folders: tuple[str, ...] = ()) -> Sandbox:
+    """Return the sandbox that enforces a profile; refuse a profile that no backend here can enforce.
+
+    `folders` are readable besides: those with the files that run.
+    """
+    backend = await backend_for(profile, space)
+    profile = _extended(profile, space, folders)
+    return Sandbox(profile, backend, space.cache, _watch(profile, space) if profile.writable else None)
+
+
+async def backend_for(profile: SandboxProfile, space: Space) -> BackendReport:
+    """Return the backend that can enforce a profile here; refuse a profile that none can enforce."""
+    refuse_hosts(profile)
+    if profile.level == "trusted":
         # Nothing has to be tested to leave a process as it is.
-        return Hold(jail, _as_it_is(), state)
+        return _as_it_is()
     try:
-        standing = choose(jail.level, await _examined(state))
+        return choose(profile.level, await _examined(space.cache))
     except IsolationUnavailable:
         # What is missing may be installed while Kiwi runs.
-        _found.pop(state, None)
+        _found.pop(space.cache, None)
         raise
-    return Hold(jail, standing, state)
+
+
+def _watch(profile: SandboxProfile, space: Space) -> NameWatch | None:
+    """Return what looks for settings of other programs in the folders that a sandboxed process may write to.
+
+    Kiwi's own folders are left out: what is installed there brings settings that no other program reads.
+    """
+    if not profile.writable or profile.level not in {"sandboxed", "restricted"}:
+        return None
+    (_, user), (cache, *_) = _around(space)
+    watched = [path for path in profile.writable if not any(map(Path(path).is_relative_to, (user, cache)))]
+    if not watched:
+        return None
+    return NameWatch(watched, space.user / "state" / "quarantine", skipped=(user, cache), projects=profile.closed)
+
+
+@lru_cache(maxsize=256)
+def _extended(profile: SandboxProfile, space: Space, folders: tuple[str, ...]) -> SandboxProfile:
+    """Return a profile with more readable folders, and the folders that decide about files beside a program."""
+    closed, trusted = _around(space)
+    return replace(profile, readable=(*profile.readable, *folders), closed=closed, trusted=trusted)
 
 
 @lru_cache(maxsize=64)
 def _around(space: Space) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the folders whose programs bring nothing of them, and those below them that Kiwi made or runs from."""
+    """Return the folders where a program brings no files but itself, and those in them that Kiwi made or runs from."""
     closed = (os.path.realpath(space.project), os.path.realpath(space.user))
     return closed, tuple(os.path.realpath(own) for own in (space.cache, sys.prefix, sys.base_prefix))
 
 
 @cache
-def _as_it_is() -> Standing:
+def _as_it_is() -> BackendReport:
     backend = Unconfined()
-    return Standing(backend, offers()[backend.name].provides)
+    return BackendReport(backend, offers()[backend.name].provides)
 
 
 def check_level(level: Level, space: Space) -> None:
@@ -169,37 +237,35 @@ def check_level(level: Level, space: Space) -> None:
         choose(level, known)
 
 
-async def standings(space: Space) -> tuple[Standing, ...]:
+async def standings(space: Space) -> tuple[BackendReport, ...]:
     """Return what this machine can hold processes by; the first time, tests on it find out."""
-    return await _examined(_state(space))
+    return await _examined(space.cache)
 
 
-def known_standings(space: Space) -> tuple[Standing, ...] | None:
+def known_standings(space: Space) -> tuple[BackendReport, ...] | None:
     """Return what this machine can hold processes by, as it was found before; None where it was not tested yet."""
-    return recall(backends(), _state(space))
+    return recall(backends(), space.cache)
 
 
-async def _examined(state: Path) -> tuple[Standing, ...]:
+async def _examined(state: Path) -> tuple[BackendReport, ...]:
+    if (found := _found.get(state)) is not None:
+        return found
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
         if state not in _found:
             _found[state] = await examine(backends(owner_map=_owner_map()), state, _run)
         return _found[state]
 
 
-async def _run(confined: Confined) -> subprocess.ProcessResult:
+async def _run(confined: Launch) -> subprocess.ProcessResult:
     return await subprocess.run(confined.spec, handover=confined.handover)
 
 
 @cache
 def _owner_map() -> int | None:
     # Kept open for as long as this process lives: every sandbox that root starts needs it.
-    return owner_map(NOBODY)
+    return owner_map(UNPRIVILEGED_ID)
 
 
 def _forget(state: Path) -> None:
     _found.pop(state, None)
     forget(state)
-
-
-def _state(space: Space) -> Path:
-    return space.cache

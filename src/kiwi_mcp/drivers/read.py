@@ -1,16 +1,14 @@
-"""The read driver: directives and knowledge, whose execution is being read."""
+"""The read driver: directives and knowledge; to execute one is to read it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kiwi_mcp.catalog.read import load_bytes
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import NotCallable
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Tool, ToolFile
+from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
@@ -19,18 +17,18 @@ from kiwi_mcp.manifest.knowledge import body, links
 from kiwi_mcp.manifest.permissions import grant_of
 
 _CONTENT_NAMES = ("directive.md", "content.md", "README.md")
-"""What the text of an item is called where a manifest stands beside it."""
+"""The file names of an item's text, next to its manifest."""
 
 
 class Read:
-    """Gives an item's text back: a directive as a program for the caller's own model, knowledge as it stands."""
+    """Returns an item's text: a directive as a program for the caller's own model, knowledge unchanged."""
 
     async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
         """Find nothing: what is read was read when its manifest was."""
         return ()
 
     async def aclose(self) -> None:
-        """Let go of nothing: nothing is kept between calls."""
+        """Release nothing: nothing is kept between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""
@@ -46,12 +44,15 @@ class Read:
             effect="pure",
         )
 
+    async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
+        """Check nothing: no process is started."""
+
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
     ) -> Outcome:
         """Read the file and give it in the form its reader needs."""
         text = load_bytes(chain.tool, _text_file(chain.tool)).decode("utf-8", errors="replace")
-        if chain.tool.manifest.executor:  # a program stands on something that could run it; knowledge on nothing
+        if chain.tool.manifest.executor:  # a directive has an executor that could run it; knowledge has none
             ready = {**program(text), "provided_inputs": plan.inputs, "integrity": chain.tool.integrity}
             ready["input_schema"] = chain.tool.manifest.parameters
             ready["permissions"] = grant_of(chain.tool.manifest.config.get("permissions"), chain.tool.id).to_json()
@@ -70,4 +71,4 @@ def _text_file(tool: Tool) -> ToolFile:
     return markdown[0]
 
 
-driver = Read()
+create_driver = Read

@@ -3,49 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.caller import NOBODY, Caller
-from kiwi_mcp.domain.errors import Internal, InvalidManifest, KiwiError, ToolNotFound, VerbNotFound
+from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal
+from kiwi_mcp.domain.errors import Internal, KiwiError, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
-from kiwi_mcp.domain.identity import Identity
-from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.mcp import OfferKind
-from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.domain.items import ItemType
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.outcome import Report
-from kiwi_mcp.kernel.answering import answer
-from kiwi_mcp.kernel.answers import Answer, refusal
-from kiwi_mcp.kernel.completing import complete
-from kiwi_mcp.kernel.offered import kind_of, offer_of
-from kiwi_mcp.kernel.parts import Parts
-from kiwi_mcp.kernel.permitting import named_item, permit_verb, refuse_bringing, refuse_hidden
-from kiwi_mcp.kernel.pipeline import close_drivers
-from kiwi_mcp.kernel.places import cache_folder, made_private, user_space
-from kiwi_mcp.kernel.reading import read
-from kiwi_mcp.kernel.registry.owner import refuse_strangers
-from kiwi_mcp.kernel.requests import ACTIONS, ExecuteRequest, LoadRequest, RegistryRequest, Request
-from kiwi_mcp.kernel.verbs import BY_NAME
-from kiwi_mcp.kernel.witness import Witness
-from kiwi_mcp.policy.authority import Authority, OwnerAuthority, identify
+from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
+from kiwi_mcp.kernel.context import Served, Services, VerbContext
+from kiwi_mcp.kernel.mcp_servers import check_server, complete
+from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
+from kiwi_mcp.kernel.recorder import CallRecord
+from kiwi_mcp.kernel.tool_names import item_type_for, kind_of, offer_of
+from kiwi_mcp.kernel.verb import (
+    ACTIONS,
+    Answer,
+    Request,
+    Verb,
+    answer_of,
+    arguments_of,
+    invalid,
+    no_such,
+    parse,
+    refusal,
+)
+from kiwi_mcp.kernel.verbs import BY_NAME, find_verb, is_loaded
 from kiwi_mcp.policy.preferences import owner_preferences
+from kiwi_mcp.policy.rights import Authority, OwnerAuthority, identify
 from kiwi_mcp.store.tasks import Tasks
 
 _log = logging.getLogger("kiwi")
 _WORD = 100
+_PAGES = 256
+"""How many pages of an output are read at most."""
 
 
 class Kernel:
     """Answers every verb for one user: `await kernel.call("execute", {...})`.
 
-    `project` is the project of requests that name none; without it they see what is there in every one. `is_owner`
-    says whether requests come from the owner's own hand; a model's do not, and cannot choose where anything is sent.
-    `surface` is the way they come, for the receipts. `authority` decides what anybody may do: by the owner's files,
-    if no other is given.
+    `project` is the project of requests that name none; without it, they see what every project has. `is_owner` says
+    whether requests come directly from the owner; requests of a model do not, and cannot choose where anything is sent.
+    `surface` is the way requests arrive, for the receipts. `is_short_lived` says that the process ends after a few
+    requests, so that what the next process needs is stored. `authority` decides what each caller may do; the default
+    authority reads the owner's files.
     """
 
     def __init__(
@@ -56,37 +66,66 @@ class Kernel:
         cache: Path | None = None,
         is_owner: bool = True,
         surface: str = "python",
+        is_short_lived: bool = False,
         authority: Authority | None = None,
+        served: Served | None = None,
     ) -> None:
         self._user = user or user_space()
         own = authority or OwnerAuthority(self._user)
         folder = cache or made_private(cache_folder())
-        self._parts = Parts(project, self._user, folder, own, is_owner=is_owner, surface=surface)
+        self._services = Services(
+            project,
+            self._user,
+            folder,
+            own,
+            is_owner=is_owner,
+            surface=surface,
+            check_server=check_server,
+            is_short_lived=is_short_lived,
+            served=served,
+        )
 
-    async def call(self, verb: str, payload: JsonObject, caller: Caller = NOBODY) -> Answer:
+    async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
-        self._parts.store.look_again()
-        ledger = self._parts.ledger
-        witness = ledger.witness(verb, payload)
-        if witness is None:
-            return await self._told(verb, payload, caller, None)
+        self._services.store.look_again()
+        if not is_loaded(verb):
+            await asyncio.to_thread(find_verb, verb, payload)
+        recorder = self._services.recorder
+        record = recorder.call(verb, payload)
+        if record is None:
+            return await self._response(verb, payload, caller, None)
         try:
-            told = await self._told(verb, payload, caller, witness)
+            response = await self._response(verb, payload, caller, record)
         except asyncio.CancelledError:
-            await ledger.enter_cancelled(witness, caller.name)
+            await recorder.enter_cancelled(record, caller.name)
             raise
-        return await ledger.enter(witness, told, caller.name)
+        return await recorder.enter(record, response, caller.name)
 
-    async def _told(self, verb: str, payload: JsonObject, caller: Caller, witness: Witness | None) -> Answer:
+    async def run(self, item_id: str, /, **parameters: Json) -> Json:
+        """Run an item and return its whole result.
+
+        Raises the `KiwiError` of a call that was refused, and `ToolFailed` if the tool ran and did not succeed.
+        """
+        answer = await self.call("execute", {"item_id": item_id, "parameters": parameters})
+        if answer.error is not None:
+            raise answer.error
+        if answer.is_error:
+            raise ToolFailed(answer.content)
+        return (await whole(self, answer)).get("result")
+
+    async def _response(self, verb: str, payload: JsonObject, caller: Caller, record: CallRecord | None) -> Answer:
         # What is said back is text that every surface can write, whatever was sent.
         about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
         item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
         try:
-            request = read_request(verb, payload)
-            self.check(request, caller)
-            self._permit(verb, request, caller)
-            await self._parts.ledger.demand(witness)
-            return self._parts.tally.counted(verb, await answer(request, caller, self._parts, witness))
+            declared, request = read_request(verb, payload)
+            asked = Asked(verb, declared, request, caller, self._services)
+            for gate in REQUEST_GATES:
+                gate(asked)
+            await self._services.recorder.begin(record, caller.name)
+            response = await declared.function(request, VerbContext(self._services, caller, record))
+            result = response if isinstance(response, Answer) else answer_of(response)
+            return self._services.response_sizes.count(verb, result)
         except KiwiError as error:
             return refusal(self._pointed(error, payload), item_type=item_type, about=about)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
@@ -94,66 +133,57 @@ class Kernel:
             _log.exception("incident %s in %s", incident, verb)
             return refusal(Internal(incident), item_type=item_type, about=about)
 
-    def check(self, request: Request, caller: Caller) -> None:
-        """Refuse a request that is not for whoever calls here."""
-        if not self._parts.is_own_hand(caller) and isinstance(request, RegistryRequest | ExecuteRequest):
-            refuse_strangers(request, self._parts.store.settings)
-
-    def _permit(self, verb: str, request: Request, caller: Caller) -> None:
-        """Refuse what is not for a caller to ask, or to know of."""
-        permit_verb(self._parts.authority, caller.identity, verb, request)
-        refuse_bringing(request)
-        if (name := named_item(request)) and isinstance(request, LoadRequest | ExecuteRequest):
-            with suppress(InvalidManifest):  # a policy that cannot be read is told of by whatever needs it
-                refuse_hidden(self.rights(caller)(), request, name, self._parts.catalogs.answering(request))
-
-    def authenticate(self, token: str) -> Identity:
-        """Return who shows a token, as the authority knows them; refuse one that is nobody's."""
-        return identify(self._parts.authority, token)
+    def authenticate(self, token: str) -> Principal:
+        """Return the principal of a token, as the authority knows it; refuse a token that belongs to no principal."""
+        return identify(self._services.authority, token)
 
     def acting(self) -> Caller:
-        """Return in whose name is asked what no caller comes with."""
-        return NOBODY
+        """Return the caller for requests that arrive without one."""
+        return NO_CALLER
 
     def rights(self, caller: Caller) -> Callable[[], Rights]:
-        """Return what gives the rules that hold for a caller, as they stand when it is asked."""
-        return self._parts.rights(caller)
+        """Return a function that gives the current rules for a caller."""
+        return self._services.rights(caller)
 
     async def offers(self, project_path: str | None = None) -> Offers:
         """Return what a client sees without searching; where no project is known, what it sees in every one."""
-        return await self._parts.offers(project_path)
+        return await self._services.offers(project_path)
 
     def offers_mark(self, project_path: str | None = None) -> str:
         """Return another text whenever the offers may have changed since they were last asked for, at little cost."""
-        return self._parts.catalogs.offering(project_path).mark()
+        return self._services.catalogs.offering(project_path).etag()
 
     def catalog(self) -> Catalog:
         """Return the items that are seen where a request names no project."""
-        return self._parts.catalogs.unnamed()
+        return self._services.catalogs.unnamed()
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, whether or not it is listed for them; None where it is of another kind."""
-        try:
-            chain = self.catalog().resolve(name)
-        except KiwiError:
-            return None
-        return offer_of(chain, name) if kind_of(chain) == kind else None
+        # What a server offers is a tool to requests, so a prompt may be one of either type.
+        for item_type in (item_type_for(kind), None):
+            with suppress(KiwiError):
+                chain = self.catalog().resolve(name, item_type=item_type)
+                return offer_of(chain, name) if kind_of(chain) == kind else None
+        return None
 
-    def parameters_of(self, item_id: str) -> JsonObject:
-        """Return the schema by which what is typed for an item is read: nobody has used or read the item by that.
+    def parameters_of(self, item_id: str, item_type: ItemType | None = None) -> JsonObject:
+        """Return the schema that parses the arguments typed for an item; this does not count as use of the item.
 
-        It is empty where there is no such item, which is told to whoever then uses it.
+        The schema is empty if there is no such item; a later call of the item reports that.
         """
         try:
-            return self.catalog().find(item_id).manifest.parameters
+            return self.catalog().find(item_id, item_type=item_type).manifest.parameters
         except KiwiError:
             return {}
 
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
-        catalog = self._parts.catalogs.answering(ExecuteRequest(item_id=item_id))
-        rights = self.rights(self.acting())()
-        return await complete(item_id, catalog, rights, self._parts.origins.held, argument, value, known)
+        catalog = self._services.catalogs.for_item(item_id, None)
+        try:
+            context = self._services.context(self.acting(), catalog)
+        except KiwiError:
+            return ()
+        return await complete(item_id, context, argument, value, known)
 
     def task_after(self) -> float:
         """Return for how many seconds a client that could take a task waits for a call instead."""
@@ -161,27 +191,60 @@ class Kernel:
 
     def tasks(self) -> Tasks:
         """Return the tasks in the store; opening it may take a while."""
-        return self._parts.tasks()
+        return self._services.tasks()
 
     async def index(self, report: Report, *, seconds: float) -> None:
-        """Wait, for so long at the most, until what was searched is indexed; it goes on by itself, too."""
-        await self._parts.looking.index(report, seconds=seconds)
+        """Wait at most `seconds` until what was searched is indexed; indexing also continues in the background."""
+        await self._services.search.index(report, seconds=seconds)
 
     async def aclose(self) -> None:
-        """Let go of everything the kernel holds open."""
-        await self._parts.aclose()
-        await close_drivers()
+        """Release everything the kernel has open."""
+        await self._services.aclose()
 
     def _pointed(self, error: KiwiError, payload: JsonObject) -> KiwiError:
         """Return an error that says, where an item was not found, that no project was looked through."""
-        if isinstance(error, ToolNotFound) and not self._parts.catalogs.project and payload.get("project_path") is None:
+        if (
+            isinstance(error, ToolNotFound)
+            and not self._services.catalogs.project
+            and payload.get("project_path") is None
+        ):
             error.suggestion = f"{error.suggestion} What is in a project is found with its `project_path`."
         return error
 
 
-def read_request(verb: str, payload: JsonObject) -> Request:
-    """Return the request of a verb, or refuse it with every fault that its words have."""
+class _Loads(Protocol):
+    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer: ...
+
+
+async def whole(kernel: _Loads, answer: Answer) -> JsonObject:
+    """Return the content of an answer, with the whole of a result that it shows only the beginning of."""
+    handle = as_text(answer.content.get("result_handle"))
+    if not handle:
+        return answer.content
+    text = "".join([page async for page in _pages(kernel, handle)])
+    rest = {word: value for word, value in answer.content.items() if not word.startswith("result_")}
+    try:
+        return {**rest, "result": json.loads(text)}
+    except ValueError:  # a text, which is stored as it is
+        return {**rest, "result": text}
+
+
+async def _pages(kernel: _Loads, handle: str) -> AsyncIterator[str]:
+    offset: object = 0
+    for _ in range(_PAGES):
+        if not isinstance(offset, int):
+            return
+        page = await kernel.call("load", {"item_type": "output", "item_id": handle, "offset": offset}, NO_CALLER)
+        yield as_text(page.content.get("content"))
+        offset = page.content.get("next_offset")
+
+
+def read_request(verb: str, payload: JsonObject) -> tuple[Verb, Request]:
+    """A1 Return the verb that a payload names, and its request, or refuse it with every fault."""
     known = BY_NAME.get(verb)
     if known is None:
         raise VerbNotFound(verb, verbs=list(BY_NAME))
-    return read(known.request, verb, payload)
+    declared = find_verb(verb, payload)
+    if declared is None:
+        raise invalid(verb, [no_such("action", str(payload.get("action")), [*known.verbs])])
+    return declared, parse(declared.request, verb, arguments_of(declared, payload))

@@ -1,4 +1,4 @@
-"""Permission, told before anybody tries: whether the owner's policy lets an item run."""
+"""Permission, checked before a run is attempted: whether the owner's policy lets an item run."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from collections.abc import Callable, Sequence
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Deny, Grant, Rights
-from kiwi_mcp.policy.authority import rights_of
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.policy.rights import rights_of
 
 _EVERY = Grant().items
 """The rules about items where none are written."""
 
 
 def all_of(server: str) -> str:
-    """Return what stands for all items of a server in rules that are about names."""
+    """Return the name that represents all items of a server in rules about names."""
     return f"mcp/{server}/*@*"
 
 
+def one_of(server: str, tool_id: str) -> str:
+    """Return the name of an item of a server, with any version."""
+    return f"mcp/{server}/{tool_id}@*"
+
+
 def all_in(namespace: str) -> str:
-    """Return what stands for all published items of a namespace."""
+    """Return the name that represents all published items of a namespace."""
     return f"registry/{namespace}/*@*"
 
 
-class Permission:
-    """What the rules say of the items of one catalog, as they stand now: those of the owner, if no others are given."""
+class ItemVisibility:
+    """What the current rules say about the items of one catalog; the default rules are the owner's."""
 
     def __init__(self, catalog: Catalog, rights: Callable[[], Rights] | None = None) -> None:
         self._catalog = catalog
@@ -36,19 +42,23 @@ class Permission:
         except KiwiError as fault:
             self.fault = fault
         grants = self._rights.grants
-        self._is_open = not self.fault and all(grant.items == _EVERY for grant in grants)
+        self._is_open = not self.fault and all(grant.items == _EVERY and not grant.hidden for grant in grants)
         # A rule on something below an item counts too, and what that is takes opening the item.
         self._is_deep = any(grant.items.deny or grant.is_whole for grant in grants)
         self._hiding = [grant for grant in grants if grant.is_secretive or grant.is_whole]
 
     @property
     def hides(self) -> bool:
-        """Whether there may be items that are not even told of."""
+        """Whether some items may be hidden."""
         return bool(self._hiding)
 
     def is_hidden(self, identity: str) -> bool:
-        """Whether an item is not even told of: it is off a list that is all that whoever asks, or this machine, has."""
+        """Whether an item is hidden: it is not on a list that limits the caller, or this machine, to what it names."""
         return any(isinstance(grant.verdict("item", identity), Deny) for grant in self._hiding)
+
+    def is_server_hidden(self, server: Tool) -> bool:
+        """Whether a server is hidden: its own item, and its items as a whole."""
+        return self.is_hidden(server.identity) and self.is_hidden(all_of(server.id))
 
     def refusal(self, identity: str) -> str:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""
@@ -57,7 +67,7 @@ class Permission:
         return self.refusal_of([identity]) or (self.refusal_of(self._chain(identity)) if self._is_deep else "")
 
     def refusal_of(self, identities: Sequence[str]) -> str:
-        """Return why an item may not run, given what it stands on, itself first."""
+        """Return why an item may not run, given the identities of its chain, its own first."""
         if self.fault:
             return self.fault.message
         verdict = self._rights.item_verdict(identities)
@@ -66,5 +76,5 @@ class Permission:
     def _chain(self, identity: str) -> Sequence[str]:
         try:
             return [link.identity for link in self._catalog.resolve(identity).links]
-        except KiwiError:  # it will not run for another reason, which whoever tries is told
+        except KiwiError:  # it will not run for another reason, which the call itself reports
             return [identity]

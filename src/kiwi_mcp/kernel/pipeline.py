@@ -1,213 +1,275 @@
-"""The pipeline: one call, from a name to a record, through every gate in one order."""
+"""The pipeline: one call of one item, through every gate, in one order.
+
+`run` is the whole story. What a call must pass is in the lists `RULES` and `GATES`, and nowhere else; each gate has a
+number, and a test of its own in tests/kernel/test_gates.py.
+"""
 
 from __future__ import annotations
 
-from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import partial
 from heapq import nsmallest
-from importlib import import_module
-from pathlib import Path
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.catalog.lock import NAME as LOCK_NAME
-from kiwi_mcp.catalog.lock import lock_at
-from kiwi_mcp.catalog.mcp import is_accepted
-from kiwi_mcp.domain.call import Call, Space
-from kiwi_mcp.domain.caller import NOBODY, Caller, nobody
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import DriverMissing, NotCallable, PolicyDenied, Unavailable
-from kiwi_mcp.domain.grants import Allow, Deny, Rights
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import HttpSpec, Plan
-from kiwi_mcp.drivers.port import Driver
-from kiwi_mcp.drivers.unavailable import unavailable
-from kiwi_mcp.kernel.approvals.gate import Admit, Arrival, Passed, unasked
-from kiwi_mcp.kernel.checkpoints.guard import UNGUARDED, Guard, Save, unguarded
-from kiwi_mcp.kernel.confining import Judge, confine
-from kiwi_mcp.kernel.delivery import delivered, holder_of
-from kiwi_mcp.kernel.plan_digest import plan_digest
-from kiwi_mcp.kernel.reach import reaching
-from kiwi_mcp.kernel.redaction import careful, redacted
-from kiwi_mcp.kernel.trail import Left, Recorder, Trail
-from kiwi_mcp.kernel.witness import Witness
+from kiwi_mcp.catalog.lockfile import lock_at, lock_path, lost_signatures
+from kiwi_mcp.catalog.mcp_source import is_accepted
+from kiwi_mcp.domain.calls import Call, Caller, Space, no_answers
+from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, Unavailable
+from kiwi_mcp.domain.grants import Allow, Deny, Rights, Verdict
+from kiwi_mcp.domain.items import Chain, Tool
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.drivers.driver import Driver, unavailable
+from kiwi_mcp.kernel.approvals import ApprovalGate
+from kiwi_mcp.kernel.checkpoints.checkpoint import guard_of
+from kiwi_mcp.kernel.context import Context
+from kiwi_mcp.kernel.prepared import Prepared, plan_digest
+from kiwi_mcp.kernel.reach import client_requests, reaching
+from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept
-from kiwi_mcp.policy.authorize import authorize, permit, verify
-from kiwi_mcp.policy.conditions import unmet
-from kiwi_mcp.policy.floors import unproven
-from kiwi_mcp.primitives.bounds import refuse_target
-from kiwi_mcp.primitives.secrets import Revealed
-from kiwi_mcp.store.outputs import Kept
+from kiwi_mcp.policy.approval_rules import returns_untrusted_text
+from kiwi_mcp.policy.authorize import failed_condition, permit, uses, verify
+from kiwi_mcp.policy.external_code import names_code
+from kiwi_mcp.policy.isolation import Judge, isolate
+from kiwi_mcp.policy.policy_files import owner_policy
+from kiwi_mcp.policy.secret_access import delivered, holder_of
+from kiwi_mcp.primitives.secrets.grants import refuse_target
+from kiwi_mcp.primitives.secrets.redaction import careful, redacted
+from kiwi_mcp.primitives.secrets.reveal import Revealed
 
-_drivers: dict[str, Driver | None] = {}
 _NO_SECRETS = Revealed({})
-_NAMED = 3
-"""How many items of a server are named to whoever would run the server."""
+_MOST_OFFERED = 3
+"""How many items of a server an error names, where the server itself was called."""
+Rule: TypeAlias = Callable[[Run], None]
+"""Raises a KiwiError, or returns. It asks nothing but what is known here."""
+Gate: TypeAlias = Callable[[Run, Context], Awaitable[None]]
+"""As a rule; it may wait for a server, a machine test or the owner. No gate has a default that lets a call pass."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A call that passed every gate: what it stands on, what it will do, and what the owner should know."""
-
-    chain: Chain
-    plan: Plan
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A call that was made: what came of it, and what it left behind."""
-
-    bound: Bound
-    outcome: Outcome
-    left: Left
-    guard: Guard = UNGUARDED
-    passed: Passed | None = None
-    """By what of the owner's it went on, where the owner had to be asked."""
-
-    @property
-    def duration_ms(self) -> int:
-        """How long the tool took."""
-        return self.left.duration_ms
-
-    @property
-    def kept(self) -> Kept | None:
-        """The output file, if it could be written."""
-        return self.left.kept
-
-
-Attend: TypeAlias = Callable[[Chain], Awaitable[Unavailable | None]]
-"""Looks at a chain that is about to run, and gives why it cannot be reached, if so."""
-
-
-async def unattended(_: Chain) -> None:
-    """Look at nothing."""
-
-
-async def execute(
-    call: Call,
-    catalog: Catalog,
-    rights: Rights,
-    caller: Caller = NOBODY,
-    *,
-    runs: Recorder = None,
-    actor: str = "",
-    witness: Witness | None = None,
-    attend: Attend = unattended,
-    save: Save = unguarded,
-    judge: Judge = unproven,
-    admit: Admit = unasked,
-) -> Run:
-    """Resolve, verify, bind, authorize, drive, record: in this order, once per call.
-
-    `attend` looks at the chain of a call that may go ahead, before it does, and gives why it cannot; `save` gives what
-    stands around it; `judge` says how strictly it is held; `admit` lets it go on where it may not without the
-    owner's word.
-    """
-    trail = Trail(call, runs, actor, witness)
-    try:
-        bound = prepare(call, catalog, rights, judge)
-        digest = plan_digest(bound.plan)
-        trail.set_out(bound.chain.tool.id, bound.plan, digest)
-        trail.secrets = secrets = secrets_of(call, bound, judge)
-        driver = driver_of(bound.chain)
-        fault = await attend(bound.chain)
-        if not fault:
-            again = partial(_digest_again, call, catalog, rights, judge)
-            arrival = Arrival(bound.chain, bound.plan, digest, trail.run_id, secrets, careful(caller, secrets), again)
-            await _pass(admit, arrival, trail)
-        guard = UNGUARDED if fault else await save(bound.chain, bound.plan, trail.run_id)
-        async with guard:
-            seen = careful(_for_tools(caller), secrets)
-            outcome = (
-                unavailable(fault)
-                if fault
-                else await driver.drive(bound.plan, bound.chain, call.space, secrets=secrets, caller=seen)
+async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
+    """Resolve, accept, prepare, bind, pass every gate, begin, drive, redact, record: in this order, once per call."""
+    async with context.services.recorder.run(call, context.services.runs_or_error(context.caller), record) as run:
+        bind(run, context)  # 1 to 7
+        try:
+            for rule in RULES:
+                rule(run)
+            for gate in GATES:
+                await gate(run, context)
+        except _Unreachable as fault:  # a result for the model, no refusal; no approval was used
+            mark_reader(run, context)
+            return await run.finish(redacted(unavailable(fault.reason), run.secrets or _NO_SECRETS))
+        secrets = run.secrets or _NO_SECRETS
+        if call.has_checkpoint or run.chain.tool.manifest.mutates_state:
+            owner_mode = owner_policy(call.space.user).checkpoint
+            run.checkpoint = await guard_of(  # 16 asked for and impossible: refused
+                call.space, owner_mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
-    except (Exception, CancelledError) as error:
-        await trail.leave(error)
-        raise
-    outcome = redacted(outcome, secrets)
-    left = await trail.finish(outcome)
-    found = (*guard.warnings, *left.warnings)
-    bound = replace(bound, warnings=(*bound.warnings, *found)) if found else bound
-    return Run(bound, outcome, left, guard, trail.passed)
+        async with run.checkpoint:
+            mark_reader(run, context)  # 20
+            await run.begin()  # 17 what changes or sends something is stored as started; the tool's clock starts here
+            outcome = await run.prepared.driver.drive(
+                run.plan,
+                run.chain,
+                call.space,
+                secrets=secrets,
+                caller=careful(caller_for_tool(context.caller), secrets),  # 18
+            )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
+        return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
 
 
-async def _pass(admit: Admit, arrival: Arrival, trail: Trail) -> None:
-    """Pass the gate where the owner is asked, and note by what."""
-    if passed := await admit(arrival):
-        trail.passed = passed
-        # The owner's time is not the tool's.
-        trail.set_out(arrival.chain.tool.id, arrival.plan, arrival.digest)
+def bind(run: Run, context: Context) -> None:
+    """Give a run its prepared item, its exact plan and the plan's digest."""
+    call, known = run.call, context.services.prepared
+    prepared = known.get(call, context.caller.name, context.catalog, context.rights)
+    if prepared is None:
+        bind_anew(run, context)
+        known.put(call, context.caller.name, context.catalog, context.rights, partial(prepare_again, run, context))
+        return
+    tool = prepared.chain.tool
+    bind_plan(run, prepared, accept(tool.id, tool.manifest.parameters, call.parameters), context)
+    run.judged_inputs = run.plan.inputs
 
 
-def _digest_again(call: Call, catalog: Catalog, rights: Rights, judge: Judge) -> str:
-    return plan_digest(prepare(call, catalog, rights, judge).plan)
+def bind_anew(run: Run, context: Context) -> None:
+    """Give a run its plan from what is there now, without what was prepared before."""
+    call = run.call
+    chain = context.catalog.resolve(call.tool_id, item_type=call.item_type)  # 1 exists, not yanked, definition accepted
+    driver = context.services.drivers.of(chain, partial(offered_by, chain.tool, context.catalog, context.rights))  # 2
+    # 3 arguments valid, before any message about permissions
+    inputs = accept(chain.tool.id, chain.tool.manifest.parameters, call.parameters)
+    bind_plan(run, prepare(chain, driver, call, context), inputs, context)
+    run.judged_inputs = run.plan.inputs
 
 
-def _for_tools(caller: Caller) -> Caller:
-    """Return a caller as tools see it: who says of nothing that it can be asked that, is asked by Kiwi alone."""
-    return caller if caller.capabilities or caller.ask is nobody else replace(caller, ask=nobody)
+def prepare_again(run: Run, context: Context) -> Prepared:
+    """Return the item of a run, prepared once more from what is there now."""
+    chain = context.catalog.resolve(run.call.tool_id, item_type=run.call.item_type)
+    return prepare(chain, run.prepared.driver, run.call, context)
 
 
-def secrets_of(call: Call, bound: Bound, judge: Judge) -> Mapping[str, str]:
+def bind_plan(run: Run, prepared: Prepared, inputs: JsonObject, context: Context) -> None:
+    """Give a run the plan of a prepared item for some inputs, with granted hosts and its isolation written into it."""
+    chain, space = prepared.chain, run.call.space
+    plan = permit(prepared.driver.bind(chain, inputs, space), prepared.rights)  # 7 granted and denied hosts
+    # 6 isolation level by origin and machine, needs granted, code outside of every digest
+    if chain.server:
+        judge = context.services.provenance.held
+        plan = isolate(plan, chain, space, judge, prepared.rights, is_meant=prepared.is_accepted)
+    elif isinstance(plan.spec, ProcessSpec):
+        plan = prepared.isolated(plan, space)
+    if prepared.is_accepted:
+        plan = with_client_requests(plan, client_requests(chain.executor, context.catalog))
+    run.bound(prepared, plan, plan_digest(plan))
+
+
+def prepare(chain: Chain, driver: Driver, call: Call, context: Context) -> Prepared:
+    """Return all that does not depend on the arguments. A Prepared exists only for what may run."""
+    changes, isolation = lock_changes(chain, call), context.services.provenance.held(chain)
+    lost = lost_links(chain, call.space, lambda _: isolation)
+    warnings = verify(chain, changes, lost, is_frozen=False)  # 4 changed after signing, tampered, unsound chain
+    # What accepting a server granted to it; a rule that denies still wins.
+    rights = reaching(context.rights, chain.server.tool, context.catalog) if chain.server else context.rights
+    # 5 the item, and all it runs on
+    refuse_denied(rights.item_verdict([link.identity for link in chain.links]), chain.tool)
+    is_accepted = chain.server is not None and context.catalog.is_meant(chain.server.tool)
+    return Prepared(chain, driver, rights, changes, warnings, isolation, is_accepted, names_code(chain), chain.needs)
+
+
+def lockfile_matches(run: Run) -> None:
+    """8 Under `frozen`: the chain is the one that was signed."""
+    if run.call.is_frozen and (run.prepared.lock_changes or run.chain.drift):
+        raise LockMismatch(run.chain.tool.id, [*run.prepared.lock_changes, *run.chain.drift])
+
+
+def plan_is_permitted(run: Run) -> None:
+    """9 Host, command and variables of the plan: a URL's host may come from an argument."""
+    for kind, resource in uses(run.plan):
+        refuse_denied(run.prepared.rights.verdict(kind, resource), run.chain.tool)
+
+
+def conditions_hold(run: Run) -> None:
+    """10 Bounds on parameters, hours and days, by the owner's clock."""
+    now = datetime.now().astimezone()
+    refused = failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, run.call.space.project, now)
+    refuse_denied(refused or Allow(), run.chain.tool)
+
+
+async def secrets_are_granted(run: Run, context: Context) -> None:
+    """12 Every variable is set, granted to this recipient and bound to this target."""
+    run.secrets = secrets_of(run, context)
+
+
+async def server_is_unchanged(run: Run, context: Context) -> None:
+    """13 The list of an MCP server is fresh, and this item in it is as it was accepted."""
+    fault = await context.services.check_server(context.services, run.chain, context.catalog)
+    if fault is not None:
+        raise _Unreachable(fault)
+
+
+async def sandbox_is_available(run: Run, _: Context) -> None:
+    """15 This machine can isolate the process as the plan says. The driver enforces it again."""
+    await run.prepared.driver.prepare(run.plan, run.chain, run.call.space)
+
+
+async def owner_approves(run: Run, context: Context) -> None:
+    """14 Continue by a rule, by an unused approval or by the owner's answer; else store the question and refuse."""
+    gate = ApprovalGate(context, run.call)
+    question = await gate.decide(run)  # sets `run.approved_by`, or returns what is to be asked
+    if question is None:
+        return
+    always = await gate.ask(question, run)  # a no, silence or an absent owner is raised
+    # The owner took their time: the call is judged once more, by the rules and grants of now.
+    now = context.services.context(context.caller, context.catalog)
+    again = context.services.recorder.sketch(run.call)
+    bind_anew(again, now)
+    for rule in RULES:
+        rule(again)
+    if again.digest != run.digest:
+        raise Conflict(
+            f"{run.chain.tool.id!r} changed while the owner was asked about it. Nothing was done.",
+            suggestion="Call it again: the owner is asked about what it is now.",
+        )
+    run.secrets = secrets_of(again, now)
+    run.approved_by = await gate.accept(question, run, always)
+
+
+RULES: tuple[Rule, ...] = (lockfile_matches, plan_is_permitted, conditions_hold)
+"""Also for `--dry-run`, `why` and completion, and again after the owner was asked."""
+GATES: tuple[Gate, ...] = (secrets_are_granted, server_is_unchanged, sandbox_is_available, owner_approves)
+"""11, the budget, comes with threads."""
+
+
+def plan_call(call: Call, context: Context) -> Run:
+    """Return a call as it would run, bound and judged by every rule; nothing is started, asked or recorded."""
+    planned = context.services.recorder.sketch(call)
+    bind(planned, context)
+    for rule in RULES:
+        rule(planned)
+    return planned
+
+
+class _Unreachable(Exception):
+    """A server that cannot be listed: its item cannot be called, and that is a result."""
+
+    def __init__(self, reason: Unavailable) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+def secrets_of(run: Run, context: Context) -> Revealed:
     """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
-    plan, chain = bound.plan, bound.chain
+    plan, chain, space = run.plan, run.chain, run.call.space
     if not plan.variables:
         return _NO_SECRETS
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    holder = holder_of(chain, call.space, judge)
-    secrets = delivered(needed, holder, call.space, optional=plan.defaulted, needed_by=chain.tool.id)
+    # An item of a server gets variables only where the owner accepted the server as it is.
+    is_accepted = run.prepared.is_accepted if chain.server else None
+    recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted)
+    secrets = delivered(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
     if isinstance(plan.spec, HttpSpec):
         refuse_target(plan.spec, secrets.bounds)
     return secrets
 
 
-def prepare(call: Call, catalog: Catalog, rights: Rights, judge: Judge = unproven, *, is_sketch: bool = False) -> Bound:
-    """Take a call through every gate before the world is touched; `dry_run` stops here.
-
-    A sketch is never run: its parameters only hold the places of real ones, and are not judged.
-    """
-    chain = catalog.resolve(call.tool_id)
-    driver = driver_of(chain, partial(offered_by, chain.tool, catalog, rights))
-    given = call.parameters
-    inputs = given if is_sketch else accept(chain.tool.id, chain.tool.manifest.parameters, given)
-    warnings = verify(chain, lock_changes(chain, call), is_frozen=call.is_frozen)
-    rights = reaching(rights, chain.executor, catalog) if chain.driver == "mcp" else rights
-    plan = permit(driver.bind(chain, inputs, call.space), rights)
-    refuse_denied(plan, chain, rights, call.space, None if is_sketch else plan.inputs)
-    is_meant = chain.driver == "mcp" and catalog.is_meant(chain.executor)
-    plan = confine(plan, chain, call.space, judge, rights, is_meant=is_meant)
-    return Bound(chain, plan, (*warnings, *plan.warnings))
+def with_client_requests(plan: Plan, allowed: Sequence[str]) -> Plan:
+    """Return the plan of a server's item with what the server may ask of the client meanwhile."""
+    if not allowed:
+        return plan
+    return replace(plan, facts={**plan.facts, "mcp": {**as_object(plan.facts.get("mcp")), "client": list(allowed)}})
 
 
-def refuse_denied(plan: Plan, chain: Chain, rights: Rights, space: Space, inputs: JsonObject | None) -> None:
-    """Refuse a plan that no right covers, or that does not meet a condition."""
-    verdict = authorize(plan, rights)
-    if isinstance(verdict, Allow):
-        now = datetime.now().astimezone()  # the hours of a condition are those of the owner's own clock
-        verdict = unmet(rights, plan.identity, inputs, space.project, now) or verdict
+def mark_reader(run: Run, context: Context) -> None:
+    """Remember a caller that is given text from outside, also if the tool fails: it may ask for later calls."""
+    if returns_untrusted_text(run.plan, run.chain):
+        context.services.tainted_callers.add(context.caller.name)
+
+
+def refuse_denied(verdict: Verdict, tool: Tool) -> None:
+    """Refuse what no right covers, or what does not meet a condition."""
     match verdict:
         case Deny(reason=reason, rule=rule, grant=grant):
             raise PolicyDenied(
-                f"{chain.tool.id!r} may not run: {reason}.",
+                f"{tool.id!r} may not run: {reason}.",
                 suggestion="Ask the owner: the rule stands in the policy.yaml of the user space.",
-                tool_id=chain.tool.id,
+                tool_id=tool.id,
                 rule=rule,
                 grant=grant,
             )
 
 
+def caller_for_tool(caller: Caller) -> Caller:
+    """Return a caller as tools see it: one that declares nothing that it can be asked is asked by Kiwi alone."""
+    return caller if caller.capabilities or caller.ask is no_answers else replace(caller, ask=no_answers)
+
+
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:
     """Return how the chain differs from what was recorded when its tool was signed."""
-    path = _lock_path(call.space, chain.tool.origin.source)
+    path = lock_path(call.space, chain.tool.origin.source)
     if path is None:
         return ()
     lock = lock_at(path)
@@ -216,61 +278,25 @@ def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:
     return ("it was never signed, so the lockfile does not know it",) if call.is_frozen else ()
 
 
-@lru_cache(maxsize=64)
-def _lock_path(space: Space, source: str) -> Path | None:
-    base = {"project": space.project_ai, "user": space.user}.get(source)
-    return base / LOCK_NAME if base else None
+def lost_links(chain: Chain, space: Space, judge: Judge) -> Sequence[tuple[Tool, str]]:
+    """Return the links that lost the signature that the lockfile names, each with its former signer.
+
+    A link that a model overwrote through Kiwi is not among them: it needs the owner's approval before its first run.
+    """
+    lost = lost_signatures(chain.links, space)
+    origins = {floor.identity: floor.provenance for floor in judge(chain).floors} if lost else {}
+    return [(link, signer) for link, signer in lost if origins[link.identity] != "model_written"]
 
 
 def offered_by(server: Tool, catalog: Catalog, rights: Rights) -> Sequence[str]:
-    """Return a few items of an MCP server that whoever asks may run, first the one that the server hides by its name.
+    """Return a few items of an MCP server that the caller may run, first the one that has the server's name.
 
-    Of what is no server, nothing: it would take opening every item to know what stands on it.
+    Of what is no server, nothing: it would take opening every item to know what runs on it.
     """
-    if not catalog.sheets.carries(server.manifest.tool_type, "mcp"):
+    if not catalog.sheets.is_server(server.manifest.tool_type):
         return ()
     entries = catalog.all(["mcp"])
     offered = (entry for entry in entries if entry.namespace == server.id and is_accepted(entry))
     allowed = (one for one in offered if isinstance(rights.item_verdict([one.identity, server.identity]), Allow))
-    best = nsmallest(_NAMED, allowed, key=lambda entry: (entry.tool_id != server.id, entry.tool_id))
+    best = nsmallest(_MOST_OFFERED, allowed, key=lambda entry: (entry.tool_id != server.id, entry.tool_id))
     return [entry.identity.partition("@")[0] for entry in best]
-
-
-def driver_of(chain: Chain, instead: Callable[[], Sequence[str]] = tuple) -> Driver:
-    """Return the driver that the type of the chain's tool names; where it names none, `instead` is what has one."""
-    tool = chain.tool
-    if not chain.driver:
-        raise NotCallable(tool.id, tool.manifest.tool_type, "other items run on it", instead=instead())
-    driver = load_driver(chain.driver)
-    if driver is None:
-        raise DriverMissing(tool.id, chain.driver)
-    return driver
-
-
-def load_driver(word: str) -> Driver | None:
-    """Return the driver of that name, or None where this version has none."""
-    if word not in _drivers:
-        _drivers[word] = _import_driver(word)
-    return _drivers[word]
-
-
-def _import_driver(word: str) -> Driver | None:
-    # A word in data is a file name in code: `driver: process` is the package drivers/process.
-    name = f"kiwi_mcp.drivers.{word}"
-    if not word.isidentifier():
-        return None
-    try:
-        module = import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return None
-    # Not every module of the package is a driver.
-    driver: Driver | None = getattr(module, "driver", None)
-    return driver
-
-
-async def close_drivers() -> None:
-    """Let every driver that was used let go of what it keeps open."""
-    for driver in filter(None, _drivers.values()):
-        await driver.aclose()

@@ -1,27 +1,29 @@
-"""Provenance: where items come from, as far as that was shown, and how strictly that holds what they run.
+"""Provenance: where items come from, as far as that is proven, and how strictly their processes are isolated.
 
-What ships with Kiwi is trusted. Whatever else there is counts as its owner's, a model's or nobody's by a record of its
-exact content, which Kiwi makes when it is written or signed through it: no file says of itself where it comes from.
+Items that ship with Kiwi are trusted. Every other item counts as written by its owner, by a model or by an unknown
+author. That depends on a record of its exact content, which Kiwi makes when the item is written or signed through Kiwi:
+no file can declare its own origin.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from kiwi_mcp.catalog.seeds import vouched
-from kiwi_mcp.domain.chain import Chain
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.release import shipped_digests
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.isolation import Level, Provenance
-from kiwi_mcp.domain.items import Source, Tool
+from kiwi_mcp.domain.items import Chain, Source, Tool, TypeTraits
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.watching import watched
-from kiwi_mcp.manifest.digest import canonical, sha256_hex
-from kiwi_mcp.policy.deployment import minimum
-from kiwi_mcp.policy.floors import Holding, held, raised, unproven
+from kiwi_mcp.manifest.signatures import canonical, sha256_hex
+from kiwi_mcp.policy.external_code import external_code
+from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation, default_isolation, raised
+from kiwi_mcp.policy.policy_files import minimum
 from kiwi_mcp.store.authors import Authors
 
 _MOST = 10_000
@@ -33,59 +35,74 @@ _SIGNED: Mapping[str, Provenance] = {
     "revoked": "unknown",
 }
 """Where an item comes from by who vouches for it with a signature."""
+_TRUSTED: frozenset[Provenance] = frozenset({"builtin", "owner_written", "known_publisher"})
+"""The origins that the owner trusts to give a model instructions."""
 _Key: TypeAlias = tuple[str, ...]
+_OriginOf: TypeAlias = Callable[[int, Chain, Provenance | None], Provenance]
+"""Returns the origin of the link at a position, for what is recorded about its content."""
 
 
-class Origins:
+class Provenances:
     """Where the items of one user come from; what was looked up is remembered until the store changes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: tuple[int, dict[_Key, Holding]] = (0, {})
+        self._known: tuple[int, dict[_Key, IsolationDecision]] = (0, {})
 
-    def held(self, chain: Chain) -> Holding:
-        """Return how strictly a chain is held, and at least as strictly as this machine holds everything."""
-        return raised(self._held(chain), minimum())
+    def held(self, chain: Chain) -> IsolationDecision:
+        """Return the isolation of a chain, at least as strict as the minimum of this machine."""
+        return raised(self._decided(chain, provenance_of), minimum())
 
-    def _held(self, chain: Chain) -> Holding:
-        """Return how strictly a chain is held; where the store cannot be read, as what nobody knows is."""
-        if all(link.origin.source == "builtin" for link in chain.links):
-            return unproven(chain)
+    def authored(self, chain: Chain) -> IsolationDecision:
+        """Return the isolation of a chain by the authors of its links alone.
+
+        Secrets depend on this: the manifest of a server that a model wrote gets none, although the process of an
+        accepted server has a provenance of its own.
+        """
+        return raised(self._decided(chain, _author_in_chain), minimum())
+
+    def _decided(self, chain: Chain, origin_of: _OriginOf) -> IsolationDecision:
+        """Return the isolation of a chain; if the store cannot be read, that of code of unknown origin."""
+        if all(link.origin.is_built_in for link in chain.links):
+            return default_isolation(chain)
         try:
             authors = self._store.authors_if_any()
             if authors is None:
-                return held(chain, [_provenance(link, chain, None) for link in chain.links])
-            return self._remembered(chain, authors)
+                return decide_isolation(chain, [origin_of(at, chain, None) for at in range(len(chain.links))])
+            return self._remembered(chain, authors, origin_of)
         except KiwiError:
-            return replace(unproven(chain), is_looked_up=False)
+            return replace(default_isolation(chain), is_looked_up=False)
 
     def of(self, tool: Tool) -> Provenance:
-        """Return where one item comes from."""
-        return self.held(Chain((tool,), "")).decisive.provenance
+        """Return who wrote one item."""
+        return self.authored(Chain((tool,), (TypeTraits(),))).decisive.provenance
+
+    def may_instruct(self, tool: Tool) -> bool:
+        """Whether a model may follow what an item says: its type gives instructions, and its origin is trusted."""
+        return tool.manifest.result_kind == "instructions" and self.of(tool) in _TRUSTED
 
     def record(self, digests: Iterable[str], provenance: Provenance, actor: str, *, replaces: bool) -> None:
         """Write down where contents come from; what was recorded before stays, unless this replaces it."""
         self._store.authors().record(digests, provenance, actor, replaces=replaces)
 
     def forget(self) -> None:
-        """Look everything up again: the store was closed, and when it changes counts anew from its next opening."""
+        """Look everything up again: the store was closed, and its change counter restarts at its next opening."""
         self._known = (0, {})
 
-    def _remembered(self, chain: Chain, authors: Authors) -> Holding:
-        stamp, key = authors.stamp(), _key(chain)
+    def _remembered(self, chain: Chain, authors: Authors, origin_of: _OriginOf) -> IsolationDecision:
+        stamp, key = authors.stamp(), (origin_of.__name__, *_key(chain))
         if self._known[0] != stamp or len(self._known[1]) > _MOST:
             self._known = (stamp, {})
         known = self._known[1]
         if key not in known:
-            known[key] = _looked_up(chain, authors)
+            known[key] = _looked_up(chain, authors, origin_of)
         return known[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Authorship:
-    """One caller as an author; whoever is not the owner changes nothing that was recorded before."""
+class AuthorshipLog(Struct, frozen=True):
+    """One caller as an author; a caller other than the owner cannot change earlier records."""
 
-    origins: Origins
+    origins: Provenances
     actor: str
     is_owner: bool
 
@@ -103,8 +120,8 @@ class Authorship:
             self._record([digest for digest in digests if digest != over.digest], written, into)
 
     def vouches(self, tools: Iterable[Tool]) -> None:
-        """Record that the owner stands by items as they are; that others sign or publish them says nothing."""
-        own = [tool.digest for tool in tools if tool.origin.source in {"project", "user"}]
+        """Record that the owner vouches for items as they are; a signature or publication by others changes nothing."""
+        own = [tool.digest for tool in tools if tool.origin.is_editable]
         if self.is_owner and own:
             self._record(own, "owner_written", "project")
 
@@ -124,7 +141,8 @@ class Authorship:
                 digests, provenance, self.actor, replaces=self.is_owner if replaces is None else replaces
             )
         except KiwiError:
-            # Without a record, what is in a project is nobody's, and what is in the user's space is the owner's.
+            # Without a record, an item in a project has no known author, and an item in the user's space is the
+            # owner's.
             if into == "user" and provenance != "owner_written":
                 raise
 
@@ -135,42 +153,62 @@ def chain_digest(chain: Chain) -> str:
     What a project holds is named with the project: the same bytes in a clone are another chain.
     """
     links = [[link.identity, link.digest, home_of(link)] for link in chain.links]
-    return sha256_hex(canonical([links, [[*one] for one in watched(chain)]]))
+    return sha256_hex(canonical([links, [[*one] for one in external_code(chain)]]))
 
 
 def home_of(link: Tool) -> str:
     """Return the folder that an item of a project is bound to; empty for what is the same everywhere."""
-    return os.path.realpath(link.origin.base) if link.origin.source == "project" else ""
+    return os.path.realpath(link.origin.base) if link.origin.is_in_project else ""
 
 
 def _key(chain: Chain) -> _Key:
     links = (f"{link.identity} {link.digest} {link.trust} {home_of(link)}" for link in chain.links)
-    return (chain.driver, *links, *(word for one in watched(chain) for word in one))
+    return (chain.traits[0].lifetime, *links, *(word for one in external_code(chain) for word in one))
 
 
-def _looked_up(chain: Chain, authors: Authors) -> Holding:
+def _looked_up(chain: Chain, authors: Authors, origin_of: _OriginOf) -> IsolationDecision:
     recorded, relaxed = authors.look_up([link.digest for link in chain.links], chain_digest(chain))
-    origins = [_provenance(link, chain, recorded.get(link.digest)) for link in chain.links]
-    return held(chain, origins, relaxed if may_relax(origins, relaxed) else None)
+    origins = [origin_of(at, chain, recorded.get(link.digest)) for at, link in enumerate(chain.links)]
+    return decide_isolation(chain, origins, relaxed if may_relax(origins, relaxed) else None)
 
 
 def may_relax(origins: Iterable[Provenance], level: Level | None) -> bool:
-    """Whether an owner may let a chain run under a level: not out of a sandbox what nobody vouches for."""
+    """Whether an owner may let a chain run at a level: code of unknown origin must stay in a sandbox."""
     return "unknown" not in origins or level in {"sandboxed", "restricted"}
 
 
-def _provenance(link: Tool, chain: Chain, recorded: Provenance | None) -> Provenance:
-    match link.origin.source:
-        case "builtin":
-            return "builtin"
-        case "mcp":
-            return "mcp_server"
-        case "project" | "user" if chain.driver == "mcp":
-            # A server is the program that its manifest names, which the owner accepted before anything of it is used.
-            return "mcp_server"
-        case "registry" if link.origin.namespace == BUILTIN_NAMESPACE and f"sha256:{link.digest}" in vouched():
-            return "mcp_server" if chain.driver == "mcp" else "known_publisher"
+def provenance_of(at: int, chain: Chain, recorded: Provenance | None) -> Provenance:
+    """Return where the code of a link comes from: from an MCP server, or from its author.
+
+    A server is the program that its manifest names, which the owner accepted before anything of it is used. A published
+    server that is not one of Kiwi's own is only as trusted as its publisher.
+    """
+    link = chain.links[at]
+    is_served = chain.server is not None and chain.traits[at].defined_by == "server"
+    if is_served and (not link.origin.is_published or _is_shipped(link)):
+        return "builtin" if link.origin.is_built_in else "mcp_server"
+    return author_of(link, recorded)
+
+
+def author_of(link: Tool, recorded: Provenance | None) -> Provenance:
+    """Return who wrote a link, by its signature and by the record of its content."""
+    if link.origin.is_built_in:
+        return "builtin"
+    if link.origin.server:
+        return "mcp_server"
+    if _is_shipped(link):
+        return "known_publisher"
     signed = _SIGNED.get(link.trust)
     if signed is not None and recorded in {None, "unknown"}:
         return signed
-    return recorded or ("owner_written" if link.origin.source == "user" else "unknown")
+    return recorded or ("owner_written" if link.origin.is_in_user_space else "unknown")
+
+
+def _author_in_chain(at: int, chain: Chain, recorded: Provenance | None) -> Provenance:
+    return author_of(chain.links[at], recorded)
+
+
+def _is_shipped(link: Tool) -> bool:
+    """Whether a published link is exactly one that ships with Kiwi."""
+    is_kiwis = link.origin.is_published and link.origin.namespace == BUILTIN_NAMESPACE
+    return is_kiwis and f"sha256:{link.digest}" in shipped_digests()

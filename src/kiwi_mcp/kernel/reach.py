@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.grants import Rights, Rules
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.needs import Needs
+from kiwi_mcp.domain.items import Needs, Tool
 
 
 def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
-    """Return what the owner grants, with what they meant by adding or accepting a server as it is.
+    """Return the owner's grants, plus the permissions they gave by adding or accepting a server as it is.
 
-    That is the very address of a server nearby, and what its manifest says that it needs. A rule that denies any of it
-    still wins, and nothing that the server names itself is reached thereby.
+    The extension is the exact address of a server nearby, and the needs that its manifest declares. A rule that denies
+    any of it still wins, and it opens nothing that the server itself names.
     """
     near, needs = catalog.meant_hosts(server), server.manifest.needs
     if not near and (needs == Needs() or not catalog.is_meant(server)):
@@ -28,6 +28,12 @@ def reaching(rights: Rights, server: Tool, catalog: Catalog) -> Rights:
         write=_with(owner.write, needs.write),
     )
     return Rights((meant, *others))
+
+
+def client_requests(server: Tool, catalog: Catalog) -> tuple[str, ...]:
+    """Return what a server may ask of the client that calls it: nothing unless its owner accepted it as it is."""
+    asked = server.manifest.needs.client
+    return asked if asked and catalog.is_meant(server) else ()
 
 
 def _with(rules: Rules, meant: Sequence[str]) -> Rules:

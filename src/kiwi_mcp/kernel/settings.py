@@ -1,23 +1,24 @@
-"""The owner's settings of the store: where it is, as whom it is used, and which other registries are known."""
+"""The owner's settings of the store: its location, the actor that uses it, and which other registries are known."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from kiwi_mcp.domain import paths
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, RemoteNotFound
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.receipt import AuditLevel
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, DEFAULT_NAMESPACE, Actor
-from kiwi_mcp.kernel.private_yaml import rewrite
+from kiwi_mcp.domain.records import AuditLevel
+from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE, Actor, is_user_namespace
+from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.store.open import DIALECTS
 
@@ -25,7 +26,7 @@ FILE_NAME = "registry.yaml"
 """The file in the user's space, which nothing but the owner's own commands write."""
 
 SearchHalf = Literal["meaning", "words"]
-"""By what items are found: by words and by what they mean, or by words alone, which takes less memory."""
+"""How items are found: by words and meaning, or by words alone, which takes less memory."""
 
 _WORDS = ("url", "actor", "namespaces", "remotes", "runs", "audit", "search", "remember")
 _REMOTE_WORDS = ("url", "token")
@@ -35,22 +36,24 @@ _HALVES: tuple[SearchHalf, ...] = get_args(SearchHalf)
 _REMOTE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
-_SCHEMES = ("http", "https", *DIALECTS)
+_SCHEMES = ("http", "https")
+NO_DATABASE = (
+    "Let `kiwi up` serve that registry and use its `https://` address, or push it to a folder and use that; "
+    "a database that the team shares is `url:` of the registry.yaml of each member."
+)
+"""What to do instead of naming a database as a remote."""
 
-_Stat = tuple[int, int, int] | None
-_read: dict[tuple[str, str], tuple[_Stat, RegistrySettings]] = {}
+_read: dict[tuple[str, str], tuple[OwnerStamp, RegistrySettings]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteSettings:
+class RemoteSettings(Struct, frozen=True):
     """Where a remote registry is, and the variable that holds the token for it, written `${NAME}`."""
 
     url: str
     token: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrySettings:
+class RegistrySettings(Struct, frozen=True):
     """What the owner chose: the store, the actor, the remotes, which runs are kept, what receipts tell, how to find."""
 
     url: str
@@ -70,8 +73,8 @@ def registry_settings(user: Path) -> RegistrySettings:
     The variable KIWI_REGISTRY names another store than the file does.
     """
     path = f"{user}/{FILE_NAME}"
-    stat, named = _stat(path), os.environ.get("KIWI_REGISTRY", "")
-    # The same settings are the same object: whoever opened a store by them sees at a glance that it need not again.
+    stat, named = owner_stamp(path), os.environ.get("KIWI_REGISTRY", "")
+    # The same settings are the same object, so code that opened a store with them sees that it need not reopen it.
     known = _read.get((path, named))
     if known is None or known[0] != stat:
         settings = _parse(Path(path), user) if stat else _settings({}, user, [])
@@ -80,41 +83,21 @@ def registry_settings(user: Path) -> RegistrySettings:
 
 
 def named_half(issues: list[Issue]) -> SearchHalf | None:
-    """Return the half of search that the variable KIWI_SEARCH names; a word that is none is a fault, and no name."""
+    """Return the search mode that the variable KIWI_SEARCH names; an unknown value is an issue, and returns None."""
     return _half(os.environ.get("KIWI_SEARCH") or None, "KIWI_SEARCH", issues)
 
 
-def add_remote(user: Path, name: str, remote: RemoteSettings) -> None:
-    """Write a remote into the owner's file, and leave all else in it as it was."""
-    issues = list(_remote_issues(name, {"url": remote.url, "token": remote.token}))
-    if issues:
-        raise InvalidRequest(
-            "; ".join(f"{issue.place} {issue.reason}" for issue in issues) + ".", suggestion=issues[0].fix
-        )
-    entry = {"url": remote.url} | ({"token": remote.token} if remote.token else {})
-    _rewrite(user, lambda remotes: remotes.update({name: entry}))
-
-
-def remove_remote(user: Path, name: str) -> None:
-    """Take a remote out of the owner's file, and leave all else in it as it was."""
-    known = registry_settings(user).remotes
-    if name not in known:
-        raise RemoteNotFound(name, remotes=sorted(known))
-    _rewrite(user, lambda remotes: remotes.pop(name, None))
-
-
-def _rewrite(user: Path, change: Callable[[dict[str, Json]], object]) -> None:
-    rewrite(user / FILE_NAME, "remotes", change, check=lambda: registry_settings(user))
+def search_mode(user: Path) -> str:
+    """Return how items are found, `words` or `meaning`; KIWI_SEARCH overrides the owner's file."""
+    try:
+        return named_half([]) or registry_settings(user).search
+    except KiwiError:  # the code that needs the settings reports it
+        return "meaning"
 
 
 def default_url(user: Path) -> str:
     """Return where the store is unless the owner says otherwise."""
     return f"sqlite:///{user.absolute()}/state/registry.db"
-
-
-def is_namespace(word: str) -> bool:
-    """Whether a word can name a namespace that people publish to."""
-    return paths.is_namespace(word) and word != BUILTIN_NAMESPACE
 
 
 def _parse(path: Path, user: Path) -> RegistrySettings:
@@ -152,18 +135,21 @@ def _namespaces(written: Json, issues: list[Issue]) -> tuple[str, ...]:
     fix = "Write lower-case words such as `[public, acme]`; `kiwi` is for what ships with Kiwi."
     if not words:
         issues.append(Issue("namespaces", "is not a list of names", fix))
-    issues += [Issue("namespaces", f"{word!r} cannot be a namespace", fix) for word in words if not is_namespace(word)]
+    issues += [
+        Issue("namespaces", f"{word!r} cannot be a namespace", fix) for word in words if not is_user_namespace(word)
+    ]
     return tuple(words)
 
 
 def _remotes(written: Json, issues: list[Issue]) -> Iterator[tuple[str, RemoteSettings]]:
     for name, entry in _mapping(written, "remotes", (), issues).items():
         words = {"url": entry} if isinstance(entry, str) else _mapping(entry, f"remotes.{name}", _REMOTE_WORDS, issues)
-        issues += _remote_issues(name, words)
+        issues += remote_issues(name, words)
         yield name, RemoteSettings(as_text(words.get("url")), as_text(words.get("token")))
 
 
-def _remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
+def remote_issues(name: str, words: JsonObject) -> Iterator[Issue]:
+    """Yield the faults of a remote in the owner's file."""
     place, token = f"remotes.{name}", words.get("token") or ""
     if not _REMOTE.fullmatch(name):
         yield Issue(place, "cannot name a remote", "Use lower-case letters, digits, `_` and `-`.")
@@ -177,6 +163,8 @@ def _address_issues(place: str, url: str) -> Iterator[Issue]:
     scheme, is_address, _ = url.partition("://")
     if not url:
         yield Issue(place, "does not say where it is", "Add `url:` with a folder or an address.")
+    elif is_address and scheme in DIALECTS:
+        yield Issue(place, "is a database, which is not a remote", NO_DATABASE)
     elif is_address and scheme not in _SCHEMES:
         known = ", ".join(f"`{word}://`" for word in _SCHEMES)
         yield Issue(place, "has an address of a kind that no registry has", f"Use a folder, or one of {known}.")
@@ -198,7 +186,7 @@ def _mapping(written: Json, place: str, words: tuple[str, ...], issues: list[Iss
         issues.append(Issue(place, "is not a mapping of words to values", known))
     found = as_object(written)
     unknown = [word for word in found if words and word not in words]
-    issues += [Issue(f"{place}.{word}".lstrip("."), "is not a word of these settings", known) for word in unknown]
+    issues += [Issue(f"{place}.{word}".lstrip("."), "is not a known key", known) for word in unknown]
     return found
 
 
@@ -236,11 +224,3 @@ def _login() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return f"uid-{os.geteuid()}"
-
-
-def _stat(path: str) -> _Stat:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from msgspec import Struct
+
 from kiwi_mcp import __version__
-from kiwi_mcp.catalog.seeds import seed
+from kiwi_mcp.catalog.release import seed
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.receipt import AuditLevel
+from kiwi_mcp.domain.records import AuditLevel
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.kernel.settings import RegistrySettings, registry_settings
 from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.authors import Authors
 from kiwi_mcp.store.database import Database, within
+from kiwi_mcp.store.kernel_lock import KernelLock
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.receipts import Receipts
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.receipts import Receipts, close_abandoned
+from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.runs import RunRetention, Runs
 
 _PATIENCE, _MOST_PATIENCE = 5.0, 60.0
-"""For how many seconds a store that could not be opened is not tried again, at first and at the most.
+"""How many seconds pass before a store that could not be opened is tried again: at first, and at most.
 
-A call must not wait each time; each time that it could not be opened, this doubles.
+A call must not wait each time, so the pause doubles after each failure.
 """
 _FILE = "sqlite://"
 _MOMENT = 0.001
@@ -32,9 +35,8 @@ _OPENING = 10.0
 """For how many seconds any step of opening a store may be silent."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A store that is ready: all of it, so that nobody ever sees a part."""
+class _Opened(Struct, frozen=True):
+    """A store that is completely open: no caller ever sees a part of it."""
 
     settings: RegistrySettings
     database: Database
@@ -44,8 +46,7 @@ class _Opened:
     authors: Authors
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
+class _Fault(Struct, frozen=True):
     """Why a store could not be opened, and until when that holds without another try."""
 
     settings: RegistrySettings
@@ -63,15 +64,17 @@ class Store:
         self._opened: _Opened | None = None
         self._fault: _Fault | None = None
         self._held_until = 0.0
+        self.kernel_lock = KernelLock(user)
 
     @property
     def settings(self) -> RegistrySettings:
         """What the owner chose."""
-        return registry_settings(self.user)
+        opened = self._held()
+        return opened.settings if opened else registry_settings(self.user)
 
     @property
     def actor(self) -> Actor:
-        """As whom the store is used."""
+        """The actor that uses the store."""
         return self.settings.actor
 
     def registry(self) -> Registry:
@@ -92,6 +95,14 @@ class Store:
         opened = self._opened_if_any()
         return opened.authors if opened else None
 
+    def mark(self) -> tuple[object, int]:
+        """Return what differs from the last one if the store may have changed: the open store and its counter."""
+        try:
+            opened = self._opened_if_any()
+            return opened, (opened.database.stamp() if opened else 0)
+        except KiwiError:
+            return object(), 0  # equal to no other
+
     def approvals(self) -> Approvals:
         """Return what waits for the owner, and the owner's rules."""
         opened = self._held() or self._open()
@@ -107,8 +118,12 @@ class Store:
 
     def receipts_if_open(self) -> Receipts | None:
         """Return the receipts, or None where the store would have to be opened first, which may take a while."""
-        opened = self._current(self.settings)
+        opened = self._held() or self._current(self.settings)
         return opened.receipts if opened else None
+
+    def close_abandoned(self) -> None:
+        """Mark what kernels that disappeared had started as unknown."""
+        close_abandoned(self._open().database, self.kernel_lock.is_gone)
 
     def audit_level(self) -> AuditLevel:
         """Return how much receipts tell: as the settings say by which the store was last opened."""
@@ -140,24 +155,28 @@ class Store:
         opened = self._opened
         if opened is None or (opened.settings is not settings and opened.settings != settings):
             return None
-        return None if opened.database.is_lost else opened
+        if opened.database.is_lost:
+            return None
+        self.hold()
+        return opened
 
     def _held(self) -> _Opened | None:
         return self._opened if time.monotonic() < self._held_until else None
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None:
             opened.database.close()
+        self.kernel_lock.close()
 
     def _open(self) -> _Opened:
-        settings = self.settings
+        settings = registry_settings(self.user)
         if (opened := self._current(settings)) is not None:
             return opened
-        # What is replaced is not closed, as another thread may be in the middle of using it: it is let go of, and is
-        # closed with its last user.
+        # The replaced store is not closed here, as another thread may be using it: it closes when its last user
+        # releases it.
         with self._lock:
             if (opened := self._current(settings)) is not None:
                 return opened
@@ -176,6 +195,8 @@ class Store:
             self._fault = _Fault(settings, error, patience, time.monotonic() + patience)
             raise
         self._fault = None
+        with suppress(KiwiError):  # the next opening does it
+            close_abandoned(opened.database, self.kernel_lock.is_gone)
         return opened
 
 

@@ -1,1 +1,1 @@
-"""Text to trust: parse, type sheets, check, parameters, digest, sign, render."""
+"""Manifests: parsing, type specs, validation, parameters, digests, signatures and templates."""

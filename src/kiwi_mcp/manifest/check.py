@@ -1,46 +1,186 @@
-"""The check of a manifest before anything runs: what every item needs, then what its type needs, all faults at once."""
+"""All issues of a manifest: universal, by type, by executor, `needs`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from itertools import islice
+from typing import get_args
 
+from msgspec import Struct, ValidationError
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.isolation import LEVELS
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
-from kiwi_mcp.domain.offers import TaskUse
-from kiwi_mcp.domain.paths import is_namespace
-from kiwi_mcp.domain.version import Range, Version
-from kiwi_mcp.manifest.children import child_faults
-from kiwi_mcp.manifest.formats import formats_for
-from kiwi_mcp.manifest.names import did_you_mean, is_safe_path, is_tool_id
-from kiwi_mcp.manifest.needs import needs_faults
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, NO_SOURCE, SOURCE_TRAITS, SUBPROCESS, WORDS, Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.mcp import TaskUse
+from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.formats import Requirement, formats_for
+from kiwi_mcp.manifest.json_schema import faults, schema_faults
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.packages import packages_of
 from kiwi_mcp.manifest.permissions import permission_faults
-from kiwi_mcp.manifest.render import placeholders
-from kiwi_mcp.manifest.schema import faults, schema_faults
-from kiwi_mcp.manifest.sheets import Sheet, Sheets
+from kiwi_mcp.manifest.templates import placeholders
+from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
-HELD = "process"
-"""The driver whose processes are held as strictly as their chain asks for."""
-STARTS = "subprocess"
-"""What MCP servers stand on whose processes are held too."""
+MAX_SCHEMAS = 100
+
+
+def child_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
+    """Yield the values of an item that its executor's own rules refuse; an executor without rules accepts any."""
+    yield from _schema_faults(parent, child)
+    yield from _child_version_faults(parent, child)
+
+
+def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
+    rules = [as_object(rule) for rule in islice(as_list(parent.validation.get("child_schemas")), MAX_SCHEMAS)]
+    if not rules:
+        return
+    subject = _as_child(child)
+    schema = next(
+        (as_object(rule.get("schema")) for rule in rules if _matches(subject, as_object(rule.get("match")))), None
+    )
+    if schema is None:
+        reason = f"{parent.tool_id!r} accepts no {child.tool_type} like this"
+        yield Issue("executor", reason, "Name another executor, or see its `validation.child_schemas`.")
+    elif broken := schema_faults(schema, "child_schemas"):
+        reason = f"{parent.tool_id!r} has a rule that cannot be used ({broken[0].reason})"
+        yield Issue("executor", reason, f"Fix `validation.child_schemas` of {parent.tool_id!r}.")
+    else:
+        for issue in faults(schema, subject):
+            reason = f"{parent.tool_id!r} requires of its children: {issue.place or 'the item'} {issue.reason}"
+            yield Issue(issue.place.removeprefix("manifest."), reason, issue.fix)
+
+
+def _as_child(child: Manifest) -> JsonObject:
+    """Return an item as old rules look at it: identity on top, and its words below `manifest`, config included."""
+    words = {**child.config, **child.written, "config": child.config, "parameters": child.parameters}
+    return {
+        "tool_id": child.tool_id,
+        "tool_type": child.tool_type,
+        "version": child.version,
+        "executor": child.executor,
+        "executor_id": child.executor_id,
+        "config": child.config,
+        "manifest": words,
+    }
+
+
+def _matches(subject: JsonObject, criteria: JsonObject) -> bool:
+    return all(_at(subject, key) == wanted for key, wanted in criteria.items())
+
+
+def _at(subject: JsonObject, path: str) -> Json:
+    here: Json = subject
+    for step in path.split("."):
+        here = as_object(here).get(step)
+    return here
+
+
+def _child_version_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
+    constraint = as_object(parent.validation.get("child_constraints")).get(child.tool_id)
+    version = Version.parse(child.version)
+    wanted = _range(constraint)
+    if constraint is None or version is None:
+        return
+    if (covered := Range.parse(wanted)) is None:
+        reason = f"{parent.tool_id!r} has a version rule that cannot be read: {wanted!r:.60}"
+        yield Issue("executor", reason, f"Fix `validation.child_constraints` of {parent.tool_id!r}.")
+    elif not covered.covers(version):
+        reason = f"{parent.tool_id!r} accepts this item as {wanted}, and it is {child.version}"
+        yield Issue("version", reason, "Use a version that the executor accepts.")
+
+
+def _range(constraint: Json) -> str:
+    match constraint:
+        case str():
+            return constraint
+        case Mapping():
+            low, high = as_text(constraint.get("min_version")), as_text(constraint.get("max_version"))
+            clauses = [as_text(constraint.get("range")), f">={low}" if low else "", f"<={high}" if high else ""]
+            return ",".join(filter(None, clauses))
+        case _:
+            return ""
+
+
+_FILES = ("read", "write")
+_MOST = 100
+_SYSTEM = lazy_pattern(r"/(?:|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var)")
+"""Folders at the root that all users share."""
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_PORT = r"(?::(?:[1-9]\d{0,4}))?"
+_HOST = lazy_pattern(
+    rf"(?:(?:\*\.)?{_LABEL}(?:\.{_LABEL})*\.?{_PORT}|\[[0-9A-Fa-f:.]+\]{_PORT}|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)"
+)
+_COMMAND = lazy_pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+
+
+def needs_faults(written: Json, tool_type: str, sheets: TypeSpecs) -> Iterator[Issue]:
+    """Yield everything that is wrong with what stands under `needs`."""
+    sheet = sheets.get(tool_type)
+    if sheet is not None and not sheets.runs_in_process(tool_type) and not sheet.traits.is_server:
+        fix = "Remove it: only scripts, runtimes and MCP servers are processes that are given something."
+        yield Issue("needs", f"nothing is given to items of the type {tool_type}", fix)
+        return
+    if not isinstance(written, Mapping):
+        yield Issue("needs", "is not a mapping", f"Write lists below it: {', '.join(WORDS)}.")
+        return
+    for word, value in as_object(written).items():
+        place, listed = f"needs.{word}", as_list(value)
+        if word not in WORDS:
+            fix = f"{did_you_mean(word, WORDS)}Use one of: {', '.join(WORDS)}."
+            yield Issue(place, "is nothing that an item can need", fix)
+        elif not isinstance(value, list) or not all(isinstance(text, str) for text in listed):
+            yield Issue(place, "is not a list of texts", f'Write `{word}: ["…"]`.')
+        elif len(listed) > _MOST:
+            yield Issue(place, f"asks for more than {_MOST} things", "Name the folder that they are in.")
+        elif word == "client" and sheet is not None and not sheet.traits.is_server:
+            yield Issue(place, "is for MCP servers only", "Remove it: no other item sends requests to a client.")
+        else:
+            yield from (issue for text in listed for issue in _faults(word, str(text), place))
+
+
+def _faults(word: str, text: str, place: str) -> Iterator[Issue]:
+    if word in _FILES:
+        yield from _path_faults(text, place)
+    elif word == "hosts" and (not _HOST.fullmatch(text) or len(text) > 253):  # noqa: PLR2004 - the longest name
+        yield Issue(place, f"{text!r:.80} is not a host", "Write `name`, `name:port`, `*.name` or an address.")
+    elif word == "commands" and not _COMMAND.fullmatch(text):
+        yield Issue(place, f"{text!r:.80} is not the name of a program", "Write its name alone, such as `git`.")
+    elif word == "client" and text not in CLIENT_REQUESTS:
+        fix = f"{did_you_mean(text, CLIENT_REQUESTS)}Use one of: {', '.join(CLIENT_REQUESTS)}."
+        yield Issue(place, f"{text!r:.80} is nothing that a client can be asked", fix)
+
+
+def _path_faults(text: str, place: str) -> Iterator[Issue]:
+    plain = text.removesuffix("/**").rstrip("/") or text[:1]
+    if not text or "\0" in text or ".." in text.split("/"):
+        yield Issue(place, f"{text!r:.80} is not a path", "Write one below the project, without `..`.")
+    elif plain in {"~", "$HOME"} or _SYSTEM.fullmatch(plain):
+        yield Issue(place, f"{text!r:.80} is more than any item needs", "Name the folder in it that is meant.")
+    elif re.match(r"~[^/]", plain):
+        yield Issue(place, f"{text!r:.80} is in the home of a user", "Write `~/…` for the owner's own.")
+    elif plain != "**" and not is_plain(plain):
+        fix = "Name a folder, which is all that lies in it, or a file."
+        yield Issue(place, f"{text!r:.80} is a pattern, and what it gives would change by itself", fix)
+
+
 EFFECTS = ("pure", "idempotent", "at_most_once", "transactional")
 
 _MANIFEST_FILES = {"tool.yaml", "tool.yml", "tool.json", "tool.toml"}
 _DATA_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # Zero-width and joining marks, soft hyphens, direction overrides, and the invisible tag characters.
-_INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
+_INVISIBLE = lazy_pattern("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]")
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
+class _Subject(Struct, frozen=True):
     """The item under check and everything its rules look at."""
 
     manifest: Manifest
-    sheets: Sheets
+    sheets: TypeSpecs
     file_names: Collection[str]
     is_folder: bool
     executor: Manifest | None
@@ -51,7 +191,7 @@ class _Subject:
 def check(
     manifest: Manifest,
     *,
-    sheets: Sheets,
+    sheets: TypeSpecs,
     file_names: Collection[str] = (),
     is_folder: bool = False,
     executor: Manifest | None = None,
@@ -59,10 +199,10 @@ def check(
     with_files: bool = True,
     lines: Mapping[str, int] | None = None,
 ) -> tuple[Issue, ...]:
-    """Return everything that is wrong with an item, each fault with its place, its reason and a fix.
+    """Return all faults of an item, each with its place, its reason and a fix.
 
-    `executor` is the manifest of the link below where it is known; `executor_missing` says that there is none of
-    that name. Without files (`with_files=False`) only what is written is checked.
+    `executor` is the manifest of the link below if it is known; `executor_missing` says that no item has that name.
+    Without files (`with_files=False`), only the manifest is checked.
     """
     subject = _Subject(manifest, sheets, file_names, is_folder, executor, executor_missing, with_files)
     found = [*manifest.issues, *_universal(subject), *_of_type(subject), *_hidden_characters(manifest)]
@@ -105,15 +245,14 @@ def _isolation_faults(subject: _Subject) -> Iterator[Issue]:
     if asked not in LEVELS:
         fix = f"{did_you_mean(asked, LEVELS)}Choose one of {', '.join(LEVELS)}."
         yield Issue("isolation", f"{asked!r:.80} is not a level of isolation", fix)
-    elif asked != "trusted" and sheet and not _is_held(subject, sheet):
-        fix = "Remove it, or make the item a script: the processes of scripts are held."
-        yield Issue("isolation", f"nothing holds items of the type {sheet.type}", fix)
+    elif asked != "trusted" and sheet and not _has_process(subject, sheet):
+        fix = "Remove it, or make the item a script: the processes of scripts run in a sandbox."
+        yield Issue("isolation", f"items of the type {sheet.type} have no process that could be isolated", fix)
 
 
-def _is_held(subject: _Subject, sheet: Sheet) -> bool:
-    if sheet.driver == HELD or subject.sheets.carries(sheet.type, HELD):
-        return True
-    return subject.sheets.carries(sheet.type, "mcp") and subject.manifest.executor == STARTS
+def _has_process(subject: _Subject, sheet: TypeSpec) -> bool:
+    is_started = sheet.traits.is_server and subject.manifest.executor == SUBPROCESS
+    return is_started or subject.sheets.runs_in_process(sheet.type)
 
 
 def _parameter_faults(schema: JsonObject) -> Iterator[Issue]:
@@ -152,7 +291,7 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
     if sheet is None:
         return
     if sheet.ids and subject.manifest.tool_id not in sheet.ids:
-        fix = f"Choose a type that stands on {' or '.join(f'`{name}`' for name in sheet.ids)}."
+        fix = f"Choose a type that runs on {' or '.join(f'`{name}`' for name in sheet.ids)}."
         yield Issue("tool_type", f"only {' and '.join(sheet.ids)} are of the type {sheet.type}, and they are code", fix)
     yield from _executor_faults(subject, sheet)
     yield from _config_faults(subject, sheet)
@@ -167,7 +306,7 @@ def _a(word: str) -> str:
     return f"an {word}" if word[:1] in "aeiou" else f"a {word}"
 
 
-def _executor_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+def _executor_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
     named = subject.manifest.executor
     if named is None:
         if sheet.needs_executor == "required":
@@ -189,26 +328,26 @@ def _executor_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
 
 def _is_home(text: str) -> bool:
     """Whether an executor may be looked for there: nowhere in particular, or in one namespace of the registry."""
-    source, _, namespace = text.partition("/")
-    return not text or (source == "registry" and is_namespace(namespace))
+    place, _, namespace = text.partition("/")
+    return not text or (SOURCE_TRAITS.get(place, NO_SOURCE).is_published and is_namespace(namespace))
 
 
-def _link_faults(subject: _Subject, sheet: Sheet, name: str) -> Iterator[Issue]:
+def _link_faults(subject: _Subject, sheet: TypeSpec, name: str) -> Iterator[Issue]:
     if subject.executor_missing:
         yield Issue("executor", f"{name!r:.140} is not in any catalog", f"Create `{name}`, or name one that exists.")
     below = subject.executor
     if sheet.executor_ids and name not in sheet.executor_ids:
         listed = " or ".join(f"`{each}`" for each in sheet.executor_ids)
-        yield Issue("executor", f"{_a(sheet.type)} stands on {listed}, not on {name!r:.140}", f"Write {listed}.")
+        yield Issue("executor", f"{_a(sheet.type)} depends on {listed}, not on {name!r:.140}", f"Write {listed}.")
     elif below is not None and sheet.executor_types and below.tool_type not in sheet.executor_types:
         wanted = " or ".join(sheet.executor_types)
-        reason = f"{name!r} is {_a(below.tool_type)}, and {_a(sheet.type)} stands on {_a(wanted)}"
+        reason = f"{name!r} is {_a(below.tool_type)}, and {_a(sheet.type)} depends on {_a(wanted)}"
         yield Issue("executor", reason, f"Name an item of the type {wanted}.")
     elif below is not None:
         yield from child_faults(below, subject.manifest)
 
 
-def _config_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+def _config_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
     below = {
         word: name
         for name in sheet.executor_types
@@ -216,7 +355,7 @@ def _config_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
         for word in link.words
         if word not in sheet.words
     }
-    formats = formats_for(_environment(subject))
+    formats = formats_for(_requirement(subject))
     found = faults(sheet.config, subject.manifest.config, place="config", formats=formats)
     rule = sheet.by_executor.get(subject.manifest.executor_id or "")
     if rule is not None and not found:
@@ -230,18 +369,19 @@ def _config_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
             yield issue
 
 
-def _environment(subject: _Subject) -> Literal["python", "node", ""]:
-    """Return whose packages an item names: those of the runtime it is, or stands on."""
+def _requirement(subject: _Subject) -> Requirement:
+    """Return how an item writes packages: as its own runtime does, or as its executor does."""
     for manifest in (subject.manifest, subject.executor):
-        config = manifest.config if manifest is not None else {}
-        if config.get("environment") == "node" or config.get("npm_install") is True:
-            return "node"
-        if config.get("environment") == "python" or as_object(config.get("venv")).get("enabled") is True:
-            return "python"
+        try:
+            found = packages_of(manifest.config) if manifest is not None else None
+        except ValidationError:  # the schema of runtimes says what is wrong with it
+            found = None
+        if found is not None:
+            return found.config.requirement
     return ""
 
 
-def _template_faults(manifest: Manifest, sheet: Sheet) -> Iterator[Issue]:
+def _template_faults(manifest: Manifest, sheet: TypeSpec) -> Iterator[Issue]:
     if not sheet.templates:
         return
     declared = as_object(manifest.parameters.get("properties"))
@@ -259,7 +399,7 @@ def _template_faults(manifest: Manifest, sheet: Sheet) -> Iterator[Issue]:
             yield Issue(f"parameters.{name}", "is declared and never used", fix, "warning")
 
 
-def _file_faults(subject: _Subject, sheet: Sheet) -> Iterator[Issue]:
+def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
     files = [name for name in subject.file_names if not _is_manifest_file(name, is_folder=subject.is_folder)]
     for name in files:
         if not is_safe_path(name):

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from textwrap import dedent
 from xml.parsers import expat
-from xml.sax.saxutils import quoteattr
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.manifest.legacy import xml_of
+from kiwi_mcp.manifest.legacy.hashes import xml_of
 
 MAX_CHARACTERS = 512_000
 MAX_DEPTH = 64
@@ -27,9 +27,11 @@ _CLOSERS = {"<!--": "-->", "<![CDATA[": "]]>"}
 _PLACEHOLDERS = {"{CDATA_OPEN}": "<![CDATA[", "{CDATA_CLOSE}": "]]>"}
 _BLANKED = re.compile(r"[^\n]")
 
+_REFERENCES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
+"""How an attribute is written; a parser turns line breaks and tabs in it into spaces."""
 
-@dataclass(slots=True)
-class Element:
+
+class Element(Struct):
     """A tag, its attributes, and what stands in it, in order."""
 
     tag: str
@@ -52,11 +54,11 @@ class Element:
 
     @property
     def text(self) -> str:
-        """What it says: its text, with elements in it as they are written."""
+        """Its text, with nested elements as they are written."""
         return _shown(_markup(self.content))
 
     def text_at(self, *tags: str) -> str:
-        """Return what the first element of these tags says."""
+        """Return the text of the first element with one of these tags."""
         child = self.first(*tags)
         return child.text if child else ""
 
@@ -148,7 +150,7 @@ class _Reader:
 
 
 def _cut_opaque(xml: str) -> tuple[str, list[str]]:
-    """Return the XML with the opaque parts blanked, every line as long as it was, and what stood in them."""
+    """Return the XML with the opaque parts blanked, every line as long as before, and the text of those parts."""
     out: list[str] = []
     cut: list[str] = []
     position = 0
@@ -206,8 +208,15 @@ def _markup(content: list[str | Element]) -> str:
     return "".join(part if isinstance(part, str) else _tag(part) for part in content)
 
 
+def _quoted(value: str) -> str:
+    text = value.translate(_REFERENCES)
+    if '"' not in text:
+        return f'"{text}"'
+    return f"'{text}'" if "'" not in text else f'"{text.replace(chr(34), "&quot;")}"'
+
+
 def _tag(element: Element) -> str:
-    attributes = "".join(f" {name}={quoteattr(value)}" for name, value in element.attributes.items())
+    attributes = "".join(f" {name}={_quoted(value)}" for name, value in element.attributes.items())
     inner = _markup(element.content)
     return f"<{element.tag}{attributes}>{inner}</{element.tag}>" if inner else f"<{element.tag}{attributes} />"
 

@@ -1,17 +1,21 @@
-"""A document: a JSON value read from text, within limits, with the lines its parts stand on."""
+"""Documents with limits: JSON, TOML, places such as `config.url`, and line numbers."""
 
 from __future__ import annotations
 
+import json
 import math
-import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from typing import Self, TypeAlias
+from typing import NoReturn, Self, TypeAlias
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 MAX_BYTES = 256_000
 MAX_NODES = 20_000
@@ -20,14 +24,13 @@ MAX_DIGITS = 18
 BAD_TEXT = "text with a NUL character or half of a surrogate pair"
 
 Raw: TypeAlias = "None | bool | int | float | str | datetime | date | time | Sequence[Raw] | Mapping[str, Raw]"
-"""What the parsers of JSON and TOML give: JSON values and TOML's times."""
+"""The values that the parsers of JSON and TOML return: JSON values and TOML's times."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_BAD_TEXT = re.compile("[\0\ud800-\udfff]")
+_SURROGATE = lazy_pattern("[\ud800-\udfff]")
+_BAD_TEXT = lazy_pattern("[\0\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Struct, frozen=True):
     """A value, and the line of each place in it where the format tells (`config.url`, `parameters[0].type`)."""
 
     value: Json
@@ -46,8 +49,7 @@ class WrittenFloat(float):
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class DocumentLimits(Struct, frozen=True):
     """How much of a document is read: nodes and depth."""
 
     what: str
@@ -83,7 +85,7 @@ def refuse(what: str, reason: str, fix: str, *, place: str = "", line: int | Non
 
 
 def readable(text: str, *, what: str, max_bytes: int) -> str:
-    """Return text that a parser may see: within the size limit, Unicode, without NUL or a byte order mark."""
+    """Return text that is safe to parse: within the size limit, Unicode, without NUL or a byte order mark."""
     if len(text) > max_bytes or len(text.encode(errors="replace")) > max_bytes:
         raise refuse(what, f"larger than {max_bytes:,} bytes", "Make it smaller, or move data into files of its own.")
     if (at := text.find("\0")) >= 0:
@@ -99,7 +101,7 @@ def is_bad_text(text: str) -> bool:
     return _BAD_TEXT.search(text) is not None
 
 
-def settle(value: Raw, limits: Limits) -> Json:
+def settle(value: Raw, limits: DocumentLimits) -> Json:
     """Return a parsed value as JSON within the limits, versions as they were written."""
     seen = 0
 
@@ -139,3 +141,57 @@ def _scalar(value: None | bool | int | float | str, key: str, place: str, what: 
             raise refuse(what, f"a number of more than {MAX_DIGITS} digits", "Write it as text.", place=place)
         case _:
             return value
+
+
+def read_json(
+    text: str, *, what: str, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH
+) -> Document:
+    """Return the one value a JSON text holds."""
+    limits = DocumentLimits(what, max_nodes, max_depth)
+    try:
+        value: Raw = json.loads(
+            readable(text, what=what, max_bytes=max_bytes),
+            object_pairs_hook=lambda pairs: _unique(pairs, what),
+            parse_constant=lambda word: _refuse_constant(word, what),
+            parse_float=WrittenFloat,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise refuse(what, f"not JSON: {error.msg}", "Fix the JSON at this line.", line=error.lineno) from None
+    except RecursionError:
+        raise limits.too_deep() from None
+    return Document(settle(value, limits))
+
+
+def read_toml(
+    text: str, *, what: str, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH
+) -> Document:
+    """Return the table a TOML text holds; its dates become text."""
+    limits = DocumentLimits(what, max_nodes, max_depth)
+    try:
+        value: Raw = tomllib.loads(readable(text, what=what, max_bytes=max_bytes), parse_float=WrittenFloat)
+    except tomllib.TOMLDecodeError as error:
+        raise refuse(what, f"not TOML: {error}", "Fix the TOML there.") from None
+    except ValueError:
+        # Python refuses to convert integers of thousands of digits.
+        raise refuse(what, f"a number of more than {MAX_DIGITS} digits", "Write it as text.") from None
+    except RecursionError:
+        raise limits.too_deep() from None
+    return Document(settle(value, limits))
+
+
+def _unique(pairs: list[tuple[str, Raw]], what: str) -> Raw:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise refuse(what, f"the key {twice!r} stands twice in one object", "Keep one of them.", place=twice)
+    return found
+
+
+def _refuse_constant(word: str, what: str) -> NoReturn:
+    raise refuse(what, f"{word} is not JSON", "Write a finite number, or text.")
+
+
+def _integer(digits: str) -> Raw:
+    # As in YAML: a number that not every reader keeps exactly stays text.
+    return digits if len(digits.lstrip("-")) > MAX_DIGITS else int(digits)

@@ -1,4 +1,4 @@
-"""Ed25519: whether some bytes were signed with a key. It is loaded when a key is first seen, as few items bear one."""
+"""Ed25519 verification. It is loaded with the first key, because few items have one."""
 
 from __future__ import annotations
 

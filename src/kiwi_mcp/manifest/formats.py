@@ -1,4 +1,4 @@
-"""The formats that type sheets may ask of a word: addresses, paths, packages, variables, ranges."""
+"""URLs, variables, ranges, package requirements."""
 
 from __future__ import annotations
 
@@ -7,11 +7,87 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
-from kiwi_mcp.domain.version import Range
-from kiwi_mcp.manifest.names import is_safe_path
-from kiwi_mcp.manifest.render import pieces
-from kiwi_mcp.manifest.requirements import is_node_requirement, is_python_requirement
-from kiwi_mcp.manifest.schema import Formats
+from kiwi_mcp.domain.names import Range, is_safe_path
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.json_schema import Formats
+from kiwi_mcp.manifest.templates import pieces
+
+MAX_LENGTH = 300
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
+_CLAUSE = r"(?:===|~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]*"
+_CLAUSES = rf"{_CLAUSE}(?:\s*,\s*{_CLAUSE})*"
+_PYTHON = lazy_pattern(rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_CLAUSES}|\(\s*{_CLAUSES}\s*\))?\s*(?:;(.*))?", re.ASCII)
+
+_MARKER = lazy_pattern(
+    r"\s*(?:(?P<open>\()|(?P<close>\))|(?P<join>and|or)\b"
+    r"|(?P<operator>===|~=|==|!=|<=|>=|<|>|in\b|not\s+in\b)"
+    r"|(?P<value>(?:python_version|python_full_version|os_name|sys_platform|platform_release|platform_system"
+    r"|platform_version|platform_machine|platform_python_implementation|implementation_name"
+    r"|implementation_version|extra)\b|'[^'\"\\]*'|\"[^'\"\\]*\"))\s*",
+    re.ASCII,
+)
+
+_NPM_NAME = r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*"
+_NPM_PARTIAL = r"v?(?:\d+|[xX*])(?:\.(?:\d+|[xX*])){0,2}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
+_NPM_CLAUSE = rf"(?:\^|~|>=|<=|>|<|=)?\s*{_NPM_PARTIAL}"
+_NPM_SET = rf"(?:{_NPM_PARTIAL}\s+-\s+{_NPM_PARTIAL}|{_NPM_CLAUSE}(?:\s+{_NPM_CLAUSE})*)"
+_NPM_RANGE = lazy_pattern(rf"{_NPM_SET}(?:\s*\|\|\s*{_NPM_SET})*", re.ASCII)
+_NPM = lazy_pattern(rf"({_NPM_NAME})(?:@(.+))?", re.ASCII)
+
+
+def is_python_requirement(text: str) -> bool:
+    """Whether the text is a package of an index as PEP 508 writes it: name, extras, versions, marker."""
+    if len(text) > MAX_LENGTH or (found := _PYTHON.fullmatch(text.strip(" \t"))) is None:
+        return False
+    return found.group(2) is None or _is_marker(found.group(2))
+
+
+def is_node_requirement(text: str) -> bool:
+    """Whether the text is a package of an index as npm writes it: `name`, `@scope/name`, `name@range`."""
+    if len(text) > MAX_LENGTH or (found := _NPM.fullmatch(text)) is None:
+        return False
+    return found.group(2) is None or is_node_range(found.group(2))
+
+
+def is_node_range(text: str) -> bool:
+    """Whether the text is a range of versions as npm writes it; tags, addresses and paths are not."""
+    return len(text) <= MAX_LENGTH and _NPM_RANGE.fullmatch(text.strip()) is not None
+
+
+def package_name(requirement: str) -> str:
+    """Return the name a Python requirement is about, spelled as indexes compare it."""
+    found = re.match(_NAME, requirement.strip(), re.ASCII)
+    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
+
+
+def _is_marker(text: str) -> bool:
+    # A marker is `value operator value`, joined by and/or and grouped by parentheses.
+    position, depth, expects = 0, 0, "value"
+    while position < len(text):
+        found = _MARKER.match(text, position)
+        if found is None:
+            return False
+        kind = found.lastgroup or ""
+        match (expects, kind):
+            case ("value", "open"):
+                depth += 1
+            case ("join", "close") if depth:
+                depth -= 1
+            case ("value", "value"):
+                expects = "operator"
+            case ("operator", "operator"):
+                expects = "right"
+            case ("right", "value"):
+                expects = "join"
+            case ("join", "join"):
+                expects = "value"
+            case _:
+                return False
+        position = found.end()
+    return expects == "join" and depth == 0
+
 
 _SCHEMES = {"http", "https", "ws", "wss"}
 _SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f]")
@@ -37,9 +113,9 @@ _HARMLESS = {
 
 
 def is_url(text: str) -> bool:
-    """Whether the text is an address whose scheme, host and port no parameter can change.
+    """Whether the text is an address with a scheme, a host and a port that no parameter can change.
 
-    A variable of the owner may be the whole address, or what stands before the path.
+    An owner's variable may be the whole address, or the part before the path.
     """
     parts = pieces(text)
     if _SPACE_OR_CONTROL.search(text) or not parts:
@@ -71,19 +147,35 @@ def is_requirement(text: str) -> bool:
     return is_python_requirement(text) or is_node_requirement(text)
 
 
-_REQUIREMENTS: Mapping[str, Callable[[str], bool]] = {
-    "python": is_python_requirement,
-    "node": is_node_requirement,
-    "": is_requirement,
+_GEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?::[0-9][0-9A-Za-z.]*)?", re.ASCII)
+
+
+def is_gem_requirement(text: str) -> bool:
+    """Whether the text is a package of an index as `gem` writes it: `name` or `name:version`."""
+    return len(text) <= MAX_LENGTH and _GEM.fullmatch(text) is not None
+
+
+Requirement = Literal["pep508", "npm", "gem", ""]
+"""How a package is written: as Python, Node.js or Ruby do; empty if it may be any of them."""
+_REQUIREMENTS: Mapping[Requirement, Callable[[str], bool]] = {
+    "pep508": is_python_requirement,
+    "npm": is_node_requirement,
+    "gem": is_gem_requirement,
+    "": lambda text: is_requirement(text) or is_gem_requirement(text),
 }
 
 
-def formats_for(environment: Literal["python", "node", ""]) -> Formats:
-    """Return the formats of sheets, with packages as the environment writes them."""
+def is_requirement_of(requirement: Requirement) -> Callable[[str], bool]:
+    """Return the check of packages that are written in one way."""
+    return _REQUIREMENTS[requirement]
+
+
+def formats_for(requirement: Requirement) -> Formats:
+    """Return the formats of type specs, with packages as a runtime writes them."""
     return (
         ("path", is_safe_path),
         ("range", is_range),
-        ("requirement", _REQUIREMENTS[environment]),
+        ("requirement", _REQUIREMENTS[requirement]),
         ("url", is_url),
         ("variable", is_variable),
     )

@@ -1,9 +1,8 @@
-"""Knowledge: reference text in Markdown, with YAML before it that says what it is.
+"""Text in Markdown with YAML front matter that describes it, such as knowledge.
 
-The mapping has `tool_id`, `tool_type: knowledge`, `version`, `executor: null`, `description`, `category`, `tags`,
-`author`, `created_at` and `config`, whose words are `title`, `entry_type` (default `learning`), `source_type`,
-`source_url`, `references`, `extends`, `links` (the `[[targets]]` in the body, in order), `schema`, and `extra` for
-whatever else the frontmatter holds.
+The mapping has `tool_id`, `version`, `description`, `category`, `tags`, `author`, `created_at` and `config`. The type
+spec says which keys of the front matter belong to `config`. Where its `config` allows them, `title` is the title or the
+first heading, `links` are the `[[targets]]` in the text, in order, and `extra` has all other keys of the front matter.
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ from collections.abc import Mapping
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.manifest.signature import split
+from kiwi_mcp.manifest.signatures import split
+from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec
 from kiwi_mcp.manifest.yaml import read_yaml
 
 MAX_CHARACTERS = 4_000_000
 """The longest entry that is read; one longer than a book is a data file."""
 
-_CONFIG = ("title", "source_type", "source_url", "references", "extends", "schema")
 _MANIFEST = ("version", "category", "tags", "author", "created_at")
 _NOT_CONTENT = {
     "id",
     "zettel_id",
-    "entry_type",
     "description",
     "validated_at",
     "content_hash",
@@ -37,21 +35,20 @@ _HEADING = re.compile(r"^#[ \t]+(\S[^\n]*)$", re.MULTILINE)
 _LINK = re.compile(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
 
 
-def read_knowledge(text: str, *, what: str, stem: str = "") -> JsonObject:
-    """Return the manifest of a knowledge entry; `stem` names it where its frontmatter does not."""
+def read_front_matter(text: str, spec: TypeSpec, format_: FileFormat, *, what: str, stem: str = "") -> JsonObject:
+    """Return the manifest of a text of some type; `stem` names it where its front matter does not."""
     front, content = _parts(text, what)
     title = as_text(front.get("title")) or _heading(content) or stem
-    config: dict[str, Json] = {word: front[word] for word in _CONFIG if word in front}
-    config |= {"title": title, "entry_type": front.get("entry_type") or "learning"}
-    if found := links(content):
-        config["links"] = list(found)
-    known = {*_CONFIG, *_MANIFEST, *_NOT_CONTENT}
-    if extra := {word: value for word, value in front.items() if word not in known}:
-        config["extra"] = extra
+    config: dict[str, Json] = {word: front[word] for word in format_.config if word in front}
+    config |= {word: front.get(word) or value for word, value in format_.defaults.items()}
+    derived: dict[str, Json] = {"title": title, "links": list(links(content))}
+    config |= {word: value for word, value in derived.items() if value and word in spec.words}
+    known = {*format_.config, *_MANIFEST, *_NOT_CONTENT, *derived}
+    extra = {word: value for word, value in front.items() if word not in known}
+    # A type without `extra` allows no other keys, so that they are reported.
+    config |= ({"extra": extra} if "extra" in spec.words else extra) if extra else {}
     return {
         "tool_id": front.get("id") or front.get("zettel_id") or stem,
-        "tool_type": "knowledge",
-        "executor": None,
         "description": as_text(front.get("description")) or title,
         **{word: front[word] for word in _MANIFEST if word in front},
         "config": config,
@@ -59,12 +56,12 @@ def read_knowledge(text: str, *, what: str, stem: str = "") -> JsonObject:
 
 
 def body(text: str) -> str:
-    """Return the text of an entry, without its signature and frontmatter."""
+    """Return the text of an entry, without its signature and front matter."""
     return _cut(split(text, ".md")[1])[1].strip()
 
 
 def links(content: str) -> tuple[str, ...]:
-    """Return what a text links to as `[[target]]` or `[[target|label]]`, in order, each once."""
+    """Return the targets of `[[target]]` and `[[target|label]]` links in a text, in order, each once."""
     return tuple(dict.fromkeys(found[1].strip() for found in _LINK.finditer(content)))
 
 
@@ -79,13 +76,13 @@ def _parts(text: str, what: str) -> tuple[JsonObject, str]:
     value = read_yaml("\n" * above + front, what=what).value if front.strip() else {}
     if not isinstance(value, Mapping):
         raise InvalidManifest(
-            what, [Issue("", "the frontmatter is not a mapping", "Write `key: value` lines.", line=1)]
+            what, [Issue("", "the front matter is not a mapping", "Write `key: value` lines.", line=1)]
         )
     return value, content.strip()
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """Return the frontmatter, its opening line blank, and what follows; no frontmatter where it is never closed."""
+    """Return the front matter, its opening line blank, and what follows; no front matter where it is never closed."""
     opening = _END.match(text)
     closing = _END.search(text, opening.end() + 1) if opening else None
     if opening is None or closing is None:

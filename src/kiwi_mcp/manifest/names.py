@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from kiwi_mcp.domain.paths import is_safe_path, is_tool_id
+from kiwi_mcp.domain.names import is_safe_path, is_tool_id
 
 __all__ = ["did_you_mean", "is_safe_path", "is_tool_id"]
 
@@ -15,3 +15,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     spelled = {name.lower(): name for name in sorted(known)}
     near = get_close_matches(word.lower()[:100], spelled, n=1, cutoff=0.6)
     return f"Did you mean `{spelled[near[0]]}`? " if near else ""
+
+
+def short(reference: str) -> str:
+    """Return the short name in a reference to an item, without its namespace and version."""
+    return reference.rpartition("/")[2].partition("@")[0]

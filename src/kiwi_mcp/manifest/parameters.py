@@ -1,4 +1,4 @@
-"""Parameters: the ways an author may declare them, as one JSON Schema, and a caller's values held against it."""
+"""Parameters: the ways an author may declare them, as one JSON Schema, and the validation of a caller's values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kiwi_mcp.domain.errors import InvalidArguments, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.manifest.document import BAD_TEXT, is_bad_text, join
+from kiwi_mcp.manifest.json_schema import faults, text_of_schema
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.schema import faults, text_of_schema
 
 MAX_BYTES = 8_000_000
 MAX_DEPTH = 64
@@ -57,7 +57,7 @@ _LIST_OF = re.compile(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.AS
 
 
 def to_schema(declared: Json, place: str = "parameters") -> tuple[JsonObject, tuple[Issue, ...]]:
-    """Return declared parameters as one closed schema of an object, and what is wrong with the declaration.
+    """Return declared parameters as one closed schema of an object, and the faults of the declaration.
 
     An author writes a list of parameters, a mapping of names to them, or a JSON Schema.
     """
@@ -191,7 +191,7 @@ def _may_have_defaults(schema: JsonObject) -> bool:
     # Most schemas have no default anywhere, which their text shows at once.
     try:
         return '"default"' in text_of_schema(schema)
-    except ValueError:  # such a schema cannot be used, which is told when the values are held against it
+    except ValueError:  # an invalid schema, which is reported when the values are validated
         return True
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.domain.paths import is_safe_path
+from kiwi_mcp.domain.names import is_safe_path
 from kiwi_mcp.manifest.document import join
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import to_schema
-from kiwi_mcp.manifest.sheets import Sheet, Sheets, load_sheets
+from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs, load_type_specs
 
 PARAMETER_WORDS = ("parameters", "input_schema", "inputs", "config_schema")
 """Where parameters may be declared; the first one present counts."""
@@ -35,12 +37,11 @@ _CHECKPOINTS = ("auto", "explicit", "disabled")
 _SECRET_WORD = {"bearer": "token", "basic": "password"}
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct):
     """The manifest while it is being read."""
 
     written: JsonObject
-    sheets: Sheets
+    sheets: TypeSpecs
     lines: Mapping[str, int]
     issues: list[Issue] = field(default_factory=list)
 
@@ -77,10 +78,10 @@ def parse(
     stem: str,
     category: str = "",
     lines: Mapping[str, int] | None = None,
-    sheets: Sheets | None = None,
+    sheets: TypeSpecs | None = None,
 ) -> Manifest:
-    """Return the manifest of a mapping; what is wrong with it stands in its `issues`."""
-    reading = _Reading(written, sheets or load_sheets(), lines or {})
+    """Return the manifest of a mapping; its faults are in its `issues`."""
+    reading = _Reading(written, sheets or load_type_specs(), lines or {})
     tool_type, executor, config = _kind(reading)
     sheet = reading.sheets.get(tool_type)
     packages, permissions = _needs(reading, config)
@@ -103,6 +104,7 @@ def parse(
         requires=permissions,
         mutates_state=_mutates_state(reading),
         effect=reading.text("effect") or (sheet.effect if sheet else ""),
+        result_kind=sheet.traits.result_kind if sheet else "data",
         validation=_validation(reading),
         env_config=reading.object("env_config"),
         extra={word: value for word, value in written.items() if word not in WORDS},
@@ -112,7 +114,7 @@ def parse(
 
 
 def _kind(reading: _Reading) -> tuple[str, str | None, JsonObject]:
-    """Return the type, the executor and the config, whatever each was called."""
+    """Return the type, the executor and the config, under any of their accepted names."""
     config = reading.object("config")
     executor = reading.written.get("executor_id", reading.written.get("executor"))
     tool_type, implied = reading.sheets.canonical(reading.text("tool_type"))
@@ -158,7 +160,7 @@ def _package(item: Json) -> Json:
             return item
 
 
-def _config(config: JsonObject, sheet: Sheet | None, packages: Sequence[Json]) -> JsonObject:
+def _config(config: JsonObject, sheet: TypeSpec | None, packages: Sequence[Json]) -> JsonObject:
     settled = {word: value for word, value in config.items() if word != "dependencies"}
     match settled.get("requires"):
         case Mapping() as needs:
@@ -182,7 +184,7 @@ def _config(config: JsonObject, sheet: Sheet | None, packages: Sequence[Json]) -
     return settled
 
 
-def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: Sheet | None) -> JsonObject:
+def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: TypeSpec | None) -> JsonObject:
     """Return the config with an `entrypoint` that was written beside it, in a type that has one."""
     entrypoint = reading.text("entrypoint")
     if not entrypoint or "entrypoint" in config or (sheet is not None and "entrypoint" not in sheet.words):
@@ -190,7 +192,7 @@ def _with_entrypoint(reading: _Reading, config: JsonObject, sheet: Sheet | None)
     return {**config, "entrypoint": entrypoint}
 
 
-def _packages_word(sheet: Sheet | None) -> str:
+def _packages_word(sheet: TypeSpec | None) -> str:
     words = sheet.words if sheet else ()
     return "default_packages" if "requires" not in words and "default_packages" in words else "requires"
 
@@ -273,7 +275,7 @@ def _validation(reading: _Reading) -> JsonObject:
     return {"child_constraints": constraints, **validation} if constraints else validation
 
 
-def _report_unknown(reading: _Reading, sheet: Sheet | None) -> None:
+def _report_unknown(reading: _Reading, sheet: TypeSpec | None) -> None:
     below = sheet.words if sheet else ()
     for word in reading.written:
         if word in WORDS or word in METADATA:
@@ -283,4 +285,4 @@ def _report_unknown(reading: _Reading, sheet: Sheet | None) -> None:
         else:
             hint = did_you_mean(word, WORDS | METADATA)
             fix = hint.strip() or "Remove it."
-            reading.warn(word, f"{word!r} is not a word Kiwi knows; it is kept and does nothing", fix)
+            reading.warn(word, f"unknown key {word!r}; it is kept and has no effect", fix)

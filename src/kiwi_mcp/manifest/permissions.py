@@ -1,17 +1,17 @@
-"""Permissions of a directive: what its author lets a model use for it, as a grant. What is not named is not given.
+"""Permissions of a directive, as a grant: what a model may use for it. Nothing else is granted.
 
 `<read>`, `<write>` and `<execute>` name a `resource` and which of it; `<deny>` takes away; `<cap>` names a capability
-in one word. An element or an attribute that means nothing is a fault: a permission that is misspelt is one that
-somebody believes in.
+in one word. An unknown element or attribute is an error: the author of a misspelt permission would rely on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from urllib.parse import urlsplit
 
-from kiwi_mcp.domain.grants import Grant, Rules, nothing
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.grants import Grant, Rules, empty_grant
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
@@ -34,13 +34,13 @@ _CAPS = {"fs": "filesystem", "process": "shell", "net": "network"}
 
 
 def permission_faults(written: Json) -> tuple[Issue, ...]:
-    """Return what is wrong with the permissions of a directive."""
+    """Return the faults of the permissions of a directive."""
     return tuple(issue for number, one in enumerate(as_list(written)) for issue in _faults(as_object(one), number))
 
 
 def grant_of(written: Json, name: str) -> Grant:
-    """Return what permissions give, in the name of whose they are; where there are none, nothing."""
-    grant = nothing(name)
+    """Return the grant that permissions give, with this name; an empty grant if there are none."""
+    grant = empty_grant(name)
     for one in map(as_object, as_list(written)):
         tag, attributes, content = as_text(one.get("tag")), as_object(one.get("attrs")), as_text(one.get("content"))
         for word, patterns in _given(tag, attributes, content).items():
@@ -186,7 +186,7 @@ def _with(grant: Grant, word: str, patterns: Sequence[str], *, is_denied: bool) 
     side = "deny" if is_denied else "allow"
     rules = replace(known, **{side: tuple(dict.fromkeys((*getattr(known, side), *patterns)))})
     changed: Mapping[str, Rules] = {word: rules}
-    return replace(grant, **changed)  # type: ignore[arg-type]  # the fields of that name hold rules
+    return replace(grant, **changed)
 
 
 def _of(attributes: JsonObject, *names: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Metadata inside a Python file: read from its syntax tree, never by running it."""
+"""Metadata and parameters of a Python file, read from its syntax tree."""
 
 from __future__ import annotations
 
@@ -7,15 +7,154 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, Limits, settle
-from kiwi_mcp.manifest.json_text import read_toml
-from kiwi_mcp.manifest.python_parameters import parameters_of
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, DocumentLimits, read_toml, settle
 from kiwi_mcp.manifest.yaml import read_yaml
+
+ENTRY_FUNCTIONS = ("main", "run", "execute")
+"""The functions a Python tool may be called by, the first one present."""
+
+_TYPES: Mapping[str, str] = {
+    "str": "string", "Path": "string", "int": "integer", "float": "number", "bool": "boolean",
+    "list": "array", "List": "array", "Sequence": "array", "Iterable": "array", "tuple": "array", "Tuple": "array",
+    "set": "array", "dict": "object", "Dict": "object", "Mapping": "object", "None": "null",
+}  # fmt: skip
+_WHOLE_CALL = {"params", "parameters", "arguments", "inputs", "kwargs"}
+_OPEN: JsonObject = {"type": "object", "properties": {}, "additionalProperties": True}
+
+
+def parameters_of(tree: ast.Module, text: str) -> JsonObject:
+    """Return the schema of the parameters of a file's entry function.
+
+    A plain script, and a function that takes the whole call as one value, accept what they are given.
+    """
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    entry = next((functions[name] for name in ENTRY_FUNCTIONS if name in functions), None)
+    if entry is None:
+        return _OPEN
+    arguments = entry.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    if _takes_whole_call(entry.name, [argument.arg for argument in named]):
+        return _OPEN
+    if not named and arguments.kwarg is None and "argv" not in text and "argparse" not in text:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return _schema(arguments, named)
+
+
+def _takes_whole_call(function: str, names: list[str]) -> bool:
+    return (function == "execute" and names[:1] == ["params"]) or (len(names) == 1 and names[0] in _WHOLE_CALL)
+
+
+def _schema(arguments: ast.arguments, named: list[ast.arg]) -> JsonObject:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    defaults = [*padding, *arguments.defaults, *arguments.kw_defaults]
+    properties: dict[str, Json] = {}
+    required: list[Json] = []
+    for argument, default in zip(named, defaults, strict=True):
+        properties[argument.arg] = _property(argument.annotation, default)
+        if default is None:
+            required.append(argument.arg)
+    is_open = arguments.kwarg is not None or not named
+    schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": is_open}
+    return {**schema, "required": required} if required else schema
+
+
+def _property(annotation: ast.expr | None, default: ast.expr | None) -> JsonObject:
+    schema = dict(_type(annotation, 0))
+    match default:
+        case ast.Constant(value=None):
+            return {**_nullable(schema), "default": None}
+        case ast.Constant(value=str() | bool() | int() | float() as value):
+            return {**schema, "default": value}
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return {**schema, "default": -number}
+        case ast.List(elts=[]):
+            return {**schema, "default": []}
+        case ast.Dict(keys=[]):
+            return {**schema, "default": {}}
+        case _:
+            # Any other default is the function's own; the parameter is optional and Kiwi sends nothing for it.
+            return schema
+
+
+def _type(annotation: ast.expr | None, depth: int) -> JsonObject:
+    if depth > 8:  # noqa: PLR2004 - deeper annotations are ignored
+        return {}
+    match annotation:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return {"type": _TYPES[name]} if name in _TYPES else {}
+        case ast.Constant(value=None):
+            return {"type": "null"}
+        case ast.Constant(value=str() as text):
+            return _quoted(text, depth)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _either([_type(left, depth + 1), _type(right, depth + 1)])
+        case ast.Subscript(value=ast.Name(id=name) | ast.Attribute(attr=name), slice=inner):
+            return _generic(name, list(inner.elts) if isinstance(inner, ast.Tuple) else [inner], depth)
+        case _:
+            return {}
+
+
+def _quoted(text: str, depth: int) -> JsonObject:
+    try:
+        return _type(ast.parse(text[:200], mode="eval").body, depth + 1)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return {}
+
+
+def _generic(name: str, inner: list[ast.expr], depth: int) -> JsonObject:
+    match name:
+        case "Optional":
+            return _nullable(_type(inner[0], depth + 1))
+        case "Union":
+            return _either([_type(part, depth + 1) for part in inner])
+        case "Literal":
+            return {"enum": [value for part in inner for value in _literals(part)]}
+        case "Annotated":
+            texts = [part.value for part in inner[1:] if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            schema = _type(inner[0], depth + 1)
+            return {**schema, "description": texts[0]} if texts else schema
+        case _ if _TYPES.get(name) == "array" and len(inner) == 1 and (item := _type(inner[0], depth + 1)):
+            return {"type": "array", "items": item}
+        case _:
+            return {"type": _TYPES[name]} if name in _TYPES else {}
+
+
+def _literals(part: ast.expr) -> list[Json]:
+    match part:
+        case ast.Constant(value=None | str() | int() | float() as value):
+            return [value]
+        case _:
+            return []
+
+
+def _either(schemas: list[JsonObject]) -> JsonObject:
+    if any(not schema for schema in schemas):
+        return {}
+    if len(schemas) == 2 and {"type": "null"} in schemas:  # noqa: PLR2004 - one type or null
+        return _nullable(next((schema for schema in schemas if schema != {"type": "null"}), {"type": "null"}))
+    return {"anyOf": list(schemas)}
+
+
+def _nullable(schema: JsonObject) -> JsonObject:
+    match schema.get("type"):
+        case "null" | [*_, "null"]:
+            return schema
+        case str() as kind:
+            return {**schema, "type": [kind, "null"]}
+        case None if "enum" in schema:
+            options = schema["enum"]
+            return {**schema, "enum": [*(options if isinstance(options, list) else []), None]}
+        case _:
+            return schema if not schema else {"anyOf": [schema, {"type": "null"}]}
+
 
 MAX_SOURCE = 2_000_000
 
@@ -57,17 +196,16 @@ CONSTANTS: Mapping[str, str] = {
 }
 """Names that hold metadata in an item, and may be anything in another file."""
 
-_YAML_KEY = re.compile(r"^\s*(?:tool_id|tool_type)\s*:", re.MULTILINE)
-_SCRIPT_BLOCK = re.compile(r"^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)*?)^# ///\s*$", re.MULTILINE)
+_YAML_KEY = lazy_pattern(r"^\s*(?:tool_id|tool_type)\s*:", re.MULTILINE)
+_SCRIPT_BLOCK = lazy_pattern(r"^# /// script\s*$\n(?P<content>(?:^#(?: .*)?$\n)*?)^# ///\s*$", re.MULTILINE)
 
 
 DECLARED_IN = {"parameters", "inputs", "input_schema", "config_schema"}
 """The words in which an author may declare parameters; without any of them the entry function's own are taken."""
 
 
-@dataclass(slots=True)
-class PythonSource:
-    """What a Python file says about itself: its words, their lines, what is wrong, and whether it is an item."""
+class PythonSource(Struct):
+    """The manifest data of a Python file: its keys, their lines, its faults, and whether it is an item."""
 
     value: dict[str, Json] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
@@ -107,7 +245,7 @@ def _tree(text: str, what: str) -> ast.Module:
             return ast.parse(text)
     except SyntaxError as error:
         reason = f"Python cannot read it: {error.msg}"
-        issue = Issue(what, reason, "Mend the syntax (Python 3).", line=error.lineno)
+        issue = Issue(what, reason, "Fix the syntax (Python 3).", line=error.lineno)
         raise InvalidManifest(what, [issue]) from None
     except (ValueError, MemoryError, RecursionError):
         raise _beyond_reading(what) from None
@@ -180,7 +318,7 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
 
 
 def _literal(node: ast.expr, name: str) -> Json:
-    return settle(_as_json(ast.literal_eval(node)), Limits(name, MAX_NODES, MAX_DEPTH))
+    return settle(_as_json(ast.literal_eval(node)), DocumentLimits(name, MAX_NODES, MAX_DEPTH))
 
 
 def _as_json(value: object) -> Json:
@@ -222,6 +360,6 @@ def _read_script_block(text: str, source: PythonSource, what: str) -> None:
 
 
 def legacy_words(source: PythonSource) -> JsonObject:
-    """Return what an old script is when it says nothing: Python, run by its runtime, in a first version."""
+    """Return the manifest data of an old script with defaults: Python, run by its runtime, in a first version."""
     defaults: JsonObject = {"tool_type": "script", "executor": "python_runtime", "version": "1.0.0"}
     return {**defaults, **source.value}

@@ -1,4 +1,4 @@
-"""Trust: the keys that the owner signs with, those of publishers that they trust, and whom an item is vouched for by.
+"""Trust: the keys of the owner and of trusted publishers, and the trust state of an item.
 
 It is one readable file in the user's space, which nothing but the owner's own commands writes.
 """
@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest, Signature
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE
-from kiwi_mcp.manifest.keys import fingerprint, is_key, is_signed, statement_for
+from kiwi_mcp.manifest.signatures import Rotation, fingerprint, is_key, is_signed, statement_for
 from kiwi_mcp.manifest.yaml import read_yaml
 
 Trust = Literal["verified", "owner", "integrity", "unsigned", "tampered", "revoked", "unknown_key"]
 
 FILE_NAME = "trust.yaml"
 LOCAL = "local"
-"""The namespace of what is in a folder, and published nowhere."""
+"""The namespace of items that are in a folder and not published."""
 _WORDS = {
     "own": {"name", "since", "namespaces", "rotation", "expires", "revoked", "reason"},
     "publishers": {"since", "how", "fingerprint", "expires", "revoked", "reason"},
@@ -38,15 +39,14 @@ _Stat = tuple[int, int, int] | None
 _read: dict[str, tuple[_Stat, Trusted]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key that is known here, and what the owner said of it."""
+class TrustedKey(Struct, frozen=True):
+    """A known key, and the owner's settings for it."""
 
     public: str
     since: str = ""
     name: str = ""
     how: str = ""
-    """How a publisher's key became known: at its first use, by the owner's word, or by a rotation."""
+    """How a publisher's key became known: at its first use, by the owner's approval, or by a rotation."""
     namespaces: tuple[str, ...] = ()
     """Where an own key published."""
     rotation: str = ""
@@ -63,7 +63,7 @@ class Key:
     @property
     def is_void(self) -> bool:
         """Whether it vouches for nothing any more."""
-        return bool(self.revoked) or (bool(self.expires) and self.expires <= _now())
+        return bool(self.revoked) or has_passed(self.expires)
 
     @property
     def state(self) -> str:
@@ -71,17 +71,16 @@ class Key:
         return "revoked" if self.revoked else "expired" if self.is_void else "trusted"
 
 
-@dataclass(frozen=True, slots=True)
-class Trusted:
+class Trusted(Struct, frozen=True):
     """Every key that is known here, the highest version seen of each signed item, and what was accepted unsigned."""
 
-    own: Mapping[str, Key] = field(default_factory=dict)
-    publishers: Mapping[str, Mapping[str, Key]] = field(default_factory=dict)
-    """The keys of each scope: a namespace, or one item of the namespace that everybody shares."""
+    own: Mapping[str, TrustedKey] = field(default_factory=dict)
+    publishers: Mapping[str, Mapping[str, TrustedKey]] = field(default_factory=dict)
+    """The keys of each scope: a namespace, or one item of the namespace that all publishers share."""
     versions: Mapping[str, str] = field(default_factory=dict)
     accepted: Mapping[str, str] = field(default_factory=dict)
 
-    def pinned(self, namespace: str, tool_id: str) -> Mapping[str, Key]:
+    def pinned(self, namespace: str, tool_id: str) -> Mapping[str, TrustedKey]:
         """Return the keys that may sign an item; none where its publisher is not known yet."""
         return self.publishers.get(scope_of(namespace, tool_id), {})
 
@@ -95,31 +94,46 @@ class Trusted:
         own = self.own[key].namespaces if key in self.own else ()
         return tuple(dict.fromkeys([*own, *(scope.partition("/")[0] for scope in scopes)]))
 
-    def voided(self, key: str) -> Key | None:
+    def voided(self, key: str) -> TrustedKey | None:
         """Return a key that vouches for nothing any more, wherever that was said."""
+        return next((one for one in self._all(key) if one.is_void), None)
+
+    def valid_until(self, key: str) -> str:
+        """Return when a key expires that vouches for something now; empty where it does not."""
+        return min((one.expires for one in self._all(key) if one.expires and not one.is_void), default="")
+
+    def _all(self, key: str) -> Sequence[TrustedKey]:
         known = [self.own.get(key), *(keys.get(key) for keys in self.publishers.values())]
-        return next((one for one in known if one is not None and one.is_void), None)
+        return [one for one in known if one is not None]
 
 
-NOBODY = Trusted()
+NO_TRUST = Trusted()
+
+
+class ReleaseTrust(Struct, frozen=True):
+    """Who signed a release from elsewhere, whether that key is trusted, and the keys that it replaced."""
+
+    trust: Trust
+    signature: Signature | None = None
+    rotations: tuple[Rotation, ...] = ()
 
 
 def scope_of(namespace: str, tool_id: str) -> str:
-    """Return what a key is pinned for: a namespace, or an item where many publishers share one namespace."""
+    """Return the scope of a key: a namespace, or an item if many publishers share one namespace."""
     return f"{namespace}/{tool_id}" if namespace == DEFAULT_NAMESPACE else namespace
 
 
 def owner_trust(path: Path) -> Trusted:
-    """Return what a file of trust says; read again only when it changed."""
+    """Return the content of a trust file; read again only when it changed."""
     stat = _stat(path)
     known = _read.get(str(path))
     if known is None or known[0] != stat:
-        known = _read[str(path)] = (stat, parse_trust(path) if stat else NOBODY)
+        known = _read[str(path)] = (stat, parse_trust(path) if stat else NO_TRUST)
     return known[1]
 
 
 def parse_trust(path: Path) -> Trusted:
-    """Return what a file of trust says; one that is not understood is refused, as a word in it may take trust away."""
+    """Return the content of a trust file. An invalid file is refused, because an entry in it may revoke trust."""
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST).decode()
@@ -142,7 +156,7 @@ def parse_trust(path: Path) -> Trusted:
 def vouch(
     manifest: Manifest, digest: str, signature: Signature | None, integrity: str, *, namespace: str, trusted: Trusted
 ) -> Trust:
-    """Return who vouches for an item that is in a namespace; what is in a folder may be a copy from elsewhere."""
+    """Return who vouches for an item in a namespace; an item in a folder may be a copy from another place."""
     if integrity == "modified":
         return "tampered"
     if signature is None or integrity in {"unsigned", "legacy-unverifiable"}:
@@ -166,7 +180,7 @@ def _is_by(manifest: Manifest, digest: str, signature: Signature, namespace: str
     key, timestamp = signature.key, signature.timestamp
     try:
         data = statement_for(manifest, namespace=namespace, digest=digest, timestamp=timestamp, key=key)
-    except KiwiError:  # a word of the manifest has no canonical form, so nobody signed it
+    except KiwiError:  # a value of the manifest has no canonical form, so it cannot have been signed
         return False
     return signature.hash == digest and is_signed(key, signature.proof, data)
 
@@ -181,17 +195,18 @@ def _stat(path: Path) -> _Stat:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def has_passed(moment: str) -> bool:
+    """Whether a time in UTC has come; an empty one never does."""
+    return bool(moment) and moment <= datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _keys(written: JsonObject) -> Mapping[str, Key]:
+def _keys(written: JsonObject) -> Mapping[str, TrustedKey]:
     return MappingProxyType({public: _key(public, as_object(facts)) for public, facts in written.items()})
 
 
-def _key(public: str, facts: JsonObject) -> Key:
+def _key(public: str, facts: JsonObject) -> TrustedKey:
     words = {word: text_of(value) for word, value in facts.items() if word not in {"namespaces", "fingerprint"}}
-    return Key(public, namespaces=tuple(map(text_of, as_list(facts.get("namespaces")))), **words)
+    return TrustedKey(public, namespaces=tuple(map(text_of, as_list(facts.get("namespaces")))), **words)
 
 
 def _texts(written: JsonObject) -> Mapping[str, str]:
@@ -204,7 +219,7 @@ def _faults(value: Json, written: JsonObject) -> Iterable[Issue]:
         yield Issue("", "is not a mapping", known)
     for word, section in written.items():
         if word not in _WORDS:
-            yield Issue(word, "is not a word of this file", known)
+            yield Issue(word, "is not a known key", known)
         elif section is not None and not isinstance(section, Mapping):
             yield Issue(word, "is not a mapping", "Write one entry below it for each name.")
     yield from _key_faults("own", as_object(written.get("own")))

@@ -1,13 +1,13 @@
-"""YAML, read as the strict part of it that holds JSON: no tags, no merges, no guesses about types, within limits."""
+"""YAML, restricted to its JSON subset: no tags, no merges, no guessed types, and with limits."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import yaml
+from msgspec import Struct, field
 from yaml.cyaml import CSafeLoader
 from yaml.events import (
     AliasEvent,
@@ -30,7 +30,7 @@ from kiwi_mcp.manifest.document import (
     MAX_DIGITS,
     MAX_NODES,
     Document,
-    Limits,
+    DocumentLimits,
     is_bad_text,
     join,
     readable,
@@ -56,7 +56,7 @@ def read_yaml(
     Only `true`, `false`, `null`, `~` and JSON numbers have a type; `no`, `1:30`, `0x10` and dates are text, keys are
     text, and a `version` is the text that was written.
     """
-    reader = _Reader(Limits(what, max_nodes, max_depth))
+    reader = _Reader(DocumentLimits(what, max_nodes, max_depth))
     try:
         events = yaml.parse(readable(text, what=what, max_bytes=max_bytes), Loader=CSafeLoader)
         return Document(reader.read(events), reader.lines)
@@ -65,12 +65,20 @@ def read_yaml(
 
 
 def syntax_fault(text: str, *, what: str) -> InvalidManifest | None:
-    """Return why a text is not YAML of any kind; None where it is, and where it is too long for a manifest."""
+    """Return why a text is not YAML of any kind, or is nested too deeply; None where it is too long for a manifest."""
     if len(text) > MAX_BYTES:
         return None
+    depth = 0
     try:
-        for _ in yaml.parse(text, Loader=CSafeLoader):
-            pass
+        for event in yaml.parse(text, Loader=CSafeLoader):
+            if isinstance(event, SequenceStartEvent | MappingStartEvent):
+                depth += 1
+            elif isinstance(event, SequenceEndEvent | MappingEndEvent):
+                depth -= 1
+            # The time libyaml takes for one token grows with the number of open brackets. It reads at most 1,024
+            # characters ahead of an event (a key may be that long), so ending at the limit bounds its work.
+            if depth > MAX_DEPTH:
+                return DocumentLimits(what, MAX_NODES, MAX_DEPTH).too_deep(_line(event))
     except yaml.YAMLError as error:
         return _refusal(error, what)
     return None
@@ -82,14 +90,13 @@ def _refusal(error: yaml.YAMLError, what: str) -> InvalidManifest:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark is not None else None
     reason = " ".join(filter(None, (error.context, error.problem)))
-    return refuse(what, f"not YAML: {reason}", "Mend the YAML at this line.", line=line)
+    return refuse(what, f"not YAML: {reason}", "Fix the YAML at this line.", line=line)
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct):
     """Builds one value from the parser's events, counting as it goes."""
 
-    limits: Limits
+    limits: DocumentLimits
     lines: dict[str, int] = field(default_factory=dict)
     anchors: dict[str, tuple[Json, int, int]] = field(default_factory=dict)
     """Each anchor's value, how many nodes it is, and how many levels it has below it."""

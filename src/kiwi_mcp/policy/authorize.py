@@ -1,25 +1,38 @@
-"""The gates between a plan and the world: integrity, then permission."""
+"""Verify a chain; rights and conditions against a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
-from pathlib import PurePosixPath
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from kiwi_mcp.domain.chain import Chain
+from msgspec.structs import replace
+
 from kiwi_mcp.domain.errors import IntegrityMismatch, InvalidManifest, LockMismatch, SignatureRefused
-from kiwi_mcp.domain.grants import Allow, Deny, Kind, Rights, Verdict
+from kiwi_mcp.domain.globs import fits_item, fits_path
+from kiwi_mcp.domain.grants import Allow, Condition, Deny, ResourceKind, Rights, Verdict
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.primitives.bounds import PORTS
+from kiwi_mcp.manifest.json_schema import faults, schema_faults
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.policy.path_rules import anchored
+from kiwi_mcp.primitives.secrets.grants import PORTS
 
 
-def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[str, ...]:
+def verify(
+    chain: Chain, changes: Sequence[str], lost: Sequence[tuple[Tool, str]], *, is_frozen: bool
+) -> tuple[str, ...]:
     """Refuse a chain with a link that was changed after signing, or is not sound; return what to tell the owner.
 
-    `changes` are the differences from the lockfile: warnings by default, a refusal where the caller froze it. So is
-    a chain that is not the one its tool was published on.
+    `changes` are the differences from the lockfile: warnings by default, a refusal if the lockfile is frozen. The same
+    applies to a chain that is not the one its tool was published with. `lost` are the links without the signature that
+    the lockfile names.
     """
     for link in chain.links:
         if link.integrity == "modified":
@@ -32,6 +45,7 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
                 tool_id=link.id,
                 signer=link.signer,
             )
+    refuse_lost(lost)
     if chain.faults:
         raise InvalidManifest(chain.tool.id, chain.faults)
     if is_frozen and (changes or chain.drift):
@@ -44,11 +58,23 @@ def verify(chain: Chain, changes: Sequence[str], *, is_frozen: bool) -> tuple[st
     return (*revoked, *(f"lockfile: {change}" for change in changes), *chain.drift, *chain.notes, *chain.shadowed)
 
 
+def refuse_lost(lost: Sequence[tuple[Tool, str]]) -> None:
+    """Refuse links without the signature that the lockfile names: a plain hash in its place proves nothing."""
+    for link, signer in lost:
+        raise SignatureRefused(
+            f"{link.id!r} was signed by {signer} when the lockfile recorded it, and that signature is gone: "
+            f"it is not what was signed ({link.origin.path}).",
+            suggestion=f"Take it from version control or from its publisher again. If the change is right, the owner "
+            f"types `kiwi sign {link.id}`.",
+            tool_id=link.id,
+        )
+
+
 def permit(plan: Plan, rights: Rights) -> Plan:
     """Return the plan with the hosts that the owner grants and denies written into it."""
     if isinstance(plan.spec, HttpSpec):
         hosts, spec = rights.hosts, plan.spec
-        # Whoever has a list of hosts is led to no other: where a redirect goes is not known before.
+        # With a list of hosts, follow no redirects: the target of a redirect is not known in advance.
         redirects = spec.max_redirects if all(grant.is_public for grant in rights.grants) else 0
         return replace(plan, spec=replace(spec, granted=hosts.allow, denied=hosts.deny, max_redirects=redirects))
     return plan
@@ -66,13 +92,13 @@ def authorize(plan: Plan, rights: Rights) -> Verdict:
     return Allow()
 
 
-def uses(plan: Plan) -> Iterator[tuple[Kind, str]]:
-    """Give what a plan uses besides its items: the host that it calls, the program that it starts, its variables."""
+def uses(plan: Plan) -> Iterator[tuple[ResourceKind, str]]:
+    """Yield what a plan uses besides its items: the host that it calls, the program that it starts, its variables."""
     match plan.spec:
         case HttpSpec(url=url):
             yield "host", _target(url)
         case ProcessSpec(argv=(program, *_)):
-            yield "command", PurePosixPath(program).name
+            yield "command", program.rstrip("/").rpartition("/")[2]
     for name in plan.variables:
         yield "variable", name
 
@@ -86,3 +112,114 @@ def _target(url: str) -> str:
     except ValueError:  # no port is refused by the primitive, in its own words
         port = 0
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_WORDS = ("items", "parameters", "hours", "days")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_PATH = "path"
+
+
+def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Condition, ...]:
+    """Return the conditions in a file; report invalid ones as issues."""
+    if written is not None and not isinstance(written, list):
+        issues.append(Issue(place, "is not a list", "Write each condition as one entry: `- items: ...`."))
+    return tuple(_condition(one, f"{place}[{number}]", issues) for number, one in enumerate(as_list(written)))
+
+
+def failed_condition(
+    rights: Rights, identity: str, inputs: JsonObject | None, project: Path, now: datetime
+) -> Deny | None:
+    """Return the first condition that a call does not meet, as its refusal; without inputs, only the moment counts."""
+    for grant, condition in rights.conditions:
+        if fits_item(condition.items, identity):
+            for reason in _offences(condition, inputs, project, now):
+                return Deny(f"{grant} says of {condition.items!r}: {reason}", condition.text, grant)
+    return None
+
+
+def _condition(written: Json, place: str, issues: list[Issue]) -> Condition:
+    words = as_object(written)
+    for word in words:
+        if word not in _WORDS:
+            fix = f"{did_you_mean(word, _WORDS)}Use one of: {', '.join(_WORDS)}."
+            issues.append(Issue(f"{place}.{word}", "is not a known key", fix))
+    if not as_text(words.get("items")):
+        issues.append(Issue(f"{place}.items", "is missing", 'Say which calls it is about: `items: "*/send@*"`.'))
+    if not words.keys() & {"parameters", "hours", "days"}:
+        issues.append(Issue(place, "demands nothing", "Add `parameters`, `hours` or `days`."))
+    parameters = words.get("parameters")
+    issues += _parameter_faults(parameters, f"{place}.parameters")
+    return Condition(
+        as_text(words.get("items")),
+        as_object(parameters),
+        _hours(words.get("hours"), f"{place}.hours", issues),
+        _days(words.get("days"), f"{place}.days", issues),
+        text=place,
+    )
+
+
+def _parameter_faults(written: Json, place: str) -> Iterator[Issue]:
+    if written is not None and not isinstance(written, Mapping):
+        yield Issue(place, "is not a mapping", "Write a JSON Schema, or `{path: GLOB}`, under each name.")
+    for name, bound in as_object(written).items():
+        if not isinstance(bound, Mapping) or not bound:
+            yield Issue(f"{place}.{name}", "bounds nothing", "Write a JSON Schema such as `{maximum: 10}`.")
+        elif _PATH in bound:
+            if len(bound) > 1 or not as_text(bound[_PATH]):
+                yield Issue(f"{place}.{name}", "is more than a path", "Write `{path: GLOB}` and nothing else.")
+        else:
+            yield from schema_faults(bound, f"{place}.{name}")
+
+
+def _hours(written: Json, place: str, issues: list[Issue]) -> tuple[int, int] | None:
+    if written is None:
+        return None
+    found = _HOURS.fullmatch(as_text(written).replace(" ", ""))
+    if found is None:
+        issues.append(Issue(place, "are not hours of the day", 'Write them as "08:00-18:00".'))
+        return 0, 0
+    begin_hour, begin, end_hour, end = map(int, found.groups())
+    return begin_hour * 60 + begin, end_hour * 60 + end
+
+
+def _days(written: Json, place: str, issues: list[Issue]) -> tuple[int, ...]:
+    named = [as_text(day).lower()[:3] for day in as_list(written)]
+    if written is not None and (not named or any(day not in _DAYS for day in named)):
+        issues.append(Issue(place, "are not days of the week", f"Write them as [{', '.join(_DAYS[:5])}]."))
+        return ()
+    return tuple(_DAYS.index(day) for day in named)
+
+
+def _offences(condition: Condition, inputs: JsonObject | None, project: Path, now: datetime) -> Iterator[str]:
+    if condition.days and now.weekday() not in condition.days:
+        yield f"not on this day, but on {', '.join(_DAYS[day] for day in condition.days)}"
+    if condition.hours is not None and not _is_within(condition.hours, now.hour * 60 + now.minute):
+        begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in condition.hours)
+        yield f"not at this hour, but from {begin} to {end}"
+    if inputs is None:
+        return
+    for name, bound in condition.parameters.items():
+        rule = as_object(bound)
+        if _PATH in rule:
+            yield from _path_offence(name, as_text(rule[_PATH]), inputs.get(name), project)
+        elif name not in inputs:
+            yield f"the parameter `{name}` is bounded, and must be given"
+        else:
+            yield from (f"`{name}` {issue.reason}" for issue in faults(rule, inputs[name], place=name))
+
+
+def _is_within(hours: tuple[int, int], minute: int) -> bool:
+    begin, end = hours
+    return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+def _path_offence(name: str, pattern: str, value: Json, project: Path) -> Iterator[str]:
+    """Yield why a parameter names no allowed file. Links and `..` are resolved first."""
+    if not isinstance(value, str) or "\0" in value:
+        yield f"the parameter `{name}` must be a path below {pattern!r}"
+        return
+    base = os.path.realpath(project)
+    real = os.path.realpath(Path(base, value))
+    if not any(fits_path(one, real) for one in anchored(pattern, base)):
+        yield f"`{name}` is not a path below {pattern!r}"

@@ -1,20 +1,21 @@
-"""The owner's preferences: what a client sees without searching, one readable file laid over the product's own."""
+"""The owner's preferences: what a client sees without searching. One readable file overrides the product's defaults."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from msgspec import Struct
+
 import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -36,13 +37,11 @@ _LONGEST = 400
 _LONGEST_WAIT = 86_400
 _FIX = "Write `true`, `false`, or `{as: another_name}`."
 
-_Stat = tuple[int, int, int] | None
-_read: dict[str, tuple[_Stat, Preferences]] = {}
+_read: dict[str, tuple[OwnerStamp, Preferences]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is wished of the items that a word names: whether they are sent, and under which name."""
+class Preference(Struct, frozen=True):
+    """The preference for the items that a word names: whether they are sent, and under which name."""
 
     word: str
     """A short name, `namespace/name`, a full name, or a pattern of these."""
@@ -55,76 +54,73 @@ class Wish:
         return is_pattern(self.word)
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The wishes that one hand wrote: those about single items by name, and those about all that fits a pattern."""
+class PreferenceLayer(Struct, frozen=True):
+    """The preferences from one source: those for single items by name, and those for all items that match a pattern."""
 
-    names: Mapping[str, Wish]
+    names: Mapping[str, Preference]
     """By the name without a version."""
-    patterns: Sequence[Wish]
+    patterns: Sequence[Preference]
     """The longest first."""
 
     @classmethod
-    def of(cls, wishes: Iterable[Wish]) -> Layer:
-        """Return the layer of some wishes."""
+    def of(cls, wishes: Iterable[Preference]) -> PreferenceLayer:
+        """Return the layer of some preferences."""
         known = sorted(wishes, key=lambda wish: (-len(wish.word), wish.word))
         names = {wish.word.partition("@")[0]: wish for wish in known if not wish.is_pattern}
         return cls(names, tuple(wish for wish in known if wish.is_pattern))
 
-    def about(self, names: Sequence[str]) -> Wish | None:
+    def about(self, names: Sequence[str]) -> Preference | None:
         """Return the wish that decides on an item: by name before by pattern, by a fuller one before a shorter."""
         by_name = (self.names[name] for name in names if name in self.names)
         by_pattern = (wish for wish in self.patterns if any(fnmatchcase(name, wish.word) for name in names))
         return next(by_name, None) or next(by_pattern, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class PreferenceSection(Struct, frozen=True):
     """All that is wished of one kind of thing: what the owner wrote, and what holds where they wrote nothing."""
 
-    owner: Layer
-    product: Layer
+    owner: PreferenceLayer
+    product: PreferenceLayer
 
-    def about(self, names: Sequence[str]) -> Wish | None:
+    def about(self, names: Sequence[str]) -> Preference | None:
         """Return the wish that decides on an item, given its names from the fullest to the shortest."""
         return self.owner.about(names) or self.product.about(names)
 
     @property
-    def named(self) -> Sequence[Wish]:
-        """The wishes for single items to be sent, in the order of their words."""
+    def named(self) -> Sequence[Preference]:
+        """The preferences that send single items, in the order of their words."""
         names = {**self.product.names, **self.owner.names}
         return [wish for name, wish in sorted(names.items()) if wish.is_sent and self.about([name]) == wish]
 
     @property
-    def patterns(self) -> Sequence[Wish]:
-        """The wishes for everything that fits a pattern to be sent, the owner's first."""
+    def patterns(self) -> Sequence[Preference]:
+        """The preferences that send all items that match a pattern, the owner's first."""
         return [wish for wish in (*self.owner.patterns, *self.product.patterns) if wish.is_sent]
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Struct, frozen=True):
     """What the owner prefers, over what ships with Kiwi."""
 
-    always_send: Wishes
-    prompts: Wishes
-    resources: Wishes
+    always_send: PreferenceSection
+    prompts: PreferenceSection
+    resources: PreferenceSection
     task_after: float
     """For how many seconds a client that could take a task waits for a call instead."""
     fault: InvalidManifest | None = None
     """Why the owner's file counts as if it were not there, if so."""
 
-    def wishes(self, section: Section) -> Wishes:
-        """Return the wishes of one section."""
+    def wishes(self, section: Section) -> PreferenceSection:
+        """Return the preferences of one section."""
         return {"always_send": self.always_send, "prompts": self.prompts, "resources": self.resources}[section]
 
 
 def owner_preferences(user: Path) -> Preferences:
     """Return the preferences of a user space; read again only when the file changed.
 
-    Nobody is kept from their tools by a word that is misspelt: the product's own hold then, with the fault told.
+    An error in the file does not block any tools: the defaults apply then, and the error is reported.
     """
     path = f"{user}/{FILE_NAME}"
-    stat = _stat(path)
+    stat = owner_stamp(path)
     known = _read.get(path)
     if known is None or known[0] != stat:
         known = _read[path] = (stat, _forgiving(Path(path)) if stat else _merged({}))
@@ -143,14 +139,14 @@ def is_pattern(word: str) -> bool:
 
 
 def wish_issues(section: Section, word: str, value: Json) -> Iterator[Issue]:
-    """Give what is wrong with one entry of a section."""
+    """Yield the faults of one entry of a section."""
     place, name = f"{section}.{word[:_LONGEST]}", as_object(value).get("as")
     if not word.strip() or len(word) > _LONGEST:
         yield Issue(section, "has an entry that can name nothing", "Write a name, or a pattern such as `github/*`.")
     if isinstance(value, Mapping) and section not in _NAMED:
         yield Issue(place, "is not true or false", "A resource keeps its own address: write `true` or `false`.")
     elif isinstance(value, Mapping):
-        yield from (Issue(f"{place}.{other}", "is not a word here", _FIX) for other in value if other != "as")
+        yield from (Issue(f"{place}.{other}", "is not a known key", _FIX) for other in value if other != "as")
         if not CALLABLE.fullmatch(as_text(name)):
             fix = "Use 1 to 64 letters, digits, `_`, `-` and `.`."
             yield Issue(f"{place}.as", "is not a name that clients can call", fix)
@@ -171,7 +167,7 @@ def _forgiving(path: Path) -> Preferences:
 def _merged(written: JsonObject) -> Preferences:
     shipped = _product()
     always_send, prompts, resources = (
-        Wishes(_layer(written.get(section)), _layer(shipped.get(section))) for section in SECTIONS
+        PreferenceSection(_layer(written.get(section)), _layer(shipped.get(section))) for section in SECTIONS
     )
     seconds = written.get("task_after", shipped["task_after"])
     return Preferences(always_send, prompts, resources, float(seconds) if isinstance(seconds, int | float) else 0.0)
@@ -182,9 +178,9 @@ def _product() -> JsonObject:
     return _parse(_PRODUCT)
 
 
-def _layer(written: Json) -> Layer:
-    return Layer.of(
-        Wish(word, is_sent=value is not False, name=as_text(as_object(value).get("as")))
+def _layer(written: Json) -> PreferenceLayer:
+    return PreferenceLayer.of(
+        Preference(word, is_sent=value is not False, name=as_text(as_object(value).get("as")))
         for word, value in as_entries(written).items()
     )
 
@@ -213,7 +209,7 @@ def _issues(value: Json) -> Iterator[Issue]:
     for word in written:
         if word not in _WORDS:
             fix = f"{did_you_mean(word, _WORDS)}Use one of: {', '.join(_WORDS)}."
-            yield Issue(word, "is not a word of the preferences", fix)
+            yield Issue(word, "is not a known key", fix)
     for section in SECTIONS:
         yield from _section_issues(section, written.get(section))
     seconds = written.get("task_after", 0)
@@ -233,11 +229,3 @@ def _section_issues(section: Section, written: Json) -> Iterator[Issue]:
         return
     for word, value in entries.items():
         yield from wish_issues(section, word, value)
-
-
-def _stat(path: str) -> _Stat:
-    try:
-        found = os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,1 +1,1 @@
-"""The metal: processes, requests and secret values. No other package touches them."""
+"""Processes, HTTP requests and secret values. No other package handles them directly."""

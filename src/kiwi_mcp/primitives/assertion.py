@@ -1,4 +1,4 @@
-"""An assertion: a client's own signature in the place of a secret."""
+"""A client assertion: a signature of the client in place of a client secret."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from uuid import uuid4
 import jwt
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.primitives.secrets import Secret, reveal
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets.reveal import reveal
 
 _SECONDS = 120
 
 
 def signed(client_id: str, audience: str, key: str, algorithm: str, secrets: Mapping[str, str]) -> Secret:
-    """Return what proves a client to one authorization server for a short while (RFC 7523); `key` names a secret."""
+    """Return a short-lived assertion that authenticates a client to one authorization server (RFC 7523).
+
+    `key` names a secret.
+    """
     now = int(time())
     claims = {
         "iss": client_id,

@@ -1,4 +1,4 @@
-"""The person's browser: sent to an address, and heard when it comes back to this machine."""
+"""The browser of a person: opens a login page, and returns to a callback on this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from urllib.parse import parse_qsl
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Unavailable
 
@@ -27,21 +28,20 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 Words = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Returning:
+class Returning(Struct, frozen=True):
     """A place on this machine that the browser is sent back to."""
 
     address: str
     _came: asyncio.Future[Words]
 
     async def words(self, limit: float) -> Words:
-        """Return the words that the browser brought; whoever does not come back in time is not waited for."""
+        """Return the query parameters that the browser sent back; fail after `limit` seconds."""
         try:
             async with asyncio.timeout(limit):
                 return await self._came
         except TimeoutError:
             raise Unavailable(
-                f"Nobody finished the login within {limit:g} seconds.", suggestion="Start it again."
+                f"The login was not finished within {limit:g} seconds.", suggestion="Start it again."
             ) from None
 
 

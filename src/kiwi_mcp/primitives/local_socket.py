@@ -52,7 +52,7 @@ def is_own_peer(transport: BaseTransport) -> bool:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that nobody listens at; whatever else is there stays, and is refused."""
+    """Remove a socket without a listener. Refuse a socket in use, and any other file."""
     try:
         is_socket = S_ISSOCK(path.stat(follow_symlinks=False).st_mode)
     except OSError:

@@ -1,40 +1,168 @@
-"""The backend `bubblewrap`: a file system, processes, network and names of its own, and a filter of system calls.
-
-The launcher is the system's own, is started by a user without rights and with nothing in its environment but what the
-confined process gets. What it is to do comes through a pipe that ends only when the process has been put under its
-limits, so nothing runs before. Started as root, Kiwi stages what it grants and becomes another user first.
-"""
+"""The backend: bwrap arguments, pipes, process count."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import re
+import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from platform import machine
 
-from kiwi_mcp.domain.isolation import Handover, Jail, Limits, Start, no_entry, start_here
-from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.sandbox.cells import Cell, laid_out
-from kiwi_mcp.sandbox.cgroup import Group, Groups
-from kiwi_mcp.sandbox.counts import count_at
-from kiwi_mcp.sandbox.grants import Opened
-from kiwi_mcp.sandbox.instructions import Instructions, has_begun
-from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
-from kiwi_mcp.sandbox.port import Confined, Ended, SelfTest, never
-from kiwi_mcp.sandbox.prepared import prepare
-from kiwi_mcp.sandbox.profile import HOME, TMP, USER, Profile, base_profile
-from kiwi_mcp.sandbox.refusals import failed, ungrantable, unlaid
-from kiwi_mcp.sandbox.seccomp import is_supported
-from kiwi_mcp.sandbox.self_test import self_test
-from kiwi_mcp.sandbox.staging import ROOT, staged_path
+from msgspec import Struct
+from msgspec.structs import replace
 
-NOBODY = 65_117
+from kiwi_mcp.domain.errors import TooLarge
+from kiwi_mcp.domain.isolation import Level, SandboxProfile
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.process import Handover, Spawner, StartGate, no_entry, start_here
+from kiwi_mcp.sandbox.backend import Launch, SandboxExit, SelfTest, failed, never, ungrantable, unlaid
+from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
+from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
+from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, prepare
+from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, laid_out, staged_path
+from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
+from kiwi_mcp.sandbox.self_test import self_test
+
+_TOLD = 4_096
+
+
+def count_at(gate: StartGate, most: int, keep: ExitStack, _: int) -> None:
+    """Have the first process inside counted, and all that it starts, as soon as its launcher tells of it."""
+    loop, said = asyncio.get_running_loop(), bytearray()
+
+    def listen() -> None:
+        said.extend(os.read(gate.child_info, _TOLD))
+        if b"}" in said or len(said) >= _TOLD:
+            loop.remove_reader(gate.child_info)
+            # Where this fails, the process waits in vain and its time is up: it never runs without a count.
+            resource.prlimit(json.loads(said)["child-pid"], resource.RLIMIT_NPROC, (most, most))
+            gate.open()
+
+    def stop_listening() -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.remove_reader(gate.child_info)
+
+    loop.add_reader(gate.child_info, listen)
+    keep.callback(stop_listening)
+
+
+_PIPE = 65_536
+"""The capacity of a pipe without a reader, in bytes."""
+_FIRST = re.compile(rb'"child-pid"\s*:\s*([1-9]\d*)')
+_STARTED = b'"exit-code"'
+"""What the launcher reports at the end, if it got as far as starting the command."""
+_INTERNET = (2, 10)
+"""The families of sockets that a process with a proxy makes: IPv4 and IPv6. Their numbers are the kernel's own."""
+
+
+class Instructions:
+    """The launcher's own words, which it reads from a pipe, and the descriptors they speak of."""
+
+    def __init__(self, keep: ExitStack) -> None:
+        self._keep = keep
+        self._words: list[str] = []
+        self._lent: list[int] = []
+        self._text = b""
+        self.pipe, self._writing = os.pipe()
+        self._is_open = True
+        keep.callback(os.close, self.pipe)
+        keep.callback(self._end)
+
+    def add(self, *words: str) -> None:
+        """Say something to the launcher."""
+        self._words += words
+
+    def lend(self, descriptor: int) -> str:
+        """Pass a descriptor to the launcher, which closes it before the command starts, and return its number."""
+        self._lent.append(descriptor)
+        return str(descriptor)
+
+    def file_of(self, content: bytes) -> str:
+        """Pass some bytes to the launcher as a file in memory, and return the number of its descriptor."""
+        descriptor = os.memfd_create("kiwi")
+        self._keep.callback(os.close, descriptor)
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return self.lend(descriptor)
+
+    def copy_of(self, path: str) -> str:
+        """Let the launcher read a file of the system's, and return the number of its descriptor."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._keep.callback(os.close, descriptor)
+        return self.lend(descriptor)
+
+    def ask_for_report(self) -> int:
+        """Let the launcher tell how far it came, and return where."""
+        number = self.file_of(b"")
+        self.add("--json-status-fd", number)
+        return int(number)
+
+    def ask_to_wait(self) -> StartGate:
+        """Let the launcher tell whom it started and wait before the command, and return where."""
+        response, telling = os.pipe()
+        reading, writing = os.pipe()
+        # Both ends in one: the launcher would take the end of the pipe for the word to go on, should Kiwi be killed.
+        waiting = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in (response, telling, reading, writing, waiting):
+            self._keep.callback(os.close, descriptor)
+        self.add("--info-fd", self.lend(telling), "--block-fd", self.lend(waiting))
+        return StartGate(response, lambda: _say(writing))
+
+    def filter_by(self, profile: SandboxProfile) -> None:
+        """Let the launcher filter system calls, from its own first process inside on."""
+        self.add("--seccomp", self.file_of(_filter(profile.level, has_network=bool(profile.hosts))))
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return all that the launcher must inherit."""
+        self._text = os.fsencode("\0".join((*self._words, "")))
+        if len(self._text) > _PIPE:
+            raise TooLarge("The list of paths and variables for the sandbox", size=len(self._text), limit=_PIPE)
+        return (self.pipe, *self._lent)
+
+    def release(self, bound: Callable[[int], None], pid: int) -> None:
+        """Put the launcher under its limits, and only then tell it what to do."""
+        bound(pid)
+        os.write(self._writing, self._text)
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            os.close(self._writing)
+
+
+@cache
+def _filter(level: Level, *, has_network: bool) -> bytes:
+    """Return the filter of system calls of a level on this machine."""
+    return filter_program(machine(), families=_INTERNET if has_network else (), denied=demands(level).denied_calls)
+
+
+def first_process(report: int) -> int:
+    """Return the first process of a sandbox as its launcher reports it, 0 if none was started."""
+    found = _FIRST.search(os.pread(report, _PIPE, 0))
+    return int(found[1]) if found else 0
+
+
+def _say(writing: int) -> None:
+    os.write(writing, b"\n")
+
+
+def has_begun(report: int) -> bool:
+    """Whether a launcher that has ended had started the command, according to its report."""
+    return _STARTED in os.pread(report, _PIPE, 0)
+
+
+UNPRIVILEGED_ID = 65_117
 """The user that sandboxes run as when Kiwi itself is started as root: a number that systems give to no account.
 
-The one that is called nobody is several services' own, which could send signals to whatever has the same number.
+Several services share the account `nobody`. They could send signals to any process with the same number.
 """
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 _ROOMS = (
@@ -43,17 +171,16 @@ _ROOMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Bubblewrap:
+class Bubblewrap(Struct, frozen=True):
     """Starts a process through `bwrap`; a program is None where the machine has none that can be trusted."""
 
     bwrap: str | None
     prlimit: str | None
     setpriv: str | None
     is_root: bool
-    groups: Groups | None = None
+    groups: CgroupParent | None = None
     owner_map: int | None = None
-    """A user namespace in which root is the unprivileged user, for what is granted by root."""
+    """A user namespace that maps root to the unprivileged user, for files that root grants."""
     name: str = "bubblewrap"
 
     def obstacles(self) -> tuple[str, ...]:
@@ -70,10 +197,10 @@ class Bubblewrap:
                 f"There is no filter of system calls for {machine()}: run the tool on x86_64 or aarch64.",
             ),
         )
-        return tuple(told for is_so, told in checks if is_so)
+        return tuple(response for is_so, response in checks if is_so)
 
     def fingerprint(self) -> str:
-        """Return the hash of the launcher, and what it stands on."""
+        """Return the hash of the launcher, and the properties of the machine that it depends on."""
         digest = sha256(Path(self.bwrap).read_bytes()).hexdigest() if self.bwrap else ""
         return f"{digest} {self.prlimit} {self.setpriv} {self.groups is not None} {machine()}"
 
@@ -82,35 +209,45 @@ class Bubblewrap:
         return self_test(secret, is_grouped=self.groups is not None)
 
     @contextmanager
-    def wrap(self, spec: ProcessSpec, jail: Jail) -> Iterator[Confined]:
-        """Give the process as the launcher's command, with everything the launcher needs open."""
+    def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> Iterator[Launch]:
+        """Yield the process as the launcher's command, with every descriptor that the launcher needs open."""
         with ExitStack() as keep:
-            yield self._wrapped(spec, jail, keep)
+            yield self._wrapped(spec, profile, keep)
 
-    def _wrapped(self, spec: ProcessSpec, jail: Jail, keep: ExitStack) -> Confined:
-        made = prepare(spec, jail, keep)
-        profile, told, owner = base_profile(), Instructions(keep), self._user(made.granted)
-        told.add(*_ROOMS, *(_made(profile, told) if owner is None else _staged()))
-        if owner is None or jail.hosts:  # what is started from a cell has the network of the cell, which leads nowhere
-            told.add("--unshare-net")
-        told.add(*_masks(profile), *_scratch(jail.limits))
-        way = self._give(made.grants, jail, told, owner, keep)
-        told.add(*_covered(made.hidden))
-        told.add("--remount-ro", "/", "--chdir", made.folder)
+    def _wrapped(self, spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Launch:
+        made = prepare(spec, profile, keep)
+        base, response, owner = base_profile(), Instructions(keep), self._user(made.granted)
+        response.add(*_ROOMS, *(_made(base, response) if owner is None else _staged()))
+        if (
+            owner is None or profile.hosts
+        ):  # what is started from a cell has the network of the cell, which leads nowhere
+            response.add("--unshare-net")
+        response.add(*_scratch(profile.limits.tmp_bytes))
+        way = self._give(made.grants, profile, response, owner, keep)
+        response.add(*_covered(made.hidden))
+        response.add("--remount-ro", "/", "--chdir", made.folder)
         for name, value in made.inside.items():
-            told.add("--setenv", name, value)
-        report = told.ask_for_report()
-        gate = told.ask_to_wait() if jail.hosts else None
-        told.filter_by(jail)
-        launcher = (*way.words, str(self.bwrap), "--args", str(told.pipe), "--", *way.limits)
-        return Confined(
+            response.add("--setenv", name, value)
+        report = response.ask_for_report()
+        gate = response.ask_to_wait() if profile.hosts else None
+        response.filter_by(profile)
+        launcher = (*way.words, str(self.bwrap), "--args", str(response.pipe), "--", *way.limits)
+        return Launch(
             replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
-            Handover(told.descriptors(), owner, partial(told.release, way.bound), gate, way.start, makes_session=True),
+            Handover(
+                response.descriptors(),
+                owner,
+                partial(response.release, way.bound),
+                gate,
+                way.start,
+                makes_session=True,
+                first=partial(first_process, report),
+            ),
             partial(_check, report),
             way.group.held_back if way.group is not None else never,
         )
 
-    def _user(self, grants: Sequence[Opened]) -> int | None:
+    def _user(self, grants: Sequence[OpenedGrant]) -> int | None:
         """Return the user that a sandbox of root's becomes: the owner of what it may write, if that is one user."""
         if not self.is_root:
             return None
@@ -121,74 +258,86 @@ class Bubblewrap:
                 "it belongs to root, and a sandbox never has root's rights",
                 "Start Kiwi as an ordinary user, or give the folder to one (`chown`).",
             )
-        return next(iter(owners)) if len(owners) == 1 and 0 not in owners else NOBODY
+        return next(iter(owners)) if len(owners) == 1 and 0 not in owners else UNPRIVILEGED_ID
 
     def _give(
-        self, grants: Sequence[Opened], jail: Jail, told: Instructions, owner: int | None, keep: ExitStack
+        self,
+        grants: Sequence[OpenedGrant],
+        profile: SandboxProfile,
+        arguments: Instructions,
+        owner: int | None,
+        keep: ExitStack,
     ) -> _Way:
         """Lay the grants into the sandbox, and return how it is started so that it has them."""
         if owner is None:
             for grant in grants:
-                told.add("--bind-fd" if grant.is_writable else "--ro-bind-fd", told.lend(grant.descriptor), grant.path)
-            counted = self._counted(jail) if jail.hosts else ()
-            group, bound = self._bound(jail, told, None, keep)
-            return _Way((), counted, bound, partial(start_limited, jail.limits), group)
+                arguments.add(
+                    "--bind-fd" if grant.is_writable else "--ro-bind-fd", arguments.lend(grant.descriptor), grant.path
+                )
+            counted = self._counted(profile) if profile.hosts else ()
+            group, bound = self._bound(profile, arguments, None, keep)
+            return _Way((), counted, bound, partial(start_limited, profile.limits), group)
         try:
-            cell = keep.enter_context(laid_out(grants, self.owner_map if owner == NOBODY else None, self.groups))
+            cell = keep.enter_context(
+                laid_out(grants, self.owner_map if owner == UNPRIVILEGED_ID else None, self.groups)
+            )
         except OSError as fault:
             raise unlaid(fault) from fault
         for index, grant in enumerate(grants):
-            told.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
-        (group, bound), counted = self._bound(jail, told, cell, keep), self._counted(jail)
-        if owner == NOBODY:
-            return _Way((), counted, bound, partial(cell.start_as, NOBODY, jail.limits), group)
-        # Somebody may send signals to whoever has the same number, so no thread of Kiwi's ever takes an owner's.
-        entrance = (str(self.setpriv), f"--reuid={owner}", f"--regid={NOBODY}", "--clear-groups", "--")
-        return _Way(entrance, (*limiting(str(self.prlimit), jail.limits), *counted), bound, cell.start, group)
+            arguments.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
+        (group, bound), counted = self._bound(profile, arguments, cell, keep), self._counted(profile)
+        if owner == UNPRIVILEGED_ID:
+            return _Way((), counted, bound, partial(cell.start_as, UNPRIVILEGED_ID, profile.limits), group)
+        # A user may send signals to processes with the same uid, so no thread of Kiwi ever takes the uid of an owner.
+        entrance = (str(self.setpriv), f"--reuid={owner}", f"--regid={UNPRIVILEGED_ID}", "--clear-groups", "--")
+        return _Way(entrance, (*limiting(str(self.prlimit), profile.limits), *counted), bound, cell.start, group)
 
-    def _counted(self, jail: Jail) -> tuple[str, ...]:
+    def _counted(self, profile: SandboxProfile) -> tuple[str, ...]:
         """Return the words that have the processes inside counted, unless a group counts them all together."""
-        return counting(str(self.prlimit), jail.limits) if self.groups is None else ()
+        return counting(str(self.prlimit), profile.limits) if self.groups is None else ()
 
     def _bound(
-        self, jail: Jail, told: Instructions, cell: Cell | None, keep: ExitStack
-    ) -> tuple[Group | None, Callable[[int], None]]:
+        self, profile: SandboxProfile, arguments: Instructions, cell: RootLauncher | None, keep: ExitStack
+    ) -> tuple[Cgroup | None, Callable[[int], None]]:
         """Return the group of the launcher, and what bounds it, and so all that it starts, while it waits."""
         if cell is not None and cell.group is not None:
-            return cell.group, partial(cell.limit, jail.limits)
+            return cell.group, partial(cell.limit, profile.limits)
         if self.groups is None:
             # Another user's process cannot be counted from outside, and one that waits for its network waits already.
-            is_countable = cell is None and not jail.hosts
-            return None, partial(count_at, told.ask_to_wait(), jail.limits.pids, keep) if is_countable else no_entry
+            is_countable = cell is None and not profile.hosts
+            return None, partial(
+                count_at, arguments.ask_to_wait(), profile.limits.pids, keep
+            ) if is_countable else no_entry
         try:
-            group = keep.enter_context(self.groups.limited(jail.limits))
+            group = keep.enter_context(self.groups.limited(profile.limits))
         except OSError as fault:
             raise failed(self.name, f"its processes cannot be bounded: {fault}".encode()) from fault
         return group, group.add
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(Struct, frozen=True):
     """How a launcher is started: words before it and before what it starts, what bounds and starts it, its group."""
 
     words: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     bound: Callable[[int], None] = no_entry
-    start: Start = start_here
-    group: Group | None = None
+    start: Spawner = start_here
+    group: Cgroup | None = None
 
 
-def _made(profile: Profile, told: Instructions) -> Iterator[str]:
+def _made(base: BaseFileSystem, arguments: Instructions) -> Iterator[str]:
     """Let the launcher make the file system that every sandbox begins with."""
     yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
-    for path in profile.readable:
+    for path in base.readable:
         # A copy of a file takes the launcher a fraction of the time of a mount.
         is_file = Path(path).is_file()
-        yield from ("--perms", "0644", "--file", told.copy_of(path), path) if is_file else ("--ro-bind", path, path)
-    for path, target in profile.links.items():
+        yield from (
+            ("--perms", "0644", "--file", arguments.copy_of(path), path) if is_file else ("--ro-bind", path, path)
+        )
+    for path, target in base.links.items():
         yield from ("--symlink", target, path)
-    for path, content in profile.files.items():
-        yield from ("--perms", "0644", "--file", told.file_of(content), path)
+    for path, content in base.files.items():
+        yield from ("--perms", "0644", "--file", arguments.file_of(content), path)
 
 
 def _staged() -> tuple[str, ...]:
@@ -196,27 +345,24 @@ def _staged() -> tuple[str, ...]:
     return ("--dev-bind", ROOT, "/", "--proc", "/proc")
 
 
-def _masks(profile: Profile) -> Iterator[str]:
-    for path in profile.masked:
-        yield from ("--ro-bind", "/dev/null", path)
-
-
 def _covered(hidden: Iterable[str]) -> Iterator[str]:
-    """Lay an empty folder or file over what is kept back of what was given; what is gone since shows nothing."""
-    for path in map(Path, hidden):
-        if path.is_dir():
-            yield from ("--perms", "0555", "--tmpfs", str(path), "--remount-ro", str(path))
-        elif path.exists():
-            yield from ("--ro-bind", "/dev/null", str(path))
+    """Yield the options that mount an empty folder or file over each hidden path. A missing path needs none."""
+    for path in hidden:
+        if os.path.isdir(path):  # noqa: PTH112 - at every start
+            yield from ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+        elif os.path.exists(path):  # noqa: PTH110 - as above
+            yield from ("--ro-bind", "/dev/null", path)
 
 
-def _scratch(limits: Limits) -> Iterator[str]:
-    size = str(limits.tmp_bytes)
-    yield from ("--size", size, "--perms", "1777", "--tmpfs", TMP, "--perms", "0700", "--dir", HOME)
-    yield from ("--size", size, "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
+@cache
+def _scratch(size: int) -> tuple[str, ...]:
+    """Return the options for what every sandbox covers, and for its own temporary folders of at most `size` bytes."""
+    masks = [word for path in base_profile().masked for word in ("--ro-bind", "/dev/null", path)]
+    home = ("--size", str(size), "--perms", "1777", "--tmpfs", TMP, "--perms", "0700", "--dir", HOME)
+    return (*masks, *home, "--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm")  # noqa: S108 - inside
 
 
-def _check(report: int, ended: Ended) -> None:
+def _check(report: int, ended: SandboxExit) -> None:
     """Raise where the launcher ended by itself before the command began; what a signal ended was running."""
     if ended.exit_code is not None and not has_begun(report):
         raise failed("bubblewrap", ended.stderr)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, sleep
 
-from kiwi_mcp.domain.isolation import Limits
+from msgspec import Struct
+
+from kiwi_mcp.domain.isolation import ResourceLimits
 
 CONTROLLERS = ("memory", "cpu", "pids")
 ROOT = Path("/sys/fs/cgroup")
@@ -20,18 +21,17 @@ _PERIOD = 100_000
 _QUOTA = "cpu.cfs_quota_us"
 _ALL = str(_PERIOD * 10_000)
 _PATIENCE = 1.0
-"""How long the kernel may take to let go of an ended process, in seconds."""
+"""How long the kernel may take to release an ended process, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class CgroupParent(Struct, frozen=True):
     """Where groups can be made, one folder for each controller; with the newer interface they are one and the same."""
 
     folders: Mapping[str, Path]
     is_unified: bool
 
     @contextmanager
-    def limited(self, limits: Limits) -> Iterator[Group]:
+    def limited(self, limits: ResourceLimits) -> Iterator[Cgroup]:
         """Make a group with limits, and remove it with the block."""
         group = self.make()
         try:
@@ -40,10 +40,10 @@ class Groups:
         finally:
             group.remove()
 
-    def make(self) -> Group:
+    def make(self) -> Cgroup:
         """Return a new group without limits, for the caller to remove."""
         name = f"{PREFIX}{os.getpid()}-{token_hex(8)}"
-        group = Group({controller: folder / name for controller, folder in self.folders.items()}, self.is_unified)
+        group = Cgroup({controller: folder / name for controller, folder in self.folders.items()}, self.is_unified)
         try:
             for folder in group.folders:
                 folder.mkdir()
@@ -53,8 +53,7 @@ class Groups:
         return group
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Cgroup(Struct, frozen=True):
     """The group of a run, one folder for each controller; with the newer interface they are one and the same."""
 
     places: Mapping[str, Path]
@@ -65,17 +64,17 @@ class Group:
         """Its folders."""
         return tuple(dict.fromkeys(self.places.values()))
 
-    def limit(self, limits: Limits, *, besides: int = 0) -> None:
+    def limit(self, limits: ResourceLimits, *, besides: int = 0) -> None:
         """Set its limits; `besides` is how many of its processes and threads are not the run's own."""
         for controller, word, value in self._settings(limits, besides):
             _set(self.places[controller], word, value)
 
-    def share(self, limits: Limits) -> None:
+    def share(self, limits: ResourceLimits) -> None:
         """Set its share of the processors again, which had been lifted; the newer interface has no use for that."""
         _set(self.places["cpu"], _QUOTA, _quota(limits))
 
     def lift(self) -> None:
-        """Let what is still in it have all processors again; the newer interface has no use for that."""
+        """Remove the CPU limit of the processes that are still in the group; cgroup v2 does not need this."""
         # More than there is, and not none at all: with the first share of a machine, and without the last one, the
         # kernel changes its own code.
         _set(self.places["cpu"], _QUOTA, _ALL)
@@ -97,9 +96,17 @@ class Group:
 
     def remove(self) -> None:
         """Remove the group; its processes have ended, and the kernel may take a moment to know."""
-        remove(self.folders)
+        end = monotonic() + _PATIENCE
+        for folder in self.folders:
+            while folder.is_dir():
+                try:
+                    folder.rmdir()
+                except OSError:
+                    if monotonic() > end:
+                        break
+                    sleep(0.001)
 
-    def _settings(self, limits: Limits, besides: int) -> Iterator[tuple[str, str, str]]:
+    def _settings(self, limits: ResourceLimits, besides: int) -> Iterator[tuple[str, str, str]]:
         quota = _quota(limits)
         memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
         if self.is_unified:
@@ -111,7 +118,7 @@ class Group:
             yield "pids", "pids.max", pids
 
 
-def _quota(limits: Limits) -> str:
+def _quota(limits: ResourceLimits) -> str:
     return str(max(int(limits.cpus * _PERIOD), 1_000))
 
 
@@ -123,44 +130,34 @@ def _set(folder: Path, word: str, value: str) -> None:
         os.close(file)
 
 
-def remove(folders: Iterable[Path]) -> None:
-    """Remove groups and those in them, as soon as the kernel knows that they are empty."""
-    end = monotonic() + _PATIENCE
-    for folder in folders:
-        for one in (*folder.glob("*/"), folder):
-            while one.is_dir():
-                try:
-                    one.rmdir()
-                except OSError:
-                    if monotonic() > end:
-                        break
-                    sleep(0.001)
-
-
-def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | None:
+def find_groups(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> CgroupParent | None:
     """Return where this user can make groups that bound memory, processors and processes; None where it is nowhere."""
     places = _places(own)
     folders = {controller: _older(root, controller, places) for controller in CONTROLLERS}
     if found := {controller: folder for controller, folder in folders.items() if folder is not None}:
-        return Groups(found, is_unified=False) if len(found) == len(CONTROLLERS) else None
+        return CgroupParent(found, is_unified=False) if len(found) == len(CONTROLLERS) else None
     unified = _newer(root, places.get("", "/"))
-    return Groups(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
-
-
-def tops(root: Path = ROOT) -> tuple[Path, ...]:
-    """Return the outermost groups, one for each controller with the older interface; the newer has one for all."""
-    return (root,) if (root / "cgroup.controllers").exists() else tuple(root.glob("*/"))
+    return CgroupParent(dict.fromkeys(CONTROLLERS, unified), is_unified=True) if unified is not None else None
 
 
 def sweep(folders: Iterable[Path]) -> None:
-    """Remove groups that a killed Kiwi left behind: theirs are the ones whose maker is gone, and they are empty."""
+    """Remove the empty groups that a killed Kiwi process left behind. Their names contain the id of that process."""
     for folder in dict.fromkeys(folders):
-        for left in folder.glob(f"{PREFIX}*"):
-            maker = left.name.removeprefix(PREFIX).partition("-")[0]
+        for left in _inside(folder):
+            maker = left.name.removeprefix(PREFIX).partition("-")[0] if left.name.startswith(PREFIX) else ""
             if maker.isdigit() and not Path(f"/proc/{maker}").exists():
-                for one in (*left.glob("*/"), left):
+                for one in (*_inside(left), left):
                     with suppress(OSError):
                         one.rmdir()
+
+
+def _inside(folder: Path) -> Sequence[Path]:
+    """Return the groups in a group; none where another process has removed it."""
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return ()
 
 
 def _places(own: Path) -> Mapping[str, str]:

@@ -1,87 +1,154 @@
-"""Search as ports: what is searched, what is kept of it between runs, what turns text into meaning, what comes out."""
+"""The types of search: what it is given (`CardSource`, `Encoder`, `FeatureStorage`) and what it returns (`Hit`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from kiwi_mcp.domain.sheet import Kept
+from kiwi_mcp.domain.cards import Card, CardFeatures
+from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.domain.registry import VersionInfo
+from kiwi_mcp.store.registry.registry import Registry
 
 Floats: TypeAlias = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """An item as a search shows it: enough to choose by, not enough to run."""
+class PublishedItems(Struct, frozen=True):
+    """A registry that is searched, and which of its versions a search may show."""
 
-    identity: str
-    tool_id: str
-    name: str = ""
-    description: str = ""
-    tags: tuple[str, ...] = ()
-    category: str = ""
-    parameters: tuple[tuple[str, str], ...] = ()
-    """Names and descriptions."""
-    source: str = ""
-    tool_type: str = ""
-    path: str = ""
-    modified: float = 0.0
-    namespace: str = ""
-    server: str = ""
-    """The MCP server that offers it, if one does."""
+    registry: Registry
+    is_listed: Callable[[VersionInfo], bool]
 
 
-class Keep(Protocol):
-    """Where that is kept between runs, by the digest of the text. Losing it costs time, and nothing else."""
-
-    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, Kept]:
-        """Return what is kept under some digests; those that are unknown are left out."""
-
-    def write(self, kept: Mapping[bytes, Kept]) -> None:
-        """Keep it; a vector completes what was kept without one."""
-
-
-class Encoder(Protocol):
-    """Turns text into vectors that are near each other where the texts mean the same."""
+class CardSource(Protocol):
+    """One source of a catalog. Sources of one name and one home hold the same cards."""
 
     @property
     def name(self) -> str:
-        """A word that changes whenever the same text would be given another vector."""
+        """The name of the source."""
+
+    @property
+    def home(self) -> str:
+        """Where the source is."""
+
+    @property
+    def cache(self) -> Path:
+        """The folder in which its index may be saved."""
+
+    @property
+    def owner(self) -> object:
+        """The object that lists the source; the index exists as long as an owner does."""
+
+    def etag(self) -> str:
+        """Return a text that changes with the cards and is the same in every process; empty if unknown."""
+
+    def generation(self) -> tuple[int, ...]:
+        """Return numbers that change with the cards."""
+
+    def cards(self) -> Sequence[Card]:
+        """Return all cards; the same object as long as nothing changes."""
+
+    def published(self) -> PublishedItems | None:
+        """Return the registry that holds the items, if they are published and the registry can be opened."""
+
+
+class FeatureStorage(Protocol):
+    """A cache of features by the digest of the text. Losing it costs time, and nothing else."""
+
+    def read(self, digests: Sequence[bytes]) -> Mapping[bytes, CardFeatures]:
+        """Return the features with some digests; unknown digests are left out."""
+
+    def write(self, features: Mapping[bytes, CardFeatures]) -> None:
+        """Store features; a vector completes features that were stored without one."""
+
+
+class Encoder(Protocol):
+    """Turns texts into vectors; texts with similar meanings get vectors that are near each other."""
+
+    @property
+    def name(self) -> str:
+        """A name that changes whenever the same text would get another vector."""
 
     @property
     def dimension(self) -> int:
-        """How long its vectors are; the first coordinates say most."""
+        """The length of its vectors; the first coordinates matter most."""
 
     def encode(self, texts: Sequence[str]) -> Floats:
         """Return a row of length one for each text."""
 
 
-class Why(NamedTuple):
+class MatchReason(NamedTuple):
     """Why a card was found."""
 
     words: tuple[str, ...] = ()
-    """The words of the request that it holds, as they were written."""
+    """The words of the query that it holds, as they were written."""
     part: str = ""
-    """The part of the request that it answers best, where the request has several."""
+    """The part of the query that it matches best, if the query has several."""
     meaning: float = 0.0
-    """How near it is in meaning, from 0 to 1; 0 where nobody can tell."""
-    is_remembered: bool = False
-    """Whether it was used after a request like this one."""
+    """How near it is in meaning, from 0 to 1; 0 if unknown."""
+    is_recalled: bool = False
+    """Whether it was used after a similar query."""
     is_exact: bool = False
-    """Whether the request is its name."""
+    """Whether the query is its name."""
 
 
-_NOTHING = Why()
+_NOTHING = MatchReason()
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A card that answers a request: how well, from 0 (excluded) to 1, and why."""
+class Hit(Struct, frozen=True):
+    """A card that matches a query: its score, from 0 (excluded) to 1, and why it was found."""
 
     card: Card
     score: float
-    why: Why = _NOTHING
+    why: MatchReason = _NOTHING
+
+
+SortBy = Literal["score", "date", "name"]
+
+_ORDERS: Mapping[str, Callable[[Hit], float | tuple[str, ...]]] = MappingProxyType(
+    {
+        "score": lambda hit: -hit.score,
+        "date": lambda hit: -hit.card.modified,
+        "name": lambda hit: (hit.card.tool_id, hit.card.identity),
+    }
+)
+
+
+class Filter(Struct, frozen=True):
+    """Which cards a search returns; an empty field does not filter."""
+
+    types: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+
+    def keeps(self, card: Card) -> bool:
+        """Whether a card has one of the values of each field; a category covers the categories below it."""
+        return (
+            _passes(card.tool_type, self.types)
+            and _passes(card.source, self.sources)
+            and _passes(card.server, self.servers)
+            and (not self.tags or not {*self.tags}.isdisjoint(card.tags))
+            and (not self.categories or any(f"{card.category}/".startswith(f"{word}/") for word in self.categories))
+        )
+
+
+def sort_hits(hits: Sequence[Hit], sort_by: str) -> Sequence[Hit]:
+    """Return hits in the requested order; equal ones stay best first."""
+    if sort_by not in _ORDERS:
+        raise InvalidRequest(
+            f"`sort_by` is {sort_by!r}, which is not an order.",
+            suggestion=f"Use one of: {', '.join(get_args(SortBy))}.",
+        )
+    return sorted(hits, key=_ORDERS[sort_by])
+
+
+def _passes(value: str, wanted: Sequence[str]) -> bool:
+    return not wanted or value in wanted

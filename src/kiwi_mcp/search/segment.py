@@ -1,4 +1,4 @@
-"""A segment: some cards in arrays, made at once and never changed but for the vectors that arrive and cards that go."""
+"""A segment: some cards in arrays. After it is made, only vectors are added and cards are removed."""
 
 from __future__ import annotations
 
@@ -12,44 +12,49 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kiwi_mcp.search.port import Card, Floats
-from kiwi_mcp.search.sheet import FIELDS, SIZE, Counts, parted, unpack_vectors, unpack_words
+from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.search.features import FIELDS, SIZE, FieldCounts, parted, unpack_vectors, unpack_words
+from kiwi_mcp.search.port import Floats
 
 COARSE = 128
-"""How many coordinates are compared with all cards; the few that are near are compared in full."""
+"""How many coordinates are compared with all cards; the nearest cards are compared in full."""
 
 _SATURATION = 0.6
-"""How soon it says no more of a card that it holds a word again: that it holds another word says more."""
+"""How fast a repeated word stops adding to the score of a card: another word adds more."""
 
 Slots: TypeAlias = NDArray[np.int32]
 Flags: TypeAlias = NDArray[np.bool_]
 
 
-class Parts(NamedTuple):
-    """What a segment is made of, beside its cards and their words."""
+class SegmentArrays(NamedTuple):
+    """The arrays of a segment."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """Where the postings of each stem begin and end, those of cards whose names hold it first."""
+    """Where the postings of each stem begin and end; cards with the stem in their names come first."""
     slots: Slots
     impacts: Floats
     in_name: Flags
     name_sizes: Floats
     usual: Floats
-    """How long each field usually is."""
+    """The usual length of each field."""
     packed: NDArray[np.uint8]
     coarse: Floats
-    """The first coordinates of all cards, a row for each coordinate: that is the quickest to multiply with."""
+    """The first coordinates of all cards, a row for each coordinate: this layout is the fastest to multiply with."""
     is_encoded: Flags
     is_alive: Flags
 
 
 class Segment:
-    """Cards with, for each stem, those that hold it and how much it says about each, and with their vectors."""
+    """Cards with their vectors and, for each stem, the cards that hold it with its impact on each."""
 
     def __init__(
-        self, cards: Sequence[Card], words: Sequence[bytes], parts: Parts, identities: Sequence[str] | None = None
+        self,
+        cards: Sequence[Card],
+        words: Sequence[bytes],
+        parts: SegmentArrays,
+        identities: Sequence[str] | None = None,
     ) -> None:
-        """Make it of its parts; `identities` are those of the cards, where it takes time to look at each."""
+        """Make a segment of its parts; `identities` are those of the cards, if it takes time to read each card."""
         self.cards = cards
         self.words = words
         self.parts = parts
@@ -62,13 +67,15 @@ class Segment:
 
     @classmethod
     def of(cls, cards: Sequence[Card], words: Sequence[bytes], usual: Floats | None = None) -> Segment:
-        """Return a segment of cards and what their sheets say; it has no vectors yet."""
+        """Return a segment of cards with their packed words; it has no vectors yet."""
         ranges, slots, impacts, in_name, usual = _postings(words, usual)
         count = len(cards)
         sizes = np.maximum(np.bincount(slots[in_name], minlength=count), 1).astype(np.float32)
         packed, coarse = np.zeros((count, SIZE), np.uint8), np.zeros((COARSE, count), np.float32)
         none, every = np.zeros(count, bool), np.ones(count, bool)
-        parts = Parts(ranges, slots, impacts, in_name, sizes, usual, packed, coarse, is_encoded=none, is_alive=every)
+        parts = SegmentArrays(
+            ranges, slots, impacts, in_name, sizes, usual, packed, coarse, is_encoded=none, is_alive=every
+        )
         return cls(tuple(cards), tuple(words), parts)
 
     def postings(self, stem: str) -> tuple[Slots, Floats, int]:
@@ -76,8 +83,8 @@ class Segment:
         begin, end = self._ranges.get(stem, (0, 0))
         return self._slots[begin:end], self._impacts[begin:end], int(np.count_nonzero(self._in_name[begin:end]))
 
-    def holding(self, stem: str) -> int:
-        """Return how many cards hold a stem, those that are gone among them."""
+    def document_frequency(self, stem: str) -> int:
+        """Return how many cards hold a stem, including removed cards."""
         begin, end = self._ranges.get(stem, (0, 0))
         return end - begin
 
@@ -86,26 +93,26 @@ class Segment:
         return {*self.words[slot].partition(b"\0")[0].decode().split(" ")}
 
     def beginning_with(self, word: str, most: int) -> Sequence[str]:
-        """Return some of the stems that begin so."""
+        """Return some stems with a prefix."""
         start = bisect_left(self._vocabulary, word)
         return [stem for stem in self._vocabulary[start : start + most] if stem.startswith(word)]
 
-    def among(self, stems: AbstractSet[str]) -> AbstractSet[str]:
-        """Return those of some stems that a card holds."""
+    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of `stems` that a card holds."""
         return self._ranges.keys() & stems
 
     @property
-    def living(self) -> Slots:
-        """The slots of the cards that are not gone."""
-        # Of a copy: cards are dropped meanwhile, and numpy counts them before it looks where they are.
+    def active(self) -> Slots:
+        """The slots of the cards that are not removed."""
+        # A copy: cards are dropped meanwhile, and numpy counts the flags before it collects them.
         return self.is_alive.copy().nonzero()[0].astype(np.int32)
 
     def of_items(self, items: Iterable[str]) -> Sequence[int]:
-        """Return the slots of the cards of some items, named in full but for their versions."""
+        """Return the slots of the cards of some items, given by full names without versions."""
         return [slot for item in items for slot in self._of_item.get(item, ())]
 
     def drop(self, slot: int) -> None:
-        """Take a card out of every search."""
+        """Remove a card from every search."""
         if self.is_alive[slot]:
             self.is_alive[slot] = False
             self.dead += 1
@@ -119,17 +126,17 @@ class Segment:
         self.is_encoded[where] = True
 
     def packed_vector(self, slot: int) -> bytes:
-        """Return the vector of a card as it is kept."""
+        """Return the packed vector of a card."""
         return bytes(self._packed[slot])
 
-    def nearness(self, requests: Floats) -> Floats:
-        """Return, for each request and each card, nearly how near they are, from the coordinates that say most."""
-        return requests[:, :COARSE] @ self._coarse
+    def nearness(self, queries: Floats) -> Floats:
+        """Return the approximate similarity of each query and each card, from the first coordinates."""
+        return queries[:, :COARSE] @ self._coarse
 
-    def exact_nearness(self, requests: Floats, slots: Slots) -> Floats:
-        """Return how near some cards are to each request."""
+    def exact_nearness(self, queries: Floats, slots: Slots) -> Floats:
+        """Return the exact similarity of each query and some cards."""
         whole, scales = parted(self._packed.take(slots, axis=0))
-        return (requests @ whole.astype(np.float32).T) * scales.T
+        return (queries @ whole.astype(np.float32).T) * scales.T
 
     @cached_property
     def _of_item(self) -> Mapping[str, Sequence[int]]:
@@ -144,8 +151,8 @@ class Segment:
 
 
 def merge(segments: Sequence[Segment]) -> Segment:
-    """Return one segment with the cards of several that are not gone."""
-    rows = [(one, slot) for one in segments for slot in one.living.tolist()]
+    """Return one segment with the cards of several that are not removed."""
+    rows = [(one, slot) for one in segments for slot in one.active.tolist()]
     merged = Segment.of([one.cards[slot] for one, slot in rows], [one.words[slot] for one, slot in rows])
     encoded = [place for place, (one, slot) in enumerate(rows) if one.is_encoded[slot]]
     if encoded:
@@ -153,10 +160,10 @@ def merge(segments: Sequence[Segment]) -> Segment:
     return merged
 
 
-def impacts_of(counts: Counts, slots: Slots, cards: int, usual: Floats | None = None) -> tuple[Floats, Floats]:
-    """Return how much each word says about its card, from 0 to 1: fields weighed, lengths allowed for, saturated.
+def impacts_of(counts: FieldCounts, slots: Slots, cards: int, usual: Floats | None = None) -> tuple[Floats, Floats]:
+    """Return the impact of each word on its card, from 0 to 1 (BM25F), and the usual length of each field.
 
-    The second is how long each field usually is, which is taken from these cards unless it is given.
+    The usual lengths are taken from these cards unless they are given.
     """
     lengths = np.stack([np.bincount(slots, column, cards) for column in counts.T], axis=1).astype(np.float32)
     if usual is None:

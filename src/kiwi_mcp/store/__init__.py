@@ -1,1 +1,1 @@
-"""Durable memory: what Kiwi keeps between calls."""
+"""The store: data that Kiwi keeps between calls."""

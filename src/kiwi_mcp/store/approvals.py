@@ -1,18 +1,20 @@
-"""Approvals in the store: questions to the owner that outlive every process, answers that are good once, and rules."""
+"""Approvals in the store: durable questions to the owner, one-time answers, and rules."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, cast
 
-from kiwi_mcp.domain.approval import LIFETIME_MS, Approval, ApprovalRule, ApprovalStatus, Touched
+from msgspec import convert
+from msgspec.structs import asdict, replace
+
 from kiwi_mcp.domain.errors import ApprovalNotFound, ApprovalsWaiting, Conflict, Denied
-from kiwi_mcp.domain.json import Json, as_list, as_object, text_of
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.records import LIFETIME_MS, Approval, ApprovalRule, ApprovalStatus
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
-from kiwi_mcp.store.plain import clean
 from kiwi_mcp.store.runs import new_run
+from kiwi_mcp.store.sql import clean
 
 MOST_PENDING = 20
 """How many questions of one actor may wait."""
@@ -26,7 +28,7 @@ _STEP = 500
 _PATIENCE = 10.0
 """For how many seconds a server may be silent: a call waits for it."""
 
-_COLUMNS = tuple(field.name for field in fields(Approval))
+_COLUMNS = Approval.__struct_fields__
 _JSON = frozenset({"reasons", "plan", "touched", "first_runs", "request"})
 _READ = f"select {', '.join(_COLUMNS)} from approvals where owner = ?"  # noqa: S608 - our own names
 _ADD = f"insert into approvals (owner, {', '.join(_COLUMNS)}) values (?, {', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - as above
@@ -53,7 +55,7 @@ _USE = """update approvals set status = 'used', run_id = ?
 _DECIDE = """update approvals set status = ?, decided_at = ?, decided_by = ?, decided_how = ?, reason = ?
   where owner = ? and id = ?"""
 _KNOW = "insert into first_runs (owner, digest, approval, at) values (?, ?, ?, ?) on conflict do nothing"
-_RULE_COLUMNS = tuple(field.name for field in fields(ApprovalRule))
+_RULE_COLUMNS = ApprovalRule.__struct_fields__
 _LISTS = ("paths", "hosts", "argv")
 _READ_RULES = f"select {', '.join(_RULE_COLUMNS)} from approval_rules where owner = ?"  # noqa: S608 - as above
 _ADD_RULE = (
@@ -73,7 +75,7 @@ class Approvals:
 
     @property
     def owner(self) -> str:
-        """Whose word is waited for."""
+        """The owner who decides these approvals."""
         return self._owner
 
     def ask(self, question: Approval) -> Approval:
@@ -104,10 +106,10 @@ class Approvals:
                 return replace(_stripped(found), status="used", run_id=run_id)
 
     def accept(self, asked: Approval, run_id: str, *, by: str, how: str, now: int) -> Approval:
-        """Keep the owner's yes to a question that is being asked, and use it up for the run that waits for it.
+        """Store the owner's approval of an open question, and use it for the run that waits.
 
-        Whoever else asked the same meanwhile may have used the question up; each of them gets an answer of its own. A
-        no that was said meanwhile stays a no.
+        If another run used the same question in the meantime, this run gets an approval of its own. A denial that was
+        given in the meantime stays a denial.
         """
         with within(_PATIENCE), self._database.transaction() as transaction:
             found = _current(self._found(transaction, asked.id), now)
@@ -129,13 +131,15 @@ class Approvals:
         return None if any(later) else found
 
     def unfinished(self, plan: Approval) -> str:
-        """Return the run that used up the last approval of a plan and left no record; empty where there is none."""
+        """Return the run that used up the last approval of a plan and is not known to have ended; else nothing."""
         known = self._latest(plan, "used")
         if known is None or not known.run_id:
             return ""
         with within(_PATIENCE):
-            is_recorded = self._database.read("select 1 from runs where id = ?", (known.run_id,))
-        return "" if is_recorded else known.run_id
+            has_ended = self._database.read(
+                "select 1 from runs where id = ? and status not in ('started', 'unknown')", (known.run_id,)
+            )
+        return "" if has_ended else known.run_id
 
     def decide(
         self, wanted: str, status: Literal["approved", "denied"], *, by: str, how: str, now: int, reason: str = ""
@@ -163,7 +167,7 @@ class Approvals:
             )
 
     def get(self, wanted: str, now: int) -> Approval:
-        """Return the question of an id, or the only one whose id begins so."""
+        """Return the approval with this id, or the only one with an id that starts with it."""
         with within(_PATIENCE):
             return _current(self._found(self._database, wanted), now)
 
@@ -237,9 +241,9 @@ class Approvals:
         return rest
 
     def _refuse_flood(self, transaction: Transaction, question: Approval) -> None:
-        whose = (self._owner, clean(question.actor))
-        waiting = int(transaction.read(_WAITING, whose)[0][0] or 0)
-        recent = int(transaction.read(_RECENT, (*whose, question.created_at - _MINUTE_MS))[0][0] or 0)
+        actor_key = (self._owner, clean(question.actor))
+        waiting = int(transaction.read(_WAITING, actor_key)[0][0] or 0)
+        recent = int(transaction.read(_RECENT, (*actor_key, question.created_at - _MINUTE_MS))[0][0] or 0)
         if waiting >= MOST_PENDING or recent >= MOST_A_MINUTE:
             raise ApprovalsWaiting(waiting)
 
@@ -314,39 +318,27 @@ def _row(approval: Approval) -> tuple[Value, ...]:
 
 
 def _value(value: Json, name: str) -> Value:
-    # What is shown to the owner is bounded where it is made, and is plain text there already.
+    # The preview is already limited in length and plain text when it is made.
     return clean(value) if isinstance(value, str) and name != "preview" else cast("Value", value)
 
 
 def _approval(row: Row) -> Approval:
-    said = dict(zip(_COLUMNS, row, strict=True))
-    read = {name: json.loads(str(said[name])) for name in _JSON}
-    return Approval(
-        **{name: value for name, value in said.items() if name not in _JSON},  # type: ignore[arg-type]  # columns are fields
-        reasons=_texts(read["reasons"]),
-        plan=as_object(read["plan"]),
-        touched=Touched(*(_texts(as_object(read["touched"]).get(word)) for word in ("writes", "sends"))),
-        first_runs=_texts(read["first_runs"]),
-        request=None if read["request"] is None else as_object(read["request"]),
-    )
+    return convert(_read_json(zip(_COLUMNS, row, strict=True), _JSON), Approval)
 
 
 def _rule_row(rule: ApprovalRule) -> tuple[Value, ...]:
-    lists = {"paths", "hosts", "argv"}
     return tuple(
-        _text(list(getattr(rule, name))) if name in lists else _value(getattr(rule, name), name)
+        _text(list(getattr(rule, name))) if name in _LISTS else _value(getattr(rule, name), name)
         for name in _RULE_COLUMNS
     )
 
 
 def _rule(row: Row) -> ApprovalRule:
-    said = dict(zip(_RULE_COLUMNS, row, strict=True))
-    lists = {name: _texts(json.loads(str(said.pop(name)))) for name in _LISTS}
-    return ApprovalRule(**said, **lists)  # type: ignore[arg-type]  # columns are fields
+    return convert(_read_json(zip(_RULE_COLUMNS, row, strict=True), _LISTS), ApprovalRule)
 
 
-def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(map(text_of, as_list(value)))
+def _read_json(columns: Iterable[tuple[str, Value]], names: Collection[str]) -> JsonObject:
+    return {name: json.loads(str(value)) if name in names else value for name, value in columns}
 
 
 def _text(value: Json) -> str:

@@ -1,16 +1,17 @@
-"""Authors: who wrote which content, by its digest, and which chains their owner lets run under a laxer level."""
+"""Authors of content by digest, and chains that the owner relaxed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
+from msgspec import Struct
+from msgspec.structs import astuple
+
 from kiwi_mcp.domain.isolation import Level, Provenance
-from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Row, within
-from kiwi_mcp.store.plain import clean, plain
+from kiwi_mcp.store.sql import clean, plain
 
 _PATIENCE = 10.0
 """For how many seconds a server may be silent: a call waits for it."""
@@ -24,9 +25,8 @@ _RELAX = f"insert into relaxations (holder, {_COLUMNS}) values (?, ?, ?, ?, ?, ?
 _TIGHTEN = "delete from relaxations where holder = ? and chain = ?"
 
 
-@dataclass(frozen=True, slots=True)
-class Relaxation:
-    """What an owner said once of one exact chain: that it may run under this level, whatever its origin."""
+class Relaxation(Struct, frozen=True):
+    """An owner's decision that one exact chain may run at this level, regardless of its origin."""
 
     chain: str
     """A hash of the identities, places and digests of all its links, and of what else they run."""
@@ -38,11 +38,6 @@ class Relaxation:
     at: str
     project: str = ""
     """The only one that it is relaxed in; empty where no link of it is a project's."""
-
-    def to_json(self) -> JsonObject:
-        """Return it as surfaces show it."""
-        names = ("identity", "digest", "level", "reason", "actor", "at", *(["project"] if self.project else []))
-        return {name: getattr(self, name) for name in names}
 
 
 class Authors:
@@ -82,13 +77,13 @@ class Authors:
 
     def relax(self, relaxation: Relaxation) -> None:
         """Write down what the owner says of a chain, in place of what they said before."""
-        said = [getattr(relaxation, name) for name in Relaxation.__slots__]
+        said = astuple(relaxation)
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(_TIGHTEN, (self._holder, relaxation.chain))
             transaction.write(_RELAX, plain((self._holder, *said)))
 
     def tighten(self, chains: Iterable[str]) -> None:
-        """Take back what the owner said of chains."""
+        """Remove the owner's decisions about chains."""
         with within(_PATIENCE), self._database.transaction() as transaction:
             for chain in chains:
                 transaction.write(_TIGHTEN, (self._holder, chain))

@@ -1,15 +1,19 @@
-"""The port of a database: what a dialect must give, so that every statement above it is written once.
+"""The port of a database: what each dialect provides, so that every statement above it is written once.
 
-Statements use `?` for values and `true`/`false` for booleans. Values go in and come out alike on every dialect:
-text, int, float, bool (`1`/`0` on the way out), bytes, None; a time, a uuid and a JSON document are text.
+Statements use `?` for values and `true`/`false` for booleans. Values have the same types on every dialect, in and out:
+text, int, float, bool (`1`/`0` in results), bytes, None; a time, a uuid and a JSON document are text.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeAlias
+
+from kiwi_mcp.domain.errors import StoreDamaged
+from kiwi_mcp.domain.json import JsonObject, as_object
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Value, ...]
@@ -19,7 +23,7 @@ _silence: ContextVar[float] = ContextVar("silence", default=65.0)
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Give up on a server, for whatever this block asks of it, once it was silent for so many seconds."""
+    """Set how many seconds the server may stay silent during this block before the operation fails."""
     before = _silence.set(seconds)
     try:
         yield
@@ -30,6 +34,19 @@ def within(seconds: float) -> Iterator[None]:
 def longest_silence() -> float:
     """Return for how many seconds a server may be silent now."""
     return _silence.get()
+
+
+def json_column(value: JsonObject) -> str:
+    """Return the text of an object, as ASCII: every database can store it, whichever characters it has."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def read_json_column(text: Value, what: str, suggestion: str) -> JsonObject:
+    """Return the object of a column; `what` names the row in the error."""
+    try:
+        return as_object(json.loads(str(text)))
+    except ValueError as error:
+        raise StoreDamaged(f"{what} in the store is not JSON.", suggestion=suggestion) from error
 
 
 class IntegrityFault(Exception):
@@ -73,7 +90,7 @@ class Database(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether its place holds another database by now, or none: what is written here would be seen by nobody."""
+        """Whether its path now has another database, or none. Other processes would never see what is written here."""
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -82,9 +99,9 @@ class Database(Protocol):
         """Begin to write: one writer at a time, no half of it ever visible, durable once the block has ended."""
 
     def transaction_now(self) -> AbstractContextManager[Transaction | None]:
-        """Begin to write without waiting for anybody; None where that cannot be had, and `transaction` has to be used.
+        """Begin to write without waiting. Yields None if that is not possible; use `transaction` then.
 
-        What it wrote outlives this process from the end of the block on, and a loss of power from the next `settle` on.
+        The data survives the end of this process once the block has ended, and a power loss after the next `settle`.
         """
 
     def settle(self) -> None:
@@ -103,7 +120,7 @@ class Database(Protocol):
         """
 
     def doubts(self) -> Sequence[str]:
-        """Return what its owner should know of this database, a sentence each."""
+        """Return warnings about this database for its owner, a sentence each."""
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""

@@ -1,4 +1,4 @@
-"""Folders that may come from anywhere: read and written by descriptor, without following a link in them."""
+"""Untrusted folders, read and written by descriptor without following a link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CREATED = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """Give the descriptor of a folder, and tell every fault of the disk in one way."""
+    """Yield the descriptor of a folder, and raise every disk error as one kind of error."""
     try:
         descriptor = os.open(folder, _FOLDER)
         try:
@@ -46,7 +46,7 @@ def unusable(folder: Path, error: OSError) -> StoreUnavailable:
 
 @contextmanager
 def below(folder: int, *names: str) -> Iterator[int]:
-    """Give the descriptor of a folder below another, none of the folders on the way being a link."""
+    """Yield the descriptor of a folder below another. A link on the way is refused."""
     descriptor = os.dup(folder)
     try:
         for name in names:
@@ -85,7 +85,7 @@ def read_file(folder: int, name: str, *, limit: int) -> bytes:
 
 
 def put_file(folder: int, name: str, data: bytes, *, is_durable: bool = False) -> None:
-    """Put a file in a folder, whole or not at all, in place of whatever has its name."""
+    """Write a file in a folder atomically, replacing any file with that name."""
     try:
         descriptor = os.open(NEW, _CREATED, 0o644, dir_fd=folder)
     except FileExistsError:  # a writer was ended in the middle

@@ -1,19 +1,102 @@
-"""Opening a store by its URL, whose scheme is the name of the module that speaks to it."""
+"""Opening a store by its URL: dialect, password masking, and migrations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
-from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
-from kiwi_mcp.store.database import Database
-from kiwi_mcp.store.migrate import migrate
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import InvalidRequest, StoreDamaged, StoreNewer, StoreUnavailable
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.domain.times import moment
+from kiwi_mcp.store import migrations
+from kiwi_mcp.store.database import Database, Transaction
+
+FOLDER = Path(str(migrations.__file__)).parent
+_NAME = lazy_pattern(r"(\d{4})_[a-z0-9_]+\.sql")
+_APPLIED = "select number, checksum from schema_migrations order by number"
+_TABLE = """create table if not exists schema_migrations (
+  number integer primary key, name text not null, checksum text not null, applied_at text not null)"""
+
+
+class Migration(Struct, frozen=True):
+    """One step of a schema, and the hash by which a store remembers it."""
+
+    number: int
+    name: str
+    script: str
+
+    @property
+    def checksum(self) -> str:
+        """The hash of the script, as 64 hexadecimal digits."""
+        return sha256(self.script.encode()).hexdigest()
+
+
+@cache
+def read_migrations(folder: Path) -> tuple[Migration, ...]:
+    """Return the steps in a folder, in order."""
+    paths = sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return tuple(Migration(int(path.name[:4]), path.stem, path.read_text(encoding="utf-8")) for path in paths)
+
+
+def migrate(database: Database, folder: Path = FOLDER) -> None:
+    """Apply the steps that a store has not seen; another process may be doing the same."""
+    known = read_migrations(folder / database.dialect)
+    try:
+        applied = _applied(database)
+    except StoreDamaged as error:
+        if error.details.get("missing") != "table":
+            raise
+        applied = {}
+    for migration in _missing(database.url, known, applied):
+        with database.transaction() as transaction:
+            _apply(database.url, known, migration, transaction)
+
+
+def _apply(url: str, known: Sequence[Migration], migration: Migration, transaction: Transaction) -> None:
+    transaction.write(_TABLE)
+    # Check again under the write lock: another process may have applied the migration first.
+    if migration not in _missing(url, known, _applied(transaction)):
+        return
+    transaction.run_script(migration.script)
+    transaction.write(
+        "insert into schema_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)",
+        (migration.number, migration.name, migration.checksum, moment()),
+    )
+
+
+def _applied(source: Database | Transaction) -> Mapping[int, str]:
+    return {int(str(number)): str(checksum) for number, checksum in source.read(_APPLIED)}
+
+
+def _missing(url: str, known: Sequence[Migration], applied: Mapping[int, str]) -> Sequence[Migration]:
+    """Return the known steps that were not applied, once it is sure that the applied ones are known."""
+    newest_known, newest_applied = (max(numbers, default=0) for numbers in ([step.number for step in known], applied))
+    if newest_applied > newest_known:
+        raise StoreNewer(url, found=newest_applied, known=newest_known)
+    for step in known:
+        if applied.get(step.number, step.checksum) != step.checksum:
+            raise _changed(url, step)
+    return [step for step in known if step.number not in applied]
+
+
+def _changed(url: str, step: Migration) -> StoreDamaged:
+    return StoreDamaged(
+        f"The store {url} was made with another {step.name} than this Kiwi has, and is left as it is.",
+        suggestion="Use the Kiwi that made it to export it, then import that into a new store.",
+        migration=step.name,
+    )
+
 
 DIALECTS = {"sqlite": "sqlite", "postgres": "postgres", "postgresql": "postgres"}
-_PASSWORD = re.compile(r"(?<=://)([^:/?#@]*):.*@", re.DOTALL)
-_PASSWORD_WORD = re.compile(r"(?i)([?&])[a-z]*password=[^&]*&?")
+_PASSWORD = lazy_pattern(r"(?<=://)([^:/?#@]*):.*@", re.DOTALL)
+_PASSWORD_WORD = lazy_pattern(r"(?i)([?&])[a-z]*password=[^&]*&?")
 
 
 def open_database(url: str) -> Database:
@@ -27,31 +110,18 @@ def open_database(url: str) -> Database:
     return database
 
 
-def open_source(url: str) -> Database:
-    """Open the store that somebody else has at a URL, to read from it and no more."""
-    connect: Callable[[str, str], Database] = _module(url, "_source").connect_source
-    return connect(url, masked(url))
-
-
-def open_target(url: str) -> Database:
-    """Open the store that somebody else has at a URL to write to it, or make one where there is nothing."""
-    check: Callable[[str, str], None] = _module(url, "_source").check_target
-    check(url, masked(url))
-    return open_database(url)
-
-
 def masked(url: str) -> str:
     """Return a URL without its password, fit to be shown."""
     return _PASSWORD_WORD.sub(r"\1", _PASSWORD.sub(r"\1@", url)).rstrip("?&")
 
 
 def connect_to(url: str) -> Database:
-    """Open the store at a URL, whatever schema it has."""
+    """Open the store at a URL without checking its schema."""
     connect: Callable[[str, str], Database] = _module(url).connect
     return connect(url, masked(url))
 
 
-def _module(url: str, kind: str = "") -> ModuleType:
+def _module(url: str) -> ModuleType:
     """Return the module that speaks to the store at a URL."""
     dialect = DIALECTS.get(url.partition("://")[0])
     if dialect is None:
@@ -60,7 +130,7 @@ def _module(url: str, kind: str = "") -> ModuleType:
             suggestion="Use `sqlite:///absolute/path/registry.db` or `postgresql://user@host/database`.",
         )
     try:
-        return import_module(f"kiwi_mcp.store.{dialect}{kind}")
+        return import_module(f"kiwi_mcp.store.{dialect}")
     except ImportError as error:
         raise StoreUnavailable(
             f"{masked(url)} needs a package that is not installed: {error.name}.",

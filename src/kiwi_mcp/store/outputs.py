@@ -1,4 +1,4 @@
-"""Outputs: the record each run leaves as a file in the project, with retention and handles for large results."""
+"""Outputs: one file per run in the project, with retention, and handles for large results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from errno import ELOOP
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
@@ -22,22 +23,20 @@ INLINE_LIMIT = 64_000
 """The largest result, in characters of JSON, that an answer carries whole."""
 PREVIEW = 2_000
 PAGE = 64_000
-"""How much of an output one read gives at the most."""
+"""The maximum size of one page of an output."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _quote = json.encoder.encode_basestring
 _STEM = len("output_20260128_120000")
 _HANDLE = re.compile(r"([a-z0-9][a-z0-9_-]{0,127})/(output_\d{8}_\d{6}(?:_\d{1,6})?)")
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+class Retention(Struct, frozen=True):
     """How many outputs of one tool are kept; up to a fifth more may lie there before the oldest go."""
 
     count: int = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Shelf:
+class OutputFolder(Struct, frozen=True):
     """The folder of one tool's outputs, which folder it was when it was looked through, and its names, oldest first."""
 
     folder: str
@@ -45,25 +44,24 @@ class Shelf:
     names: list[str]
 
 
-_shelves: dict[str, Shelf] = {}
+_shelves: dict[str, OutputFolder] = {}
 _SHELVES_KEPT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class StoredOutput(Struct, frozen=True):
     """An output that was written: its path below the project, and the handle to read it again."""
 
     path: str
     handle: str
 
 
-def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> Kept:
+def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> StoredOutput:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
     shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
     name = _write_new(shelf, _stem(now), _lines(record))
     shelf.names.append(name)
     _prune(shelf, retention)
-    return Kept(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
+    return StoredOutput(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
 def _stem(now: datetime) -> str:
@@ -71,8 +69,8 @@ def _stem(now: datetime) -> str:
     return f"output_{now.year:04}{now.month:02}{now.day:02}_{now.hour:02}{now.minute:02}{now.second:02}"
 
 
-def rewrite(project_ai: Path, kept: Kept, record: JsonObject) -> None:
-    """Put another record in the place of one that was kept; whoever reads sees the one or the other, whole."""
+def rewrite(project_ai: Path, kept: StoredOutput, record: JsonObject) -> None:
+    """Replace a stored record atomically: a reader sees either the old record or the new one."""
     tool_id, _, stem = kept.handle.rpartition("/")
     shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
     path = f"{shelf.folder}/{stem}.json"
@@ -82,32 +80,32 @@ def rewrite(project_ai: Path, kept: Kept, record: JsonObject) -> None:
 
 def _lines(record: JsonObject) -> bytes:
     """Return a record as JSON with a line for each of its words: readable, and quick to write."""
-    words = [f'  "{word}": {_json(value)}' for word, value in record.items()]
-    return ("{\n" + ",\n".join(words) + "\n}\n").encode(errors="backslashreplace")
+    lines: list[str] = []
+    for word, value in record.items():
+        # Setting up the encoder takes longer than writing what most words hold.
+        if type(value) is str:
+            text = _quote(value)
+        elif type(value) is int:
+            text = str(value)
+        elif value is None:
+            text = "null"
+        else:
+            text = "{}" if value == {} else _encode(value)
+        lines.append(f'  "{word}": {text}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
 
 
-def _json(value: Json) -> str:
-    # Setting up the encoder takes longer than writing what most words hold.
-    if type(value) is str:
-        return _quote(value)
-    if type(value) is int:
-        return str(value)
-    if value is None:
-        return "null"
-    return "{}" if value == {} else _encode(value)
-
-
-def _shelf(folder: str, *, depth: int) -> Shelf:
+def _shelf(folder: str, *, depth: int) -> OutputFolder:
     """Return the shelf of a tool's outputs, looked through again where the folder is not the one it was."""
     known = _shelves.get(folder)
     if known is None or known.inode != _inode(folder):
-        # A project may come with links in it: written and pruned is only what really lies in its own folder.
+        # A project may contain links: write and prune only inside the project's own folder.
         parts = folder.rsplit("/", depth)
         for end in range(2, depth + 2):
             if os.path.islink(part := "/".join(parts[:end])):  # noqa: PTH114 - text, as all that is on the way of a run
                 raise OSError(ELOOP, f"{part} is a symbolic link, and links are not followed")
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
-        known = _shelves[folder] = Shelf(folder, _inode(folder), _names(folder))
+        known = _shelves[folder] = OutputFolder(folder, _inode(folder), _names(folder))
         if len(_shelves) > _SHELVES_KEPT:
             del _shelves[next(iter(_shelves))]
     return known
@@ -126,7 +124,7 @@ def _names(folder: str) -> list[str]:
     return sorted((name for name in names if name.startswith("output_")), key=_order)
 
 
-def _write_new(shelf: Shelf, stem: str, data: bytes) -> str:
+def _write_new(shelf: OutputFolder, stem: str, data: bytes) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
     newest = shelf.names[-1] if shelf.names else ""
@@ -154,7 +152,7 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _prune(shelf: Shelf, retention: Retention) -> None:
+def _prune(shelf: OutputFolder, retention: Retention) -> None:
     # A few at a time: putting them in order for each one would cost more than writing it.
     if len(shelf.names) <= retention.count + retention.count // 5:
         return
@@ -175,7 +173,7 @@ def _number(name: str) -> int:
     return int(number) if number.isdecimal() else 1
 
 
-def shorten(result: Json, kept: Kept | None, text: str | None = None) -> JsonObject:
+def shorten(result: Json, kept: StoredOutput | None, text: str | None = None) -> JsonObject:
     """Return the words of an answer that carry a result: whole, or a preview and a handle where it is large.
 
     `text` is the result as `result_text` gives it, where that is known.
@@ -234,14 +232,14 @@ def _stored_text(record: JsonObject, handle: str, stored: Callable[[str], bytes]
     if stored is None:
         raise _gone(handle)
     data = stored(as_text(record.get("run_id")))
-    # The file lies in the project, where anybody may have written it.
+    # The file is in the project, where other programs can write.
     if sha256(data).hexdigest() != record["result_sha256"]:
         raise _gone(handle)
     return data.decode(errors="surrogatepass")
 
 
 def read_record(project_ai: Path, handle: str) -> JsonObject:
-    """Return what a run left in its project, by its handle."""
+    """Return the stored record of a run, by its handle."""
     path = _path(project_ai, handle)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""A store on a PostgreSQL server: one connection that reads, one that writes, each made again when it is lost."""
+"""The PostgreSQL dialect: connections, back-off and errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,154 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from threading import Lock
-from types import MappingProxyType
-from typing import Literal
+from time import monotonic
+from typing import Literal, TypeVar
 
 import psycopg
-from psycopg import sql
-from psycopg.abc import Buffer
+from psycopg import errors, sql
+from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import FloatLoader
 from psycopg.types.string import TextLoader
 
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreUnavailable
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
 from kiwi_mcp.store.database import IntegrityFault, Row, Value, longest_silence
-from kiwi_mcp.store.postgres_faults import PATIENCE, busy, fault, occupied, unreachable
-from kiwi_mcp.store.postgres_line import Connection, Patience, Silence
+
+_T = TypeVar("_T")
+_INTERVAL = 0.1
+_FIRST, _LONGEST = 5.0, 60.0
+
+
+class Silence(psycopg.OperationalError):
+    """A server that was connected has not answered in time."""
+
+
+class PostgresConnection(psycopg.Connection[Row]):
+    """A connection that closes when the server is silent for longer than the caller's limit."""
+
+    def wait(self, gen: PQGen[_T], interval: float = _INTERVAL, timeout: float | None = None) -> _T:
+        """Follow an exchange with the server to its end."""
+        limit = longest_silence() if timeout is None else timeout
+        try:
+            return super().wait(_followed(gen, limit), min(interval, _INTERVAL))
+        except Silence:
+            # A late response would be read as the response to another query.
+            self.close()
+            raise
+
+
+class Patience:
+    """For how long a server that was silent is not asked again: longer each time that it is silent again."""
+
+    def __init__(self) -> None:
+        self._fault: KiwiError | None = None
+        self._pause = self._until = 0.0
+
+    def check(self) -> None:
+        """Raise why the server is not asked now, if it is not."""
+        if self._fault is not None and monotonic() < self._until:
+            raise self._fault.with_traceback(None)
+
+    def lose(self, fault: KiwiError) -> None:
+        """Take down that the server was silent."""
+        self._pause = min(self._pause * 2, _LONGEST) or _FIRST
+        self._fault, self._until = fault, monotonic() + self._pause
+
+    def gain(self) -> None:
+        """Take down that the server answers."""
+        self._fault, self._pause = None, 0.0
+
+
+def _followed(gen: PQGen[_T], limit: float) -> PQGen[_T]:
+    """Follow an exchange, and raise when nothing has come for too long; the driver asks at every interval."""
+    heard = monotonic()
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if ready:
+                heard = monotonic()
+            elif monotonic() - heard > limit:
+                raise Silence
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        value: _T = end.value
+        return value
+
+
+PATIENCE = 30.0
+"""How many seconds a writer waits for the writers before it."""
+
+
+def fault(error: BaseException, shown: str) -> KiwiError | IntegrityFault:
+    """Return the Kiwi error for an error of the driver."""
+    match error:
+        case psycopg.IntegrityError() | errors.RaiseException():
+            return IntegrityFault(error.diag.message_primary or "A rule of the schema refused it.")
+        case errors.UndefinedTable():
+            return _incomplete(shown, "table")
+        case errors.UndefinedColumn():
+            return _incomplete(shown, "column")
+        case errors.LockNotAvailable() | errors.DeadlockDetected() | errors.SerializationFailure():
+            return busy(shown)
+        case errors.QueryCanceled():
+            return _unavailable(
+                shown, "it took longer than a statement may", "Try again when the server has less to do."
+            )
+        case errors.DiskFull():
+            return _unavailable(shown, "its disk is full", "Free some space on the server, then try again.")
+        case errors.InsufficientPrivilege() | errors.ReadOnlySqlTransaction():
+            return _unavailable(
+                shown, "its user may not do that", "Grant the user of the URL its own schema, or use another."
+            )
+        case psycopg.DataError() | UnicodeEncodeError():
+            return InvalidRequest(
+                "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
+            )
+        case Silence():
+            return _unavailable(shown, "it does not answer", "Check the server; it is asked again in a while.")
+        case psycopg.OperationalError():
+            return _unavailable(shown, "the connection was lost", "Check that the server runs, then try again.")
+    return _unavailable(shown, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
+
+
+def unreachable(shown: str, message: str) -> StoreUnavailable:
+    """Return why there is no connection, in the server's own words where it spoke."""
+    if refusal := re.search(r"FATAL:\s+(.+)", message):
+        return _unavailable(shown, refusal[1], "Check the user, the password and the database in the URL.")
+    if "no password supplied" in message:
+        return _unavailable(shown, "it asks for a password", "Add the password to the URL.")
+    reasons = {
+        "refused": "no server listens there",
+        "timeout": "it does not answer",
+        "resolve": "its host is not known",
+    }
+    reason = next((reason for word, reason in reasons.items() if word in message), "there is no connection")
+    return _unavailable(shown, reason, "Check that the server runs and that the URL names its host and port.")
+
+
+def _incomplete(shown: str, missing: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"The store {shown} lacks a {missing} of Kiwi's schema.",
+        suggestion="Restore the database from a backup, or name another one in registry.yaml and pull into it.",
+        missing=missing,
+    )
+
+
+def busy(shown: str) -> StoreUnavailable:
+    """Error: other processes hold the write lock."""
+    return _unavailable(shown, f"others have been writing for over {PATIENCE:.0f} s", "Wait for them, then try again.")
+
+
+def occupied(shown: str) -> StoreUnavailable:
+    """Error: other calls of this process still use the connection."""
+    return _unavailable(shown, "it has other calls to answer first", "Try again in a moment.")
+
+
+def _unavailable(shown: str, why: str, suggestion: str) -> StoreUnavailable:
+    return StoreUnavailable(f"The store {shown} is not available: {why}. Nothing was written.", suggestion=suggestion)
+
 
 _SETTINGS = {
     "TimeZone": "UTC",
@@ -32,13 +165,13 @@ _SETTINGS = {
     "statement_timeout": "60s",
     "lock_timeout": f"{PATIENCE:.0f}s",
     "idle_in_transaction_session_timeout": "300s",
-    # For pgvector, where there is one: a filter must not leave a search for what is near with too few answers.
+    # For pgvector, if installed: with a filter, a search for near vectors must not return too few results.
     "hnsw.iterative_scan": "relaxed_order",
     "hnsw.ef_search": "100",
 }
 """What holds for every connection."""
 _CONNECTING = 4
-"""How many seconds a server may take to let somebody in."""
+"""The time limit for opening a connection, in seconds."""
 _WRITERS = 0x6B697769
 """The number of the lock that writers take, so that the entries of the log are committed in their order."""
 _FAULTS = (psycopg.Error, UnicodeEncodeError)
@@ -69,12 +202,6 @@ _LOADERS: Mapping[str | int, type[TextLoader | FloatLoader | TimeLoader]] = {
 
 def connect(url: str, shown: str) -> PostgresDatabase:
     """Open the database of a `postgresql://user@host/database` URL."""
-    check_url(url, shown)
-    return PostgresDatabase(url, shown)
-
-
-def check_url(url: str, shown: str) -> None:
-    """Refuse what is not the URL of a database."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:
@@ -83,6 +210,7 @@ def check_url(url: str, shown: str) -> None:
             f"{shown!r} is not a PostgreSQL URL.",
             suggestion="Use `postgresql://user:password@host:5432/database`, with special characters percent-encoded.",
         ) from None
+    return PostgresDatabase(url, shown)
 
 
 @lru_cache(maxsize=512)
@@ -95,7 +223,7 @@ def translated(statement: str) -> bytes:
 class PostgresTransaction:
     """Work between BEGIN and COMMIT."""
 
-    def __init__(self, fault: Callable[[BaseException], Exception], connection: Connection) -> None:
+    def __init__(self, fault: Callable[[BaseException], Exception], connection: PostgresConnection) -> None:
         self._fault = fault
         self._cursor = connection.cursor()
         self._failure: Exception | None = None
@@ -143,20 +271,19 @@ class PostgresTransaction:
 
 
 class PostgresDatabase:
-    """One database of a PostgreSQL server. It is closed with its last user, where nobody closes it before."""
+    """One database of a PostgreSQL server. It closes with its last user unless `close` is called earlier."""
 
     dialect: Literal["postgres"] = "postgres"
     is_embedded = False
     is_lost = False
 
-    def __init__(self, url: str, shown: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, url: str, shown: str) -> None:
         self._secret_url = url
-        self._further = settings
         self.url = shown
         self._stamps = count(1)
         self._patience = Patience()
-        self._reader: Connection | None = None
-        self._writer: Connection | None = None
+        self._reader: PostgresConnection | None = None
+        self._writer: PostgresConnection | None = None
         self._begin_anew()
         self._reader = self._connection()
 
@@ -200,14 +327,14 @@ class PostgresDatabase:
             self._reading.release()
 
     def _fault(self, error: BaseException) -> KiwiError | IntegrityFault:
-        """Return what an error means; a server that is silent is not waited for again for a while."""
-        told = fault(error, self.url)
-        if isinstance(error, Silence) and isinstance(told, KiwiError):
-            self._patience.lose(told)
-        return told
+        """Return the Kiwi error for an error. After a timeout, the server is not asked again for a while."""
+        response = fault(error, self.url)
+        if isinstance(error, Silence) and isinstance(response, KiwiError):
+            self._patience.lose(response)
+        return response
 
     def stamp(self) -> int:
-        """Return a new number each time: only the server knows whether somebody wrote."""
+        """Return a new number each time: only the server knows whether another process wrote."""
         return next(self._stamps)
 
     @contextmanager
@@ -231,7 +358,7 @@ class PostgresDatabase:
         finally:
             self._writing.release()
 
-    def _begun(self) -> Connection:
+    def _begun(self) -> PostgresConnection:
         """Return the writing connection inside a transaction, made again if it was lost since the last one."""
         if (writer := self._writer) is not None and not writer.closed:
             try:
@@ -247,13 +374,13 @@ class PostgresDatabase:
             _forget(writer)
             raise self._fault(error) from error
 
-    def _commit(self, connection: Connection) -> None:
+    def _commit(self, connection: PostgresConnection) -> None:
         try:
             connection.execute(b"commit")
         except psycopg.Error as error:
-            told = self._fault(error)
+            response = self._fault(error)
             if not connection.closed:
-                raise told from error
+                raise response from error
             raise StoreUnavailable(
                 f"The connection to {self.url} broke at the last moment: it is unknown whether this was written.",
                 suggestion="Look, or do the same again: publishing what is already there changes nothing.",
@@ -282,7 +409,7 @@ class PostgresDatabase:
         return ()
 
     def close(self) -> None:
-        """Let go of every connection; whoever waits for an answer is told that it was lost."""
+        """Close every connection. A query that is still waiting fails with a lost connection."""
         connections = [one for one in (self._reader, self._writer) if one is not None]
         if os.getpid() != self._process:
             _abandoned.append(connections)
@@ -290,9 +417,9 @@ class PostgresDatabase:
         for connection in connections:
             connection.close()
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> PostgresConnection:
         try:
-            connection = Connection.connect(
+            connection = PostgresConnection.connect(
                 self._secret_url,
                 autocommit=True,
                 prepare_threshold=1,
@@ -305,14 +432,14 @@ class PostgresDatabase:
             )
         except psycopg.Error as error:
             # As above: the driver's words are looked at, and not kept.
-            told = unreachable(self.url, str(error))
+            response = unreachable(self.url, str(error))
             if isinstance(error, psycopg.errors.ConnectionTimeout):
-                self._patience.lose(told)
-            raise told from None
+                self._patience.lose(response)
+            raise response from None
         try:
             for name, loader in _LOADERS.items():
                 connection.adapters.register_loader(name, loader)
-            settings = {**_SETTINGS, **self._further}.items()
+            settings = _SETTINGS.items()
             wanted = [f"set_config({_quoted(name)}, {_quoted(value)}, false)" for name, value in settings]
             connection.execute(f"select {', '.join(wanted)}".encode())
         except psycopg.Error as error:
@@ -322,13 +449,13 @@ class PostgresDatabase:
         return connection
 
 
-def _begin(connection: Connection) -> Connection:
+def _begin(connection: PostgresConnection) -> PostgresConnection:
     connection.execute(b"begin")
     connection.execute(b"select pg_advisory_xact_lock(%s)", (_WRITERS,))
     return connection
 
 
-def _forget(connection: Connection) -> None:
+def _forget(connection: PostgresConnection) -> None:
     with suppress(psycopg.Error):
         connection.close()
 

@@ -1,38 +1,40 @@
-"""Receipts in the store: one chain of all calls, to which is only added, and of which nothing goes."""
+"""Receipts in the store: one append-only hash chain of all calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from operator import attrgetter
-from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from kiwi_mcp.domain.canonical_json import canonical
 from kiwi_mcp.domain.errors import NotFound, StoreUnavailable
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.receipt import Entry, Head, Receipt
-from kiwi_mcp.domain.run import RunStatus, iso
+from kiwi_mcp.domain.records import Receipt, ReceiptEntry, ReceiptHead, RunStatus
+from kiwi_mcp.domain.times import iso
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
-from kiwi_mcp.store.json_bytes import canonical
-from kiwi_mcp.store.plain import clean, plain
-from kiwi_mcp.store.whose import is_named, named
+from kiwi_mcp.store.principals import is_named, named
+from kiwi_mcp.store.sql import clean, plain
 
 KIND = b"kiwi-receipt-v1\0"
-"""What is hashed before a receipt, so that its hash can never be taken for one of something else."""
-_SAID = tuple(field.name for field in fields(Receipt))
+"""The prefix of the hashed data of a receipt, so that its hash cannot match another kind of data."""
+ABANDONED = "Kiwi ended while it ran; whether it was done is unknown."
+_SAID = Receipt.__struct_fields__
 _COLUMNS = ("seq", *_SAID, "previous", "hash")
 _ADD = f"insert into receipts ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
 _READ = f"select {', '.join(_COLUMNS)} from receipts"  # noqa: S608 - as above
 _LAST = "select seq, hash from receipts order by seq desc limit 1"
 _PAGE = 1_000
 _RECORDING = 10.0
-"""For how many seconds a server may be silent while a receipt is written: whoever made the call waits for it."""
+"""How many seconds a server may be silent while a receipt is written. The caller waits for it."""
 _FIX = "Compare it with an export or a backup: what stands before the first fault was not changed."
 _values = attrgetter(*_SAID)
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptFilter:
+class ReceiptFilter(Struct, frozen=True):
     """Which receipts are wanted; times are milliseconds since 1970, and `before` is the number a page ended with."""
 
     item: str | None = None
@@ -45,7 +47,7 @@ class ReceiptFilter:
     limit: int = 20
 
 
-class Glance(NamedTuple):
+class ReceiptSummary(Struct, frozen=True):
     """What a receipt says of who did what, and when, in short."""
 
     at: str
@@ -56,14 +58,14 @@ class Glance(NamedTuple):
     identity: str
 
     def is_of(self, name: str) -> bool:
-        """Whether it tells of somebody whom people know by a name."""
+        """Whether the actor of this receipt has this display name."""
         return is_named(self.actor, name)
 
 
 def append(transaction: Transaction, receipt: Receipt) -> None:
-    """Add a receipt to the end of the chain; nobody else can, as long as the transaction lasts."""
+    """Append a receipt to the chain. The transaction keeps other writers out until it ends."""
     last = transaction.read(_LAST)
-    seq, previous = (int(str(last[0][0])) + 1, str(last[0][1])) if last else (1, Head().hash)
+    seq, previous = (int(str(last[0][0])) + 1, str(last[0][1])) if last else (1, ReceiptHead().hash)
     said = plain(_values(receipt))
     transaction.write(_ADD, (seq, *said, previous, seal(seq, said, previous)))
 
@@ -74,8 +76,35 @@ def seal(seq: int, said: Sequence[Value], previous: str) -> str:
     return sha256(KIND + canonical(words)).hexdigest()
 
 
+def begin(transaction: Transaction, call: str, kernel: str, receipt: Receipt | None) -> None:
+    """Store that `kernel` starts a call. `receipt` is written if that kernel disappears."""
+    text = json.dumps(asdict(receipt)) if receipt else ""
+    transaction.write("insert into started_calls (id, kernel, receipt) values (?, ?, ?)", (call, clean(kernel), text))
+
+
+def end(transaction: Transaction, call: str) -> bool:
+    """Store that a call is not under way any more, and return whether it was."""
+    return transaction.write("delete from started_calls where id = ?", (call,)) > 0
+
+
+def close_abandoned(database: Database, is_gone: Callable[[str], bool]) -> None:
+    """Mark the calls of kernels that no longer run as unknown, with a receipt for each: their progress is not known."""
+    for call, kernel, text in database.read("select id, kernel, receipt from started_calls"):
+        if not is_gone(str(kernel)):
+            continue
+        with database.transaction() as transaction:
+            if not end(transaction, str(call)):  # another process was first
+                continue
+            transaction.write(
+                "update runs set status = 'unknown', code = 'unknown', message = ? where id = ? and status = 'started'",
+                (ABANDONED, call),
+            )
+            if text:
+                append(transaction, replace(Receipt(**json.loads(str(text))), status="unknown", code="unknown"))
+
+
 class Receipts:
-    """The receipts of one store, of whoever uses it."""
+    """The receipts of one store, for all actors."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -84,6 +113,17 @@ class Receipts:
     def url(self) -> str:
         """Where they are, without any password."""
         return self._database.url
+
+    def begin(self, receipt: Receipt, kernel: str) -> None:
+        """Store that a call starts which leaves no run; `finish` writes its receipt."""
+        with within(_RECORDING), self._database.transaction() as transaction:
+            begin(transaction, receipt.id, kernel, receipt)
+
+    def finish(self, receipt: Receipt) -> None:
+        """Write the receipt of a call that was begun."""
+        with within(_RECORDING), self._database.transaction() as transaction:
+            append(transaction, receipt)
+            end(transaction, receipt.id)
 
     def add(self, receipt: Receipt) -> None:
         """Write down a call that left no run."""
@@ -107,13 +147,13 @@ class Receipts:
             raise _refused(fault) from fault
         return True
 
-    def list(self, wanted: ReceiptFilter) -> tuple[Entry, ...]:
+    def list(self, wanted: ReceiptFilter) -> tuple[ReceiptEntry, ...]:
         """Return the receipts that are wanted, the newest first."""
         clauses, values = _where(wanted)
         rows = self._database.read(f"{_READ} where {clauses} order by seq desc limit ?", (*values, wanted.limit))
         return tuple(map(_entry, rows))
 
-    def find(self, name: str, limit: int) -> tuple[Entry, ...]:
+    def find(self, name: str, limit: int) -> tuple[ReceiptEntry, ...]:
         """Return the receipts of a number, or of an id or the beginning of one."""
         if name.isdecimal() and name.isascii() and len(name) < len(str(2**63)):
             return tuple(map(_entry, self._database.read(f"{_READ} where seq = ?", (int(name),))))
@@ -122,41 +162,41 @@ class Receipts:
         values = (start, f"{start}[", limit)
         return tuple(map(_entry, self._database.read(f"{_READ} where id >= ? and id < ? order by id limit ?", values)))
 
-    def after(self, seq: int, limit: int) -> tuple[Entry, ...]:
+    def after(self, seq: int, limit: int) -> tuple[ReceiptEntry, ...]:
         """Return the receipts behind a number, the oldest first."""
         return tuple(map(_entry, self._database.read(f"{_READ} where seq > ? order by seq limit ?", (seq, limit))))
 
-    def glance(self, most: int) -> tuple[Glance, ...]:
-        """Return what the newest receipts say in short, in their order; no others are looked at."""
+    def glance(self, most: int) -> tuple[ReceiptSummary, ...]:
+        """Return short summaries of the newest receipts, in their order, without reading any others."""
         rows = self._database.read(
             "select at, actor, surface, action, item, identity from receipts"
             " where seq > (select max(seq) from receipts) - ? order by seq",
             (most,),
         )
-        return tuple(Glance(*map(str, row)) for row in rows)
+        return tuple(ReceiptSummary(*map(str, row)) for row in rows)
 
-    def settled_head(self) -> Head:
+    def settled_head(self) -> ReceiptHead:
         """Return the end of the chain, once a loss of power cannot take it away."""
         rows = self._database.read(_LAST)
         self._database.settle()
-        return Head(int(str(rows[0][0])), str(rows[0][1])) if rows else Head()
+        return ReceiptHead(int(str(rows[0][0])), str(rows[0][1])) if rows else ReceiptHead()
 
-    def holds(self, head: Head) -> bool:
+    def holds(self, head: ReceiptHead) -> bool:
         """Whether the chain once ended so, and has at most grown since."""
         rows = self._database.read("select hash from receipts where seq = ?", (head.count,))
-        return head == Head() if not rows else rows[0][0] == head.hash
+        return head == ReceiptHead() if not rows else rows[0][0] == head.hash
 
-    def verify(self, most: int) -> tuple[Head, Sequence[Issue]]:
+    def verify(self, most: int) -> tuple[ReceiptHead, Sequence[Issue]]:
         """Return the end of the chain, and where it is not what was written; no more faults than asked for."""
         issues: list[Issue] = []
-        head = Head()
+        head = ReceiptHead()
         while len(issues) < most and (page := self.after(head.count, _PAGE)):
             for entry in page:
                 issues += _faults(entry, head)
-                head = Head(entry.seq, entry.hash)
+                head = ReceiptHead(entry.seq, entry.hash)
         return head, issues[:most]
 
-    def required(self, name: str) -> Entry:
+    def required(self, name: str) -> ReceiptEntry:
         """Return the one receipt that a number, an id or the beginning of one means."""
         match self.find(name, 2):
             case (entry,):
@@ -168,8 +208,8 @@ class Receipts:
                 )
 
 
-def _faults(entry: Entry, before: Head) -> Iterator[Issue]:
-    """Yield what is wrong with a receipt, given what stands before it."""
+def _faults(entry: ReceiptEntry, before: ReceiptHead) -> Iterator[Issue]:
+    """Yield the faults of a receipt, given the head of the chain before it."""
     place = f"receipt {entry.seq}"
     if entry.seq != before.count + 1:
         first, last = before.count + 1, entry.seq - 1
@@ -203,6 +243,6 @@ def _where(wanted: ReceiptFilter) -> tuple[str, Sequence[Value]]:
     return " and ".join(clause for clause, _ in given) or "true", plain(every)
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> ReceiptEntry:
     seq, *said, previous, own = row
-    return Entry(int(str(seq)), Receipt(*said), str(previous), str(own))  # type: ignore[arg-type]  # columns are fields
+    return ReceiptEntry(int(str(seq)), Receipt(*said), str(previous), str(own))  # type: ignore[arg-type]  # columns are fields

@@ -1,25 +1,26 @@
-"""Runs in the store: every call's record, the large results by content address, and how long both are kept."""
+"""Runs in the store: the record of every call, large results by content hash, and their retention."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from hashlib import sha256
 from operator import attrgetter
 from random import getrandbits
 from threading import Lock
 
-from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
-from kiwi_mcp.domain.receipt import Receipt
-from kiwi_mcp.domain.run import Run, RunStatus, encode_id, is_run_id, iso, run_id
-from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
-from kiwi_mcp.store.plain import clean, plain
-from kiwi_mcp.store.receipts import append
-from kiwi_mcp.store.whose import named
+from msgspec import Struct
 
-_COLUMNS = tuple(field.name for field in fields(Run))
+from kiwi_mcp.domain.errors import KiwiError, NotFound, RunNotFound, StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.records import Receipt, RunRecord, RunStatus
+from kiwi_mcp.domain.times import encode_id, is_run_id, iso, run_id
+from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within
+from kiwi_mcp.store.principals import named
+from kiwi_mcp.store.receipts import append, begin, end
+from kiwi_mcp.store.sql import clean, plain
+
+_COLUMNS = RunRecord.__struct_fields__
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
 _READ = f"select {', '.join(_COLUMNS)} from runs"  # noqa: S608 - as above
 _ADD_RESULT = (
@@ -30,15 +31,14 @@ _DROP_RESULT = """delete from blobs where sha256 = ?
   and not exists (select 1 from tool_version_files where storage_key = ?)"""
 _values = attrgetter(*_COLUMNS)
 _STEP = 2_000
-"""How many runs one step of pruning removes at the most."""
+"""The maximum number of runs that one pruning step removes."""
 _RECORDING = 10.0
-"""For how many seconds a server may be silent while a run is recorded: whoever made the call waits for it."""
+"""How many seconds a server may be silent while a run is recorded. The caller waits for it."""
 _last = [0]
 _lock = Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class RunRetention:
+class RunRetention(Struct, frozen=True):
     """How much is kept: the newest runs, none older than some days, and the newest of their large results.
 
     A thousand runs more may be there, as the oldest go in steps.
@@ -52,8 +52,7 @@ class RunRetention:
 DEFAULT = RunRetention()
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True):
     """Which runs are wanted; times are milliseconds since 1970, and `before` is the id that a page ended with."""
 
     tool_id: str | None = None
@@ -65,16 +64,24 @@ class RunFilter:
     limit: int = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(Struct, frozen=True):
     """What was removed: runs, and large results."""
 
     runs: int = 0
     results: int = 0
 
 
+class EndedRun(Struct, frozen=True):
+    """A run that has ended, with its receipt."""
+
+    run: RunRecord
+    receipt: Receipt | None
+    is_begun: bool = False
+    """Whether it is stored as started."""
+
+
 class Runs:
-    """The runs of one store: all of them, or those of one actor, who then sees no others."""
+    """The runs of one store: all of them, or only those of one actor."""
 
     def __init__(
         self,
@@ -91,7 +98,7 @@ class Runs:
 
     @property
     def actor(self) -> str:
-        """Whose runs these are; empty where they are everybody's."""
+        """The actor of these runs; empty if they are the runs of all actors."""
         return self._actor or ""
 
     def of(self, actor: str) -> Runs:
@@ -102,37 +109,70 @@ class Runs:
         """Return the runs of all whom people know by a name, however they came."""
         return Runs(self._database, retention=self._retention, actor=name, is_people=True)
 
-    def add_now(self, run: Run, receipt: Receipt | None = None) -> bool:
-        """Record a run without waiting, and say whether that was done; if not, `add` it where waiting is no harm."""
-        if _is_due(run):
-            return False
+    def begin_now(self, run: RunRecord, receipt: Receipt | None, kernel: str) -> bool:
+        """Store a run that starts, without waiting; return whether that was done. If not, `begin` it."""
         try:
             with self._database.transaction_now() as transaction:
                 if transaction is None:
                     return False
-                transaction.write(_ADD, plain(_values(run)))
-                if receipt is not None:
-                    append(transaction, receipt)
+                _begin(transaction, run, receipt, kernel)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         return True
 
-    def add(self, run: Run, result: bytes | None = None, receipt: Receipt | None = None) -> None:
+    def begin(self, run: RunRecord, receipt: Receipt | None, kernel: str) -> None:
+        """Store a run that starts, with the receipt that it gets should its kernel disappear."""
+        try:
+            with within(_RECORDING), self._database.transaction() as transaction:
+                _begin(transaction, run, receipt, kernel)
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
+
+    def finish(self, run: RunRecord, result: bytes | None, receipt: Receipt | None) -> None:
+        """Record how a run that was begun ended, in the place of what was stored then."""
+        try:
+            with within(_RECORDING), self._database.transaction() as transaction:
+                _forget(transaction, run)
+                _add(transaction, run, result, receipt)
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
+
+    def record_now(self, ended: Sequence[EndedRun]) -> bool:
+        """Record runs of one store in one transaction, without waiting; return whether that was done.
+
+        If not, `add` them where waiting is no harm.
+        """
+        for one in ended:
+            if _is_due(one.run):
+                return False
+        try:
+            with self._database.transaction_now() as transaction:
+                if transaction is None:
+                    return False
+                for one in ended:
+                    if one.is_begun:
+                        _forget(transaction, one.run)
+                    _add(transaction, one.run, None, one.receipt)
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
+        return True
+
+    def is_beside(self, other: Runs) -> bool:
+        """Whether two are in one store."""
+        return self._database is other._database
+
+    def add(self, run: RunRecord, result: bytes | None = None, receipt: Receipt | None = None) -> None:
         """Record a run with its receipt, and its large result, if it has one; now and then the oldest go."""
         try:
             with within(_RECORDING), self._database.transaction() as transaction:
-                if result is not None:
-                    transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
-                transaction.write(_ADD, plain(_values(run)))
-                if receipt is not None:
-                    append(transaction, receipt)
+                _add(transaction, run, result, receipt)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         if _is_due(run):
-            with suppress(KiwiError):  # the run is recorded; the next one that is due removes what is left
+            with suppress(KiwiError):  # the run is recorded; the next pruning removes the rest
                 self.prune(time.time_ns() // 1_000_000)
 
-    def list(self, wanted: RunFilter) -> tuple[Run, ...]:
+    def list(self, wanted: RunFilter) -> tuple[RunRecord, ...]:
         """Return the runs that are wanted, the newest first."""
         (own, mine), (clauses, values) = self._own(), _where(wanted)
         rows = self._database.read(
@@ -140,7 +180,7 @@ class Runs:
         )
         return tuple(_run(row) for row in rows)
 
-    def get(self, wanted: str) -> Run:
+    def get(self, wanted: str) -> RunRecord:
         """Return one run by its id."""
         own, mine = self._own()
         rows = self._database.read(f"{_READ} where id = ? and {own}", (wanted, *mine)) if is_run_id(wanted) else ()
@@ -167,9 +207,9 @@ class Runs:
         return data
 
     def prune(self, now: int) -> Pruned:
-        """Remove what is beyond the retention at a time in milliseconds, one bounded step of it.
+        """Remove the runs that the retention no longer keeps at a time in milliseconds, in one bounded step.
 
-        The retention is the actor's, and so is all that goes: what others keep is theirs to choose.
+        The retention applies to the actor's own runs only. Other actors choose their own.
         """
         first, (own, values) = self._first_kept(now), self._own()
         old_runs = f"from runs where {own} and id < ? order by id limit ?"
@@ -201,7 +241,7 @@ class Runs:
         return max(oldest, str(rows[0][0])) if rows else oldest
 
     def _excess(self, source: Database | Transaction | None = None) -> Sequence[str]:
-        """Return the large results, by hash, that are over what is kept of them when the newest are counted first."""
+        """Return the hashes of the large results that exceed the retention, counted from the newest."""
         own, values = self._own()
         rows = (source or self._database).read(
             f"select result_sha256, max(id), max(result_size) from runs where {own} and result_sha256 is not null"  # noqa: S608 - as above
@@ -219,13 +259,32 @@ def new_run(milliseconds: int) -> tuple[str, str]:
     return encode_id(number), iso(milliseconds)
 
 
+def _add(transaction: Transaction, run: RunRecord, result: bytes | None, receipt: Receipt | None) -> None:
+    if result is not None:
+        transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
+    transaction.write(_ADD, plain(_values(run)))
+    if receipt is not None:
+        append(transaction, receipt)
+
+
+def _forget(transaction: Transaction, run: RunRecord) -> None:
+    """Take back what was stored when a run began."""
+    end(transaction, run.id)
+    transaction.write("delete from runs where id = ?", (run.id,))
+
+
+def _begin(transaction: Transaction, run: RunRecord, receipt: Receipt | None, kernel: str) -> None:
+    transaction.write(_ADD, plain(_values(run)))
+    begin(transaction, run.id, kernel, receipt)
+
+
 def _refused(fault: IntegrityFault) -> StoreUnavailable:
     return StoreUnavailable(
         f"The store refused the record of the run: {fault.reason}.", suggestion="Check the store with `kiwi doctor`."
     )
 
 
-def _is_due(run: Run) -> bool:
+def _is_due(run: RunRecord) -> bool:
     """Whether it falls to a run to prune: to one in 1,024, and to one in 32 of those with large results.
 
     Chance decides, by the noise in the id: processes that make a single call take their share.
@@ -246,8 +305,8 @@ def _where(wanted: RunFilter) -> tuple[str, list[Value]]:
     return " and ".join(clause for clause, _ in given) or "true", [value for _, value in given]
 
 
-def _run(row: Row) -> Run:
-    return Run(*row)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks their types
+def _run(row: Row) -> RunRecord:
+    return RunRecord(*row)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks their types
 
 
 def _beyond(rows: Iterable[Row], limit: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A store in one file: SQLite in WAL mode, with connections that read and one that writes."""
+"""The SQLite dialect: choice of the library, connections and errors."""
 
 from __future__ import annotations
 
@@ -6,25 +6,161 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from time import monotonic, sleep
 from typing import Literal
 
-from kiwi_mcp.domain.errors import InvalidRequest, StoreUnavailable
-from kiwi_mcp.store.database import Row, Value
-from kiwi_mcp.store.sqlite_faults import PATIENCE, busy, closed, code_of, fault
-from kiwi_mcp.store.sqlite_library import SOUND, library, version
-from kiwi_mcp.store.sqlite_line import FAULTS, Line
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, StoreDamaged, StoreUnavailable
+from kiwi_mcp.store.database import IntegrityFault, Row, Value
+
+# Before its `SOUND` release SQLite may damage a file that several processes write, and most Pythons have an older one.
+if find_spec("pysqlite3") is None:
+    import sqlite3 as library
+else:
+    from pysqlite3 import dbapi2 as library  # type: ignore[import-untyped,no-redef]  # a copy of the standard module
+
+__all__ = ["SOUND", "is_standard_library", "library", "version"]
+
+SOUND = (3, 51, 3)
+"""The first release that several processes may write with."""
+
+version: tuple[int, ...] = tuple(int(part) for part in library.sqlite_version.split("."))
+is_standard_library: bool = library.__name__ == "sqlite3"
+
+PATIENCE = 30.0
+"""How many seconds a writer waits for the writers before it."""
+_MEND = (
+    "Move {path} and the -wal and -shm files beside it to a safe place, then pull from a remote or restore a backup. "
+    "Do not delete it: much of it may still be readable."
+)
+
+
+def code_of(error: BaseException) -> int:
+    """Return SQLite's primary code for an error, 0 where it has none."""
+    return int(getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+def fault(error: BaseException, path: str) -> KiwiError | IntegrityFault:
+    """Return the Kiwi error for an error of the driver."""
+    code, response = code_of(error), str(error)
+    match code:
+        case library.SQLITE_CONSTRAINT:
+            return IntegrityFault(response)
+        case library.SQLITE_CORRUPT | library.SQLITE_NOTADB:
+            return _damaged(path)
+        case library.SQLITE_BUSY | library.SQLITE_LOCKED:
+            return busy(path)
+        case library.SQLITE_FULL:
+            return _unavailable(path, "there is no space left", "Free some space on that disk, then try again.")
+        case library.SQLITE_READONLY | library.SQLITE_PERM | library.SQLITE_CANTOPEN | library.SQLITE_AUTH:
+            return _unavailable(
+                path, "it cannot be written", f"Make {path} and its folder writable, or name another store."
+            )
+        case library.SQLITE_IOERR:
+            return _unavailable(
+                path, "the disk failed to read or write", "Check the disk and its limits, then try again."
+            )
+        case library.SQLITE_INTERRUPT:
+            return _unavailable(path, "it took longer than a statement may", "Check the store with `kiwi verify`.")
+        case library.SQLITE_ERROR if response.startswith("no such table"):
+            return _incomplete(path, "table")
+        case library.SQLITE_ERROR if response.startswith("no such column") or "has no column" in response:
+            return _incomplete(path, "column")
+    if isinstance(error, (UnicodeEncodeError, OverflowError, library.InterfaceError)) or code == library.SQLITE_TOOBIG:
+        return InvalidRequest(
+            "A value is too large or is not valid text.", suggestion="Send shorter values in valid Unicode."
+        )
+    if isinstance(error, library.ProgrammingError) and "closed" in response:
+        return closed(path)
+    return _unavailable(path, "it could not do what was asked", "Run `kiwi doctor`; the log holds the cause.")
+
+
+def _damaged(path: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"The store {path} is damaged, or is not a database.", suggestion=_MEND.format(path=path), path=path
+    )
+
+
+def _incomplete(path: str, missing: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"The store {path} lacks a {missing} of Kiwi's schema.",
+        suggestion=_MEND.format(path=path),
+        path=path,
+        missing=missing,
+    )
+
+
+def busy(path: str) -> StoreUnavailable:
+    """Error: another writer has not finished in time."""
+    return _unavailable(
+        path, f"another process has been writing for over {PATIENCE:.0f} s", "Wait for it, then try again."
+    )
+
+
+def closed(path: str) -> StoreUnavailable:
+    """Error: the store is closed."""
+    return _unavailable(path, "it was closed meanwhile", "Try again.")
+
+
+def _unavailable(path: str, why: str, suggestion: str) -> StoreUnavailable:
+    return StoreUnavailable(f"The store {path} is not available: {why}. Nothing was written.", suggestion=suggestion)
+
+
+LIMIT = 60.0
+"""For how many seconds a statement may run."""
+FAULTS = (library.Error, UnicodeEncodeError, OverflowError)
+"""What the driver raises: its own errors, and Python's for a value that SQLite cannot hold."""
+_STEPS = 100_000
+"""After how many steps of SQLite's machine the time is looked at: some milliseconds."""
+
+
+class _Watch:
+    """The time at which the statement of a connection is ended."""
+
+    def __init__(self) -> None:
+        self.end = inf
+
+    def is_over(self) -> bool:
+        return monotonic() > self.end
+
+
+class Line:
+    """A connection with the one cursor that is used on it, by one thread at a time."""
+
+    def __init__(self, connection: library.Connection) -> None:
+        self.connection = connection
+        self._cursor = connection.cursor()
+        # Not a method of the line: the connection would hold the line, and neither would ever go.
+        self._watch = _Watch()
+        connection.set_progress_handler(self._watch.is_over, _STEPS)
+
+    def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
+        """Return all rows of a query."""
+        self._watch.end = monotonic() + LIMIT
+        return self._cursor.execute(statement, values).fetchall()
+
+    def write(self, statement: str, values: Sequence[Value] = ()) -> int:
+        """Run one statement, and return how many rows it changed."""
+        self._watch.end = monotonic() + LIMIT
+        return self._cursor.execute(statement, values).rowcount
+
+    def insert(self, statement: str, rows: Iterable[Sequence[Value]]) -> None:
+        """Run one statement for each row, without a time limit: the source of the rows may be slow."""
+        self._watch.end = inf
+        self._cursor.executemany(statement, rows)
+
 
 _PRAGMAS = "PRAGMA foreign_keys=ON", "PRAGMA trusted_schema=OFF"
 _HASTE = 0.002
-"""For how many seconds whoever is in haste waits for another in haste: this may be an event loop."""
+"""How many seconds an urgent writer waits for another urgent writer. It may run on an event loop."""
 _READERS = 2
 """Two, so that a long list does not make a glance wait."""
 _CLOSING = 5.0
-"""How many seconds are waited for whoever uses a connection that is to be closed."""
+"""How many seconds `close` waits for the users of a connection."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _creating = Lock()
 _abandoned: list[object] = []
@@ -116,7 +252,7 @@ class SqliteTransaction:
 
 
 class SqliteDatabase:
-    """One SQLite file. It is closed with its last user, where nobody closes it before."""
+    """One SQLite file. It closes with its last user unless `close` is called earlier."""
 
     dialect: Literal["sqlite"] = "sqlite"
     is_embedded = True
@@ -137,7 +273,7 @@ class SqliteDatabase:
     def _open(self) -> None:
         self._process = os.getpid()
         self._writing, self._hurrying = Lock(), Lock()
-        # What is published must outlive a loss of power; the record of a run need not, and is made at every call.
+        # Published data must survive a power loss. The record of a run need not, and is written at every call.
         modes = ((PATIENCE, "FULL"), (0.0, "NORMAL"), *[(PATIENCE, "NORMAL")] * _READERS)
         self._connections = [_connection(self._path, patience, mode) for patience, mode in modes]
         self._writer, self._hasty, *readers = map(Line, self._connections)
@@ -145,7 +281,7 @@ class SqliteDatabase:
         for line in readers:
             self._idle.put(line)
         self._file = _file_at(self._path)
-        # A new connection counts from the start again, so that a process that was forked must not see a number again.
+        # A new connection counts from the start again. A forked process must not see the same number again.
         self._base = self._process << 40
 
     def _abandon(self, connections: Sequence[library.Connection]) -> None:
@@ -264,15 +400,15 @@ class SqliteDatabase:
         return tuple(json.loads(value)) if isinstance(value, str) else ()
 
     def doubts(self) -> Sequence[str]:
-        """Return that the library is an old one, if it is."""
+        """Return a warning if the SQLite library is too old."""
         if version >= SOUND:
             return ()
         wanted = ".".join(map(str, SOUND))
         return (f"SQLite {library.sqlite_version} may damage a file that several processes write; {wanted} does not",)
 
     def close(self) -> None:
-        """Let go of every connection once nobody uses it: SQLite does not bear to be closed in the middle."""
-        connections, self._connections = self._connections, []  # from now on nobody begins to use one
+        """Close every connection once it is idle: SQLite must not be closed during a statement."""
+        connections, self._connections = self._connections, []  # no new use can begin from here
         if not connections:
             return
         with ExitStack() as held:
@@ -283,7 +419,7 @@ class SqliteDatabase:
                 self._abandon(connections)
 
     def _takes_all(self, held: ExitStack) -> bool:
-        """Take every connection from whoever uses it until `held` ends, and say whether that was possible."""
+        """Lock every connection until `held` ends, and return whether that succeeded."""
         for lock in (self._writing, self._hurrying):
             if not lock.acquire(timeout=_CLOSING):
                 return False
@@ -341,7 +477,7 @@ def _turn_on_wal(connection: library.Connection) -> None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """Give the statements of a script one by one; a trigger is one, though it has semicolons inside."""
+    """Yield the statements of a script one by one; a trigger is one statement, although it contains semicolons."""
     *ended, rest = script.split(";")
     statement = ""
     for part in ended:

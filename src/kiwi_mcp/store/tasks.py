@@ -1,16 +1,15 @@
-"""Tasks in the store: calls that go on once their client was answered, and what is known of them afterwards."""
+"""Tasks in the store: calls that continue after the response to their client."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, TypeAlias, cast
 
-from kiwi_mcp.domain.errors import StoreDamaged
-from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.store.database import Database, Row, Value, within
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.store.database import Database, Row, Value, json_column, read_json_column, within
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
@@ -21,7 +20,7 @@ STALE_MS = 15_000
 MOST_KEPT = 1_000
 """How many tasks one principal may have, those that can still be read among them."""
 LOST: JsonObject = {"code": -32603, "message": "Kiwi ended while it ran; whether it finished is unknown."}
-"""What is said of a task whose process is gone, as an error of JSON-RPC."""
+"""The JSON-RPC error of a task after its process has ended."""
 
 _COLUMNS = (
     "id", "principal", "method", "identity", "owner", "created_at", "updated_at", "expires_at", "beat_at", "status",
@@ -45,19 +44,18 @@ _BURY = (
 )
 _PRUNE = "delete from tasks where id in (select id from tasks where expires_at < ? order by expires_at limit ?)"
 _STEP = 500
-"""How many old tasks go at the most when one is added."""
+"""The maximum number of expired tasks that are removed when one is added."""
 _LONGEST = 1_000
 _PATIENCE = 10.0
 """For how many seconds a server may be silent: a client waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is known of one task; times are milliseconds since 1970."""
+class Task(Struct, frozen=True):
+    """The state of one task; times are milliseconds since 1970."""
 
     id: str
     principal: str
-    """Whose it is: nobody else sees it."""
+    """The principal it belongs to. Other principals do not see it."""
     method: str
     identity: str
     """What was called."""
@@ -79,9 +77,8 @@ class Task:
         return self.status not in {"working", "input_required"}
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What somebody wants of a task that another process makes."""
+class TaskCommand(Struct, frozen=True):
+    """A request to change a task that runs in another process."""
 
     id: str
     is_unwanted: bool
@@ -97,7 +94,7 @@ class Tasks:
         self._actor = actor
 
     def add(self, task: Task) -> bool:
-        """Keep a new task, and say whether that was done: a principal may have only so many."""
+        """Store a new task. Return False if the principal already has the maximum number of tasks."""
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(_PRUNE, (task.created_at, _STEP))
             counted = "select count(*) from tasks where actor = ? and principal = ?"
@@ -115,7 +112,7 @@ class Tasks:
         return found if found is not None and now < found.expires_at else None
 
     def list(self, now: int, *, limit: int, prefix: str = "") -> Sequence[Task]:
-        """Return the actor's tasks, whoever's they are, the newest first; of some ids only, by their beginning."""
+        """Return the actor's tasks of all principals, newest first. `prefix` selects ids that start with it."""
         rows = self._listed(now, limit, prefix)
         if any(_is_lost(task, now) for task in rows):
             self._bury(now)
@@ -124,7 +121,7 @@ class Tasks:
 
     def finish(self, task: Task) -> bool:
         """Keep how a task ended, and say whether it was still this process's to end."""
-        values = (task.status, _clean(task.message), _text(task.detail), task.updated_at, task.expires_at)
+        values = (task.status, _clean(task.message), json_column(task.detail), task.updated_at, task.expires_at)
         with within(_PATIENCE), self._database.transaction() as transaction:
             return transaction.write(_END, (*values, task.id, task.owner)) > 0
 
@@ -132,26 +129,26 @@ class Tasks:
         """Tell that a process is still at its tasks, and what has changed with them."""
         with within(_PATIENCE), self._database.transaction() as transaction:
             for task in changed:
-                values = (task.status, _clean(task.message), _text(task.detail), task.updated_at, task.id, owner)
+                values = (task.status, _clean(task.message), json_column(task.detail), task.updated_at, task.id, owner)
                 transaction.write(_CHANGE, values)
             transaction.write(_BEAT, (now, now + KEPT_MS, owner))
 
-    def wishes(self, owner: str) -> Sequence[Wish]:
-        """Return what others want of the tasks that a process makes; answers are handed over once."""
+    def wishes(self, owner: str) -> Sequence[TaskCommand]:
+        """Return the requests of other processes for the tasks that a process runs; answers are returned once."""
         asked = f"select id, is_unwanted, answers from tasks where owner = ? and {_RUNS}"  # noqa: S608 - as above
         with within(_PATIENCE):
             rows = self._database.read(f"{asked} and (is_unwanted = 1 or answers <> '')", (owner,))
             for task_id, _, answers in rows:
                 if answers:
                     with self._database.transaction() as transaction:
-                        # Unless more came meanwhile: then all of it is taken again, and what is known is passed over.
+                        # Unless more answers came in the meantime: then all are read again, and known ones are skipped.
                         transaction.write(
                             "update tasks set answers = '' where id = ? and answers = ?", (task_id, answers)
                         )
-        return tuple(Wish(str(row[0]), bool(row[1]), _object(row[2]) if row[2] else {}) for row in rows)
+        return tuple(TaskCommand(str(row[0]), bool(row[1]), _object(row[2]) if row[2] else {}) for row in rows)
 
     def stop(self, task_id: str, principal: str | None) -> None:
-        """Ask the process that makes a call to end it; with no principal it may be anybody's."""
+        """Ask the process that runs a task to end it; without a principal, the task may belong to any principal."""
         own, values = self._own(task_id, principal)
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(f"update tasks set is_unwanted = 1 where {own} and {_RUNS}", values)  # noqa: S608 - as above
@@ -164,7 +161,8 @@ class Tasks:
             if rows:
                 known = _object(rows[0][0]) if rows[0][0] else {}
                 # What was said first holds.
-                transaction.write(f"update tasks set answers = ? where {own}", (_text({**answers, **known}), *values))  # noqa: S608 - as above
+                every = json_column({**answers, **known})
+                transaction.write(f"update tasks set answers = ? where {own}", (every, *values))  # noqa: S608 - as above
 
     def _one(self, task_id: str, principal: str) -> Task | None:
         with within(_PATIENCE):
@@ -181,7 +179,7 @@ class Tasks:
             return tuple(map(_task, self._database.read(statement, (self._actor, now, *begins, limit))))
 
     def _bury(self, now: int) -> None:
-        values = (str(LOST["message"]), _text(LOST), now, now + KEPT_MS, self._actor, now - STALE_MS)
+        values = (str(LOST["message"]), json_column(LOST), now, now + KEPT_MS, self._actor, now - STALE_MS)
         with within(_PATIENCE), self._database.transaction() as transaction:
             transaction.write(_BURY, values)
 
@@ -198,7 +196,7 @@ def _is_lost(task: Task, now: int) -> bool:
 def _row(task: Task) -> Sequence[Value]:
     texts = (task.id, _whose(task.principal), *map(_clean, (task.method, task.identity, task.owner)))
     times = (task.created_at, task.updated_at, task.expires_at, task.beat_at)
-    return (*texts, *times, task.status, _clean(task.message), _text(task.detail))
+    return (*texts, *times, task.status, _clean(task.message), json_column(task.detail))
 
 
 def _task(row: Row) -> Task:
@@ -211,22 +209,12 @@ def _task(row: Row) -> Task:
     )  # fmt: skip
 
 
-def _text(value: JsonObject) -> str:
-    # As ASCII: every database holds it, whatever characters a tool gives.
-    return json.dumps(value, separators=(",", ":"))
-
-
 def _object(text: Value) -> JsonObject:
-    try:
-        return as_object(json.loads(str(text)))
-    except ValueError as error:
-        raise StoreDamaged(
-            "A task in the store is not JSON.", suggestion="Take the store back from a backup, or call the tool again."
-        ) from error
+    return read_json_column(text, "A task", "Take the store back from a backup, or call the tool again.")
 
 
 def _whose(principal: str) -> str:
-    """Return a principal as it is kept: one that cannot be kept as it is must not become somebody else."""
+    """Return a principal as it is stored. One that cannot be stored as it is must not match another principal."""
     if _clean(principal) == principal:
         return principal
     return f"sha256:{sha256(principal.encode(errors='surrogatepass')).hexdigest()}"

@@ -1,1 +1,1 @@
-"""Thin shells that translate: the CLI and the MCP server. What one can do, all can."""
+"""Surfaces: the CLI, the MCP server and the gateway. They translate requests and answers."""

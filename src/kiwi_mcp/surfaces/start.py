@@ -1,16 +1,21 @@
-"""The one entry of every command, which imports next to nothing: an MCP client waits for its first answer.
+"""The entry point of every command. It imports next to nothing, because an MCP client waits for its first answer.
 
-`kiwi serve` is answered by stage one alone until the client has its list of tools; only then are the official SDK
-and the kernel imported, while the client thinks. Everything else goes to the CLI.
+`kiwi serve` answers from stage one alone until the client has its list of tools; only then are the official SDK
+and the kernel imported. Help pages come from `commands.json`; every other command loads the modules that it needs.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from kiwi_mcp import __version__
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def main() -> None:
@@ -18,11 +23,23 @@ def main() -> None:
     words = sys.argv[1:]
     if words in (["version"], ["--version"]):
         sys.stdout.write(f"{__version__}\n")
-        sys.exit()
-    if words[:1] == ["serve"] and (project := named_project(words[1:])) is not None:
+    elif words[:1] == ["serve"] and (project := named_project(words[1:])) is not None:
         serve(project)
-    else:
-        import_module("kiwi_mcp.surfaces.cli.app").main()
+    elif words[:1] == ["__complete"]:
+        load("cli.completion").complete(words[1:])
+    elif not load("cli.help").show(words):
+        load("cli.app").main(words, load)
+
+
+def load(name: str) -> ModuleType:
+    """Return a module of a surface, imported when it is needed."""
+    # What is imported stays until the end: searching it for garbage would take a sixth of a command's time.
+    gc.disable()
+    try:
+        return import_module(f"kiwi_mcp.surfaces.{name}")
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def named_project(words: Sequence[str]) -> str | None:
@@ -40,10 +57,10 @@ def named_project(words: Sequence[str]) -> str | None:
 
 def serve(project: str) -> None:
     """Serve MCP on standard input and output, in two stages, until the client leaves."""
-    stdio = import_module("kiwi_mcp.surfaces.mcp.stdio")
-    greeting = import_module("kiwi_mcp.surfaces.mcp.greeting")
+    stdio = load("mcp.stdio")
+    greeting = load("mcp.handshake")
     wire = stdio.claim()
     prepared = greeting.load_prepared()
-    opening = greeting.greet(wire, greeting.Greeting(prepared, greeting.load_tools(prepared, project)))
+    opening = greeting.greet(wire, greeting.Handshake(prepared, greeting.load_tools(prepared, project)))
     if not opening.lines.is_ended:
-        import_module("kiwi_mcp.surfaces.mcp.serving").run(wire, opening, project)
+        load("mcp.stdio_server").run(wire, opening, project)

@@ -1,4 +1,4 @@
-"""An MCP server without any library that stands where it is put: `python placed.py FOLDER [PORT]`.
+"""An MCP server without any library that can run from any folder: `python placed.py FOLDER [PORT]`.
 
 With a port it is reached over streamable HTTP on the loopback address, and prints the port that it got; without one
 over its standard streams. `offers.json` in its folder says what it offers, and is read anew for every request. It

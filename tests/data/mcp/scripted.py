@@ -1,4 +1,4 @@
-"""An MCP server without any library that offers what a file beside its work says: `python scripted.py OFFERS.json`.
+"""An MCP server without any library that offers the content of a file: `python scripted.py OFFERS.json`.
 
 The file is read anew for every request, so that what it offers can change while it runs. It notes each start.
 """

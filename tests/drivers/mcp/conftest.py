@@ -1,4 +1,4 @@
-"""A bench for the MCP driver: servers described by manifests, and items of theirs to be asked for."""
+"""A test bench for the MCP driver: servers from manifests, and calls of their items."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 import uvicorn
+from msgspec import Struct, field
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Ask, Caller, Note, nobody, unheard
-from kiwi_mcp.domain.chain import Chain
+from kiwi_mcp.domain.calls import Ask, Caller, Note, Space, no_answers, unheard
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
-from kiwi_mcp.domain.isolation import Jail
-from kiwi_mcp.domain.items import Manifest, Origin, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, Chain, Location, Manifest, Tool, TypeTraits
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
+from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.mcp.drive import Mcp
-from kiwi_mcp.drivers.mcp.listing import ServerListing
-from kiwi_mcp.kernel.confining import seeing
+from kiwi_mcp.drivers.mcp.driver import McpDriver
 from kiwi_mcp.policy.authorize import permit
+from kiwi_mcp.policy.isolation import seeing
 
 HOSTILE = Path(__file__).parent / "hostile.py"
 ANSWERABLE: JsonObject = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
@@ -48,17 +47,18 @@ def tool(
         tool_id, tool_type, "1.0.0", executor, config=config, outputs=outputs, parameters=parameters or {}
     )
     digest = sha256(compact([tool_id, config]).encode()).hexdigest()
-    return Tool(manifest, Origin("project", Path("/nowhere") / tool_id, Path("/nowhere")), digest=digest)
+    return Tool(manifest, Location("project", Path("/nowhere") / tool_id, Path("/nowhere")), digest=digest)
 
 
-@dataclass
-class Bench:
+class Bench(Struct):
     """A driver of its own, and the project that its servers run in."""
 
     space: Space
-    driver: Mcp = field(default_factory=Mcp)
-    jail: Jail = Jail("trusted")  # noqa: RUF009 - frozen all through
+    driver: McpDriver = field(default_factory=McpDriver)
+    profile: SandboxProfile = SandboxProfile("trusted")
     """How the processes of servers are held: as most tests are about what is said, not at all."""
+    client: tuple[str, ...] = CLIENT_REQUESTS
+    """What servers may ask of their callers, as their owner allowed it."""
 
     @property
     def notes(self) -> list[str]:
@@ -95,7 +95,10 @@ class Bench:
         words = config if "mcp_prompt_name" in config or "mcp_resource_uri" in config else {"mcp_tool_name": name}
         item = tool(name, "mcp_tool", server.id, {**words, **config}, outputs or {}, parameters)
         primitive = tool(server.manifest.executor or "", "primitive", None, {}, {})
-        return Chain((item, server, primitive), "mcp")
+        return Chain(
+            (item, server, primitive),
+            (TypeTraits("mcp", "server", "server"), TypeTraits("", "server", "server"), TypeTraits()),
+        )
 
     async def call(
         self,
@@ -104,27 +107,38 @@ class Bench:
         *,
         secrets: Mapping[str, str] | None = None,
         report: Report = silent,
-        ask: Ask = nobody,
+        ask: Ask = no_answers,
         note: Note = unheard,
     ) -> Outcome:
         """One call, as the kernel makes it, with every loopback host granted."""
         rights = Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),))
         plan = permit(self.driver.bind(chain, inputs or {}, self.space), rights)
-        caller = Caller(report, ask, note, {} if ask is nobody else ANSWERABLE)
-        plan = replace(plan, jail=self._jail(chain.executor))
+        caller = Caller(report, ask, note, {} if ask is no_answers else ANSWERABLE)
+        facts = {"mcp": {**as_object(plan.facts["mcp"]), "client": list(self.client)}}
+        plan = replace(plan, profile=self._profile_of(chain.executor), facts=facts)
         return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""
-        hosts = Rules(allow=("127.0.0.1",))
-        return await self.driver.list_items(Chain((server,), ""), self.space, {}, hosts=hosts, jail=self._jail(server))
+        chain, rights = (
+            Chain((server,), (TypeTraits("", "server", "server"),)),
+            Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),)),
+        )
+        plan = permit(self.driver.plan_server(chain, self.space), rights)
+        plan = replace(plan, profile=self._profile_of(server), facts={"mcp": {"client": list(self.client)}})
+        return await self.driver.list_items(plan, chain, self.space, {})
 
-    def _jail(self, server: Tool) -> Jail:
-        spec = self.driver.spec_of(Chain((server,), ""), self.space)
+    async def complete(self, chain: Chain, argument: str, value: str, context: Mapping[str, str]) -> list[str]:
+        """What a server proposes for an argument."""
+        plan = replace(self.driver.bind(chain, {"name": "x"}, self.space), profile=self.profile)
+        return await self.driver.complete(plan, chain, self.space, {}, argument, value, context)
+
+    def _profile_of(self, server: Tool) -> SandboxProfile:
+        spec = self.driver.plan_server(Chain((server,), (TypeTraits("", "server", "server"),)), self.space).spec
         if not isinstance(spec, ProcessSpec):
-            return self.jail
+            return self.profile
         # No server is talked to before its owner accepted it.
-        return seeing(self.jail, server, spec, self.space, Rights(), is_meant=True)[0]
+        return seeing(self.profile, server, spec, self.space, Rights(), is_meant=True)[0]
 
     def run(self, work: Coroutine[object, object, Result]) -> Result:
         """Do the work in a loop of its own, and close the driver afterwards."""

@@ -1,6 +1,6 @@
 """An MCP server without any library that can misbehave in every way a test names: `python hostile.py HABIT...`.
 
-It speaks both eras unless told otherwise, and offers a handful of tools that do what their names say.
+By default it speaks both eras, and it offers a handful of tools that do what their names say.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def ask(number: object, arguments: dict[str, Any]) -> None:
     asked = f"question {number}"
 
     def heard(said: dict[str, Any]) -> None:
-        told = {word: said[word] for word in ("result", "error") if word in said}
-        reply(number, {**text(json.dumps(told)), "isError": "error" in said and bool(arguments.get("fails"))})
+        response = {word: said[word] for word in ("result", "error") if word in said}
+        reply(number, {**text(json.dumps(response)), "isError": "error" in said and bool(arguments.get("fails"))})
 
     _asked[asked] = heard
     say({"id": asked, "method": arguments["method"], "params": arguments.get("params", {})})
@@ -97,15 +97,15 @@ def wonder(number: object, params: dict[str, Any]) -> None:
     arguments, answers = params["arguments"], params.get("inputResponses")
     rounds = int(params.get("requestState", "0").partition(" ")[0])
     if rounds >= arguments.get("rounds", 1):
-        told = {"answers": answers, "state": params.get("requestState"), "id": number}
-        reply(number, {"resultType": "complete", **text(json.dumps(told))})
+        response = {"answers": answers, "state": params.get("requestState"), "id": number}
+        reply(number, {"resultType": "complete", **text(json.dumps(response))})
         return
     more = {"inputRequests": arguments["questions"]} if "questions" in arguments else {}
     reply(number, {"resultType": "input_required", "requestState": f"{rounds + 1} opaque", **more})
 
 
 def make_task(number: object, arguments: dict[str, Any]) -> None:
-    """Make a task of a call: it works for some polls, asks if it is to, and ends as it is told to."""
+    """Make a task of a call: it works for some polls, asks if requested, and ends as requested."""
     made = {
         "taskId": f"task-{number}",
         "status": "working",

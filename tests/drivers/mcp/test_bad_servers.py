@@ -1,4 +1,4 @@
-"""Servers that misbehave: each way ends as a result within its limit, and harms nobody else."""
+"""Servers that misbehave: each case ends with a result in time and affects no other server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.drivers.mcp.conftest import Bench
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.outcome import Outcome
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 def open_files() -> int:
@@ -58,7 +60,7 @@ GOOD: Mapping[str, tuple[str, JsonObject, str]] = {
 
 @pytest.mark.case("MCP-01", "MCP-04")
 @pytest.mark.parametrize("habit", GOOD)
-def test_a_server_with_bad_manners_is_still_understood(bench: Bench, habit: str) -> None:
+def test_a_server_with_protocol_quirks_is_still_understood(bench: Bench, habit: str) -> None:
     name, inputs, result = GOOD[habit]
     outcome, slowest = drive(bench, name, inputs)
 
@@ -82,7 +84,7 @@ FATAL: Mapping[str, tuple[str, JsonObject, str, str]] = {
 @pytest.mark.req("I3", "I4")
 @pytest.mark.case("MCP-02", "MCP-03", "MCP-05", "MCP-09")
 @pytest.mark.parametrize("habit", FATAL)
-def test_a_server_that_fails_gives_a_result_in_time_while_others_answer(bench: Bench, habit: str) -> None:
+def test_a_failing_server_gives_a_result_in_time_while_others_answer(bench: Bench, habit: str) -> None:
     name, inputs, status, words = FATAL[habit]
     started = monotonic()
     outcome, slowest = drive(bench, name, inputs)
@@ -104,7 +106,7 @@ def test_a_server_that_fails_gives_a_result_in_time_while_others_answer(bench: B
     ],
 )
 @pytest.mark.case("MCP-02", "MCP-12")
-def test_a_server_that_cannot_be_greeted_is_unavailable_and_says_why(bench: Bench, habit: str, words: str) -> None:
+def test_a_server_that_fails_the_handshake_is_unavailable_with_a_reason(bench: Bench, habit: str, words: str) -> None:
     outcome, slowest = drive(bench, "echo", {}, habit, startup_timeout=1.5)
 
     assert outcome.status == "unavailable"
@@ -112,11 +114,11 @@ def test_a_server_that_cannot_be_greeted_is_unavailable_and_says_why(bench: Benc
     assert slowest < 1
 
 
-def test_what_a_package_runner_prints_first_is_skipped(bench: Bench) -> None:
+def test_lines_that_a_package_runner_prints_first_are_skipped(bench: Bench) -> None:
     assert bench.ask(bench.server("chatty_start"), "echo", {"text": "hi"}).result == "hi"
 
 
-def test_noise_is_told_once(bench: Bench) -> None:
+def test_noise_is_reported_once(bench: Bench) -> None:
     async def scenario() -> list[Json]:
         chain = bench.chain(bench.server(), "noise")
         return [(await bench.call(chain)).details.get("notices") for _ in range(3)]
@@ -124,14 +126,14 @@ def test_noise_is_told_once(bench: Bench) -> None:
     assert bench.run(scenario()) == [["The server printed 5 line(s) among its messages that are none."], None, None]
 
 
-def test_a_flood_that_ends_is_dropped_counted_and_told(bench: Bench) -> None:
+def test_a_flood_that_ends_is_dropped_counted_and_reported(bench: Bench) -> None:
     outcome = bench.ask(bench.server(), "flood", {"thousands": 4})
 
     assert outcome.result == "after the flood"
     assert "were dropped" in str(outcome.details["notices"])
 
 
-def test_last_words_hold_no_secret(bench: Bench) -> None:
+def test_the_last_output_of_a_server_contains_no_secret(bench: Bench) -> None:
     async def scenario() -> Outcome:
         server = bench.server(env={"KEY": "${API_KEY}"})
         return await bench.call(bench.chain(server, "exit"), secrets={"API_KEY": "s3cr3t-value"})
@@ -142,7 +144,7 @@ def test_last_words_hold_no_secret(bench: Bench) -> None:
 
 
 @pytest.mark.req("I4")
-def test_a_request_that_took_too_long_is_called_off_at_the_server(bench: Bench) -> None:
+def test_a_request_that_times_out_is_cancelled_at_the_server(bench: Bench) -> None:
     async def scenario() -> Outcome:
         server = bench.server()
         slow = asyncio.create_task(bench.call(bench.chain(server, "silence", timeout=0.3)))
@@ -156,7 +158,7 @@ def test_a_request_that_took_too_long_is_called_off_at_the_server(bench: Bench) 
     assert bench.notes[1:] == ["cancelled", "end"]
 
 
-def test_a_caller_who_leaves_calls_the_request_off(bench: Bench) -> None:
+def test_a_request_is_cancelled_when_its_caller_leaves(bench: Bench) -> None:
     async def scenario() -> None:
         server = bench.server()
         await bench.call(bench.chain(server, "echo"))
@@ -171,7 +173,7 @@ def test_a_caller_who_leaves_calls_the_request_off(bench: Bench) -> None:
     assert bench.notes[1:] == ["cancelled", "end"]
 
 
-def test_a_server_that_said_nothing_at_all_is_started_anew_for_the_next_call(bench: Bench) -> None:
+def test_a_silent_server_is_restarted_for_the_next_call(bench: Bench) -> None:
     async def scenario() -> Outcome:
         server = bench.server()
         assert (await bench.call(bench.chain(server, "silence", timeout=0.3))).status == "timeout"
@@ -182,7 +184,7 @@ def test_a_server_that_said_nothing_at_all_is_started_anew_for_the_next_call(ben
 
 
 @pytest.mark.req("I6")
-def test_a_hundred_crashes_leave_the_kernel_and_other_tools_alone(bench: Bench) -> None:
+def test_a_hundred_crashes_do_not_affect_the_kernel_and_other_tools(bench: Bench) -> None:
     async def scenario() -> int:
         good = bench.chain(bench.server(server_id="good"), "pid")
         first = (await bench.call(good)).result

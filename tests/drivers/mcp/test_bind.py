@@ -1,4 +1,4 @@
-"""What a call to a server will do, said before anything is started."""
+"""Plans of calls to a server, made before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
 from kiwi_mcp.drivers.mcp.server import server_of
 
 
-def test_a_plan_says_how_the_server_is_reached_and_what_it_is_asked(bench: Bench) -> None:
+def test_a_plan_contains_the_transport_and_the_request(bench: Bench) -> None:
     server = bench.server("x", env={"KEY": "${API_KEY}", "MODE": "${MODE:-fast}"})
     plan = bench.driver.bind(bench.chain(server, "echo", timeout=7), {"text": "hi"}, bench.space)
 
@@ -30,7 +30,7 @@ def test_a_plan_says_how_the_server_is_reached_and_what_it_is_asked(bench: Bench
     assert bench.notes == []
 
 
-def test_a_variable_in_a_command_line_works_and_is_warned_of(bench: Bench) -> None:
+def test_a_variable_in_a_command_line_works_with_a_warning(bench: Bench) -> None:
     server = bench.server(args=["server.py", "${ALLOWED_PATH}"])
     plan = bench.driver.bind(bench.chain(server, "echo"), {}, bench.space)
 
@@ -38,7 +38,7 @@ def test_a_variable_in_a_command_line_works_and_is_warned_of(bench: Bench) -> No
     assert "ALLOWED_PATH" in plan.warnings[0]
 
 
-def test_an_address_carries_its_credentials_by_name(bench: Bench) -> None:
+def test_a_url_contains_its_credentials_by_name(bench: Bench) -> None:
     auth = {"type": "bearer", "token": "${TOKEN}"}
     server = bench.remote("https://tools.example.com/mcp", headers={"X-Team": "blue"}, auth=auth)
     plan = bench.driver.bind(bench.chain(server, "find"), {}, bench.space)
@@ -64,7 +64,7 @@ def test_limits_have_finite_defaults(bench: Bench) -> None:
         ("file:///{+path}", {"path": "a/b c"}, "file:///a/b%20c"),
     ],
 )
-def test_the_address_of_a_resource_is_made_from_parameters(
+def test_the_uri_of_a_resource_is_built_from_parameters(
     bench: Bench, template: str, inputs: dict[str, str], uri: str
 ) -> None:
     plan = bench.driver.bind(bench.chain(bench.server(), "r", mcp_resource_uri=template), inputs, bench.space)
@@ -73,12 +73,12 @@ def test_the_address_of_a_resource_is_made_from_parameters(
     assert plan.effect == "idempotent"
 
 
-def test_a_resource_without_a_parameter_of_its_address_is_refused(bench: Bench) -> None:
+def test_a_resource_without_a_parameter_of_its_uri_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidArguments):
         bench.driver.bind(bench.chain(bench.server(), "r", mcp_resource_uri="memo://{name}"), {}, bench.space)
 
 
-def test_a_command_that_is_not_installed_is_told_before_anything_runs(bench: Bench) -> None:
+def test_a_missing_command_is_reported_before_anything_runs(bench: Bench) -> None:
     with pytest.raises(CommandMissing):
         bench.driver.bind(bench.chain(bench.server(command="no-such-runner"), "echo"), {}, bench.space)
 
@@ -89,6 +89,7 @@ def test_variables_that_loaders_obey_are_refused(bench: Bench, name: str) -> Non
         bench.driver.bind(bench.chain(bench.server(env={name: "x"}), "echo"), {}, bench.space)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("INJ-13")
 def test_names_and_arguments_with_control_characters_are_data(bench: Bench) -> None:
     outcome = bench.ask(bench.server(), "echo", {"text": 'a\n{"jsonrpc":"2.0"}\r\n\x00\x1b[0m'})
@@ -96,6 +97,7 @@ def test_names_and_arguments_with_control_characters_are_data(bench: Bench) -> N
     assert outcome.result == 'a\n{"jsonrpc":"2.0"}\r\n\x00\x1b[0m'
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_kernel_starts_without_the_sdk() -> None:
     program = "import sys, kiwi_mcp.kernel; print(sorted({'mcp', 'httpx2', 'websockets'} & sys.modules.keys()))"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""A thousand servers started, asked and killed leave nothing behind."""
+"""Servers that are started, called and killed a thousand times leave nothing behind."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import gc
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
+from tests.drivers.mcp.conftest import Bench
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import NOBODY
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.isolation import Jail
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json
-from kiwi_mcp.drivers.mcp.drive import Mcp
+from kiwi_mcp.domain.calls import NO_CALLER, Space
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.drivers.mcp.driver import McpDriver
 
-CYCLES, WARM, AT_ONCE = 1_000, 200, 8
+AT_ONCE = 8
 GROWTH = 6_000_000
 """How much more memory may be used after the last cycle than when everything was warm, in bytes."""
 SERVER = """
@@ -43,22 +40,12 @@ for line in sys.stdin:
 """
 
 
-class Bench(Protocol):
-    """What the test needs of the bench."""
-
-    space: Space
-
-    def server(self, *habits: str, server_id: str = "hostile", **config: Json) -> Tool: ...
-
-    def chain(self, server: Tool, name: str) -> Chain: ...
-
-
 async def cycle(chain: Chain, space: Space, number: int) -> None:
     """Connect, call, and let the server be killed: by surprise, politely, or by ourselves."""
-    driver = Mcp()
+    driver = McpDriver()
     try:
-        plan = replace(driver.bind(chain, {}, space), jail=Jail("trusted"))
-        outcome = await driver.drive(plan, chain, space, secrets={}, caller=NOBODY)
+        plan = replace(driver.bind(chain, {}, space), profile=SandboxProfile("trusted"))
+        outcome = await driver.drive(plan, chain, space, secrets={}, caller=NO_CALLER)
         assert outcome.is_success, outcome
         pid = int(str(outcome.result))
         assert pid in children()
@@ -95,21 +82,40 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the names are all that is wanted
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_a_thousand_connections_that_are_killed_leave_no_process_no_descriptor_and_no_memory(
+def test_killed_connections_leave_no_process_and_no_descriptor(bench: Bench, tmp_path: Path) -> None:
+    chain, before = short(bench, tmp_path), children()
+
+    asyncio.run(cycles(chain, bench.space, range(AT_ONCE)))
+    open_files = descriptors()
+    asyncio.run(cycles(chain, bench.space, range(AT_ONCE, 5 * AT_ONCE)))
+
+    assert children() <= before
+    assert descriptors() <= open_files
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.req("K-MC-02")
+def test_a_thousand_killed_connections_leave_no_process_no_descriptor_and_no_memory(
     bench: Bench, tmp_path: Path
 ) -> None:
-    script = tmp_path / "short.py"
-    script.write_text(SERVER, encoding="utf-8")
-    python = getattr(sys, "_base_executable", sys.executable)
-    chain = bench.chain(bench.server(server_id="short", command=python, args=["-IS", str(script)]), "pid")
-    before = children()
+    chain, before = short(bench, tmp_path), children()
 
-    asyncio.run(cycles(chain, bench.space, range(WARM)))
+    asyncio.run(cycles(chain, bench.space, range(200)))
     memory, open_files = resident(), descriptors()
-    asyncio.run(cycles(chain, bench.space, range(WARM, CYCLES)))
+    asyncio.run(cycles(chain, bench.space, range(200, 1_000)))
 
     assert children() <= before
     assert descriptors() <= open_files
     assert resident() - memory < GROWTH
+
+
+def short(bench: Bench, folder: Path) -> Chain:
+    """A tool of a server that starts as fast as a Python program can."""
+    script = folder / "short.py"
+    script.write_text(SERVER, encoding="utf-8")
+    python = getattr(sys, "_base_executable", sys.executable)
+    return bench.chain(bench.server(server_id="short", command=python, args=["-IS", str(script)]), "pid")

@@ -1,25 +1,24 @@
-"""Servers in jail: what the process of one sees, changes and reaches, and what it is told to ask for."""
+"""Sandboxed servers: what the process sees, changes and reaches, and which grant its errors suggest."""
 
 from __future__ import annotations
 
 import pathlib
 import socket
 import sys
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from msgspec.structs import replace
 from tests.drivers.mcp.conftest import Bench
+from tests.plugins.http_server import HttpReply, http_server
 
-from kiwi_mcp.domain.isolation import Jail, Limits
+from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.mcp.server import server_of
-from kiwi_mcp.drivers.seen import seen_by
+from kiwi_mcp.sandbox.command_files import files_of_command
 
 PROBE = """
 import json, os, socket, sys, urllib.request
@@ -68,7 +67,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def held(bench: Bench) -> Bench:
-    return replace(bench, jail=Jail("sandboxed"))
+    return replace(bench, profile=SandboxProfile("sandboxed"))
 
 
 @pytest.fixture
@@ -94,7 +93,8 @@ def do(bench: Bench, tool: Tool, **inputs: Json) -> Outcome:
     return bench.ask(tool, "probe", inputs)
 
 
-def test_a_server_sees_what_lies_beside_its_script_and_not_the_rest_of_the_project(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_sees_the_folder_of_its_script_and_not_the_rest_of_the_project(held: Bench, folder: Path) -> None:
     (held.space.project / "diary.txt").write_text("secret")
     probe = server(held, "servers/probe.py")
     assert said(do(held, probe)).startswith("here ")
@@ -103,7 +103,8 @@ def test_a_server_sees_what_lies_beside_its_script_and_not_the_rest_of_the_proje
     assert not (folder / "new.txt").exists()
 
 
-def test_a_server_reaches_no_network_and_no_file_of_the_owners(held: Bench, folder: Path, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_reaches_no_network_and_no_file_of_the_owner(held: Bench, folder: Path, home: Path) -> None:
     (home / "keys").write_text("secret")
     (folder / ".env").write_text("TOKEN=1")
     probe = server(held, str(folder / "probe.py"))
@@ -114,23 +115,26 @@ def test_a_server_reaches_no_network_and_no_file_of_the_owners(held: Bench, fold
     assert "TOKEN" not in said(do(held, probe, do="read", path=str(folder / ".env")))
 
 
-def test_a_server_has_what_its_jail_gives_it(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_has_what_its_sandbox_grants(held: Bench, folder: Path) -> None:
     data = held.space.project / "data"
     data.mkdir()
-    given = replace(held, jail=Jail("sandboxed", writable=(str(data),)))
+    given = replace(held, profile=SandboxProfile("sandboxed", writable=(str(data),)))
     assert said(do(given, server(held, "servers/probe.py"), do="write", path=str(data / "new.txt"))) == "1"
     assert (data / "new.txt").read_text() == "x"
 
 
-def test_the_folder_that_a_manifest_names_is_seen(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_folder_that_a_manifest_names_is_visible(held: Bench, folder: Path) -> None:
     work = held.space.project / "work"
     work.mkdir()
     (work / "note.txt").write_text("tea")
     assert said(do(held, server(held, str(folder / "probe.py"), cwd="work"), do="read", path="note.txt")) == "tea"
 
 
-def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
-    other = replace(held, jail=Jail("sandboxed", readable=(str(held.space.project),)), driver=held.driver)
+@pytest.mark.usefixtures("sandbox")
+def test_another_sandbox_is_another_process(held: Bench, folder: Path) -> None:
+    other = replace(held, profile=SandboxProfile("sandboxed", readable=(str(held.space.project),)), driver=held.driver)
     chain = held.chain(server(held, str(folder / "probe.py")), "probe")
 
     async def scenario() -> list[int]:
@@ -141,6 +145,7 @@ def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
     assert held.run(scenario()) == [2]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -153,7 +158,9 @@ def test_another_jail_is_another_process(held: Bench, folder: Path) -> None:
         ("that is not a number", ""),
     ],
 )
-def test_a_failure_for_want_of_something_says_what_to_type(held: Bench, folder: Path, text: str, wanted: str) -> None:
+def test_a_failure_caused_by_a_missing_grant_contains_the_command_to_type(
+    held: Bench, folder: Path, text: str, wanted: str
+) -> None:
     path = held.space.project / "data"
     path.mkdir()
     outcome = do(held, server(held, str(folder / "probe.py")), do="fail", text=text.format(path=path))
@@ -162,17 +169,19 @@ def test_a_failure_for_want_of_something_says_what_to_type(held: Bench, folder: 
     assert (command in outcome.suggestion) is bool(wanted)
 
 
-def test_what_is_given_already_is_not_offered_again(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_existing_grant_is_not_suggested_again(held: Bench, folder: Path) -> None:
     data = held.space.project / "data"
     data.mkdir()
-    given = replace(held, jail=Jail("sandboxed", writable=(str(data),)))
+    given = replace(held, profile=SandboxProfile("sandboxed", writable=(str(data),)))
     text = f"no such file or directory: '{data}/missing.txt', '{data}'"
     outcome = do(given, server(held, str(folder / "probe.py")), do="fail", text=text)
     assert outcome.status == "error"
     assert "kiwi mcp allow" not in outcome.suggestion
 
 
-def test_a_server_that_cannot_start_in_its_jail_says_what_it_lacks(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_that_cannot_start_in_its_sandbox_reports_what_it_lacks(held: Bench, folder: Path) -> None:
     module = held.space.project / "elsewhere.py"
     module.write_text("")
     (folder / "probe.py").write_text(f"open({str(module)!r})")
@@ -181,20 +190,21 @@ def test_a_server_that_cannot_start_in_its_jail_says_what_it_lacks(held: Bench, 
     assert f"`kiwi mcp allow probe --read {module}`" in outcome.suggestion
 
 
-def test_a_launcher_that_fails_is_not_taken_for_the_server(held: Bench, folder: Path) -> None:
-    gone = replace(held, jail=Jail("sandboxed", readable=(str(held.space.project / "gone"),)))
+@pytest.mark.usefixtures("sandbox")
+def test_a_failing_launcher_is_not_reported_as_the_server(held: Bench, folder: Path) -> None:
+    gone = replace(held, profile=SandboxProfile("sandboxed", readable=(str(held.space.project / "gone"),)))
     outcome = do(gone, server(held, str(folder / "probe.py")))
     assert outcome.status == "unavailable"
     assert "gone" in outcome.message
 
 
-def test_a_server_whose_jail_nobody_says_is_held_as_strictly_as_can_be(held: Bench, folder: Path) -> None:
-    assert server_of(server(held, str(folder / "probe.py")), held.space).jail.level == "restricted"
+def test_a_server_without_a_sandbox_profile_runs_in_the_strictest_sandbox(held: Bench, folder: Path) -> None:
+    assert server_of(server(held, str(folder / "probe.py")), held.space).profile.level == "restricted"
 
 
-def test_a_home_folder_is_never_meant_by_a_script_in_it(bench: Bench, home: Path) -> None:
+def test_a_script_in_the_home_folder_does_not_expose_the_home_folder(bench: Bench, home: Path) -> None:
     (home / "server.py").write_text("")
-    seen = seen_by(ProcessSpec((sys.executable, str(home / "server.py")), cwd="/", env={}), has_folder=False)
+    seen = files_of_command(ProcessSpec((sys.executable, str(home / "server.py")), cwd="/", env={}), has_folder=False)
     assert str(home) not in seen.readable
     assert str(home / "server.py") in seen.readable
 
@@ -204,13 +214,13 @@ def test_a_home_folder_is_never_meant_by_a_script_in_it(bench: Bench, home: Path
     [["python3", "-c"], ["python3", "-Ic"], ["python3", "-m"], ["node", "-e"], ["node", "--eval=1"], ["node", "-pe"],
      ["sh", "-ec"], ["perl", "-E"], ["php", "-r"], ["python3", "-cpass"]],
 )  # fmt: skip
-def test_no_word_after_code_is_a_script(words: list[str], tmp_path: Path) -> None:
+def test_an_argument_after_inline_code_is_not_a_script(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "secrets.key").write_text("")
     command = (*words, "code", str(tmp_path / "secrets.key"))
-    assert seen_by(ProcessSpec(command, cwd="/", env={}), has_folder=False).readable == ()
+    assert files_of_command(ProcessSpec(command, cwd="/", env={}), has_folder=False).readable == ()
 
 
-def test_a_package_is_seen_whole(tmp_path: Path) -> None:
+def test_a_package_is_visible_in_full(tmp_path: Path) -> None:
     modules = tmp_path / "app" / "node_modules"
     script = modules / "server" / "dist" / "index.js"
     package = tmp_path / "src" / "pkg" / "inner"
@@ -220,58 +230,47 @@ def test_a_package_is_seen_whole(tmp_path: Path) -> None:
         file.write_text("")
 
     def readable(program: str, path: Path) -> tuple[str, ...]:
-        return seen_by(ProcessSpec((program, str(path)), cwd="/", env={}), has_folder=False).readable
+        return files_of_command(ProcessSpec((program, str(path)), cwd="/", env={}), has_folder=False).readable
 
     assert readable("/usr/bin/node", script) == (str(modules),)
     assert readable("/usr/bin/python3", package / "main.py") == (str(tmp_path / "src"),)
 
 
-def test_a_server_reaches_the_hosts_it_was_given_and_says_which_it_was_not(held: Bench, folder: Path) -> None:
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"tea")
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the library calls it
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as service:
-        Thread(target=service.serve_forever, daemon=True).start()
-        port = service.server_address[1]
-        hosts = (f"127.0.0.1:{port}",)
-        given = replace(held, jail=Jail("sandboxed", hosts=hosts, private_hosts=hosts))
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_reaches_its_granted_hosts_and_reports_the_others(held: Bench, folder: Path) -> None:
+    with http_server(lambda _: HttpReply(b"tea")) as host:
+        port = int(host.rpartition(":")[2])
+        given = replace(held, profile=SandboxProfile("sandboxed", hosts=(host,), private_hosts=(host,)))
         probe = server(held, str(folder / "probe.py"))
-        try:
-            told = do(given, probe, do="fetch", url=f"http://127.0.0.1:{port}/")
-            assert said(told) == "tea"
-            (row,) = map(as_object, as_list(told.sent["hosts"]))
-            assert (row["host"], row["port"], row["verdict"]) == ("127.0.0.1", port, "allowed")
+        response = do(given, probe, do="fetch", url=f"http://{host}/")
+        assert said(response) == "tea"
+        (row,) = map(as_object, as_list(response.sent["hosts"]))
+        assert (row["host"], row["port"], row["verdict"]) == ("127.0.0.1", port, "allowed")
 
-            async def scenario() -> Outcome:
-                chain = given.chain(probe, "probe")
-                await given.call(chain, {"do": "fetch", "url": "http://other.test/"})
-                return await given.call(chain, {"do": "fail", "text": "fetch failed"})
+        async def scenario() -> Outcome:
+            chain = given.chain(probe, "probe")
+            await given.call(chain, {"do": "fetch", "url": "http://other.test/"})
+            return await given.call(chain, {"do": "fail", "text": "fetch failed"})
 
-            assert "--host other.test:80" in given.run(scenario()).suggestion
-        finally:
-            service.shutdown()
+        assert "--host other.test:80" in given.run(scenario()).suggestion
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.timeout(240)  # a disk may take its time with what is written through to it
-def test_a_server_that_writes_more_than_it_may_is_stopped_and_says_why(held: Bench, folder: Path) -> None:
+def test_a_server_that_exceeds_its_quota_is_stopped_with_a_reason(held: Bench, folder: Path) -> None:
     given = held.space.project / "given"
     given.mkdir()
-    jail = Jail("sandboxed", writable=(str(given),), limits=Limits(workspace_bytes=4_000_000))
+    profile = SandboxProfile("sandboxed", writable=(str(given),), limits=ResourceLimits(workspace_bytes=4_000_000))
     filled = do(
-        replace(held, jail=jail), server(held, str(folder / "probe.py")),
+        replace(held, profile=profile), server(held, str(folder / "probe.py")),
         do="fill", path=str(given / "much"), size=8_000_000,
     )  # fmt: skip
     assert filled.status != "success"
     assert "wrote more than 4,000,000 bytes" in filled.message
 
 
-def test_servers_in_jail_leave_no_process_and_no_descriptor(held: Bench, folder: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_sandboxed_servers_leave_no_process_and_no_descriptor(held: Bench, folder: Path) -> None:
     def left() -> tuple[int, int]:
         children = [
             pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()

@@ -1,4 +1,4 @@
-"""Items of a server, called through the kernel as any other."""
+"""Items of a server, called through the kernel."""
 
 from __future__ import annotations
 
@@ -39,22 +39,39 @@ def written(project: Path) -> Path:
     return project
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-MC-05")
 def test_tools_prompts_and_resources_run_like_any_item(written: Path, ask: Callable[..., Answer]) -> None:
+    ask("mcp", action="accept", server="helper")
     assert ask("execute", item_id="shout", parameters={"text": "hi"}).content["result"] == "hi"
     assert "Hello Ann" in str(ask("execute", item_id="hello", parameters={"who": "Ann"}).content["result"])
     assert ask("execute", item_id="memo", parameters={"name": "tea"}).content["result"] == "about memo://tea"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("I3")
-def test_a_server_that_dies_is_told_as_unavailable_without_the_secret(
+def test_a_server_that_dies_is_unavailable_and_the_secret_is_not_shown(
     written: Path, ask: Callable[..., Answer]
 ) -> None:
+    ask("mcp", action="accept", server="helper")
     content = ask("execute", item_id="break").content
 
     assert content["status"] == "unavailable"
     assert "the cup is broken" in str(content["message"])
     assert "s3cr3t" not in str(content)
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.case("TR-F01")
+def test_a_server_that_the_owner_never_accepted_gets_no_variables(written: Path, ask: Callable[..., Answer]) -> None:
+    for _ in range(2):  # an edit after the acceptance takes the variables away again
+        refused = ask("execute", item_id="shout", parameters={"text": "hi"}).content
+        assert refused["code"] in {"secret_not_granted", "definition_changed"}
+        assert "`kiwi mcp accept helper`" in str(refused["suggestion"])
+        ask("mcp", action="accept", server="helper")
+        assert ask("execute", item_id="shout", parameters={"text": "hi"}).content["status"] == "success"
+        manifest = written / ".ai" / "tools" / "helper.yaml"
+        manifest.write_text(manifest.read_text().replace("KEY:", "OTHER:"))
 
 
 def test_a_dry_run_starts_nothing_and_shows_names_for_secrets(written: Path, ask: Callable[..., Answer]) -> None:
@@ -68,7 +85,9 @@ def test_a_dry_run_starts_nothing_and_shows_names_for_secrets(written: Path, ask
 @pytest.mark.parametrize(
     "words", ["{mcp_tool_name: a, mcp_prompt_name: b}", "{mcp_prompt_name: a, mcp_resource_uri: b}"]
 )
-def test_an_item_is_one_of_the_three(written: Path, ask: Callable[..., Answer], words: str) -> None:
+def test_an_item_of_a_server_is_a_tool_a_prompt_or_a_resource(
+    written: Path, ask: Callable[..., Answer], words: str
+) -> None:
     path = written / ".ai" / "tools" / "shout.yaml"
     path.write_text(path.read_text().replace("{mcp_tool_name: echo}", words))
 

@@ -1,4 +1,4 @@
-"""The short way of a request: its own numbers, one answer each, and all else left to the dispatcher."""
+"""Fast requests: own ids, one answer each, and everything else left to the dispatcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcp_types import ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCReque
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.drivers.mcp.lane import Lane, is_traced
+from kiwi_mcp.drivers.mcp.rpc import RequestChannel, is_traced
 
 Result = TypeVar("Result")
 Answer = Callable[[int], JSONRPCResponse | JSONRPCError]
@@ -47,16 +47,16 @@ class Sent:
         pass
 
 
-def run(work: Callable[[Lane, Sent], Coroutine[object, object, Result]]) -> Result:
+def run(work: Callable[[RequestChannel, Sent], Coroutine[object, object, Result]]) -> Result:
     async def limited() -> Result:
         sent = Sent()
         async with asyncio.timeout(10):
-            return await work(Lane(sent), sent)
+            return await work(RequestChannel(sent), sent)
 
     return asyncio.run(limited())
 
 
-async def asked(lane: Lane, sent: Sent) -> tuple[asyncio.Task[JsonObject], int]:
+async def asked(lane: RequestChannel, sent: Sent) -> tuple[asyncio.Task[JsonObject], int]:
     """Begin to ask, and return the number that the request has."""
     sent.came.clear()
     task = asyncio.create_task(lane.ask("tools/call", {"name": "echo"}, {"a": "b"}))
@@ -72,7 +72,7 @@ def answer(number: int | str, **result: str) -> JSONRPCResponse:
 
 
 def test_a_request_gets_the_answer_to_its_own_number() -> None:
-    async def work(lane: Lane, sent: Sent) -> tuple[JsonObject, JsonObject]:
+    async def work(lane: RequestChannel, sent: Sent) -> tuple[JsonObject, JsonObject]:
         first, one = await asked(lane, sent)
         second, two = await asked(lane, sent)
         assert one != two
@@ -83,8 +83,8 @@ def test_a_request_gets_the_answer_to_its_own_number() -> None:
     assert run(work) == ({"of": "one"}, {"of": "two"})
 
 
-def test_a_request_is_sent_with_its_headers_and_nothing_that_was_not_said() -> None:
-    async def work(lane: Lane, sent: Sent) -> str:
+def test_a_request_is_sent_with_its_headers_and_nothing_else() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> str:
         task, number = await asked(lane, sent)
         assert isinstance(sent.messages[0].metadata, ClientMessageMetadata)
         assert sent.messages[0].metadata.headers == {"a": "b"}
@@ -95,8 +95,8 @@ def test_a_request_is_sent_with_its_headers_and_nothing_that_was_not_said() -> N
     assert run(work) == '{"jsonrpc":"2.0","id":N,"method":"tools/call","params":{"name":"echo"}}'
 
 
-def test_a_number_that_comes_back_as_text_is_the_same_number() -> None:
-    async def work(lane: Lane, sent: Sent) -> JsonObject:
+def test_an_id_that_returns_as_text_is_the_same_id() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> JsonObject:
         task, number = await asked(lane, sent)
         assert lane.takes(answer(str(number), is_it="yes"))
         return await task
@@ -104,10 +104,10 @@ def test_a_number_that_comes_back_as_text_is_the_same_number() -> None:
     assert run(work) == {"is_it": "yes"}
 
 
-def test_what_answers_nothing_of_ours_is_left_to_the_dispatcher() -> None:
-    async def work(lane: Lane, sent: Sent) -> None:
+def test_an_unrelated_message_is_left_to_the_dispatcher() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> None:
         task, number = await asked(lane, sent)
-        assert not lane.takes(answer(1))
+        assert not lane.takes(answer(number + 1))
         assert not lane.takes(JSONRPCRequest(jsonrpc="2.0", id=number, method="ping"))
         assert not lane.takes(JSONRPCNotification(jsonrpc="2.0", method="notifications/progress"))
         assert lane.takes(answer(number, first="yes"))
@@ -118,8 +118,8 @@ def test_what_answers_nothing_of_ours_is_left_to_the_dispatcher() -> None:
     run(work)
 
 
-def test_what_the_server_refuses_is_raised() -> None:
-    async def work(lane: Lane, sent: Sent) -> None:
+def test_an_error_of_the_server_is_raised() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> None:
         task, number = await asked(lane, sent)
         lane.takes(JSONRPCError(jsonrpc="2.0", id=number, error=ErrorData(code=-32602, message="No.", data={"a": 1})))
         await task
@@ -129,24 +129,24 @@ def test_what_the_server_refuses_is_raised() -> None:
     assert (refused.value.code, refused.value.error.data) == (-32602, {"a": 1})
 
 
-def test_a_request_that_nobody_waits_for_any_more_is_called_off() -> None:
-    async def work(lane: Lane, sent: Sent) -> None:
+def test_a_request_is_cancelled_when_its_caller_stops_waiting() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> None:
         task, number = await asked(lane, sent)
         task.cancel()
         await asyncio.wait({task})
         assert task.cancelled()
-        told = sent.messages[-1].message
-        assert isinstance(told, JSONRPCNotification)
-        assert told.method == "notifications/cancelled"
-        assert told.params is not None
-        assert told.params["requestId"] == number
+        response = sent.messages[-1].message
+        assert isinstance(response, JSONRPCNotification)
+        assert response.method == "notifications/cancelled"
+        assert response.params is not None
+        assert response.params["requestId"] == number
         assert not lane.takes(answer(number))
 
     run(work)
 
 
-def test_everyone_who_waits_hears_of_the_end_and_nobody_begins_after_it() -> None:
-    async def work(lane: Lane, sent: Sent) -> None:
+def test_all_waiting_callers_see_the_end_and_no_new_request_starts() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> None:
         waiting = [(await asked(lane, sent))[0] for _ in range(3)]
         lane.end()
         for task in (*waiting, asyncio.create_task(lane.ask("ping", {}, {}))):
@@ -156,8 +156,8 @@ def test_everyone_who_waits_hears_of_the_end_and_nobody_begins_after_it() -> Non
     run(work)
 
 
-def test_a_wire_that_broke_is_a_connection_that_was_closed() -> None:
-    async def work(lane: Lane, sent: Sent) -> None:
+def test_a_broken_transport_is_a_closed_connection() -> None:
+    async def work(lane: RequestChannel, sent: Sent) -> None:
         sent.is_broken = True
         await lane.ask("ping", {}, {})
 
@@ -165,7 +165,7 @@ def test_a_wire_that_broke_is_a_connection_that_was_closed() -> None:
         run(work)
 
 
-def test_a_call_that_is_part_of_a_trace_is_seen_as_such() -> None:
+def test_a_call_within_a_trace_carries_the_trace() -> None:
     assert not is_traced()
     span = NonRecordingSpan(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1)))
     with use_span(span):

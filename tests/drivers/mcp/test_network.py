@@ -1,4 +1,4 @@
-"""Servers that are reached by address: streamable HTTP in both eras, SSE, WebSocket, and what may go wrong there."""
+"""Servers over the network: streamable HTTP in both eras, SSE, WebSocket, and their failures."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from kiwi_mcp.domain.errors import AddressDenied
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome, Progress
-from kiwi_mcp.drivers.mcp.listing import ServerListing
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 
 def offering() -> MCPServer:
@@ -93,8 +95,9 @@ def test_streamable_http_gives_tools_prompts_and_resources(bench: Bench) -> None
     at(bench, offering().streamable_http_app(), work)
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K-MC-01", "K-MC-05")
-def test_streamable_http_of_the_old_era_is_spoken_too(bench: Bench) -> None:
+def test_streamable_http_of_the_handshake_era_works(bench: Bench) -> None:
     async def work(address: str) -> None:
         server = bench.remote(f"{address}/mcp")
         bench.driver.eras.remember(server.identity, "legacy")
@@ -105,7 +108,7 @@ def test_streamable_http_of_the_old_era_is_spoken_too(bench: Bench) -> None:
 
 
 @pytest.mark.req("K-MC-01", "K-MC-05")
-def test_sse_is_spoken_with_old_servers(bench: Bench) -> None:
+def test_sse_servers_work(bench: Bench) -> None:
     async def work(address: str) -> None:
         listing, outcomes = await everything(bench, bench.remote(f"{address}/sse", "sse"))
         check(listing, outcomes, "legacy")
@@ -114,12 +117,12 @@ def test_sse_is_spoken_with_old_servers(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("path", "transport"), [("mcp", "http"), ("sse", "sse")])
-def test_progress_and_time_limits_pass_through(bench: Bench, path: str, transport: str) -> None:
-    told: list[Progress] = []
+def test_progress_and_time_limits_work_over_http(bench: Bench, path: str, transport: str) -> None:
+    response: list[Progress] = []
 
     async def work(address: str) -> None:
         server = bench.remote(f"{address}/{path}", transport)
-        counted = await bench.call(bench.chain(server, "count"), report=told.append)
+        counted = await bench.call(bench.chain(server, "count"), report=response.append)
         assert counted.result in ("counted", {"result": "counted"})
         late = await bench.call(bench.chain(server, "sleep", timeout=0.3), {"seconds": 30})
         assert late.status == "timeout"
@@ -127,10 +130,10 @@ def test_progress_and_time_limits_pass_through(bench: Bench, path: str, transpor
 
     friendly = offering()
     at(bench, friendly.sse_app() if transport == "sse" else friendly.streamable_http_app(), work)
-    assert [(step.message, step.done, step.total) for step in told][-1] == ("number 3", 3.0, 3.0)
+    assert [(step.message, step.done, step.total) for step in response][-1] == ("number 3", 3.0, 3.0)
 
 
-def test_a_server_of_the_new_era_tells_of_changes_to_who_listens(bench: Bench) -> None:
+def test_a_server_of_the_modern_era_announces_changes_to_listeners(bench: Bench) -> None:
     async def work(address: str) -> None:
         changed: asyncio.Queue[str] = asyncio.Queue()
         bench.driver.on_change = changed.put_nowait
@@ -153,8 +156,9 @@ def test_calls_over_http_are_concurrent(bench: Bench) -> None:
     at(bench, offering().streamable_http_app(), work)
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K-MC-01")
-def test_a_websocket_is_spoken(bench: Bench) -> None:
+async def test_a_websocket_server_works(bench: Bench) -> None:
     async def answer(connection: ServerConnection) -> None:
         assert connection.request is not None
         assert connection.request.headers["Authorization"] == "Bearer t0ken"
@@ -186,7 +190,7 @@ def test_a_websocket_is_spoken(bench: Bench) -> None:
             finally:
                 await bench.driver.aclose()
 
-    assert asyncio.run(scenario()).result == "hi"
+    assert (await scenario()).result == "hi"
 
 
 @pytest.mark.req("I3")
@@ -211,7 +215,7 @@ def test_an_address_that_the_owner_did_not_grant_is_denied(bench: Bench, transpo
 
 
 @pytest.mark.case("MCP-13")
-def test_a_redirect_to_another_origin_is_not_followed(bench: Bench) -> None:
+def test_a_redirect_to_another_origin_is_refused(bench: Bench) -> None:
     visited: list[str] = []
 
     async def away(request: Request) -> Response:
@@ -229,20 +233,20 @@ def test_a_redirect_to_another_origin_is_not_followed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
-def test_a_status_that_says_no_is_told(bench: Bench, status: int) -> None:
+def test_a_refusing_status_is_reported(bench: Bench, status: int) -> None:
     async def no(_: Request) -> Response:
         return PlainTextResponse("no", status_code=status)
 
     async def work(address: str) -> None:
         outcome = await bench.call(bench.chain(bench.remote(f"{address}/mcp"), "add"))
         assert outcome.status == "unavailable"
-        assert ("wants a token" if status == 401 else f"answered {status}") in outcome.message
+        assert ("requires a token" if status == 401 else f"answered {status}") in outcome.message
 
     at(bench, Starlette(routes=[Route("/mcp", no, methods=["POST", "GET"])]), work)
 
 
 @pytest.mark.case("MCP-13", "MCP-05")
-def test_an_answer_without_end_is_cut_off(bench: Bench) -> None:
+def test_an_endless_response_is_cut_off(bench: Bench) -> None:
     async def endless(request: Request) -> Response:
         asked = json.loads(await request.body())
         return Response(
@@ -259,35 +263,30 @@ def test_an_answer_without_end_is_cut_off(bench: Bench) -> None:
     at(bench, Starlette(routes=[Route("/mcp", endless, methods=["POST", "GET"])]), work)
 
 
-def test_a_server_that_was_replaced_is_greeted_again(bench: Bench) -> None:
+async def test_a_replaced_server_gets_a_new_handshake(bench: Bench) -> None:
     """A server of one era is stopped, and one of the other era listens at the same address."""
 
-    async def scenario() -> list[object]:
-        results: list[object] = []
-        with socket.socket() as bound:
-            bound.bind(("127.0.0.1", 0))
-            bound.listen()
-            server = bench.remote(f"http://127.0.0.1:{bound.getsockname()[1]}/mcp")
-            chain = bench.chain(server, "add")
-            for _ in range(2):
-                app = offering().streamable_http_app()
-                bench.driver.eras.remember(server.identity, "legacy")
-                runner = uvicorn.Server(
-                    uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none")
-                )
-                task = asyncio.create_task(runner.serve(sockets=[bound.dup()]))
-                results.append((await bench.call(chain, {"a": 1, "b": 2})).result)
-                runner.should_exit = runner.force_exit = True
-                await task
-        results.append((await bench.call(chain, {"a": 1, "b": 2})).status)
-        await bench.driver.aclose()
-        return results
-
-    assert asyncio.run(scenario()) == [{"sum": 3}, {"sum": 3}, "unavailable"]
+    results: list[object] = []
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        server = bench.remote(f"http://127.0.0.1:{bound.getsockname()[1]}/mcp")
+        chain = bench.chain(server, "add")
+        for _ in range(2):
+            app = offering().streamable_http_app()
+            bench.driver.eras.remember(server.identity, "legacy")
+            runner = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
+            task = asyncio.create_task(runner.serve(sockets=[bound.dup()]))
+            results.append((await bench.call(chain, {"a": 1, "b": 2})).result)
+            runner.should_exit = runner.force_exit = True
+            await task
+    results.append((await bench.call(chain, {"a": 1, "b": 2})).status)
+    await bench.driver.aclose()
+    assert results == [{"sum": 3}, {"sum": 3}, "unavailable"]
 
 
 @pytest.mark.parametrize(("code", "calls"), [(-32600, 1), (-32601, 1), (-32022, 2)])
-def test_a_call_is_sent_again_only_where_it_was_surely_not_heard(bench: Bench, code: int, calls: int) -> None:
+def test_a_call_is_resent_only_if_the_server_cannot_have_received_it(bench: Bench, code: int, calls: int) -> None:
     asked: list[str] = []
 
     async def answer(request: Request) -> Response:
@@ -311,7 +310,7 @@ def test_a_call_is_sent_again_only_where_it_was_surely_not_heard(bench: Bench, c
     assert asked.count("tools/call") == calls
 
 
-def test_an_event_of_sse_may_be_as_large_as_every_message_and_a_larger_one_is_told(bench: Bench) -> None:
+def test_an_sse_event_may_have_the_size_of_a_message_and_a_larger_one_is_reported(bench: Bench) -> None:
     server = MCPServer("large")
 
     @server.tool()
@@ -341,7 +340,7 @@ BAD: Json = {"type": "string", "x-mcp-header": "Region\r\nX-Evil"}
         ({"where": BAD}, {"where": BAD}, [None, None]),
     ],
 )
-def test_what_a_server_wants_as_headers_too_is_sent_so_and_else_looked_up(
+def test_arguments_that_a_server_wants_as_headers_are_sent_as_headers(
     bench: Bench, properties: JsonObject, listed: JsonObject, headers: list[str | None]
 ) -> None:
     heard: list[str | None] = []

@@ -1,4 +1,4 @@
-"""Lines of servers' logs, for who listens; and proposals while an argument is typed."""
+"""Log lines of servers for listeners, and completion of arguments."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.drivers.mcp.conftest import Bench
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, compact
-from kiwi_mcp.drivers.mcp.talk import LONGEST_NOTE, MOST_NOTES, Talk
+from kiwi_mcp.drivers.mcp.server_events import LONGEST_NOTE, MOST_NOTES, CallerChannel
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("habits", [("logs",), ("modern",)])
-def test_lines_of_a_log_reach_the_caller_without_what_steers_a_terminal(bench: Bench, habits: tuple[str, ...]) -> None:
+def test_log_lines_reach_the_caller_without_control_characters(bench: Bench, habits: tuple[str, ...]) -> None:
     lines: list[JsonObject] = []
     bench.run(bench.call(bench.chain(bench.server(*habits), "log"), note=lines.append))
 
     assert lines == [{"level": "info", "data": f"line {number}", "logger": "hostile"} for number in (0, 1)]
 
 
-def test_a_server_of_the_old_era_is_asked_for_its_log_once_and_only_if_somebody_listens(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_server_of_the_handshake_era_gets_its_log_level_once_and_only_for_a_listener(bench: Bench) -> None:
     async def scenario() -> None:
         chain = bench.chain(bench.server("logs"), "echo")
         await bench.call(chain)
@@ -35,7 +37,8 @@ def test_a_server_of_the_old_era_is_asked_for_its_log_once_and_only_if_somebody_
     assert bench.notes.count("level info") == 1
 
 
-def test_of_two_callers_on_one_pipe_neither_is_told_what_may_be_the_others(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_log_lines_of_two_concurrent_callers_reach_neither_of_them(bench: Bench) -> None:
     lines: list[JsonObject] = []
 
     async def scenario() -> None:
@@ -54,7 +57,7 @@ def noted(*params: JsonObject) -> list[JsonObject]:
     lines: list[JsonObject] = []
 
     async def scenario() -> None:
-        talk = Talk(Caller(note=lines.append), asyncio.timeout(10))
+        talk = CallerChannel(Caller(note=lines.append), asyncio.timeout(10))
         for one in params:
             talk.note(one)
 
@@ -62,7 +65,7 @@ def noted(*params: JsonObject) -> list[JsonObject]:
     return lines
 
 
-def test_a_call_passes_on_only_so_many_lines() -> None:
+def test_the_number_of_log_lines_per_call_is_limited() -> None:
     assert len(noted(*[{"data": "x"}] * (MOST_NOTES + 10))) == MOST_NOTES
 
 
@@ -75,7 +78,7 @@ anything: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(params=st.dictionaries(st.sampled_from(["level", "data", "logger", "else"]), anything))
-def test_whatever_a_server_logs_is_a_short_line_that_can_be_passed_on(params: JsonObject) -> None:
+def test_any_log_message_becomes_a_short_line(params: JsonObject) -> None:
     [line] = noted(params)
 
     assert line.keys() <= {"level", "data", "logger"}
@@ -83,20 +86,22 @@ def test_whatever_a_server_logs_is_a_short_line_that_can_be_passed_on(params: Js
     assert len(compact(line).encode(errors="replace").decode()) < 2 * LONGEST_NOTE + 500
 
 
-def test_a_server_proposes_what_an_argument_may_be(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_server_completes_the_value_of_an_argument(bench: Bench) -> None:
     async def scenario() -> list[list[str]]:
         server = bench.server("modern", "completes")
         prompt = bench.chain(server, "greet", mcp_prompt_name="greet")
         template = bench.chain(server, "memo", mcp_resource_uri="memo://{name}")
         return [
-            await bench.driver.complete(chain, bench.space, {}, "who", "An", context, jail=bench.jail)
+            await bench.complete(chain, "who", "An", context)
             for chain, context in [(prompt, {}), (template, {"other": "tea"}), (bench.chain(server, "echo"), {})]
         ]
 
     assert bench.run(scenario()) == [["Ana", "ref/prompt"], ["Ana", "ref/resource", "tea"], []]
 
 
-def test_a_server_that_proposes_nothing_is_not_asked_to(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_server_without_completion_is_not_asked(bench: Bench) -> None:
     chain = bench.chain(bench.server("modern"), "greet", mcp_prompt_name="greet")
 
-    assert bench.run(bench.driver.complete(chain, bench.space, {}, "who", "An", {}, jail=bench.jail)) == []
+    assert bench.run(bench.complete(chain, "who", "An", {})) == []

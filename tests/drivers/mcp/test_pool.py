@@ -1,4 +1,4 @@
-"""Connections that are kept: shared, reaped, started again with patience, and gone without a trace."""
+"""The connection pool: sharing, idle timeouts, restarts with backoff, and clean shutdown."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import select
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 from tests.drivers.mcp.conftest import HOSTILE, Bench
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.mcp import Era
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.mcp.circuit import OPENS_AFTER, Circuit
-from kiwi_mcp.drivers.mcp.eras import Era, Eras
-from kiwi_mcp.drivers.mcp.pool import Pool
-from kiwi_mcp.drivers.mcp.server import Server, server_of
+from kiwi_mcp.drivers.mcp.connection import EraCache
+from kiwi_mcp.drivers.mcp.pool import OPENS_AFTER, CircuitBreaker, ConnectionPool
+from kiwi_mcp.drivers.mcp.server import ServerConfig, server_of
 
 
 def is_alive(pid: int) -> bool:
@@ -39,12 +39,13 @@ def starts(bench: Bench) -> list[int]:
     return [int(note.split()[1]) for note in bench.notes if note.startswith("start")]
 
 
-def reached(bench: Bench, tool: Tool) -> Server:
-    return replace(server_of(tool, bench.space), jail=bench.jail)
+def reached(bench: Bench, tool: Tool) -> ServerConfig:
+    return replace(server_of(tool, bench.space), profile=bench.profile)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_calls_at_the_same_time_start_a_server_once_and_are_answered_at_the_same_time(bench: Bench) -> None:
+def test_concurrent_calls_start_a_server_once_and_run_in_parallel(bench: Bench) -> None:
     async def scenario() -> float:
         chain = bench.chain(bench.server(), "slow")
         await bench.call(bench.chain(bench.server(), "echo"))
@@ -57,7 +58,8 @@ def test_calls_at_the_same_time_start_a_server_once_and_are_answered_at_the_same
     assert len(starts(bench)) == 1
 
 
-def test_the_first_callers_start_a_server_once_together(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_concurrent_first_callers_start_a_server_once(bench: Bench) -> None:
     async def scenario() -> set[object]:
         chain = bench.chain(bench.server(), "pid")
         return {outcome.result for outcome in await asyncio.gather(*(bench.call(chain) for _ in range(20)))}
@@ -66,8 +68,9 @@ def test_the_first_callers_start_a_server_once_together(bench: Bench) -> None:
     assert len(starts(bench)) == 1
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_each_set_of_credentials_has_a_connection_of_its_own(bench: Bench) -> None:
+def test_each_set_of_credentials_has_its_own_connection(bench: Bench) -> None:
     async def scenario() -> list[object]:
         chain = bench.chain(bench.server(env={"KEY": "${KEY}"}), "pid")
         return [(await bench.call(chain, secrets={"KEY": key})).result for key in ("mine", "yours", "mine")]
@@ -76,8 +79,9 @@ def test_each_set_of_credentials_has_a_connection_of_its_own(bench: Bench) -> No
     assert first == third != second
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_closing_ends_every_process_and_all_that_they_started(bench: Bench) -> None:
+def test_closing_ends_every_process_and_its_children(bench: Bench) -> None:
     async def scenario() -> list[int]:
         found = []
         for number in range(3):
@@ -90,8 +94,9 @@ def test_closing_ends_every_process_and_all_that_they_started(bench: Bench) -> N
     assert not any(map(is_alive, bench.run(scenario())))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("MCP-10")
-def test_a_server_that_ignores_its_end_is_ended_all_the_same(bench: Bench) -> None:
+def test_a_server_that_ignores_termination_is_killed(bench: Bench) -> None:
     started = monotonic()
     pid = int(str(bench.ask(bench.server("ignores_end"), "pid").result))
 
@@ -99,18 +104,20 @@ def test_a_server_that_ignores_its_end_is_ended_all_the_same(bench: Bench) -> No
     assert monotonic() - started < 6
 
 
-def test_a_loop_that_is_left_without_closing_leaves_no_process(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_loop_that_ends_without_closing_leaves_no_process(bench: Bench) -> None:
     pid = int(str(asyncio.run(bench.call(bench.chain(bench.server(), "pid"))).result))
 
     assert not is_alive(pid)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_a_connection_that_nobody_uses_is_reaped_and_comes_back(bench: Bench) -> None:
+def test_an_idle_connection_is_closed_and_reopened_on_use(bench: Bench) -> None:
     server = reached(bench, bench.server())
 
     async def scenario() -> None:
-        pool = Pool(Eras(), idle=0.05)
+        pool = ConnectionPool(EraCache(), idle=0.05)
         async with pool.using(server, {}) as lease:
             await lease.connection.ask("tools/list", {})
         assert pool.open_count == 1
@@ -127,9 +134,10 @@ def test_a_connection_that_nobody_uses_is_reaped_and_comes_back(bench: Bench) ->
     assert len(starts(bench)) == 2
 
 
-def test_of_too_many_connections_the_one_unused_for_longest_goes(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_the_least_recently_used_connection_is_closed_first(bench: Bench) -> None:
     async def scenario() -> list[int]:
-        pool = Pool(Eras(), most=2)
+        pool = ConnectionPool(EraCache(), most=2)
         for name in ("a", "b", "a", "c"):
             async with pool.using(reached(bench, bench.server(server_id=name)), {}) as lease:
                 await lease.connection.ask("tools/list", {})
@@ -147,11 +155,10 @@ def test_of_too_many_connections_the_one_unused_for_longest_goes(bench: Bench) -
     assert len(asyncio.run(scenario())) == 3
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_a_server_that_keeps_failing_is_left_alone_and_tried_again_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kiwi_mcp.drivers.mcp.circuit.REST", 0.3)
+def test_a_failing_server_is_retried_after_a_delay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kiwi_mcp.drivers.mcp.pool.REST", 0.3)
     server = bench.server("dies_at_start", reconnect_delay=0.01)
 
     async def scenario() -> list[Outcome]:
@@ -168,8 +175,8 @@ def test_a_server_that_keeps_failing_is_left_alone_and_tried_again_later(
     assert len(starts(bench)) == OPENS_AFTER + 1
 
 
-def test_waits_between_starts_grow_and_the_first_one_is_none(bench: Bench) -> None:
-    server, circuit = reached(bench, bench.server()), Circuit()
+def test_delays_between_starts_grow_from_zero(bench: Bench) -> None:
+    server, circuit = reached(bench, bench.server()), CircuitBreaker()
     waits = []
     for _ in range(OPENS_AFTER - 1):
         circuit.failed(server, Unavailable("no", suggestion=""))
@@ -181,8 +188,8 @@ def test_waits_between_starts_grow_and_the_first_one_is_none(bench: Bench) -> No
     assert circuit.wait(server) == 0
 
 
-def test_a_server_that_shall_not_reconnect_keeps_nobody_waiting(bench: Bench) -> None:
-    server, circuit = reached(bench, bench.server(reconnect=False)), Circuit()
+def test_a_server_without_reconnect_delays_no_caller(bench: Bench) -> None:
+    server, circuit = reached(bench, bench.server(reconnect=False)), CircuitBreaker()
     circuit.failed(server, Unavailable("no", suggestion=""))
     circuit.failed(server, Unavailable("no", suggestion=""))
 
@@ -190,8 +197,9 @@ def test_a_server_that_shall_not_reconnect_keeps_nobody_waiting(bench: Bench) ->
         circuit.wait(server)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_fifty_connections_made_used_and_killed_leave_nothing(bench: Bench) -> None:
+def test_fifty_killed_connections_leave_nothing(bench: Bench) -> None:
     async def scenario() -> tuple[int, int]:
         chain, kill = bench.chain(bench.server(), "echo"), bench.chain(bench.server(), "kill")
         before = 0
@@ -212,6 +220,7 @@ def test_fifty_connections_made_used_and_killed_leave_nothing(bench: Bench) -> N
     assert not {*children.read_text().split()} - others
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("habits", "era", "version"),
     [
@@ -222,7 +231,7 @@ def test_fifty_connections_made_used_and_killed_leave_nothing(bench: Bench) -> N
     ],
 )
 @pytest.mark.req("K-MC-01")
-def test_the_era_of_a_server_is_found_and_remembered(
+def test_the_era_of_a_server_is_detected_and_remembered(
     bench: Bench, habits: tuple[str, ...], era: Era, version: str
 ) -> None:
     async def scenario() -> tuple[str, str]:
@@ -233,8 +242,9 @@ def test_the_era_of_a_server_is_found_and_remembered(
     assert bench.driver.eras.of("project/local/hostile@1.0.0") == era
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("known", "habits", "found"), [("modern", (), "legacy"), ("legacy", ("modern",), "modern")])
-def test_an_era_that_changed_is_healed_on_the_same_connection(
+def test_a_changed_era_is_corrected_on_the_same_connection(
     bench: Bench, known: Era, habits: tuple[str, ...], found: Era
 ) -> None:
     async def scenario() -> str:
@@ -246,7 +256,8 @@ def test_an_era_that_changed_is_healed_on_the_same_connection(
     assert len(starts(bench)) == 1
 
 
-def test_a_change_of_the_list_is_told(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_changed_list_is_announced(bench: Bench) -> None:
     changed: list[str] = []
     bench.driver.on_change = changed.append
     bench.ask(bench.server(), "changed")
@@ -254,14 +265,15 @@ def test_a_change_of_the_list_is_told(bench: Bench) -> None:
     assert changed == ["project/local/hostile@1.0.0"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-02")
-def test_a_kernel_that_is_killed_takes_well_behaved_servers_with_it(bench: Bench) -> None:
+def test_a_killed_kernel_takes_well_behaved_servers_with_it(bench: Bench) -> None:
     program = (
         "import asyncio, sys\n"
         "from kiwi_mcp.domain.plan import ProcessSpec\n"
-        "from kiwi_mcp.primitives.peer import talking\n"
+        "from kiwi_mcp.primitives.process.stdio_process import open_stdio\n"
         "async def main():\n"
-        "    async with talking(ProcessSpec(tuple(sys.argv[2:]), sys.argv[1]), secrets={}) as peer:\n"
+        "    async with open_stdio(ProcessSpec(tuple(sys.argv[2:]), sys.argv[1]), secrets={}) as peer:\n"
         "        print(peer.pid, flush=True)\n"
         "        await peer.line()\n"
         "asyncio.run(main())\n"

@@ -1,4 +1,4 @@
-"""Servers that others wrote, in other languages and on other versions of other libraries."""
+"""Third-party servers in other languages and with other SDK versions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tests.drivers.mcp.conftest import Bench
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Answers, Questions
-from kiwi_mcp.domain.isolation import Jail
+from kiwi_mcp.domain.calls import Answers, Questions, Space
+from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress
@@ -19,13 +18,13 @@ from kiwi_mcp.domain.outcome import Outcome, Progress
 SERVERS = Path(sys.prefix) / "mcp-servers"
 NPM = SERVERS / "npm" / "node_modules" / ".bin"
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def bench(space: Space) -> Bench:
-    """A bench whose servers are held as the kernel holds them, and may change the project."""
-    return Bench(space, jail=Jail("sandboxed", writable=(str(space.project),)))
+def bench(space: Space, sandbox: None) -> Bench:
+    """A bench with sandboxed servers, as in the kernel, that may change the project."""
+    return Bench(space, profile=SandboxProfile("sandboxed", writable=(str(space.project),)))
 
 
 def real(bench: Bench, program: Path, *arguments: str) -> Tool:
@@ -54,7 +53,7 @@ def texts(outcome: Outcome) -> str:
 @pytest.mark.req("K-MC-01", "K-MC-05")
 def test_the_everything_server_gives_everything(bench: Bench) -> None:
     server = real(bench, NPM / "mcp-server-everything", "stdio")
-    told: list[Progress] = []
+    response: list[Progress] = []
 
     async def scenario() -> None:
         listing = await bench.list_items(server)
@@ -65,7 +64,7 @@ def test_the_everything_server_gives_everything(bench: Bench) -> None:
         assert "Echo: hi" in texts(await bench.call(bench.chain(server, "echo"), {"message": "hi"}))
         long = next(name for name in offered if "long" in name.lower())
         steps: JsonObject = {"duration": 1, "steps": 3}
-        assert (await bench.call(bench.chain(server, long), steps, report=told.append)).is_success
+        assert (await bench.call(bench.chain(server, long), steps, report=response.append)).is_success
         prompt = as_text(next(one["name"] for one in listing.prompts if not one.get("arguments")))
         assert (await bench.call(bench.chain(server, "p", mcp_prompt_name=prompt))).is_success
         if listing.resources:
@@ -73,11 +72,11 @@ def test_the_everything_server_gives_everything(bench: Bench) -> None:
             assert (await bench.call(bench.chain(server, "r", mcp_resource_uri=uri))).is_success
 
     bench.run(scenario())
-    assert told
+    assert response
 
 
 @pytest.mark.req("K-MC-01")
-def test_the_everything_server_asks_whoever_called_it(bench: Bench) -> None:
+def test_the_everything_server_asks_its_caller(bench: Bench) -> None:
     server = real(bench, NPM / "mcp-server-everything", "stdio")
     answers: dict[str, JsonObject] = {
         "elicitation/create": {"action": "accept", "content": {"name": "Ann"}},
@@ -151,7 +150,7 @@ def test_the_git_server_reads_a_repository(bench: Bench) -> None:
 
 
 @pytest.mark.req("K-MC-01")
-def test_a_server_on_an_older_library_is_spoken_with(bench: Bench) -> None:
+def test_a_server_with_an_older_sdk_works(bench: Bench) -> None:
     server = real(bench, installed("mcp-server-calculator"))
 
     assert names(bench, server) == {"calculate"}
@@ -159,5 +158,5 @@ def test_a_server_on_an_older_library_is_spoken_with(bench: Bench) -> None:
 
 
 @pytest.mark.req("K-MC-01")
-def test_a_server_of_yet_another_author_lists_what_it_has(bench: Bench) -> None:
+def test_a_server_of_another_author_lists_its_tools(bench: Bench) -> None:
     assert "search" in names(bench, real(bench, installed("duckduckgo-mcp-server")))

@@ -1,4 +1,4 @@
-"""What servers answer, as results."""
+"""Results of servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.drivers.mcp.conftest import Bench
 
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.outcome import Outcome, Progress
-from kiwi_mcp.drivers.mcp.bind import Wanted
-from kiwi_mcp.drivers.mcp.failures import harmless
-from kiwi_mcp.drivers.mcp.messages import _messages
+from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.mcp.result import outcome_of, refused
+from kiwi_mcp.drivers.mcp.server import ServerRequest
+from kiwi_mcp.drivers.mcp.transport import _messages
 
-CALL = Wanted("tools/call", "find")
+CALL = ServerRequest("tools/call", "find")
 SCHEMA: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -43,7 +43,7 @@ def text(words: str) -> dict[str, Json]:
          [{"type": "resource_link", "uri": "memo://x", "name": "x"}]),
     ],
 )  # fmt: skip
-def test_an_answer_becomes_the_simplest_value_that_holds_it_and_stays_whole_beside_it(
+def test_a_result_becomes_the_simplest_value_and_is_preserved_in_full(
     answer: JsonObject, outputs: JsonObject, result: Json
 ) -> None:
     assert outcome_of(CALL, answer, outputs) == Outcome("success", result=result, passed=answer)
@@ -57,13 +57,15 @@ def test_a_result_that_breaks_its_own_schema_is_an_error(bench: Bench) -> None:
     assert outcome.message.startswith("The result is not what the tool declares: result.a")
 
 
-def test_a_tool_that_fails_is_an_error_with_its_own_words_made_harmless(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_failing_tool_is_an_error_with_its_message_escaped(bench: Bench) -> None:
     outcome = bench.ask(bench.server(), "fail")
 
     assert (outcome.status, outcome.message) == ("error", "no such account")
 
 
-def test_a_refusal_keeps_its_code_and_data(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_protocol_error_keeps_its_code_and_data(bench: Bench) -> None:
     outcome = bench.ask(bench.server(), "refuse")
 
     assert outcome.status == "error"
@@ -71,12 +73,13 @@ def test_a_refusal_keeps_its_code_and_data(bench: Bench) -> None:
     assert outcome.details == {"mcp_code": -32001, "mcp_data": {"why": "sunday"}}
 
 
-def test_a_generic_fault_of_a_server_is_not_the_end_of_the_connection(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_generic_server_error_does_not_end_the_connection(bench: Bench) -> None:
     assert bench.ask(bench.server(), "generic").status == "error"
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_gateway_that_finds_nobody_is_unavailable(status: int) -> None:
+def test_a_gateway_error_of_a_proxy_is_unavailable(status: int) -> None:
     assert refused("find", MCPError(-32603, "no", data={"http_status": status})).status == "unavailable"
 
 
@@ -87,13 +90,15 @@ def test_a_gateway_that_finds_nobody_is_unavailable(status: int) -> None:
         ({"extensions": {"io.modelcontextprotocol/tasks": {}}}, {}),
     ],
 )
-def test_a_server_that_must_ask_and_may_not_is_told_as_a_question(needed: JsonObject, details: JsonObject) -> None:
+def test_a_missing_client_capability_is_reported_as_a_question(needed: JsonObject, details: JsonObject) -> None:
     data: dict[str, Json] = {"requiredCapabilities": needed}
     found = refused("find", MCPError(-32021, "no", data=data)).details
 
     assert found == {"mcp_code": -32021, "mcp_data": data, **details}
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-MC-05")
 @pytest.mark.parametrize(
     ("name", "config", "words"),
@@ -104,7 +109,7 @@ def test_a_server_that_must_ask_and_may_not_is_told_as_a_question(needed: JsonOb
         ("memo", {"mcp_resource_uri": "memo://{who}"}, {"contents"}),
     ],
 )
-def test_what_a_server_answers_is_passed_on_word_for_word(
+def test_the_answer_of_a_server_is_passed_on_unchanged(
     bench: Bench, name: str, config: dict[str, Json], words: set[str]
 ) -> None:
     passed = bench.ask(bench.server(), name, {"who": "Ann"}, **config).passed
@@ -113,11 +118,12 @@ def test_what_a_server_answers_is_passed_on_word_for_word(
     assert passed.keys() == words
 
 
-def test_what_breaks_its_own_schema_is_not_passed_on() -> None:
+def test_a_result_that_breaks_its_schema_is_not_passed_on() -> None:
     assert outcome_of(CALL, {"content": [], "structuredContent": {"a": "one"}}, SCHEMA).passed is None
 
 
-def test_a_prompt_and_a_resource_are_asked_for_by_their_own_words(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_prompt_and_a_resource_are_requested_with_their_own_methods(bench: Bench) -> None:
     server = bench.server()
     prompt = bench.ask(server, "greet", {"who": 7}, mcp_prompt_name="greet")
     resource = bench.ask(server, "memo", {"name": "tea"}, mcp_resource_uri="memo://{name}")
@@ -126,11 +132,12 @@ def test_a_prompt_and_a_resource_are_asked_for_by_their_own_words(bench: Bench) 
     assert resource.result == "about memo://tea"
 
 
-def test_progress_is_told_without_what_steers_a_terminal(bench: Bench) -> None:
-    told: list[Progress] = []
-    bench.run(bench.call(bench.chain(bench.server(), "progress"), report=told.append))
+@pytest.mark.usefixtures("processes")
+def test_progress_is_reported_without_control_characters(bench: Bench) -> None:
+    response: list[Progress] = []
+    bench.run(bench.call(bench.chain(bench.server(), "progress"), report=response.append))
 
-    assert told == [Progress(f"step {step}", done=step, total=3) for step in (1, 2, 3)]
+    assert response == [Progress(f"step {step}", done=step, total=3) for step in (1, 2, 3)]
 
 
 anything: st.SearchStrategy[Any] = st.recursive(
@@ -145,18 +152,18 @@ answers = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(answer=answers, outputs=st.sampled_from([{}, SCHEMA]))
-def test_whatever_a_server_answers_can_be_passed_on(answer: JsonObject, outputs: JsonObject) -> None:
+def test_any_server_answer_can_be_passed_on(answer: JsonObject, outputs: JsonObject) -> None:
     outcome = outcome_of(CALL, answer, outputs)
     compact([outcome.result, outcome.passed]).encode()
 
 
 @settings(max_examples=150, deadline=None)
 @given(line=st.binary(max_size=200) | anything.map(lambda value: str(value).encode(errors="replace")))
-def test_whatever_a_server_prints_is_a_message_or_nothing(line: bytes) -> None:
+def test_any_server_output_is_a_message_or_ignored(line: bytes) -> None:
     list(_messages(line))
 
 
 @settings(max_examples=150, deadline=None)
 @given(words=st.text(alphabet=st.characters() | st.sampled_from("\x1b[]\x07\x9b31m;")))
-def test_words_of_servers_never_steer_a_terminal(words: str) -> None:
-    assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(harmless(words))
+def test_text_of_servers_contains_no_terminal_control(words: str) -> None:
+    assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(strip_controls(words))

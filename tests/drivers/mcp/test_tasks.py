@@ -1,4 +1,4 @@
-"""Calls that servers make tasks of: followed to their end, whichever it is, and called off when nobody waits."""
+"""Server tasks: followed to their end, and cancelled when no caller waits."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import json
 import pytest
 from tests.drivers.mcp.conftest import Bench
 
-from kiwi_mcp.domain.caller import Answers, Questions
+from kiwi_mcp.domain.calls import Answers, Questions
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress
-from kiwi_mcp.drivers.mcp.tasks import LATEST, SOONEST, USUAL, poll_after
+from kiwi_mcp.drivers.mcp.call import LATEST, SOONEST, USUAL, poll_after
 
 QUESTION: JsonObject = {"method": "elicitation/create", "params": {"message": "Sure?"}}
 YES: JsonObject = {"action": "accept", "content": {}}
 
 
-def test_a_task_is_followed_until_it_is_done_and_tells_how_far_it_is(bench: Bench) -> None:
-    told: list[Progress] = []
+@pytest.mark.usefixtures("processes")
+def test_a_task_is_followed_to_its_end_and_reports_progress(bench: Bench) -> None:
+    response: list[Progress] = []
     chain = bench.chain(bench.server("modern", "tasks"), "task")
-    outcome = bench.run(bench.call(chain, {"polls": 2}, report=told.append))
+    outcome = bench.run(bench.call(chain, {"polls": 2}, report=response.append))
 
     assert (outcome.status, outcome.result) == ("success", "{}")
     assert outcome.passed == {"content": [{"type": "text", "text": "{}"}]}
-    assert [step.message for step in told] == ["begun", "1 left", "0 left"]
-    assert [step.done for step in told] == [1, 2, 3]
+    assert [step.message for step in response] == ["begun", "1 left", "0 left"]
+    assert [step.done for step in response] == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("end", "status", "words", "details"),
     [
@@ -36,7 +38,7 @@ def test_a_task_is_followed_until_it_is_done_and_tells_how_far_it_is(bench: Benc
         ("gone", "unavailable", "Task not found", {"task": "gone", "mcp_code": -32602}),
     ],
 )
-def test_each_other_end_of_a_task_is_told_as_what_it_is(
+def test_each_end_of_a_task_has_its_own_status(
     bench: Bench, end: str, status: str, words: str, details: JsonObject
 ) -> None:
     outcome = bench.ask(bench.server("modern", "tasks"), "task", {"end": end})
@@ -46,7 +48,8 @@ def test_each_other_end_of_a_task_is_told_as_what_it_is(
     assert outcome.suggestion
 
 
-def test_a_task_asks_each_question_once_and_goes_on_with_the_answer(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_task_asks_each_question_once_and_continues_with_the_answer(bench: Bench) -> None:
     heard: list[Questions] = []
 
     async def ask(questions: Questions) -> Answers:
@@ -60,22 +63,25 @@ def test_a_task_asks_each_question_once_and_goes_on_with_the_answer(bench: Bench
     assert [sorted(questions) for questions in heard] == [["a", "b"]]
 
 
-def test_a_task_with_a_question_for_nobody_is_called_off(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_task_with_an_unanswerable_question_is_cancelled(bench: Bench) -> None:
     outcome = bench.ask(bench.server("modern", "tasks"), "task", {"questions": {"a": QUESTION}})
 
     assert (outcome.status, outcome.details["input_required"]) == ("error", True)
     assert "tasks/cancel null" in bench.notes
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("I4")
-def test_a_task_that_takes_too_long_is_called_off(bench: Bench) -> None:
+def test_a_task_that_times_out_is_cancelled(bench: Bench) -> None:
     outcome = bench.ask(bench.server("modern", "tasks"), "task", {"polls": 10_000}, timeout=0.5)
 
     assert outcome.status == "timeout"
     assert "tasks/cancel null" in bench.notes
 
 
-def test_a_caller_who_leaves_calls_the_task_off(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_task_is_cancelled_when_its_caller_leaves(bench: Bench) -> None:
     async def scenario() -> None:
         begun = asyncio.Event()
         chain = bench.chain(bench.server("modern", "tasks"), "task")
@@ -89,8 +95,9 @@ def test_a_caller_who_leaves_calls_the_task_off(bench: Bench) -> None:
     assert "tasks/cancel null" in bench.notes
 
 
-def test_a_server_that_does_not_have_the_extension_makes_no_tasks_that_are_followed(bench: Bench) -> None:
-    """It was not told that this client follows tasks, so its answer is one that it may not give."""
+@pytest.mark.usefixtures("processes")
+def test_tasks_of_a_server_without_the_extension_are_not_followed(bench: Bench) -> None:
+    """The client did not declare tasks, so the server may not answer with one."""
 
     async def scenario() -> Outcome:
         return await bench.call(bench.chain(bench.server("modern"), "task"))
@@ -100,11 +107,11 @@ def test_a_server_that_does_not_have_the_extension_makes_no_tasks_that_are_follo
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("interval", "seconds"),
     [
         (None, USUAL), ("5", USUAL), (True, USUAL), (0, SOONEST), (-1, SOONEST), (5_000, 5.0), (10**400, LATEST),
         (float("nan"), LATEST), (float("inf"), LATEST),
     ],
 )  # fmt: skip
-def test_a_task_is_asked_for_neither_too_often_nor_too_seldom(told: float, seconds: float) -> None:
-    assert poll_after({"status": "working", "pollIntervalMs": told}) == seconds
+def test_a_task_is_polled_within_bounds(interval: float, seconds: float) -> None:
+    assert poll_after({"status": "working", "pollIntervalMs": interval}) == seconds

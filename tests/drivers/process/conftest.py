@@ -1,30 +1,31 @@
-"""A bench for the process driver: tools written into a project, run by the runtimes that ship."""
+"""A test bench for the process driver: tools in a project, run by the built-in runtimes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kiwi_mcp import data
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.isolation import Jail
-from kiwi_mcp.domain.items import Manifest, Origin, Tool, ToolFile
+from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, ToolFile, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.plan import Plan
-from kiwi_mcp.drivers.process import driver
+from kiwi_mcp.drivers.process import create_driver
 from kiwi_mcp.manifest.yaml import read_yaml
 
 BUILT_IN = Path(str(data.__file__)).parent / "tools"
 SUBPROCESS = Tool(
-    Manifest("subprocess", "primitive", "1.0.0"), Origin("builtin", BUILT_IN / "subprocess.yaml", BUILT_IN), digest="0"
+    Manifest("subprocess", "primitive", "1.0.0"),
+    Location("builtin", BUILT_IN / "subprocess.yaml", BUILT_IN),
+    digest="0",
 )
 
 
@@ -58,7 +59,7 @@ def runtime_from(text: str, *, root: Path, has_files: bool) -> Tool:
         config=as_object(written["config"]),
         env_config=as_object(written.get("env_config")),
     )
-    return Tool(manifest, Origin("builtin", root / "tool.yaml", root), files, digest(files, text))
+    return Tool(manifest, Location("builtin", root / "tool.yaml", root), files, digest(files, text))
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,20 @@ class Bench:
             parameters=parameters or {},
         )
         listed = read_files(root)
-        tool = Tool(manifest, Origin("project", root / "tool.yaml", root), listed, digest(listed, str(config)))
-        return Chain((tool, below, SUBPROCESS), "process")
+        tool = Tool(manifest, Location("project", root / "tool.yaml", root), listed, digest(listed, str(config)))
+        return Chain((tool, below, SUBPROCESS), (TypeTraits("process", "call"), TypeTraits(), TypeTraits()))
 
     def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan:
         """The plan of a chain, in the jail that its manifests ask for: what its origin asks for, the kernel adds."""
-        plan = driver.bind(chain, inputs or {}, self.space)
-        return replace(plan, jail=Jail(chain.isolation, provenance="owner_pinned"))
+        plan = create_driver().bind(chain, inputs or {}, self.space)
+        return replace(plan, profile=SandboxProfile(chain.isolation, provenance="owner_pinned"))
 
     async def drive(
         self, chain: Chain, inputs: JsonObject | None = None, *, secrets: Mapping[str, str] | None = None
     ) -> Outcome:
         plan = self.bind(chain, inputs)
         report: Report = (lambda progress: self.reports.append(progress.message)) if self.reports else silent
-        return await driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
+        return await create_driver().drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
 
     def run(
         self, chain: Chain, inputs: JsonObject | None = None, *, secrets: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""What a plan says before anything runs, and what no caller can make it say."""
+"""Plans of processes, and what no caller can put into them."""
 
 from __future__ import annotations
 
@@ -6,37 +6,15 @@ import json
 import os
 from pathlib import Path
 from shutil import rmtree
-from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import CommandMissing, InvalidArguments, InvalidManifest
-from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-
-
-class Bench(Protocol):
-    def built_in(self, name: str) -> Tool: ...
-    def runtime(self, text: str) -> Tool: ...
-    def chain(
-        self,
-        files: dict[str, str],
-        runtime: str | Tool,
-        *,
-        tool_id: str = ...,
-        config: JsonObject | None = None,
-        parameters: JsonObject | None = None,
-    ) -> Chain: ...
-    def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan: ...
-    def run(
-        self, chain: Chain, inputs: JsonObject | None = None, *, secrets: dict[str, str] | None = None
-    ) -> Outcome: ...
-
 
 ECHOES = {
     "python_runtime": ("main.py", "def main(**given):\n    return given"),
@@ -58,6 +36,7 @@ def echo(bench: Bench, runtime: str, inputs: JsonObject) -> Json:
     return outcome.result
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-04", "K-RT-06")
 @pytest.mark.case("INJ-02", "INJ-10")
 @pytest.mark.parametrize("runtime", ECHOES)
@@ -84,9 +63,10 @@ def test_every_value_arrives_as_it_was_sent(bench: Bench, runtime: str) -> None:
     assert echo(bench, runtime, inputs) == inputs
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("INJ-01")
 @pytest.mark.parametrize("runtime", ECHOES)
-def test_shell_words_in_parameters_are_text(bench: Bench, runtime: str, project: Path) -> None:
+def test_shell_syntax_in_parameters_is_text(bench: Bench, runtime: str, project: Path) -> None:
     hostile = [
         f"; touch {project}/x",
         f"$(touch {project}/x)",
@@ -98,6 +78,7 @@ def test_shell_words_in_parameters_are_text(bench: Bench, runtime: str, project:
     assert not (project / "x").exists()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("INJ-01", "INJ-02")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
@@ -108,7 +89,7 @@ def test_bash_gets_each_parameter_exactly_as_a_variable(bench: Bench, value: str
 
 
 @pytest.mark.case("INJ-10")
-def test_parameters_named_like_words_of_execution_change_nothing_in_the_process(bench: Bench) -> None:
+def test_parameters_named_like_execution_settings_change_nothing_in_the_process(bench: Bench) -> None:
     chain = bench.chain({"main.py": "def main(**given): pass"}, "python_runtime")
     plain = spec(bench.bind(chain))
     hostile = spec(bench.bind(chain, {"command": "rm", "args": ["x"], "cwd": "/", "env": {"A": "1"}, "timeout": 1}))
@@ -120,6 +101,7 @@ def test_parameters_named_like_words_of_execution_change_nothing_in_the_process(
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_flags_are_one_argument_each(bench: Bench) -> None:
     outcome = bench.run(bench.chain({}, bench.runtime(FLAGS)), {"a": "x y", "b": True, "c": None, "d": {"e": 1}})
     assert outcome.result == '--a=x y\0--b=true\0--c=null\0--d={"e":1}\0'
@@ -127,13 +109,13 @@ def test_flags_are_one_argument_each(bench: Bench) -> None:
 
 @pytest.mark.case("INJ-02")
 @pytest.mark.parametrize("inputs", [{"a": "x\0y"}, {"a b": 1}, {"a=b": 1}])
-def test_flags_refuse_what_no_argument_can_hold(bench: Bench, inputs: JsonObject) -> None:
+def test_flags_refuse_values_that_no_argument_can_contain(bench: Bench, inputs: JsonObject) -> None:
     with pytest.raises(InvalidArguments):
         bench.bind(bench.chain({}, bench.runtime(FLAGS)), inputs)
 
 
 @pytest.mark.case("INJ-09")
-def test_large_parameters_never_travel_on_a_command_line(bench: Bench) -> None:
+def test_large_parameters_are_never_passed_on_a_command_line(bench: Bench) -> None:
     large = "x" * 200_000
     for runtime in (bench.runtime(FLAGS), bench.built_in("bash_runtime")):
         with pytest.raises(InvalidArguments, match="at most 100,000"):
@@ -143,12 +125,13 @@ def test_large_parameters_never_travel_on_a_command_line(bench: Bench) -> None:
     assert len(plan.stdin) > 200_000
 
 
-def test_two_parameters_that_would_be_one_variable_are_refused(bench: Bench) -> None:
+def test_two_parameters_with_the_same_variable_name_are_refused(bench: Bench) -> None:
     with pytest.raises(InvalidArguments, match="punctuation"):
         bench.bind(bench.chain({"main.sh": ""}, "bash_runtime"), {"dry-run": 1, "dry_run": 2})
 
 
-def test_a_process_starts_in_the_project_with_a_short_list_of_variables(
+@pytest.mark.usefixtures("processes")
+def test_a_process_starts_in_the_project_with_few_variables(
     bench: Bench, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_OWNER", "abc")
@@ -165,8 +148,9 @@ def test_relative_folders_of_the_path_are_left_out(bench: Bench, monkeypatch: py
     assert all(folder.startswith("/") for folder in path.split(":"))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-06")
-def test_a_variable_reaches_a_tool_only_where_it_is_declared(bench: Bench) -> None:
+def test_a_variable_reaches_a_tool_only_if_declared(bench: Bench) -> None:
     config: JsonObject = {"env": {"TOKEN": "Bearer ${API_KEY}", "NAME": "{name}"}, "variables": ["OTHER_KEY"]}
     source = 'printf "%s %s %s %s" "$TOKEN" "$NAME" "$OTHER_KEY" "$KIWI_PARAM_name"'
     chain = bench.chain({"main.sh": source}, "bash_runtime", config=config)
@@ -188,29 +172,30 @@ def test_a_variable_on_a_command_line_is_refused(bench: Bench) -> None:
 
 @pytest.mark.case("INJ-11")
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "NODE_OPTIONS", "BASH_ENV", "PATH", "GIT_SSH_COMMAND"])
-def test_a_tool_cannot_set_what_loaders_obey(bench: Bench, name: str) -> None:
+def test_a_tool_cannot_set_loader_variables(bench: Bench, name: str) -> None:
     with pytest.raises(InvalidManifest, match=name):
         bench.bind(bench.chain({"main.sh": ""}, "bash_runtime", config={"env": {name: "/tmp/x"}}))
 
 
 @pytest.mark.case("PATH-04")
 @pytest.mark.parametrize("entrypoint", ["gone.sh", "lib", "../main.sh", "/etc/passwd"])
-def test_an_entrypoint_that_is_no_file_of_the_tool_is_refused(bench: Bench, entrypoint: str) -> None:
+def test_an_entrypoint_outside_the_tool_is_refused(bench: Bench, entrypoint: str) -> None:
     chain = bench.chain({"main.sh": "", "lib/a.sh": ""}, "bash_runtime", config={"entrypoint": entrypoint})
     with pytest.raises(InvalidManifest, match="is not a file of the tool"):
         bench.bind(chain)
 
 
-def test_a_tool_that_says_no_entrypoint_is_refused_by_a_runtime_that_needs_one(bench: Bench) -> None:
+def test_a_tool_without_an_entrypoint_is_refused_by_a_runtime_that_needs_one(bench: Bench) -> None:
     with pytest.raises(InvalidManifest, match="does not say which file"):
         bench.bind(bench.chain({}, "python_runtime"))
 
 
-def test_a_command_that_a_tool_says_it_needs_is_looked_for_first(bench: Bench) -> None:
+def test_a_required_command_of_a_tool_is_checked_first(bench: Bench) -> None:
     with pytest.raises(CommandMissing, match="no_such_program"):
         bench.bind(bench.chain({"main.sh": ""}, "bash_runtime", config={"commands": ["cat", "no_such_program"]}))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("SEC-08")
 def test_a_secret_is_in_no_command_line_while_its_tool_runs(bench: Bench) -> None:
     source = """
@@ -232,15 +217,16 @@ def main():
     assert outcome.result == {"seen": True, "found": 0, "length": 21}
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("A10")
-def test_a_call_behaves_the_same_when_everything_derived_is_gone(bench: Bench, tmp_path: Path) -> None:
+def test_a_call_behaves_the_same_without_any_cache(bench: Bench, tmp_path: Path) -> None:
     chain = bench.chain({"main.py": "def main(a):\n    return a + 1"}, "python_runtime")
     plan, outcome = bench.bind(chain, {"a": 1}), bench.run(chain, {"a": 1})
     rmtree(tmp_path / "cache")
     assert (bench.bind(chain, {"a": 1}), bench.run(chain, {"a": 1})) == (plan, outcome)
 
 
-def test_a_plan_is_the_same_for_the_same_call_and_writes_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_the_same_call_has_the_same_plan_and_writes_nothing(bench: Bench, tmp_path: Path) -> None:
     chain = bench.chain({"main.py": "", "requirements.txt": "httpx>=0.27\n"}, "python_runtime")
     assert bench.bind(chain, {"a": 1}).to_json() == bench.bind(chain, {"a": 1}).to_json()
     assert not (tmp_path / "cache").exists()
@@ -251,7 +237,8 @@ def test_every_process_has_a_time_limit(bench: Bench, written: JsonObject, secon
     assert spec(bench.bind(bench.chain({"main.sh": ""}, "bash_runtime", config=written))).timeout == seconds
 
 
-def test_an_absent_parameter_leaves_its_word_out(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_an_absent_parameter_omits_its_argument(bench: Bench) -> None:
     text = (
         'tool_id: say_runtime\ntool_type: runtime\nversion: "1.0.0"\n'
         'config: {command: printf, args: ["%s|", "{a}", "{b}"], params_as: json_stdin}'

@@ -1,16 +1,12 @@
-"""Builds in jail: a compiler sees the sources, writes its own folder, and reaches nobody."""
+"""Sandboxed builds: a compiler reads the sources, writes its own folder and has no network."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome
+import pytest
+from msgspec.structs import replace
+from tests.drivers.process.conftest import Bench
 
 RUNTIME = """
 tool_id: copier
@@ -32,13 +28,8 @@ chmod +x "$1"
 """
 
 
-class Bench(Protocol):
-    def runtime(self, text: str) -> Tool: ...
-    def chain(self, files: Mapping[str, str], runtime: str | Tool, *, tool_id: str = ...) -> Chain: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
-
-
-def test_a_compiler_writes_its_own_folder_and_reaches_nothing_else(bench: Bench, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_compiler_writes_only_its_own_folder(bench: Bench, project: Path) -> None:
     chain = bench.chain({"main": "#!/bin/sh\necho compiled", "compile.sh": COMPILER}, bench.runtime(RUNTIME))
     tool = replace(chain.tool, manifest=replace(chain.tool.manifest, extra={"isolation": "sandboxed"}))
     outcome = bench.run(replace(chain, links=(tool, *chain.links[1:])))

@@ -1,35 +1,22 @@
-"""Dependencies: which environment a tool needs, and that it is made once."""
+"""Dependency environments: selected by requirements and built once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import EnvironmentFailed, InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers.process.environments.install import installer_env
-from kiwi_mcp.drivers.process.environments.python import base_interpreter
-
-
-class Bench(Protocol):
-    reports: list[str]
-
-    def chain(
-        self, files: Mapping[str, str], runtime: str, *, tool_id: str = ..., config: JsonObject | None = None
-    ) -> Chain: ...
-    def bind(self, chain: Chain, inputs: JsonObject | None = None) -> Plan: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
-    async def drive(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
-
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.drivers.environments.installer import installer_env
+from kiwi_mcp.drivers.environments.package_manager import base_interpreter
 
 VERSION = "import iniconfig\ndef main():\n    return iniconfig.__name__"
 
@@ -39,20 +26,20 @@ def wanted(bench: Bench, files: Mapping[str, str], runtime: str = "python_runtim
     return as_object(plan.facts.get("environment"))
 
 
-def test_without_requirements_a_tool_runs_on_the_interpreter_below_kiwi(bench: Bench) -> None:
+def test_a_tool_without_requirements_uses_the_interpreter_of_kiwi(bench: Bench) -> None:
     plan = bench.bind(bench.chain({"main.py": ""}, "python_runtime"))
     assert isinstance(plan.spec, ProcessSpec)
     assert plan.spec.argv[0] == base_interpreter()
     assert "environment" not in plan.facts
 
 
-def test_requirements_are_gathered_from_everywhere_in_one_spelling(bench: Bench) -> None:
+def test_requirements_are_collected_and_normalised(bench: Bench) -> None:
     files = {"main.py": "", "requirements.txt": "# what it needs\nHTTPX >= 0.27  # fast\n\nrich\n"}
     found = wanted(bench, files, requires=["My_Package[b] ; python_version > '3'", "rich"])
     assert found["packages"] == ["httpx>=0.27", "my-package[b];python_version > '3'", "rich"]
 
 
-def test_tools_with_the_same_set_share_an_environment_and_others_do_not(bench: Bench) -> None:
+def test_tools_with_equal_requirements_share_an_environment(bench: Bench) -> None:
     one = wanted(bench, {"main.py": "1"}, requires=["b", "A-x==1"])["folder"]
     same = wanted(bench, {"main.py": "2"}, requires=["a_X == 1", "b"])["folder"]
     other = wanted(bench, {"main.py": "1"}, requires=["b", "a-x==2"])["folder"]
@@ -63,7 +50,7 @@ def test_tools_with_the_same_set_share_an_environment_and_others_do_not(bench: B
 @pytest.mark.parametrize(
     "line", ["-r other.txt", "--index-url=http://x", "a @ https://x/a.whl", "./local", "git+https://x"]
 )
-def test_requirements_that_are_addresses_paths_or_options_are_refused(bench: Bench, line: str) -> None:
+def test_requirements_that_are_urls_paths_or_options_are_refused(bench: Bench, line: str) -> None:
     with pytest.raises(InvalidManifest, match="is not a package"):
         wanted(bench, {"main.py": "", "requirements.txt": line})
 
@@ -77,17 +64,18 @@ def test_dependencies_of_node_come_from_package_json(bench: Bench) -> None:
             wanted(bench, {"main.mjs": "", "package.json": broken}, "node_runtime")
 
 
-def test_an_installer_sees_where_to_fetch_from_and_no_secret() -> None:
+def test_an_installer_sees_its_index_settings_and_no_secret() -> None:
     passed = {"UV_INDEX_URL": "u", "HTTPS_PROXY": "p", "no_proxy": "n", "SSL_CERT_FILE": "c"}
     seen = installer_env({**passed, "OPENAI_API_KEY": "k", "PYTHONPATH": "p", "PATH": "/bin"})
     assert seen.keys() - {"UV_SYSTEM_CERTS", "NODE_EXTRA_CA_CERTS"} == {*passed, "PATH", "NO_COLOR"}
     assert installer_env({"PIP_INDEX_URL": "x"})["UV_DEFAULT_INDEX"] == "x"
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-RT-03")
 @pytest.mark.case("RACE-03")
-def test_requirements_are_installed_once_even_by_calls_at_the_same_time(bench: Bench, tmp_path: Path) -> None:
+def test_concurrent_calls_install_requirements_once(bench: Bench, tmp_path: Path) -> None:
     bench.reports.append("started")
     chain = bench.chain({"main.py": VERSION}, "python_runtime", config={"requires": ["iniconfig"]})
 
@@ -123,8 +111,10 @@ def main(caches):
 """
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.case("RACE-04")
+@pytest.mark.usefixtures("loopback")
 def test_a_sandboxed_tool_changes_neither_its_environment_nor_a_cache(bench: Bench, tmp_path: Path) -> None:
     chain = bench.chain({"main.py": POISONER}, "python_runtime", config={"requires": ["iniconfig"]})
     tool = replace(chain.tool, manifest=replace(chain.tool.manifest, extra={"isolation": "sandboxed"}))
@@ -154,32 +144,36 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-RT-02", "K-RT-03")
-def test_the_sentiment_tool_as_it_is_written_gives_what_run_returns(bench: Bench) -> None:
+def test_the_sentiment_tool_returns_the_result_of_run(bench: Bench) -> None:
     chain = bench.chain({"main.py": SENTIMENT}, "python_runtime", config={"requires": ["textblob"]})
     outcome = bench.run(chain, {"text": "What a wonderful day"})
     assert outcome.status == "success"
     assert as_object(outcome.result) == {"polarity": 1.0, "subjectivity": 1.0}
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-RT-03")
-def test_an_environment_whose_interpreter_is_gone_is_made_again(bench: Bench, tmp_path: Path) -> None:
+def test_an_environment_without_its_interpreter_is_rebuilt(bench: Bench, tmp_path: Path) -> None:
     chain = bench.chain({"main.py": VERSION}, "python_runtime", config={"requires": ["iniconfig"]})
     assert bench.run(chain).result == "iniconfig"
     (next((tmp_path / "cache" / "envs" / "python").glob("*/.complete")).parent / "bin" / "python").unlink()
     assert bench.run(chain).result == "iniconfig"
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 def test_a_package_that_does_not_exist_is_an_error_that_quotes_the_installer(bench: Bench) -> None:
     chain = bench.chain({"main.py": ""}, "python_runtime", config={"requires": ["iniconfig==0.0.0.1"]})
     with pytest.raises(EnvironmentFailed, match="iniconfig"):
         bench.run(chain)
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-RT-03")
 @pytest.mark.parametrize(
     ("name", "source"),
@@ -188,13 +182,14 @@ def test_a_package_that_does_not_exist_is_an_error_that_quotes_the_installer(ben
         ("main.cjs", "const isNumber = require('is-number'); exports.main = ({ n }) => isNumber(n);"),
     ],
 )
-def test_node_modules_are_found_by_both_kinds_of_import(bench: Bench, name: str, source: str) -> None:
+def test_node_modules_are_found_by_import_and_require(bench: Bench, name: str, source: str) -> None:
     manifest = json.dumps({"dependencies": {"is-number": "^7.0.0"}})
     chain = bench.chain({name: source, "package.json": manifest}, "node_runtime")
     assert bench.run(chain, {"n": "12"}).result is True
     assert bench.run(chain, {"n": "x"}).result is False
 
 
-def test_no_installer_runs_where_nothing_is_required(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_no_installer_runs_without_requirements(bench: Bench, tmp_path: Path) -> None:
     assert bench.run(bench.chain({"main.py": "def main():\n    return 1"}, "python_runtime")).result == 1
     assert [folder.name for folder in (tmp_path / "cache").iterdir()] == ["tools"]

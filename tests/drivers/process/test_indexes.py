@@ -1,13 +1,13 @@
-"""Package indexes: the hosts that installers reach, by their own settings."""
+"""Package indexes: the hosts that installers reach, from their own settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from kiwi_mcp.drivers.process.environments.indexes import ANY, npm_indexes, uv_indexes
+from kiwi_mcp.drivers.environments.installer import ANY, npm_indexes, uv_indexes
 
 
-def test_where_nothing_is_said_any_host_may_be_the_index(home: Path) -> None:
+def test_without_settings_any_host_may_be_the_index(home: Path) -> None:
     for found in (uv_indexes({}, home), npm_indexes({}, home)):
         assert found.hosts == ANY
         assert not found.is_named
@@ -25,7 +25,7 @@ def test_the_index_of_a_variable_is_reached_at_its_port(home: Path, tmp_path: Pa
     assert npm_indexes({"NPM_CONFIG_REGISTRY": "https://npm.test"}, home).hosts == ("npm.test:443",)
 
 
-def test_the_settings_of_the_user_are_read_and_credentials_left_behind(home: Path) -> None:
+def test_user_settings_are_read_without_credentials(home: Path) -> None:
     (home / ".npmrc").write_text(
         "registry=https://npm.test/\n@mine:registry = https://mine.test/\n//npm.test/:_authToken=secret\nfund=false\n"
     )
@@ -40,7 +40,7 @@ def test_the_settings_of_the_user_are_read_and_credentials_left_behind(home: Pat
     assert (uv.paths, uv.variables) == ((str(settings),), (("UV_CONFIG_FILE", str(settings)),))
 
 
-def test_settings_that_cannot_be_read_name_nothing(home: Path) -> None:
+def test_unreadable_settings_name_no_index(home: Path) -> None:
     settings = home / ".config" / "uv" / "uv.toml"
     settings.parent.mkdir(parents=True)
     settings.write_text("index-url = [")

@@ -1,4 +1,4 @@
-"""Locks of dependencies: an environment is made of the files it was first made of, or of those its tool says."""
+"""Dependency lockfiles: an environment is rebuilt from the same files, or from those that the tool locks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import pytest
 from tests.drivers.conftest import PackageIndex
 
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.drivers.process.environments.indexes import npm_indexes
-from kiwi_mcp.drivers.process.environments.node import faults_of
+from kiwi_mcp.drivers.environments.installer import npm_indexes
+from kiwi_mcp.drivers.environments.package_manager import faults_of
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.places import cache_folder
+from kiwi_mcp.kernel.paths import cache_folder
 
 
 class Index(PackageIndex):
-    """An index that offers a teapot, which says what it is told."""
+    """A package index with a `teapot` package that prints a given text."""
 
     def wheel(self, version: str, says: str) -> str:
         """Offer a version of a Python package, alone, and return its hash."""
@@ -122,15 +122,16 @@ def lose(kind: str) -> None:
         shutil.rmtree(cache_folder() / name)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
-def test_a_private_name_is_not_taken_from_the_index_of_everybody(indexes: tuple[Index, Index], project: Path) -> None:
+def test_a_private_package_name_is_not_taken_from_the_public_index(indexes: tuple[Index, Index], project: Path) -> None:
     own, public = indexes
     own.wheel("1.0.0", "ours")
     public.wheel("99.0.0", "theirs")
     make_python_tool(project)
     assert pour(project).get("result") == "ours"
     assert not [path for path in public.asked if "teapot" in path]
-    # The index of the company is gone, and somebody has taken the name, with the same version, at the other one.
+    # The index of the company is gone, and the other index has a package of the same name and version.
     lose("python")
     own.files.clear()
     public.files.clear()
@@ -142,8 +143,9 @@ def test_a_private_name_is_not_taken_from_the_index_of_everybody(indexes: tuple[
     assert not [*(cache_folder() / "envs/python").glob("*/bin")]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
-def test_an_environment_that_was_lost_is_made_of_the_same_files(indexes: tuple[Index, Index], project: Path) -> None:
+def test_a_lost_environment_is_rebuilt_from_the_same_files(indexes: tuple[Index, Index], project: Path) -> None:
     own, _ = indexes
     own.wheel("1.0.0", "first")
     make_python_tool(project)
@@ -157,8 +159,9 @@ def test_an_environment_that_was_lost_is_made_of_the_same_files(indexes: tuple[I
     assert pour(project).get("result") == "first"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
-def test_a_lock_of_the_tools_own_says_what_is_installed(indexes: tuple[Index, Index], project: Path) -> None:
+def test_a_lockfile_of_the_tool_determines_what_is_installed(indexes: tuple[Index, Index], project: Path) -> None:
     own, _ = indexes
     digest = own.wheel("1.0.0", "locked")
     make_python_tool(project, requirements__lock=f"teapot==1.0.0 \\\n    --hash=sha256:{digest}\n")
@@ -170,8 +173,9 @@ def test_a_lock_of_the_tools_own_says_what_is_installed(indexes: tuple[Index, In
     assert refused["lock"] == "requirements.lock"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
-    ("lock", "told"),
+    ("lock", "expected"),
     [
         ("other==1 --hash=sha256:00\n", "'teapot' is not locked"),
         ("teapot==1.0.0\n", "is not a version with its hashes"),
@@ -188,13 +192,14 @@ def test_a_lock_of_the_tools_own_says_what_is_installed(indexes: tuple[Index, In
         ("teapot==1.0.0; os_name>'' -i http://x/ --hash=sha256:00\n", "is not a version with its hashes"),
     ],
 )
-def test_a_lock_that_leaves_something_open_is_refused(lock: str, told: str, project: Path) -> None:
+def test_an_incomplete_lockfile_is_refused(lock: str, expected: str, project: Path) -> None:
     make_python_tool(project, requirements__lock=lock)
     refused = pour(project)
     assert refused.get("code") == "invalid_manifest", refused
-    assert told in json.dumps(refused)
+    assert expected in json.dumps(refused)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
 def test_a_node_package_that_changed_is_refused(indexes: tuple[Index, Index], project: Path) -> None:
     own, _ = indexes
@@ -222,16 +227,18 @@ def node_lock(place: str = "node_modules/teapot", /, **words: Json) -> str:
     )
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
-def test_a_lock_of_node_names_the_index_that_a_setting_names(indexes: tuple[Index, Index], project: Path) -> None:
+def test_a_node_lockfile_uses_the_configured_index(indexes: tuple[Index, Index], project: Path) -> None:
     own, _ = indexes
     make_node_tool(project, node_lock(**own.tarball("1.0.0", "locked")))
     assert pour(project).get("result") == "locked"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-09")
 @pytest.mark.parametrize(
-    ("lock", "told"),
+    ("lock", "expected"),
     [
         *(
             (node_lock(resolved=address), ELSEWHERE)
@@ -258,14 +265,14 @@ def test_a_lock_of_node_names_the_index_that_a_setting_names(indexes: tuple[Inde
         (json.dumps({"packages": {}}), "'teapot' is not locked"),
     ],
 )
-def test_a_lock_of_node_that_names_anything_but_an_index_is_refused(lock: str, told: str, project: Path) -> None:
+def test_a_node_lockfile_with_anything_but_an_index_is_refused(lock: str, expected: str, project: Path) -> None:
     make_node_tool(project, lock)
     refused = pour(project)
     assert refused.get("code") == "invalid_manifest", refused
-    assert told in json.dumps(refused)
+    assert expected in json.dumps(refused)
 
 
-def test_packages_of_scopes_and_below_others_may_be_locked() -> None:
+def test_scoped_and_nested_packages_may_be_locked() -> None:
     lock = node_lock("node_modules/@pot/lid/node_modules/@pot.x/knob", version="1.0.0-rc.1+x", name="@pot/knob")
     indexes = npm_indexes({}, Path("/nowhere"))
     for place, entry in json.loads(lock)["packages"].items():

@@ -1,4 +1,4 @@
-"""Folders that several kernels want at the same time are made once."""
+"""A folder that several kernels need at the same time is built once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from subprocess import PIPE, Popen
 
 import pytest
 
-from kiwi_mcp.drivers.process.once import is_made, make_once
+from kiwi_mcp.drivers.environments.build_cache import is_made, make_once
 
 KERNEL = """
 import asyncio, sys
 from pathlib import Path
-from kiwi_mcp.drivers.process.once import make_once
+from kiwi_mcp.drivers.environments.build_cache import make_once
 
 async def make(folder):
     with open(sys.argv[2], "a") as notes:
@@ -37,8 +37,9 @@ def kernel(*arguments: str) -> Popen[bytes]:
     return Popen([sys.executable, "-c", KERNEL, *arguments], env=env, stdout=PIPE)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("RACE-03")
-def test_kernels_that_make_the_same_folder_make_it_once(tmp_path: Path) -> None:
+def test_concurrent_kernels_build_a_folder_once(tmp_path: Path) -> None:
     folder, notes = tmp_path / "envs" / "a", tmp_path / "notes"
     kernels = [kernel(str(folder), str(notes)) for _ in range(4)]
     assert [each.wait(30) for each in kernels] == [0, 0, 0, 0]
@@ -49,8 +50,9 @@ def test_kernels_that_make_the_same_folder_make_it_once(tmp_path: Path) -> None:
         each.stdout.close()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("RACE-03")
-def test_a_folder_whose_kernel_was_killed_half_way_is_made_again(tmp_path: Path) -> None:
+async def test_a_folder_of_a_killed_kernel_is_rebuilt(tmp_path: Path) -> None:
     folder, notes = tmp_path / "a", tmp_path / "notes"
     killed = kernel(str(folder), str(notes), "stay")
     assert killed.stdout is not None
@@ -65,11 +67,11 @@ def test_a_folder_whose_kernel_was_killed_half_way_is_made_again(tmp_path: Path)
         assert not (fresh / "second").exists()
         (fresh / "mine").touch()
 
-    asyncio.run(make_once(folder, make))
+    await make_once(folder, make)
     assert is_made(folder, "mine")
 
 
-def test_a_folder_that_is_made_is_not_made_again_and_one_that_lost_its_proof_is(tmp_path: Path) -> None:
+async def test_a_finished_folder_is_reused_and_one_without_its_marker_is_rebuilt(tmp_path: Path) -> None:
     times: list[int] = []
 
     async def make(folder: Path) -> None:
@@ -77,14 +79,14 @@ def test_a_folder_that_is_made_is_not_made_again_and_one_that_lost_its_proof_is(
         (folder / "proof").touch()
 
     for _ in range(3):
-        asyncio.run(make_once(tmp_path / "a", make, proof="proof"))
+        await make_once(tmp_path / "a", make, proof="proof")
     assert len(times) == 1
     (tmp_path / "a" / "proof").unlink()
-    asyncio.run(make_once(tmp_path / "a", make, proof="proof"))
+    await make_once(tmp_path / "a", make, proof="proof")
     assert len(times) == 2
 
 
-def test_what_failed_or_was_cancelled_leaves_no_folder(tmp_path: Path) -> None:
+async def test_a_failed_or_cancelled_build_leaves_no_folder(tmp_path: Path) -> None:
     async def fail(_: Path) -> None:
         raise RuntimeError
 
@@ -101,8 +103,8 @@ def test_what_failed_or_was_cancelled_leaves_no_folder(tmp_path: Path) -> None:
         await task
 
     with pytest.raises(RuntimeError):
-        asyncio.run(make_once(tmp_path / "a", fail))
+        await make_once(tmp_path / "a", fail)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(cancelled())
+        await cancelled()
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()

@@ -1,19 +1,13 @@
-"""What the Python runtime promises to the author of a Python file."""
+"""The Python runtime, as the author of a Python file sees it."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import pytest
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.json import Json
 
-
-class Bench(Protocol):
-    def chain(self, files: dict[str, str], runtime: str, *, config: JsonObject | None = None) -> Chain: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 SENTIMENT = """
@@ -58,7 +52,7 @@ def test_every_form_of_a_python_tool_gets_its_parameters(bench: Bench, source: s
 
 
 @pytest.mark.req("K-RT-02")
-def test_what_is_printed_goes_to_the_logs_and_never_into_the_result(bench: Bench) -> None:
+def test_prints_go_to_the_logs_and_never_into_the_result(bench: Bench) -> None:
     source = "import sys\ndef main():\n    print('out')\n    print('err', file=sys.stderr)\n    return {'a': 1}"
     outcome = bench.run(bench.chain({"main.py": source}, "python_runtime"))
     assert (outcome.result, outcome.logs.stdout, outcome.logs.stderr) == ({"a": 1}, "out\n", "err\n")
@@ -68,10 +62,11 @@ def test_a_function_that_returns_nothing_has_the_result_null(bench: Bench) -> No
     assert value(bench, "def main():\n    print('busy')") is None
 
 
-def test_the_value_of_run_counts_where_a_main_block_would_print(bench: Bench) -> None:
+def test_the_return_value_of_run_counts_and_not_the_output_of_a_main_block(bench: Bench) -> None:
     assert value(bench, SENTIMENT, text="a good day") == {"polarity": 1.0}
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K-TY-03")
 def test_an_entrypoint_imports_the_files_beside_it(bench: Bench) -> None:
     files = {
@@ -81,7 +76,7 @@ def test_an_entrypoint_imports_the_files_beside_it(bench: Bench) -> None:
     assert bench.run(bench.chain(files, "python_runtime"), {"name": "kiwi"}).result == "hello kiwi"
 
 
-def test_values_that_json_does_not_know_become_values_that_it_does(bench: Bench) -> None:
+def test_values_without_a_json_type_are_converted(bench: Bench) -> None:
     source = """
 from dataclasses import dataclass
 from datetime import date
@@ -113,7 +108,7 @@ def test_a_value_that_cannot_be_json_is_an_error_that_names_it(bench: Bench, ret
     assert named in outcome.message
 
 
-def test_an_exception_is_an_error_whose_traceback_shows_only_the_authors_file(bench: Bench) -> None:
+def test_an_exception_is_an_error_with_a_traceback_of_the_author_file_only(bench: Bench) -> None:
     source = "import asyncio\nasync def main(x):\n    await asyncio.sleep(0)\n    raise KeyError('lost')"
     chain = bench.chain({"main.py": source}, "python_runtime")
     outcome = bench.run(chain, {"x": 1})
@@ -124,7 +119,7 @@ def test_an_exception_is_an_error_whose_traceback_shows_only_the_authors_file(be
     assert "cache" not in outcome.logs.stderr
 
 
-def test_a_syntax_error_names_the_authors_line(bench: Bench) -> None:
+def test_a_syntax_error_names_the_line_in_the_author_file(bench: Bench) -> None:
     chain = bench.chain({"main.py": "x = 1\ndef main(:\n    pass"}, "python_runtime")
     outcome = bench.run(chain)
     assert outcome.status == "error"

@@ -1,4 +1,4 @@
-"""How a process is understood: its result, its logs, its failure."""
+"""Results of processes: value, logs and failure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import asyncio
 import json
 from contextlib import suppress
 from time import monotonic
-from typing import Protocol
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.heard import NotJson, parse
-
-
-class Bench(Protocol):
-    reports: list[str]
-
-    def runtime(self, text: str) -> Tool: ...
-    def chain(self, files: dict[str, str], runtime: str | Tool, *, config: JsonObject | None = None) -> Chain: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
-    async def drive(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
+from kiwi_mcp.drivers.output import NotJsonOutput, parse
 
 
 def sh(result_from: str) -> str:
@@ -37,6 +26,7 @@ def run(bench: Bench, script: str, result_from: str = "stdout", **config: Json) 
     return bench.run(bench.chain({"main.sh": script}, bench.runtime(sh(result_from)), config=config))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("script", "result_from", "result", "stdout"),
     [
@@ -52,13 +42,14 @@ def run(bench: Bench, script: str, result_from: str = "stdout", **config: Json) 
         ("echo talk; echo 7 > $KIWI_RESULT", "json_stdout", 7, "talk\n"),
     ],
 )
-def test_a_result_is_where_the_runtime_says_and_the_channel_wins(
+def test_a_result_comes_from_the_configured_place_and_the_channel_wins(
     bench: Bench, script: str, result_from: str, result: Json, stdout: str
 ) -> None:
     outcome = run(bench, script, result_from)
     assert (outcome.status, outcome.result, outcome.logs.stdout) == ("success", result, stdout)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("script", "result_from"),
     [
@@ -71,30 +62,34 @@ def test_a_result_is_where_the_runtime_says_and_the_channel_wins(
         ("head -c 1500 /dev/zero | tr '\\0' '[' > $KIWI_RESULT", "channel"),
     ],
 )
-def test_a_result_that_is_not_json_is_an_error_that_says_so(bench: Bench, script: str, result_from: str) -> None:
+def test_a_result_that_is_not_json_is_an_error(bench: Bench, script: str, result_from: str) -> None:
     outcome = run(bench, script, result_from)
     assert outcome.status == "error"
     assert "gave a result that is not JSON" in outcome.message
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_result_over_the_limit_is_an_error(bench: Bench) -> None:
     outcome = run(bench, "{ printf '\"'; head -c 17000000 /dev/zero | tr '\\0' x; printf '\"'; } > $KIWI_RESULT")
     assert (outcome.status, outcome.message) == ("error", "`probe` gave a result of more than 16,000,000 bytes.")
 
 
-def test_a_failure_says_the_last_line_of_stderr_and_keeps_both_streams(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_failure_contains_the_last_line_of_stderr_and_both_streams(bench: Bench) -> None:
     outcome = run(bench, "echo out; echo first >&2; echo 'last words' >&2; exit 3")
     assert outcome.message == "`probe` ended with exit code 3: last words"
     assert (outcome.status, outcome.exit_code) == ("error", 3)
     assert (outcome.logs.stdout, outcome.logs.stderr) == ("out\n", "first\nlast words\n")
 
 
-def test_a_tool_that_is_killed_says_by_which_signal(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_killed_tool_reports_the_signal(bench: Bench) -> None:
     outcome = run(bench, "kill -KILL $$")
     assert (outcome.status, outcome.exit_code, outcome.details["signal"]) == ("error", None, "SIGKILL")
 
 
-def test_bytes_that_are_no_text_are_replaced_and_flagged(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_invalid_utf8_is_replaced_and_flagged(bench: Bench) -> None:
     outcome = run(bench, "printf 'a\\377b'")
     assert (outcome.result, outcome.details["replaced_characters"]) == ("a\N{REPLACEMENT CHARACTER}b", True)
     halves = run(bench, "printf '%s' '[\"\\ud800\"]' > $KIWI_RESULT")
@@ -102,15 +97,17 @@ def test_bytes_that_are_no_text_are_replaced_and_flagged(bench: Bench) -> None:
     assert run(bench, "printf '%s' '\"\\ud83d\\ude00\"' > $KIWI_RESULT").result == "😀"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("RES-09")
 @pytest.mark.parametrize("stream", ["1", "2"])
-def test_a_flood_is_cut_with_its_total_told(bench: Bench, stream: str) -> None:
+def test_a_flood_is_cut_and_its_total_size_is_reported(bench: Bench, stream: str) -> None:
     outcome = run(bench, f"head -c 50000000 /dev/zero | tr '\\0' x >&{stream}; exit 1")
     assert outcome.logs.is_truncated
     assert max(outcome.logs.stdout_bytes, outcome.logs.stderr_bytes) == 50_000_000
     assert len(outcome.logs.stdout) + len(outcome.logs.stderr) < 1_100_000
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "script",
     [
@@ -119,7 +116,7 @@ def test_a_flood_is_cut_with_its_total_told(bench: Bench, stream: str) -> None:
         pytest.param("exec >&- 2>&-; sleep 30", id="closes its outputs", marks=pytest.mark.case("RES-11")),
     ],
 )
-def test_a_tool_that_does_not_end_is_stopped_at_its_time_limit(bench: Bench, script: str) -> None:
+def test_a_tool_that_does_not_end_is_stopped_at_its_timeout(bench: Bench, script: str) -> None:
     started = monotonic()
     outcome = run(bench, script, timeout=0.3)
     assert outcome.status == "timeout"
@@ -127,21 +124,24 @@ def test_a_tool_that_does_not_end_is_stopped_at_its_time_limit(bench: Bench, scr
     assert 0.3 <= monotonic() - started < 5
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("RES-13")
-def test_a_tool_that_waits_for_more_input_gets_its_end(bench: Bench) -> None:
+def test_a_tool_that_reads_more_input_gets_end_of_file(bench: Bench) -> None:
     assert run(bench, "cat > /dev/null; cat; echo done").result == "done"
 
 
-def test_a_hundred_calls_at_once_all_end(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+async def test_a_hundred_calls_at_once_all_end(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "cat"}, bench.runtime(sh("json_stdout")))
 
     async def all_at_once() -> list[Outcome]:
         return await asyncio.gather(*(bench.drive(chain, {"n": n}) for n in range(100)))
 
-    assert [outcome.result for outcome in asyncio.run(all_at_once())] == [{"n": n} for n in range(100)]
+    assert [outcome.result for outcome in await all_at_once()] == [{"n": n} for n in range(100)]
 
 
-def test_what_a_tool_says_on_its_way_is_reported(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_output_of_a_running_tool_is_reported(bench: Bench) -> None:
     bench.reports.append("started")
     run(bench, "echo '::progress 1/2 half way' >&2")
     assert any("half way" in report for report in bench.reports)
@@ -160,13 +160,13 @@ json_values = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(value=json_values)
-def test_any_json_is_heard_as_it_was_said(value: Json) -> None:
+def test_any_json_is_parsed_unchanged(value: Json) -> None:
     heard = parse(json.dumps(value).encode())
-    assert heard.value == json.loads(json.dumps(value)) or heard.is_mended
+    assert heard.value == json.loads(json.dumps(value)) or heard.is_repaired
 
 
 @settings(max_examples=100, deadline=None)
 @given(output=st.binary(max_size=200))
-def test_no_output_ever_breaks_the_hearing(output: bytes) -> None:
-    with suppress(NotJson):
+def test_no_output_breaks_the_parser(output: bytes) -> None:
+    with suppress(NotJsonOutput):
         json.dumps(parse(output).value, ensure_ascii=False, allow_nan=False).encode()

@@ -1,35 +1,18 @@
-"""The other runtimes that ship, and runtimes that are only data."""
+"""The other built-in runtimes, and runtimes that are only data."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from subprocess import run as run_plainly
-from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import BuildFailed, CommandMissing, InvalidManifest
-from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome
-
-
-class Bench(Protocol):
-    reports: list[str]
-
-    def built_in(self, name: str) -> Tool: ...
-    def runtime(self, text: str) -> Tool: ...
-    def chain(
-        self, files: dict[str, str], runtime: str | Tool, *, tool_id: str = ..., config: JsonObject | None = None
-    ) -> Chain: ...
-    def bind(self, chain: Chain, inputs: JsonObject | None = None) -> object: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
-
 
 RUBY = """
 tool_id: ruby_runtime
@@ -63,7 +46,7 @@ config:
   command: deno
   args: ["run", "--allow-all"]
 """
-# A compiler of a few lines: it copies its source to the place it is told, and notes that it ran.
+# A compiler of a few lines: it copies its source to the given path, and records that it ran.
 COMPILER = """
 tool_id: copy_runtime
 tool_type: runtime
@@ -86,6 +69,8 @@ PROBES = {
 }
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-01")
 @pytest.mark.parametrize("runtime", PROBES)
 def test_each_runtime_that_ships_runs_a_tool(bench: Bench, runtime: str) -> None:
@@ -109,11 +94,13 @@ def test_a_missing_interpreter_is_an_error_that_names_the_fix(
     assert "Install" in missing.value.suggestion
 
 
+@pytest.mark.usefixtures("processes")
 def test_bash_is_also_found_where_its_runtime_says(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert bench.run(bench.chain({"main.sh": "echo here"}, "bash_runtime")).result == "here"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-RT-01")
 def test_python_needs_no_path_since_kiwi_brings_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
@@ -122,6 +109,7 @@ def test_python_needs_no_path_since_kiwi_brings_its_own(bench: Bench, monkeypatc
     )
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -141,6 +129,7 @@ def test_every_form_of_a_node_tool_gets_its_parameters(bench: Bench, name: str, 
     assert (outcome.status, outcome.result) == ("success", {"n": 2})
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("runtime", ["python_runtime", "node_runtime", "deno_runtime"])
 def test_a_result_of_megabytes_comes_through_whole(bench: Bench, runtime: str) -> None:
     name, source = PROBES[runtime]
@@ -148,6 +137,7 @@ def test_a_result_of_megabytes_comes_through_whole(bench: Bench, runtime: str) -
     assert bench.run(bench.chain({name: source}, runtime), {"text": text}).result == text
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_node_tool_imports_the_files_beside_it(bench: Bench) -> None:
     files = {
         "main.mjs": "import { twice } from './lib/twice.mjs'; export const main = ({ n }) => twice(n);",
@@ -156,6 +146,7 @@ def test_a_node_tool_imports_the_files_beside_it(bench: Bench) -> None:
     assert bench.run(bench.chain(files, "node_runtime"), {"n": 4}).result == 8
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("name", "runtime"), [("main.mjs", "node_runtime"), ("main.ts", "deno_runtime")])
 @pytest.mark.parametrize(
     "source",
@@ -165,7 +156,9 @@ def test_a_node_tool_imports_the_files_beside_it(bench: Bench) -> None:
         "setTimeout(() => { throw new TypeError('no luck'); }, 1);",
     ],
 )
-def test_an_error_of_a_tool_is_told_with_the_authors_path(bench: Bench, name: str, runtime: str, source: str) -> None:
+def test_an_error_of_a_tool_contains_the_path_of_the_author_file(
+    bench: Bench, name: str, runtime: str, source: str
+) -> None:
     chain = bench.chain({name: source}, runtime)
     outcome = bench.run(chain)
     assert (outcome.status, outcome.exit_code) == ("error", 1)
@@ -174,19 +167,22 @@ def test_an_error_of_a_tool_is_told_with_the_authors_path(bench: Bench, name: st
     assert "run." not in outcome.logs.stderr
 
 
-def test_a_syntax_error_of_a_node_tool_is_told_with_its_line(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_syntax_error_of_a_node_tool_contains_its_line(bench: Bench) -> None:
     chain = bench.chain({"main.mjs": "\nlet = = 1;"}, "node_runtime")
     assert f"{chain.tool.origin.root}/main.mjs:2" in bench.run(chain).logs.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-TY-06")
-def test_deno_as_the_data_says_it_gets_flags_and_the_path_of_the_file(bench: Bench) -> None:
+def test_deno_gets_flags_and_the_path_of_the_file_from_its_data(bench: Bench) -> None:
     source = "console.log(JSON.stringify({ args: Deno.args, input: await new Response(Deno.stdin.readable).json() }));"
     outcome = bench.run(bench.chain({"main.ts": source}, bench.runtime(DENO_AS_WRITTEN)), {"a": "x y", "b": [1]})
     assert outcome.result == {"args": ["--a=x y", "--b=[1]"], "input": {"a": "x y", "b": [1]}}
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-TY-06")
 def test_a_ruby_runtime_is_ten_lines_of_data(bench: Bench) -> None:
     source = "require 'json'\nputs({ hello: JSON.parse($stdin.read)['name'] }.to_json)"
@@ -194,9 +190,10 @@ def test_a_ruby_runtime_is_ten_lines_of_data(bench: Bench) -> None:
     assert outcome.result == {"hello": "kiwi"}
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("processes")
+@pytest.mark.slow
 @pytest.mark.req("K-TY-06")
-def test_a_rust_runtime_is_two_words_of_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rust_runtime_is_two_keys_of_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     _with_real_rustc(monkeypatch)
     source = 'fn main() { println!("{}", std::env::args().nth(1).unwrap()); }'
     chain = bench.chain({"main.rs": source}, bench.runtime(RUST))
@@ -219,6 +216,7 @@ def _with_real_rustc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(found.stdout.decode().strip()).parent}:{os.environ['PATH']}")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_tool_is_compiled_once(bench: Bench, project: Path) -> None:
     (project / "compile.sh").write_text(COMPILE_SH)
     chain = bench.chain({"main": "#!/bin/sh\necho hello"}, bench.runtime(COMPILER))
@@ -226,9 +224,8 @@ def test_a_tool_is_compiled_once(bench: Bench, project: Path) -> None:
     assert (project / "compiled").read_text() == "\n"
 
 
-def test_a_tool_that_does_not_compile_says_what_the_compiler_said_and_is_tried_again(
-    bench: Bench, project: Path
-) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_compile_error_contains_the_compiler_output_and_is_retried(bench: Bench, project: Path) -> None:
     (project / "compile.sh").write_text(COMPILE_SH)
     chain = bench.chain({"main": "broken"}, bench.runtime(COMPILER))
     for _ in range(2):
@@ -237,12 +234,14 @@ def test_a_tool_that_does_not_compile_says_what_the_compiler_said_and_is_tried_a
     assert (project / "compiled").read_text() == "\n\n"
 
 
-def test_a_missing_compiler_is_found_before_anything_runs(bench: Bench) -> None:
+def test_a_missing_compiler_is_reported_before_anything_runs(bench: Bench) -> None:
     runtime = bench.runtime(RUST.replace("rustc", "no_such_compiler"))
     with pytest.raises(CommandMissing, match="no_such_compiler"):
         bench.bind(bench.chain({"main.rs": ""}, runtime))
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("processes")
 def test_a_tool_without_files_is_a_wrapper_around_a_program(bench: Bench) -> None:
     wrapper = bench.runtime(
         'tool_id: echo_runtime\ntool_type: runtime\nversion: "1.0.0"\n'
@@ -252,8 +251,9 @@ def test_a_tool_without_files_is_a_wrapper_around_a_program(bench: Bench) -> Non
     assert outcome.result == "a b|$(c)|--last=${HOME}|"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("G4")
-def test_a_wrapped_git_passes_and_its_failure_is_an_error_with_both_streams(bench: Bench, project: Path) -> None:
+def test_a_wrapped_git_works_and_its_failure_is_an_error_with_both_streams(bench: Bench, project: Path) -> None:
     wrapper = bench.runtime(
         'tool_id: git_runtime\ntool_type: runtime\nversion: "1.0.0"\n'
         "config: {command: git, args: [rev-parse, '{what}'], params_as: json_stdin}"
@@ -280,7 +280,8 @@ env_config:
 """
 
 
-def test_an_old_runtime_that_names_its_interpreter_by_a_variable_runs(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_legacy_runtime_that_names_its_interpreter_by_a_variable_runs(bench: Bench) -> None:
     source = "import os, sys\nprint(os.environ['GREETING'], sys.argv[1:], os.environ.get('PROJECT_VENV_PYTHON'))"
     outcome = bench.run(bench.chain({"main.py": source}, bench.runtime(OLD_PYTHON)), {"a": 1})
     assert outcome.result == "hello ['--a=1'] None"
@@ -297,4 +298,4 @@ def test_a_runtime_without_a_program_is_refused(bench: Bench) -> None:
 def test_the_data_of_each_runtime_that_ships_is_complete(bench: Bench) -> None:
     for name, (file, source) in PROBES.items():
         assert json.dumps(dict(bench.built_in(name).manifest.config))
-        assert bench.bind(bench.chain({file: source}, name), {"text": ""})
+        bench.bind(bench.chain({file: source}, name), {"text": ""})

@@ -1,28 +1,16 @@
-"""What was verified is what runs."""
+"""The verified files are the files that run."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.errors import IntegrityMismatch, Unavailable
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.drivers.process.snapshot import take_snapshot
-
-
-class Bench(Protocol):
-    space: Space
-
-    def chain(self, files: Mapping[str, str | bytes], runtime: str, *, tool_id: str = ...) -> Chain: ...
-    def run(self, chain: Chain, inputs: JsonObject | None = None) -> Outcome: ...
 
 
 @pytest.mark.case("CHAIN-06")
@@ -34,7 +22,8 @@ def test_a_file_changed_after_it_was_read_is_never_run(bench: Bench, project: Pa
     assert not (project / "x").exists()
 
 
-def test_a_change_after_the_first_run_does_not_reach_a_chain_that_was_resolved_before(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_change_after_the_first_run_does_not_affect_a_chain_that_was_already_resolved(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "echo good"}, "bash_runtime")
     assert bench.run(chain).result == "good"
     (chain.tool.origin.root / "main.sh").write_text("echo bad")
@@ -42,7 +31,7 @@ def test_a_change_after_the_first_run_does_not_reach_a_chain_that_was_resolved_b
 
 
 @pytest.mark.case("SIG-06")
-def test_files_that_changed_places_are_refused(bench: Bench) -> None:
+def test_swapped_files_are_refused(bench: Bench) -> None:
     chain = bench.chain({"main.sh": ". ./a.sh", "a.sh": "echo a", "b.sh": "echo b"}, "bash_runtime")
     first, second = (chain.tool.origin.root / name for name in ("a.sh", "b.sh"))
     one, other = first.read_bytes(), second.read_bytes()
@@ -52,13 +41,15 @@ def test_files_that_changed_places_are_refused(bench: Bench) -> None:
         bench.run(chain)
 
 
-def test_a_file_that_was_added_later_is_not_beside_the_files_that_run(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_file_that_was_added_later_is_not_in_the_snapshot(bench: Bench) -> None:
     chain = bench.chain({"main.py": "def main():\n    import extra"}, "python_runtime")
     (chain.tool.origin.root / "extra.py").write_text("")
     assert "No module named 'extra'" in bench.run(chain).message
 
 
-def test_a_snapshot_that_was_tampered_with_is_made_again(bench: Bench) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_tampered_snapshot_is_rebuilt(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "echo good"}, "bash_runtime")
     copy = take_snapshot(chain.tool, bench.space.cache) / "main.sh"
     copy.chmod(0o644)
@@ -66,7 +57,8 @@ def test_a_snapshot_that_was_tampered_with_is_made_again(bench: Bench) -> None:
     assert bench.run(chain).result == "good"
 
 
-def test_a_copy_that_became_a_link_is_made_again(bench: Bench, project: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_copy_that_became_a_link_is_replaced(bench: Bench, project: Path) -> None:
     chain = bench.chain({"main.sh": "echo good"}, "bash_runtime")
     copy = take_snapshot(chain.tool, bench.space.cache) / "main.sh"
     copy.rename(project / "main.sh")
@@ -75,14 +67,14 @@ def test_a_copy_that_became_a_link_is_made_again(bench: Bench, project: Path) ->
     assert not copy.is_symlink()
 
 
-def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(bench: Bench) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "echo good"}, "bash_runtime")
     bench.space.cache.write_text("a file where a folder should be")
     with pytest.raises(Unavailable, match="cannot keep what the tool needs"):
         bench.run(chain)
 
 
-def test_files_keep_their_bytes_and_their_executable_bit_and_lose_write_permission(bench: Bench) -> None:
+def test_files_keep_their_bytes_and_executable_bit_and_lose_write_permission(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "exec ./data", "sub/data": b"\0\xff"}, "bash_runtime")
     files = tuple(replace(file, is_executable=file.path == "sub/data") for file in chain.tool.files)
     folder = take_snapshot(replace(chain.tool, files=files), bench.space.cache)
@@ -91,7 +83,7 @@ def test_files_keep_their_bytes_and_their_executable_bit_and_lose_write_permissi
     assert modes == [0o444, 0o555]
 
 
-def test_nothing_half_written_is_left_when_a_snapshot_fails(bench: Bench) -> None:
+def test_a_failed_snapshot_leaves_no_partial_files(bench: Bench) -> None:
     chain = bench.chain({"main.sh": "echo good", "z.sh": ""}, "bash_runtime")
     (chain.tool.origin.root / "z.sh").unlink()
     with pytest.raises(IntegrityMismatch):
@@ -99,12 +91,9 @@ def test_nothing_half_written_is_left_when_a_snapshot_fails(bench: Bench) -> Non
     assert list((bench.space.cache / "tools").iterdir()) == []
 
 
-def test_many_snapshots_of_one_tool_at_once_are_one(bench: Bench) -> None:
+async def test_concurrent_snapshots_of_one_tool_are_one(bench: Bench) -> None:
     chain = bench.chain({f"file{n}.sh": f"echo {n}" for n in range(50)}, "bash_runtime")
 
-    async def at_once() -> set[Path]:
-        taken = (asyncio.to_thread(take_snapshot, chain.tool, bench.space.cache) for _ in range(8))
-        return set(await asyncio.gather(*taken))
-
-    assert len(asyncio.run(at_once())) == 1
+    taken = (asyncio.to_thread(take_snapshot, chain.tool, bench.space.cache) for _ in range(8))
+    assert len(set(await asyncio.gather(*taken))) == 1
     assert len(list((bench.space.cache / "tools").iterdir())) == 1

@@ -1,27 +1,17 @@
-"""Syntax is judged by each runtime's own words."""
+"""Syntax checks by the command of each runtime."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
+from tests.drivers.process.conftest import Bench
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.chain import Chain
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.drivers.process.syntax import check_syntax
-
-
-class Bench(Protocol):
-    space: Space
-
-    def runtime(self, text: str) -> Tool: ...
-    def chain(self, files: dict[str, str], runtime: str | Tool) -> Chain: ...
-
+from kiwi_mcp.drivers.process.toolchain import check_syntax
 
 RUBY = """
 tool_id: ruby_runtime
@@ -41,6 +31,7 @@ def check(bench: Bench, name: str, source: str, runtime: str | Tool) -> tuple[Is
     return asyncio.run(check_syntax(bench.chain({name: source}, runtime), bench.space))
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-VA-03")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_file_is_an_issue_with_its_line(bench: Bench, name: str) -> None:
@@ -51,6 +42,7 @@ def test_a_broken_file_is_an_issue_with_its_line(bench: Bench, name: str) -> Non
     assert "cache" not in issue.reason
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-VA-03")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_good_file_has_no_issue(bench: Bench, name: str) -> None:
@@ -58,33 +50,33 @@ def test_a_good_file_has_no_issue(bench: Bench, name: str) -> None:
     assert check(bench, name, good, runtime) == ()
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.slow
 @pytest.mark.req("K-VA-03")
-def test_ruby_is_checked_by_the_words_of_its_runtime(bench: Bench) -> None:
+def test_ruby_is_checked_by_the_command_of_its_runtime(bench: Bench) -> None:
     (issue,) = check(bench, "main.rb", "x = 1\ny = 2\ndef ) \n", bench.runtime(RUBY))
     assert issue.line == 3
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_check_runs_nothing_of_the_file(bench: Bench, project: Path) -> None:
     source = f"open({str(project / 'x')!r}, 'w')"
     assert check(bench, "main.py", source, "python_runtime") == ()
     assert not (project / "x").exists()
 
 
-def test_a_check_whose_program_is_missing_is_a_warning(bench: Bench) -> None:
+def test_a_check_with_a_missing_program_is_a_warning(bench: Bench) -> None:
     (issue,) = check(bench, "main.rb", "x", bench.runtime(RUBY.replace("[ruby,", "[no_such_ruby,")))
     assert issue.severity == "warning"
     assert "no_such_ruby" in issue.reason
 
 
-def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
+async def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
     chain = bench.chain({"main.py": ""}, "python_runtime")
-    (issue,) = asyncio.run(
-        check_syntax(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
-    )
+    (issue,) = await check_syntax(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
     assert issue.place == "config.entrypoint"
 
 
-def test_a_runtime_without_words_for_it_has_no_opinion(bench: Bench) -> None:
+def test_a_runtime_without_a_check_command_reports_nothing(bench: Bench) -> None:
     silent = bench.runtime('tool_id: any_runtime\ntool_type: runtime\nversion: "1.0.0"\nconfig: {command: cat}')
     assert check(bench, "main.x", ")(", silent) == ()

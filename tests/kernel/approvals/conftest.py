@@ -1,14 +1,13 @@
-"""A service on loopback that takes down what it is sent, and a project with tools that send to it."""
+"""A service on loopback that records requests, and a project with tools that send to it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
 
 
 @pytest.fixture
@@ -19,40 +18,24 @@ def sent() -> list[str]:
 
 @pytest.fixture
 def orders() -> list[object]:
-    """What the service answers to whoever reads from it."""
+    """The answer of the service to readers."""
     return []
 
 
 @pytest.fixture
-def service(sent: list[str], orders: list[object], home: Path) -> Iterator[str]:
+def service(sent: list[str], orders: list[object], home: Path, loopback: None) -> Iterator[str]:
     """The address of the service, which the owner's policy allows."""
 
-    class Service(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            sent.append(f"GET {self.path}")
-            self._answer(orders)
+    def answer(request: HttpRequest) -> HttpReply:
+        is_reading = request.method == "GET"
+        sent.append(f"GET {request.path}" if is_reading else request.body.decode())
+        body = json.dumps(orders if is_reading else "done").encode()
+        return HttpReply(body, headers={"content-type": "application/json"})
 
-        def do_POST(self) -> None:
-            sent.append(self.rfile.read(int(self.headers["content-length"] or 0)).decode())
-            self._answer()
-
-        def _answer(self, said: object = "done") -> None:
-            data = json.dumps(said).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+    with http_server(answer) as host:
         (home / ".ai").mkdir(exist_ok=True)
-        (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["127.0.0.1:{server.server_port}"]}}\n')
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+        (home / ".ai" / "policy.yaml").write_text(f'hosts: {{allow: ["{host}"]}}\n')
+        yield f"http://{host}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The gate: what changes files or sends data out waits for the owner's own word, on every way it comes."""
+"""The approval gate: on every surface, a call that changes files or sends data waits for the owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Questions
+from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Questions
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
@@ -25,7 +25,7 @@ MODEL = Caller(name="token:agent:1")
 
 
 class Owner:
-    """An owner who answers as told, and remembers what was asked."""
+    """An owner with scripted answers, who records the questions."""
 
     def __init__(self, answer: JsonObject | None = None) -> None:
         self.asked: list[str] = []
@@ -54,12 +54,12 @@ def run(story: Coroutine[object, object, Found]) -> Found:
     return asyncio.run(limited())
 
 
-async def note(kernel: Kernel, text: str = "hi", caller: Caller = NOBODY, tool: str = "post_note") -> JsonObject:
+async def note(kernel: Kernel, text: str = "hi", caller: Caller = NO_CALLER, tool: str = "post_note") -> JsonObject:
     answer = await kernel.call("execute", {"item_id": tool, "parameters": {"text": text}}, caller)
     return answer.content
 
 
-async def approvals(kernel: Kernel, caller: Caller = NOBODY, **request: Json) -> Answer:
+async def approvals(kernel: Kernel, caller: Caller = NO_CALLER, **request: Json) -> Answer:
     return await kernel.call("approvals", request, caller)
 
 
@@ -67,11 +67,10 @@ def stored(home: Path) -> Approvals:
     return Store(home / ".ai").approvals()
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K1")
 @pytest.mark.case("APPR-01")
-def test_a_call_that_sends_waits_and_runs_once_when_the_owner_said_yes(
-    kernel: Kernel, add_tool: AddTool, sent: list[str]
-) -> None:
+def test_a_sending_call_waits_and_runs_once_after_approval(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
     add_tool()
 
     async def story() -> None:
@@ -114,7 +113,7 @@ def test_other_parameters_are_another_question(kernel: Kernel, add_tool: AddTool
 
 
 @pytest.mark.case("APPR-03")
-def test_an_approval_of_one_actor_is_not_anothers(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+def test_an_approval_of_one_actor_is_not_valid_for_another(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
     add_tool()
 
     async def story() -> None:
@@ -130,7 +129,9 @@ def test_an_approval_of_one_actor_is_not_anothers(kernel: Kernel, add_tool: AddT
 
 
 @pytest.mark.req("K3")
-def test_a_no_leaves_nothing_and_is_told_again(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+def test_a_denied_call_does_nothing_and_the_denial_is_repeated(
+    kernel: Kernel, add_tool: AddTool, sent: list[str]
+) -> None:
     add_tool()
 
     async def story() -> None:
@@ -149,22 +150,32 @@ def test_a_no_leaves_nothing_and_is_told_again(kernel: Kernel, add_tool: AddTool
 
 @pytest.mark.req("K2")
 @pytest.mark.case("APPR-04")
-@pytest.mark.parametrize("action", ["approve", "deny", "rules", "add_rule", "remove_rule"])
-def test_nobody_but_the_owner_answers_or_makes_rules(
-    action: str, project: Path, home: Path, add_tool: AddTool, sent: list[str]
+@pytest.mark.parametrize(
+    ("action", "names"),
+    [
+        ("approve", ["approval_id"]),
+        ("deny", ["approval_id"]),
+        ("rules", []),
+        ("add_rule", ["item"]),
+        ("remove_rule", ["rule_id"]),
+    ],
+)
+def test_only_the_owner_answers_and_makes_rules(
+    action: str, names: list[str], project: Path, home: Path, add_tool: AddTool, sent: list[str]
 ) -> None:
     add_tool()
     kernel = Kernel(project, is_owner=False, surface="mcp")
 
     async def story() -> None:
         waiting = await note(kernel)
-        request = {"approval_id": waiting["approval_id"], "rule_id": "0", "item": "*"}
+        known = {"approval_id": waiting["approval_id"], "rule_id": "0", "item": "*"}
+        request = {name: known[name] for name in names}
         refused = await approvals(kernel, Caller(is_owner=True), action=action, **request)
         assert refused.content["code"] == "not_permitted"
         assert (await note(kernel))["code"] == "approval_required"
         for words in ({"approve": True}, {"approval": {"needed": False}}, {"yes": True}):
-            told = await kernel.call("execute", {"item_id": "post_note", "parameters": {"text": "hi"}, **words})
-            assert told.content["code"] == "invalid_request"
+            response = await kernel.call("execute", {"item_id": "post_note", "parameters": {"text": "hi"}, **words})
+            assert response.content["code"] == "invalid_request"
         seen = await approvals(kernel, action="show", approval_id=waiting["approval_id"])
         assert "plan" not in seen.content
         await kernel.aclose()
@@ -190,7 +201,7 @@ def test_nobody_but_the_owner_answers_or_makes_rules(
         (accept(approve=False, always="this tool"), "denied", "denied"),
     ],
 )
-def test_whatever_is_not_a_yes_does_nothing_and_only_a_no_is_a_no(
+def test_only_an_approval_runs_a_call_and_only_a_denial_is_stored_as_one(
     answer: JsonObject | None,
     code: str,
     status: str,
@@ -203,9 +214,9 @@ def test_whatever_is_not_a_yes_does_nothing_and_only_a_no_is_a_no(
     owner = Owner(answer)
 
     async def story() -> None:
-        told = await note(kernel, caller=owner.caller)
+        response = await note(kernel, caller=owner.caller)
         (kept,) = stored(home).list(0)
-        assert (told["code"], told["approval_id"], kept.status) == (code, kept.id, status)
+        assert (response["code"], response["approval_id"], kept.status) == (code, kept.id, status)
         await kernel.aclose()
 
     run(story())
@@ -213,9 +224,7 @@ def test_whatever_is_not_a_yes_does_nothing_and_only_a_no_is_a_no(
     assert not stored(home).rules()
 
 
-def test_a_closed_form_leaves_the_question_to_be_answered_later(
-    kernel: Kernel, add_tool: AddTool, sent: list[str]
-) -> None:
+def test_a_closed_form_leaves_the_question_open(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
     add_tool()
 
     async def story() -> None:
@@ -229,7 +238,9 @@ def test_a_closed_form_leaves_the_question_to_be_answered_later(
     assert len(sent) == 1
 
 
-def test_a_no_is_taken_back_by_a_yes_of_the_owners(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+def test_a_denial_is_reversed_by_a_later_approval_of_the_owner(
+    kernel: Kernel, add_tool: AddTool, sent: list[str]
+) -> None:
     add_tool()
 
     async def story() -> None:
@@ -247,7 +258,7 @@ def test_a_no_is_taken_back_by_a_yes_of_the_owners(kernel: Kernel, add_tool: Add
     assert len(sent) == 1
 
 
-def test_an_earlier_no_stops_a_model_and_not_the_owners_own_hand(
+def test_an_earlier_denial_stops_a_model_and_not_the_owner(
     kernel: Kernel, project: Path, add_tool: AddTool, sent: list[str]
 ) -> None:
     add_tool()
@@ -259,7 +270,7 @@ def test_an_earlier_no_stops_a_model_and_not_the_owners_own_hand(
         assert (await note(model, caller=yes.caller))["code"] == "denied"
         assert (yes.asked, sent) == ([], [])
         assert (await note(kernel, caller=yes.caller))["status"] == "success"
-        # Whoever said yes since then has thought better of it, so that a model may ask again.
+        # A later approval reverses the denial, so a model may ask again.
         assert (await note(model))["code"] == "approval_required"
         await kernel.aclose()
         await model.aclose()
@@ -269,7 +280,7 @@ def test_an_earlier_no_stops_a_model_and_not_the_owners_own_hand(
 
 
 @pytest.mark.case("APPR-06")
-def test_a_caller_that_leaves_has_not_agreed(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
+def test_a_caller_that_leaves_has_not_approved(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
     add_tool()
 
     async def story() -> None:
@@ -292,7 +303,7 @@ def test_a_caller_that_leaves_has_not_agreed(kernel: Kernel, home: Path, add_too
     assert (kept.status, sent) == ("pending", [])
 
 
-def test_an_owner_who_is_there_is_asked_and_may_say_always(
+def test_an_owner_who_is_present_is_asked_and_may_choose_always(
     kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
 ) -> None:
     add_tool()
@@ -318,7 +329,7 @@ def test_an_owner_who_is_there_is_asked_and_may_say_always(
     assert sum('"approval_id"' in detail for detail in named) == 1
 
 
-def test_always_is_for_this_project_and_for_the_tool_as_it_is(
+def test_always_covers_this_project_and_the_current_content_of_the_tool(
     kernel: Kernel, home: Path, project: Path, tmp_path: Path, add_tool: AddTool, sent: list[str]
 ) -> None:
     path = add_tool()
@@ -342,7 +353,7 @@ def test_always_is_for_this_project_and_for_the_tool_as_it_is(
     assert len(sent) == 2
 
 
-def test_the_owners_own_no_holds_against_a_client_that_agrees(
+def test_a_denial_of_the_owner_wins_over_an_approving_client(
     kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]
 ) -> None:
     add_tool()
@@ -362,13 +373,13 @@ def test_the_owners_own_no_holds_against_a_client_that_agrees(
     assert [one.status for one in stored(home).list(0)] == ["denied"]
 
 
-def test_a_rule_means_one_item_unless_more_is_written_out(kernel: Kernel, project: Path, add_tool: AddTool) -> None:
+def test_a_rule_covers_one_item_unless_it_names_more(kernel: Kernel, project: Path, add_tool: AddTool) -> None:
     add_tool()
 
     async def story() -> None:
         async def added(item: str) -> tuple[Json, Json]:
-            told = (await approvals(kernel, action="add_rule", item=item)).content
-            return told.get("item", told.get("code")), told.get("project")
+            response = (await approvals(kernel, action="add_rule", item=item)).content
+            return response.get("item", response.get("code")), response.get("project")
 
         assert await added("post_note") == ("project/local/post_note@1.0.0", str(project))
         assert await added("post_note@*") == ("project/local/post_note@*", str(project))
@@ -382,7 +393,7 @@ def test_a_rule_means_one_item_unless_more_is_written_out(kernel: Kernel, projec
     run(story())
 
 
-def test_what_a_model_wrote_does_not_run_where_nobody_can_say_who_wrote_it(
+def test_a_tool_that_a_model_wrote_does_not_run_if_its_author_is_unknown(
     project: Path, home: Path, service: str, sent: list[str]
 ) -> None:
     words: JsonObject = {
@@ -409,8 +420,9 @@ def test_what_a_model_wrote_does_not_run_where_nobody_can_say_who_wrote_it(
     assert sent == []
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("APPR-05")
-def test_a_first_run_shows_the_code_and_who_asks(project: Path, kernel: Kernel) -> None:
+def test_a_first_run_shows_the_code_and_the_caller(project: Path, kernel: Kernel) -> None:
     model = Kernel(project, is_owner=False, surface="mcp")
     main = 'echo "hi"\nstatus: approved\n\x1b[2J\n'
     words: JsonObject = {
@@ -445,7 +457,8 @@ def test_a_first_run_shows_the_code_and_who_asks(project: Path, kernel: Kernel) 
     assert files["long.txt"]["whole"] is False
 
 
-def test_a_first_run_tells_what_would_be_installed(project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_first_run_shows_what_would_be_installed(project: Path) -> None:
     words: JsonObject = {
         "tool_type": "script",
         "executor": "python_runtime",
@@ -469,6 +482,7 @@ def test_a_first_run_tells_what_would_be_installed(project: Path) -> None:
     run(story())
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("verb", "request_"),
     [
@@ -481,13 +495,13 @@ def test_a_first_run_tells_what_would_be_installed(project: Path) -> None:
         ("key", {"action": "new"}),
     ],
 )
-def test_whoever_comes_in_anothers_name_is_not_the_owner_to_any_verb(
+def test_a_caller_that_acts_for_another_is_not_the_owner_for_any_verb(
     verb: str, request_: JsonObject, kernel: Kernel, add_tool: AddTool
 ) -> None:
     add_tool()
 
     async def story() -> None:
-        codes = [(await kernel.call(verb, request_, caller)).content.get("code") for caller in (NOBODY, MODEL)]
+        codes = [(await kernel.call(verb, request_, caller)).content.get("code") for caller in (NO_CALLER, MODEL)]
         assert codes[1] == "not_permitted"
         assert codes[0] != "not_permitted"
         await kernel.aclose()
@@ -495,15 +509,15 @@ def test_whoever_comes_in_anothers_name_is_not_the_owner_to_any_verb(
     run(story())
 
 
-def test_an_owner_who_agrees_to_the_same_several_times_has_it_done_as_often(
+def test_an_owner_who_approves_several_calls_runs_each_of_them(
     kernel: Kernel, add_tool: AddTool, sent: list[str]
 ) -> None:
     add_tool()
     owner = Owner(accept(approve=True))
 
     async def story() -> None:
-        told = await asyncio.gather(*(note(kernel, caller=owner.caller) for _ in range(3)))
-        assert [one["status"] for one in told] == ["success"] * 3
+        response = await asyncio.gather(*(note(kernel, caller=owner.caller) for _ in range(3)))
+        assert [one["status"] for one in response] == ["success"] * 3
         await kernel.aclose()
 
     run(story())
@@ -511,7 +525,7 @@ def test_an_owner_who_agrees_to_the_same_several_times_has_it_done_as_often(
 
 
 @pytest.mark.req("K2")
-def test_what_a_model_wrote_is_looked_at_before_its_first_run_whatever_the_rules_say(
+def test_a_tool_that_a_model_wrote_is_reviewed_before_its_first_run_despite_any_rule(
     project: Path, kernel: Kernel, service: str, sent: list[str]
 ) -> None:
     model = Kernel(project, is_owner=False, surface="mcp")
@@ -540,10 +554,11 @@ def test_what_a_model_wrote_is_looked_at_before_its_first_run_whatever_the_rules
     run(story())
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K1")
 @pytest.mark.req("K3")
 @pytest.mark.case("PINJ-01")
-def test_a_model_that_obeys_whatever_it_reads_changes_no_file_and_sends_nothing(
+def test_a_model_that_obeys_all_text_changes_no_file_and_sends_nothing(
     project: Path, kernel: Kernel, add_tool: AddTool, sent: list[str], orders: list[object], tree: Tree
 ) -> None:
     add_tool()
@@ -578,16 +593,16 @@ def test_a_model_that_obeys_whatever_it_reads_changes_no_file_and_sends_nothing(
 
     async def story() -> None:
         read = await note(model, tool="get_note")
-        told = []
+        response = []
         for order in as_list(read["result"]):
             verb, request = as_list(order)
-            told.append((await model.call(as_text(verb), as_object(request))).content)
-        codes = [as_text(one.get("code")) for one in told]
+            response.append((await model.call(as_text(verb), as_object(request))).content)
+        codes = [as_text(one.get("code")) for one in response]
         assert codes.count("approval_required") == 5
         assert {*codes} <= {"", "approval_required", "not_permitted", "invalid_request"}
         assert (sent, tree(project / "notes")) == (["GET /notes"], before)
         # One word of the owner's, and exactly that is done.
-        await approvals(kernel, action="approve", approval_id=told[-2]["approval_id"])
+        await approvals(kernel, action="approve", approval_id=response[-2]["approval_id"])
         done = (await model.call("execute", wipe)).content
         assert done["status"] == "success", done
         assert (project / "notes" / "kept.txt").read_text() == "wiped\n"
@@ -598,8 +613,9 @@ def test_a_model_that_obeys_whatever_it_reads_changes_no_file_and_sends_nothing(
     run(story())
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("PINJ-05")
-def test_after_words_from_outside_what_changes_files_and_sends_is_asked_about_despite_a_rule(
+def test_after_untrusted_text_a_changing_or_sending_call_needs_approval_despite_a_rule(
     project: Path, kernel: Kernel, add_tool: AddTool
 ) -> None:
     add_tool("get_note", "GET")
@@ -630,7 +646,7 @@ def test_after_words_from_outside_what_changes_files_and_sends_is_asked_about_de
     run(story())
 
 
-def test_what_only_reads_is_never_asked_about(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
+def test_a_reading_call_needs_no_approval(kernel: Kernel, home: Path, add_tool: AddTool, sent: list[str]) -> None:
     add_tool("get_note", "GET")
 
     async def story() -> None:
@@ -641,7 +657,7 @@ def test_what_only_reads_is_never_asked_about(kernel: Kernel, home: Path, add_to
     assert (sent, stored(home).list(0)) == (["GET /notes"], ())
 
 
-def test_a_tool_that_changes_while_its_owner_is_asked_does_not_run(
+def test_a_tool_that_changes_during_the_question_does_not_run(
     kernel: Kernel, add_tool: AddTool, sent: list[str]
 ) -> None:
     path = add_tool()
@@ -660,21 +676,42 @@ def test_a_tool_that_changes_while_its_owner_is_asked_does_not_run(
     assert sent == []
 
 
-def test_of_two_calls_at_once_one_uses_the_approval(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
+@pytest.mark.parametrize("rule", ['items: {deny: ["*/post_note@*"]}', 'verbs: {deny: ["execute.create"]}'])
+def test_a_rule_that_changes_during_the_question_counts(
+    kernel: Kernel, add_tool: AddTool, sent: list[str], home: Path, rule: str
+) -> None:
+    add_tool()
+    policy = home / ".ai" / "policy.yaml"
+    is_denied = rule.startswith("items")
+
+    async def story() -> None:
+        async def tighten(questions: Questions) -> Answers:
+            policy.write_text(f"{policy.read_text()}{rule}\n")
+            return dict.fromkeys(questions, accept(approve=True))
+
+        answer = await note(kernel, caller=Caller(ask=tighten, is_owner=True))
+        assert answer.get("code") == ("not_permitted" if is_denied else None)
+        await kernel.aclose()
+
+    run(story())
+    assert len(sent) == (0 if is_denied else 1)
+
+
+def test_one_of_two_concurrent_calls_uses_the_approval(kernel: Kernel, add_tool: AddTool, sent: list[str]) -> None:
     add_tool()
 
     async def story() -> None:
         waiting = await note(kernel)
         await approvals(kernel, action="approve", approval_id=waiting["approval_id"])
-        told = await asyncio.gather(*(note(kernel) for _ in range(4)))
-        assert sorted(as_text(one.get("code")) for one in told) == ["", *["approval_required"] * 3]
+        response = await asyncio.gather(*(note(kernel) for _ in range(4)))
+        assert sorted(as_text(one.get("code")) for one in response) == ["", *["approval_required"] * 3]
         await kernel.aclose()
 
     run(story())
     assert len(sent) == 1
 
 
-def test_a_run_that_began_and_left_no_record_is_told_when_it_is_asked_again(
+def test_a_started_run_without_a_record_is_mentioned_in_the_next_question(
     kernel: Kernel, home: Path, add_tool: AddTool
 ) -> None:
     add_tool()
@@ -711,11 +748,12 @@ def test_a_thousand_calls_are_not_a_thousand_questions(kernel: Kernel, home: Pat
     assert len(stored(home).list(0, limit=1_000)) == 10
 
 
-def test_a_plan_and_why_tell_that_the_owner_is_asked(kernel: Kernel, add_tool: AddTool, home: Path) -> None:
+def test_a_plan_and_why_state_that_the_owner_is_asked(kernel: Kernel, add_tool: AddTool, home: Path) -> None:
     add_tool()
 
     async def story() -> None:
         request: JsonObject = {"item_id": "post_note", "parameters": {"text": "hi"}}
+        await kernel.call("execute", {"item_id": "post_note", "action": "sign"})
         planned = await kernel.call("execute", {**request, "dry_run": True})
         assert as_object(planned.content["approval"])["needed"] is True
         rule = await approvals(kernel, action="add_rule", item="post_note")
@@ -731,7 +769,7 @@ def test_a_plan_and_why_tell_that_the_owner_is_asked(kernel: Kernel, add_tool: A
     assert not stored(home).list(0)
 
 
-def test_what_is_kept_of_a_question_holds_nothing_secret(
+def test_a_stored_question_contains_no_secret(
     kernel: Kernel, home: Path, project: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", "canary-value-1")
@@ -750,9 +788,10 @@ def test_what_is_kept_of_a_question_holds_nothing_secret(
 
     async def story() -> None:
         parameters: JsonObject = {"text": "canary-value-1", "password": "hunter2hunter2"}
+        await kernel.call("execute", {"item_id": "login", "action": "sign"})
         waiting = await kernel.call("execute", {"item_id": "login", "parameters": parameters})
-        told = await approvals(kernel, action="approve", approval_id=waiting.content["approval_id"])
-        assert "request" not in told.content
+        response = await approvals(kernel, action="approve", approval_id=waiting.content["approval_id"])
+        assert "request" not in response.content
         await kernel.aclose()
 
     run(story())

@@ -1,32 +1,34 @@
-"""The question that is put to the owner: what stands in it is true, bounded, and cannot bend the rest."""
+"""Approval questions: correct, bounded, and safe against injected text."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.approval import Approval, Touched
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.isolation import Jail
-from kiwi_mcp.domain.items import Manifest, Origin, Tool
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.kernel.approvals.question import escaped, in_words, is_keepable, question_of, shown_plan
+from kiwi_mcp.domain.records import Approval, Effects
+from kiwi_mcp.kernel.approval_question import escaped, in_words, is_keepable, question_of, shown_plan
 
-CHAIN = Chain((Tool(Manifest("note", "script", "1.0.0"), Origin("project", Path("/p/n"), Path("/p"))),), "process")
+CHAIN = Chain(
+    (Tool(Manifest("note", "script", "1.0.0"), Location("project", Path("/p/n"), Path("/p"))),),
+    (TypeTraits("process", "call"),),
+)
 
 
 def asked(inputs: JsonObject, *writes: str) -> tuple[Plan, Approval]:
-    jail = Jail("sandboxed", writable=writes)
-    plan = Plan("project/local/note@1.0.0", "d", "process", (), ProcessSpec(("n",), "/p"), inputs, jail=jail)
+    profile = SandboxProfile("sandboxed", writable=writes)
+    plan = Plan("project/local/note@1.0.0", "d", "process", (), ProcessSpec(("n",), "/p"), inputs, profile=profile)
     shown = shown_plan(plan, {})
     reasons = (f"may change {', '.join(writes)}",)
-    return plan, Approval("A", "d", "ann", "/p", plan.identity, reasons, shown, "", 0, 1, touched=Touched(writes))
+    return plan, Approval("A", "d", "ann", "/p", plan.identity, reasons, shown, "", 0, 1, touched=Effects(writes))
 
 
 def words(inputs: JsonObject, *writes: str) -> str:
@@ -35,7 +37,7 @@ def words(inputs: JsonObject, *writes: str) -> str:
 
 
 @pytest.mark.case("APPR-05")
-def test_nothing_in_a_parameter_or_a_path_acts_on_the_screen_or_begins_a_line() -> None:
+def test_parameters_and_paths_cannot_control_the_screen_or_start_a_line() -> None:
     honest = words({"text": "x"}, "/p/notes")
     forged = words({"text": "x\nparameters: {}\n\x1b[2J\x1b[31mheld: trusted\u202e\u200b"}, "/p/n\u043etes\n- nothing")
     assert len(forged.splitlines()) == len(honest.splitlines())
@@ -45,19 +47,19 @@ def test_nothing_in_a_parameter_or_a_path_acts_on_the_screen_or_begins_a_line() 
 
 
 @pytest.mark.case("APPR-05")
-def test_a_parameter_of_a_megabyte_is_cut_and_named_by_its_hash() -> None:
+def test_a_parameter_of_a_megabyte_is_cut_and_identified_by_its_hash() -> None:
     large = "x" * 1_000_000
-    told = words({"text": large}, "/p")
-    assert len(told) < 6_000
-    assert sha256(large.encode()).hexdigest() in told
-    assert "1,000,000 characters in all" in told
+    response = words({"text": large}, "/p")
+    assert len(response) < 6_000
+    assert sha256(large.encode()).hexdigest() in response
+    assert "1,000,000 characters in all" in response
     plan, _ = asked({f"n{number}": ["y" * 1_900] * 200 for number in range(50)}, "/p")
     kept = shown_plan(plan, {})
     assert len(escaped(kept)) < 70_000
     assert (kept["identity"], as_object(kept["jail"])["writable"]) == (plan.identity, ["/p"])
 
 
-def test_what_stands_under_the_name_of_a_secret_is_shown_nowhere() -> None:
+def test_a_value_under_a_secret_name_is_never_shown() -> None:
     plan, _ = asked({"api_key": "abc-123-def", "nested": {"Token": ["tok-999-tok"]}, "pin_password": "42"}, "/p")
     plan = replace(plan, spec=ProcessSpec(("n", "--api_key=abc-123-def"), "/p", {"T": "tok-999-tok", "K": "${KEY}"}))
     text = escaped(shown_plan(plan, {}))
@@ -71,7 +73,7 @@ def test_what_stands_under_the_name_of_a_secret_is_shown_nowhere() -> None:
     "name", ["pwd", "dbPwd", "pass", "user_pass", "auth", "authHeader", "bearer", "PIN", "card-pin", "otp", "ssh_key"]
 )
 @pytest.mark.parametrize("value", ["x4z", 48_21, ["x4z"], {"value": "x4z"}])
-def test_a_short_secret_is_neither_shown_nor_kept_for_another_call(name: str, value: Json) -> None:
+def test_a_short_secret_is_neither_shown_nor_stored_for_another_call(name: str, value: Json) -> None:
     plan, _ = asked({name: value}, "/p")
     text = escaped(as_object(shown_plan(plan, {})["inputs"]))
     assert "x4z" not in text
@@ -80,7 +82,7 @@ def test_a_short_secret_is_neither_shown_nor_kept_for_another_call(name: str, va
 
 
 @pytest.mark.parametrize("name", ["author", "pinned", "keyboard", "passage", "text"])
-def test_what_has_another_name_is_shown_to_the_owner(name: str) -> None:
+def test_a_value_under_an_ordinary_name_is_shown_to_the_owner(name: str) -> None:
     plan, _ = asked({name: "x4z", "count": 3}, "/p")
     assert shown_plan(plan, {})["inputs"] == {name: "x4z", "count": 3}
     assert is_keepable({name: "x4z", "is_key": True}, {})
@@ -103,7 +105,7 @@ values = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=10), values, max_size=4))
-def test_whatever_is_sent_the_question_is_plain_text_in_as_many_lines(inputs: dict[str, Json]) -> None:
-    told = words(inputs, "/p")
-    assert told.isascii()
-    assert len(told.splitlines()) == len(words({}, "/p").splitlines())
+def test_any_question_is_plain_text_with_the_expected_number_of_lines(inputs: dict[str, Json]) -> None:
+    response = words(inputs, "/p")
+    assert response.isascii()
+    assert len(response.splitlines()) == len(words({}, "/p").splitlines())

@@ -1,4 +1,4 @@
-"""The gate before MCP servers: what a tool of theirs may do is sent to them only by the owner's word."""
+"""The approval gate of MCP servers."""
 
 from __future__ import annotations
 
@@ -42,23 +42,21 @@ async def listening(written: list[str]) -> AsyncIterator[int]:
         await task
 
 
+@pytest.mark.usefixtures("loopback")
 @pytest.mark.req("K4")
-def test_a_tool_of_a_server_over_http_waits_unless_it_was_accepted_as_one_that_reads(kernel: Kernel) -> None:
+async def test_a_tool_of_an_http_server_needs_approval_unless_it_was_accepted_as_reading(kernel: Kernel) -> None:
     written: list[str] = []
 
-    async def story() -> None:
-        async with asyncio.timeout(60), listening(written) as port:
-            url = f"http://127.0.0.1:{port}/mcp"
-            added = await kernel.call("mcp", {"action": "add", "server": "notes", "url": url})
-            assert not added.is_error, added
-            assert (await kernel.call("execute", {"item_id": "mcp/notes/read"})).content["status"] == "success"
-            request: JsonObject = {"item_id": "mcp/notes/write", "parameters": {"text": "hi"}}
-            waiting = (await kernel.call("execute", request)).content
-            assert (waiting["code"], written) == ("approval_required", [])
-            await kernel.call("approvals", {"action": "approve", "approval_id": waiting["approval_id"]})
-            assert (await kernel.call("execute", request)).content["status"] == "success"
-            assert (await kernel.call("execute", request)).content["code"] == "approval_required"
-            await kernel.aclose()
-
-    asyncio.run(story())
+    async with asyncio.timeout(60), listening(written) as port:
+        url = f"http://127.0.0.1:{port}/mcp"
+        added = await kernel.call("mcp", {"action": "add", "server": "notes", "url": url})
+        assert not added.is_error, added
+        assert (await kernel.call("execute", {"item_id": "mcp/notes/read"})).content["status"] == "success"
+        request: JsonObject = {"item_id": "mcp/notes/write", "parameters": {"text": "hi"}}
+        waiting = (await kernel.call("execute", request)).content
+        assert (waiting["code"], written) == ("approval_required", [])
+        await kernel.call("approvals", {"action": "approve", "approval_id": waiting["approval_id"]})
+        assert (await kernel.call("execute", request)).content["status"] == "success"
+        assert (await kernel.call("execute", request)).content["code"] == "approval_required"
+        await kernel.aclose()
     assert written == ["hi"]

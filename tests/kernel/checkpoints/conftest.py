@@ -1,4 +1,4 @@
-"""What checkpoints are tried on: a tool that does what it is told, and a repository with work in it."""
+"""A tool that changes files as requested, and a repository with uncommitted work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tool(project: Path, ask: Ask) -> Callable[..., None]:
             "tool_type": "script",
             "executor": "bash_runtime",
             "version": "1.0.0",
-            "description": "Do what it is told",
+            "description": "Do what is requested",
             "mutates_state": True,
             "needs": {"write": ["."]},
             "config": {"entrypoint": "main.sh"},
@@ -46,7 +46,7 @@ def tool(project: Path, ask: Ask) -> Callable[..., None]:
 
 
 @pytest.fixture
-def run(ask: Ask, tool: Callable[..., None]) -> Run:
+def run(ask: Ask, tool: Callable[..., None], sandbox: None) -> Run:
     """Run the tool with a checkpoint, and return the answer."""
 
     def execute(do: str, **words: Json) -> JsonObject:
@@ -57,7 +57,7 @@ def run(ask: Ask, tool: Callable[..., None]) -> Run:
 
 
 @pytest.fixture
-def git(project: Path, home: Path) -> Git:
+def git(project: Path, home: Path, processes: None) -> Git:
     """Make the project a repository, and return how git is asked in it, as its user would."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"HOME": str(home), "GIT_CONFIG_NOSYSTEM": "1"}

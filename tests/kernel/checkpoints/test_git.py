@@ -1,4 +1,4 @@
-"""Checkpoints in a repository: what a run changed comes back, and nothing that the user has in git is touched."""
+"""Checkpoints in a repository: changes of a run are undone, and the git state of the user is not touched."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Undo = Callable[..., Answer]
 
 def changed(answer: JsonObject) -> dict[str, str]:
     """Return what happened to each path that an answer tells of."""
-    told = as_object(answer.get("checkpoint")) or answer
-    rows = map(as_object, as_list(told.get("changed")))
+    response = as_object(answer.get("checkpoint")) or answer
+    rows = map(as_object, as_list(response.get("changed")))
     return {as_text(row["path"]): as_text(row["change"]) for row in rows}
 
 
@@ -30,8 +30,9 @@ def refs(git: Git) -> list[str]:
     return git("for-each-ref", "--format=%(refname)", "refs/kiwi").split()
 
 
+@pytest.mark.smoke
 @pytest.mark.req("K-GI-02")
-def test_a_dirty_tree_with_staged_changes_comes_back_and_stays_as_it_was_in_git(
+def test_a_dirty_tree_with_staged_changes_is_restored_with_its_git_state(
     project: Path, git: Git, state: State, run: Run, undo: Undo
 ) -> None:
     (project / "kept.txt").write_text("staged\n")
@@ -56,7 +57,7 @@ def test_a_dirty_tree_with_staged_changes_comes_back_and_stays_as_it_was_in_git(
 
 
 @pytest.mark.req("K-GI-02")
-def test_an_undo_is_undone_and_that_again(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_an_undo_can_be_undone_and_redone(project: Path, git: Git, run: Run, undo: Undo) -> None:
     ran = run("echo two > kept.txt; echo new > new.txt; rm src/code.py")
     first = undo(ran).content
     assert ((project / "kept.txt").read_text(), (project / "new.txt").exists()) == ("kept\n", False)
@@ -69,7 +70,7 @@ def test_an_undo_is_undone_and_that_again(project: Path, git: Git, run: Run, und
 
 
 @pytest.mark.req("K-GI-02")
-def test_neither_ignored_files_nor_secrets_are_ever_saved(project: Path, git: Git, run: Run, home: Path) -> None:
+def test_ignored_files_and_secrets_are_never_saved(project: Path, git: Git, run: Run, home: Path) -> None:
     (project / "ignored").mkdir()
     for name in (".env", ".env.local", "server.pem", "id_ed25519", "src/prod.key", "ignored/secret.txt"):
         (project / name).write_text("hunter2-hunter2")
@@ -84,7 +85,7 @@ def test_neither_ignored_files_nor_secrets_are_ever_saved(project: Path, git: Gi
 
 
 @pytest.mark.req("K-GI-02")
-def test_submodules_and_repositories_within_are_left_alone_and_that_is_told(
+def test_submodules_and_nested_repositories_are_skipped_and_reported(
     project: Path, git: Git, state: State, run: Run, tmp_path: Path, undo: Undo
 ) -> None:
     other = tmp_path / "other"
@@ -99,8 +100,8 @@ def test_submodules_and_repositories_within_are_left_alone_and_that_is_told(
     ran = run("echo z > module/theirs.txt; echo z > nested/theirs.txt; echo z > kept.txt")
     assert changed(ran) == {"kept.txt": "changed"}
     assert as_object(ran["checkpoint"])["left_out"] == ["module", "nested"]
-    told = undo(ran).content
-    assert told["left_out"] == ["module", "nested"]
+    response = undo(ran).content
+    assert response["left_out"] == ["module", "nested"]
     assert (project / "module" / "theirs.txt").read_text() == "z\n"
     git("submodule", "--quiet", "foreach", "git checkout -q -- .")
     assert state() == before
@@ -155,7 +156,7 @@ def test_links_are_saved_as_links_and_never_followed(
     assert "outside-outside" not in git("cat-file", "--batch-all-objects", "--batch")
 
 
-def test_an_undo_does_not_write_through_a_link_that_came_since(
+def test_an_undo_does_not_write_through_a_new_link(
     project: Path, git: Git, run: Run, undo: Undo, tmp_path: Path
 ) -> None:
     ran = run("echo changed > src/code.py")
@@ -171,7 +172,7 @@ def test_an_undo_does_not_write_through_a_link_that_came_since(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o755, 0o640])
-def test_permissions_come_back(project: Path, git: Git, run: Run, undo: Undo, mode: int) -> None:
+def test_permissions_are_restored(project: Path, git: Git, run: Run, undo: Undo, mode: int) -> None:
     (project / "kept.txt").chmod(mode)
     ran = run("chmod 666 kept.txt; rm src/code.py")
     assert changed(ran) == {"kept.txt": "changed", "src/code.py": "deleted"}
@@ -180,7 +181,7 @@ def test_permissions_come_back(project: Path, git: Git, run: Run, undo: Undo, mo
     assert (project / "src" / "code.py").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_file_in_place_of_a_folder_and_the_other_way_round_come_back(
+def test_a_file_in_place_of_a_folder_and_the_reverse_are_restored(
     project: Path, git: Git, run: Run, undo: Undo
 ) -> None:
     ran = run("rm -r src; echo file > src; rm kept.txt; mkdir kept.txt; echo in > kept.txt/inner")
@@ -190,7 +191,7 @@ def test_a_file_in_place_of_a_folder_and_the_other_way_round_come_back(
     assert (project / "kept.txt").read_text() == "kept\n"
 
 
-def test_names_of_any_bytes_come_back(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_names_of_any_bytes_are_restored(project: Path, git: Git, run: Run, undo: Undo) -> None:
     names = [b"new\nline", b'quo"te', b"\xff\xfe", "ünï".encode(), b"back\\slash", b" space ", b"-dash", b":(top)x"]
     for name in names:
         (project / os.fsdecode(name)).write_bytes(name)
@@ -201,7 +202,7 @@ def test_names_of_any_bytes_come_back(project: Path, git: Git, run: Run, undo: U
 
 
 @pytest.mark.req("K-GI-02")
-def test_what_a_run_brings_into_view_is_neither_saved_nor_removed(
+def test_files_that_become_visible_during_a_run_are_neither_saved_nor_removed(
     project: Path, git: Git, run: Run, undo: Undo
 ) -> None:
     (project / "ignored" / "deep").mkdir(parents=True)
@@ -218,7 +219,7 @@ def test_what_a_run_brings_into_view_is_neither_saved_nor_removed(
     assert "hunter2-hunter2" not in git("cat-file", "--batch-all-objects", "--batch")
 
 
-def test_what_cannot_be_saved_now_is_not_overwritten_unless_the_owner_insists(
+def test_a_file_that_cannot_be_saved_is_not_overwritten_without_force(
     project: Path, git: Git, run: Run, undo: Undo
 ) -> None:
     ran = run("truncate -s 64000001 kept.txt; rm src/code.py; mkfifo src/code.py")
@@ -230,20 +231,21 @@ def test_what_cannot_be_saved_now_is_not_overwritten_unless_the_owner_insists(
     assert (project / "src" / "code.py").is_file()
 
 
-def test_a_run_that_changes_nothing_leaves_nothing(git: Git, run: Run) -> None:
+def test_a_run_that_changes_nothing_leaves_no_checkpoint(git: Git, run: Run) -> None:
     ran = run("true")
     assert ran["checkpoint"] == {"saved": True, "changed": []}
     assert refs(git) == []
 
 
-def test_a_tool_that_fails_is_undone_as_well(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_a_failed_run_can_be_undone(project: Path, git: Git, run: Run, undo: Undo) -> None:
     ran = run("echo half > kept.txt; exit 3")
     assert ran["status"] == "error"
     undo(ran)
     assert (project / "kept.txt").read_text() == "kept\n"
 
 
-def test_a_cancelled_run_is_undone_as_well(project: Path, git: Git, tool: object, undo: Undo) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_cancelled_run_can_be_undone(project: Path, git: Git, tool: object, undo: Undo) -> None:
     (project / "ignored").mkdir()
     os.mkfifo(project / "ignored" / "news")
 
@@ -268,7 +270,9 @@ def test_a_cancelled_run_is_undone_as_well(project: Path, git: Git, tool: object
     assert (project / "kept.txt").read_text() == "kept\n"
 
 
-def test_a_project_within_a_repository_is_saved_alone(project: Path, git: Git, run: Run, tmp_path: Path) -> None:
+def test_a_project_within_a_repository_is_saved_without_the_rest(
+    project: Path, git: Git, run: Run, tmp_path: Path
+) -> None:
     git("init", "-q", cwd=tmp_path)
     (project / ".git").rename(tmp_path / "gone")
     (tmp_path / "beside.txt").write_text("beside\n")
@@ -279,7 +283,7 @@ def test_a_project_within_a_repository_is_saved_alone(project: Path, git: Git, r
     assert git("ls-tree", "-r", "--name-only", listed[0], cwd=tmp_path).split() == ["after/kept.txt", "before/kept.txt"]
 
 
-def test_a_repository_of_sha256_and_an_empty_one_will_do(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_sha256_repositories_and_empty_ones_work(project: Path, git: Git, run: Run, undo: Undo) -> None:
     (project / ".git").rename(project.parent / "gone")
     git("init", "-q", "--object-format=sha256")
     ran = run("echo 1 > kept.txt")
@@ -287,7 +291,7 @@ def test_a_repository_of_sha256_and_an_empty_one_will_do(project: Path, git: Git
     assert (project / "kept.txt").read_text() == "kept\n"
 
 
-def test_what_is_too_large_is_left_out_and_told(
+def test_a_file_that_is_too_large_is_skipped_and_reported(
     project: Path, git: Git, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (project / "large.bin").open("wb") as file:

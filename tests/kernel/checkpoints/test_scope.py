@@ -1,10 +1,10 @@
-"""What is never saved: files that hold secrets by their names, and what Kiwi writes itself."""
+"""Files that are never saved: secrets by name, and files of Kiwi."""
 
 from __future__ import annotations
 
 import pytest
 
-from kiwi_mcp.kernel.checkpoints.scope import is_left_out
+from kiwi_mcp.kernel.checkpoints.git_store import is_left_out
 
 
 @pytest.mark.req("K-GI-02")
@@ -17,7 +17,7 @@ from kiwi_mcp.kernel.checkpoints.scope import is_left_out
         ".ai/state/x", ".ai/state", "nested/.ai/outputs/tools/x.json", ".ai/.trash/old/tool.yaml", "infra/a.tfstate",
     ],
 )  # fmt: skip
-def test_secrets_and_what_kiwi_writes_are_left_out(path: str) -> None:
+def test_secrets_and_files_of_kiwi_are_excluded(path: str) -> None:
     assert is_left_out(path)
 
 
@@ -28,5 +28,5 @@ def test_secrets_and_what_kiwi_writes_are_left_out(path: str) -> None:
         ".ai/tools/a.py", ".ai/statement.md", "x.ai/state/y", "credentials/readme.md", "new\nline", ".env\n",
     ],
 )  # fmt: skip
-def test_what_only_looks_alike_is_saved(path: str) -> None:
+def test_similarly_named_files_are_saved(path: str) -> None:
     assert not is_left_out(path)

@@ -1,4 +1,4 @@
-"""Whatever stood in a project stands there again, whatever was done to it meanwhile."""
+"""A project is restored after any change."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.kernel.checkpoints.record import Record, changes
-from kiwi_mcp.kernel.checkpoints.tree import content, put, remove, survey, walk
+from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, changes
+from kiwi_mcp.kernel.checkpoints.file_tree import content, put, remove, survey
 
 Tree = Mapping[str, tuple[str, bytes, int]]
 
@@ -48,23 +48,27 @@ def clear(root: Path) -> None:
             path.unlink()
 
 
+def every_path(root: Path) -> list[str]:
+    return [str(path.relative_to(root)) for path in root.rglob("*")]
+
+
 def standing(root: Path) -> dict[str, object]:
-    paths = list(walk(root, [path.name for path in root.iterdir()], lambda _: False))
+    paths = every_path(root)
     return dict(survey(root, paths, "sha256").entries)
 
 
 @settings(max_examples=60, deadline=None)
 @given(before=trees, after=trees)
-def test_what_stood_before_stands_again_after_it_was_changed_in_any_way(before: Tree, after: Tree) -> None:
+def test_any_change_can_be_restored(before: Tree, after: Tree) -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder)
         lay(root, before)
-        paths = list(walk(root, [path.name for path in root.iterdir()], lambda _: False))
+        paths = every_path(root)
         saved = survey(root, paths, "sha256").entries
         kept = {entry.id: content(root, path, entry) for path, entry in saved.items()}
         clear(root)
         lay(root, after)
-        paths = list(walk(root, [path.name for path in root.iterdir()], lambda _: False))
+        paths = every_path(root)
         found = changes(saved, survey(root, paths, "sha256").entries)
         for change in sorted(found, key=lambda change: change.path, reverse=True):
             if change.before is None:
@@ -83,7 +87,9 @@ def test_a_record_is_read_as_it_was_written(before: Tree, after: Tree) -> None:
         for folder, tree in ((first, before), (second, after)):
             lay(Path(folder), tree)
             sides.append(survey(Path(folder), tree, "sha1").entries)
-    record = Record("01M7HMPWJZC9PCFHJ3AWDFDR55", "change", 1, saved=sides[0], scope=("a",), left_out=("b\udcff",))
+    record = CheckpointRecord(
+        "01M7HMPWJZC9PCFHJ3AWDFDR55", "change", 1, saved=sides[0], scope=("a",), left_out=("b\udcff",)
+    )
     for one in (record, record.ended(2, sides[1])):
-        assert Record.of_text(one.to_text(), one.run_id) == one
-        assert Record.of_text(one.to_text(), "01M7HMPWJZC9PCFHJ3AWDFDR56") is None
+        assert CheckpointRecord.of_text(one.to_text(), one.run_id) == one
+        assert CheckpointRecord.of_text(one.to_text(), "01M7HMPWJZC9PCFHJ3AWDFDR56") is None

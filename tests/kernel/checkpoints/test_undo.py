@@ -1,4 +1,4 @@
-"""Undoing: only what the run changed, never over somebody else's work, by the owner alone, and recorded."""
+"""Undo: only the changes of the run, not those of others, by the owner only, and recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def listed(ask: Ask) -> list[JsonObject]:
     return [as_object(one) for one in as_list(ask("undo").content["checkpoints"])]
 
 
-def test_what_others_did_to_other_paths_stays(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_changes_of_others_to_other_paths_stay(project: Path, git: Git, run: Run, undo: Undo) -> None:
     ran = run("echo 1 > kept.txt")
     (project / "src" / "code.py").write_text("mine since\n")
     (project / "mine.txt").write_text("mine\n")
@@ -32,7 +32,7 @@ def test_what_others_did_to_other_paths_stays(project: Path, git: Git, run: Run,
     assert (project / "mine.txt").read_text() == "mine\n"
 
 
-def test_a_path_that_somebody_changed_since_is_not_undone_unless_the_owner_insists(
+def test_a_path_that_was_changed_since_is_not_undone_without_force(
     project: Path, git: Git, run: Run, undo: Undo
 ) -> None:
     ran = run("echo tool > kept.txt; echo tool > new.txt")
@@ -48,26 +48,26 @@ def test_a_path_that_somebody_changed_since_is_not_undone_unless_the_owner_insis
     assert (project / "kept.txt").read_text() == "tool\nmine\n"
 
 
-def test_a_rehearsal_shows_the_difference_and_does_nothing(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_a_dry_run_shows_the_difference_and_changes_nothing(project: Path, git: Git, run: Run, undo: Undo) -> None:
     ran = run("echo tool > kept.txt; printf '\\000\\001' > new.bin")
     (project / "new.bin").write_bytes(b"\x02")
-    told = undo(ran, dry_run=True).content
-    assert told["status"] == "planned"
-    diff = as_text(told["diff"])
+    response = undo(ran, dry_run=True).content
+    assert response["status"] == "planned"
+    diff = as_text(response["diff"])
     assert "-tool\n+kept\n" in diff
     assert "-\\u0002" in diff
-    assert "changed since: new.bin" in as_text(as_list(told["doubts"])[0])
+    assert "changed since: new.bin" in as_text(as_list(response["doubts"])[0])
     assert (project / "kept.txt").read_text() == "tool\n"
 
 
-def test_a_path_that_is_back_already_is_nothing_to_do(project: Path, git: Git, run: Run, undo: Undo) -> None:
+def test_a_path_that_is_already_restored_needs_no_work(project: Path, git: Git, run: Run, undo: Undo) -> None:
     ran = run("echo 1 > kept.txt; echo 2 > new.txt")
     (project / "kept.txt").write_text("kept\n")
     assert undo(ran).content["message"] == f"1 path put back as before {as_object(ran['checkpoint'])['undo']}"
     assert undo(ran).content["status"] == "unchanged"
 
 
-def test_a_model_lists_and_does_not_undo(project: Path, git: Git, run: Run) -> None:
+def test_a_model_lists_checkpoints_and_cannot_undo(project: Path, git: Git, run: Run) -> None:
     ran = run("echo 1 > kept.txt")
 
     async def story() -> tuple[Answer, Answer]:
@@ -78,13 +78,13 @@ def test_a_model_lists_and_does_not_undo(project: Path, git: Git, run: Run) -> N
         finally:
             await kernel.aclose()
 
-    told, refused = asyncio.run(story())
-    assert [as_object(one)["run_id"] for one in as_list(told.content["checkpoints"])] == [ran["run_id"]]
+    response, refused = asyncio.run(story())
+    assert [as_object(one)["run_id"] for one in as_list(response.content["checkpoints"])] == [ran["run_id"]]
     assert refused.content["code"] == "not_permitted"
     assert (project / "kept.txt").read_text() == "1\n"
 
 
-def test_an_undo_is_a_run_that_is_recorded(git: Git, run: Run, undo: Undo, ask: Ask, project: Path) -> None:
+def test_an_undo_is_a_recorded_run(git: Git, run: Run, undo: Undo, ask: Ask, project: Path) -> None:
     ran = run("echo 1 > kept.txt")
     undone = undo(ran).content
     shown = ask("runs", action="show", run_id=undone["undo"]).content
@@ -94,7 +94,7 @@ def test_an_undo_is_a_run_that_is_recorded(git: Git, run: Run, undo: Undo, ask: 
     assert (newest["undoes"], oldest["tool_id"]) == (ran["run_id"], "change")
 
 
-def test_the_beginning_of_an_id_is_enough_where_it_means_one(git: Git, run: Run, ask: Ask) -> None:
+def test_an_unambiguous_prefix_of_an_id_is_enough(git: Git, run: Run, ask: Ask) -> None:
     run_id = as_text(run("echo 1 > kept.txt")["run_id"])
     assert ask("undo", action="apply", run_id=run_id[:20].lower(), dry_run=True).content["status"] == "planned"
     run("echo 2 > kept.txt")
@@ -102,7 +102,7 @@ def test_the_beginning_of_an_id_is_enough_where_it_means_one(git: Git, run: Run,
 
 
 @pytest.mark.parametrize("run_id", ["", "01", "../../HEAD", "01K" + "0" * 23, "x" * 300, "\x00abcdef"])
-def test_a_run_without_a_checkpoint_is_told_so(git: Git, run: Run, ask: Ask, run_id: str) -> None:
+def test_a_run_without_a_checkpoint_is_reported(git: Git, run: Run, ask: Ask, run_id: str) -> None:
     run("echo 1 > kept.txt")
     assert ask("undo", action="apply", run_id=run_id).content["code"] in {"not_found", "invalid_request"}
 
@@ -110,11 +110,12 @@ def test_a_run_without_a_checkpoint_is_told_so(git: Git, run: Run, ask: Ask, run
 def test_a_run_of_another_project_names_that_project(git: Git, run: Run, ask: Ask, tmp_path: Path) -> None:
     run_id = run("echo 1 > kept.txt")["run_id"]
     (tmp_path / "elsewhere").mkdir()
-    told = ask("undo", action="apply", run_id=run_id, project_path=str(tmp_path / "elsewhere")).content
-    assert "--project" in as_text(told["suggestion"])
+    response = ask("undo", action="apply", run_id=run_id, project_path=str(tmp_path / "elsewhere")).content
+    assert "--project" in as_text(response["suggestion"])
 
 
-def test_runs_at_the_same_time_are_told_and_undone_only_where_the_owner_insists(
+@pytest.mark.usefixtures("sandbox")
+def test_concurrent_runs_are_reported_and_undone_only_with_force(
     project: Path, git: Git, tool: object, ask: Ask
 ) -> None:
     (project / "ignored").mkdir()
@@ -139,13 +140,13 @@ def test_runs_at_the_same_time_are_told_and_undone_only_where_the_owner_insists(
             await kernel.aclose()
 
     for ran in asyncio.run(story()):
-        told = as_object(ran["checkpoint"])
-        assert len(as_list(told["beside"])) == 1
-        refused = ask("undo", action="apply", run_id=told["undo"])
+        response = as_object(ran["checkpoint"])
+        assert len(as_list(response["beside"])) == 1
+        refused = ask("undo", action="apply", run_id=response["undo"])
         assert "at the same time" in as_text(refused.content["message"])
 
 
-def test_a_run_that_was_killed_is_undone_where_the_owner_insists(
+def test_a_killed_run_is_undone_with_force(
     project: Path, git: Git, run: Run, undo: Undo, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def killed(self: checkpoint.Checkpoint) -> JsonObject:
@@ -154,7 +155,7 @@ def test_a_run_that_was_killed_is_undone_where_the_owner_insists(
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint.Checkpoint, "_ended", killed)
         ran = run("echo 1 > kept.txt; echo 1 > new.txt")
-    assert "could not be told" in as_text(as_list(ran["warnings"])[0])
+    assert "are unknown" in as_text(as_list(ran["warnings"])[0])
     assert [one.get("unfinished") for one in listed(ask)] == [True]
     assert "did not come to its end" in as_text(undo(ran).content["message"])
     assert undo(ran, force=True).content["status"] == "undone"
@@ -162,7 +163,7 @@ def test_a_run_that_was_killed_is_undone_where_the_owner_insists(
     assert (project / "src" / "code.py").exists()
 
 
-def test_the_oldest_checkpoints_go(git: Git, run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_checkpoints_are_removed(git: Git, run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "KEPT", 2)
     runs = [run(f"echo {number} > kept.txt")["run_id"] for number in range(4)]
     assert [one["run_id"] for one in listed(ask)] == [runs[3], runs[2]]

@@ -1,4 +1,4 @@
-"""What a text costs, held against what seven tokenizers make of it."""
+"""The token estimate, compared with seven tokenizers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.kernel.context.cost import ERROR, Cost, cost_of, cost_of_json, total
+from kiwi_mcp.domain.token_cost import ERROR, TokenCost, cost_of, cost_of_json, total
 
 DEFINITION = (
     '{"name":"create_issue","description":"Open an issue in a repository, with labels and people to look at it. Needs '
@@ -60,17 +60,17 @@ def test_tokens_are_within_a_tenth_of_what_tokenizers_count(text: str, tokens: f
     assert abs(cost_of(text).tokens / tokens - 1) < ERROR
 
 
-def test_characters_of_other_alphabets_are_weighed_by_their_bytes() -> None:
+def test_characters_of_other_alphabets_count_by_their_bytes() -> None:
     assert cost_of(CHINESE).tokens == pytest.approx(50, rel=1 / 3)
 
 
 def test_nothing_costs_nothing_and_everything_else_at_least_one_token() -> None:
-    assert cost_of("") == Cost(0, 0)
-    assert cost_of(" ") == Cost(1, 1)
-    assert cost_of("\ud800") == Cost(1, 1)
+    assert cost_of("") == TokenCost(0, 0)
+    assert cost_of(" ") == TokenCost(1, 1)
+    assert cost_of("\ud800") == TokenCost(1, 1)
     assert cost_of_json({"a": 1}) == cost_of('{"a":1}')
-    assert total(()) == Cost()
-    assert total([Cost(3, 1), Cost(4, 2)]) == Cost(7, 3)
+    assert total(()) == TokenCost()
+    assert total([TokenCost(3, 1), TokenCost(4, 2)]) == TokenCost(7, 3)
 
 
 @given(st.text(max_size=400), st.text(max_size=400))
@@ -81,7 +81,7 @@ def test_more_text_never_costs_less(first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize("text", [DEFINITION, PROSE, CODE, NUMBERS])
-def test_a_long_text_is_judged_by_parts_of_it(text: str) -> None:
+def test_a_long_text_is_estimated_from_samples(text: str) -> None:
     whole = cost_of(text * 400)
     assert whole.bytes == 400 * len(text)
     assert whole.tokens == pytest.approx(400 * cost_of(text).tokens, rel=0.02)

@@ -1,4 +1,4 @@
-"""What context costs, told by doctor and by prefer from what was really sent, answered and called."""
+"""The context cost in doctor and prefer, from what was sent, answered and called."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.receipt import Receipt
-from kiwi_mcp.domain.run import iso, run_id
+from kiwi_mcp.domain.records import Receipt
+from kiwi_mcp.domain.times import iso, run_id
+from kiwi_mcp.domain.token_cost import cost_of, cost_of_json
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.context.cost import cost_of, cost_of_json
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.verbs import INSTRUCTIONS
 
@@ -54,7 +54,7 @@ def model(project: Path) -> Ask:
 
 @pytest.fixture
 def called(home: Path) -> Called:
-    """Let a model have called an item, so many days ago."""
+    """Record a call of an item by a model, some days ago."""
 
     def write(name: str, days: float) -> None:
         moment = int((datetime.now(UTC) - timedelta(days=days)).timestamp() * 1_000)
@@ -75,8 +75,8 @@ def context(ask: Ask) -> JsonObject:
     return as_object(ask("doctor").content["context"])
 
 
-def rows(told: JsonObject, word: str) -> list[JsonObject]:
-    return [as_object(row) for row in as_list(told[word])]
+def rows(answer: JsonObject, word: str) -> list[JsonObject]:
+    return [as_object(row) for row in as_list(answer[word])]
 
 
 def lines(ask: Ask) -> list[str]:
@@ -84,42 +84,46 @@ def lines(ask: Ask) -> list[str]:
     return [as_text(check["detail"]) for check in checks if check["check"] == "context"]
 
 
-def test_doctor_tells_what_each_thing_costs_that_every_conversation_is_given(ask: Ask, preferences: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_doctor_reports_the_cost_of_each_part_that_every_conversation_receives(ask: Ask, preferences: Path) -> None:
     preferences.write_text("always_send: {weather: true, help: false}\n")
-    told = context(ask)
-    sent = rows(told, "sent")
+    response = context(ask)
+    sent = rows(response, "sent")
     assert [row["name"] for row in sent] == ["instructions", *META[:3], "weather"]
     assert sent[0] == {"name": "instructions", **cost_of(INSTRUCTIONS).to_json()}
     assert sent[-1]["identity"] == "project/local/weather@1.0.0"
     for word in ("bytes", "tokens"):
-        assert told[word] == sum(int(str(row[word])) for row in sent)
+        assert response[word] == sum(int(str(row[word])) for row in sent)
     (line,) = lines(ask)
-    assert line.startswith(f"about {told['tokens']:,} tokens ({told['bytes']:,} bytes) in every conversation")
+    assert line.startswith(f"about {response['tokens']:,} tokens ({response['bytes']:,} bytes) in every conversation")
     assert f"{sent[-1]['tokens']} of them for your 1 tools (weather {sent[-1]['tokens']})" in line
 
 
-def test_prefer_tells_the_same_figures(ask: Ask, preferences: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_prefer_reports_the_same_figures(ask: Ask, preferences: Path) -> None:
     preferences.write_text("always_send: {weather: true}\n")
-    told, sent = ask("prefer").content, {row["name"]: row["tokens"] for row in rows(context(ask), "sent")}
-    assert told["meta_tool_tokens"] == {name: sent[name] for name in META}
-    assert told["tokens"] == rows(told, "tools")[0]["tokens"] == sent["weather"]
+    response, sent = ask("prefer").content, {row["name"]: row["tokens"] for row in rows(context(ask), "sent")}
+    assert response["meta_tool_tokens"] == {name: sent[name] for name in META}
+    assert response["tokens"] == rows(response, "tools")[0]["tokens"] == sent["weather"]
 
 
-def test_an_answer_is_counted_where_a_model_reads_it(ask: Ask, model: Ask) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_answer_is_counted_when_a_model_reads_it(ask: Ask, model: Ask) -> None:
     assert context(ask)["answers"] == {}
     found = model("search", query="weather of a city")
     loaded = model("load", item_id="weather")
     ask("search", query="moon")  # a person at a terminal, or a program
     assert model("load", item_id="absent").is_error
-    told = as_object(context(ask)["answers"])
-    assert told == {
+    response = as_object(context(ask)["answers"])
+    assert response == {
         "search": {"answers": 1, **cost_of_json(found.content).to_json()},
         "load": {"answers": 1, **cost_of_json(loaded.content).to_json()},
     }
     assert "for the answer to a search, on average of 1" in lines(ask)[0]
 
 
-def test_what_is_called_in_most_conversations_is_proposed_and_taking_the_advice_ends_it(
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_that_most_conversations_call_is_proposed_until_it_is_added(
     ask: Ask, model: Ask, called: Called
 ) -> None:
     model("search", query="weather of a city", limit=10)
@@ -138,7 +142,9 @@ def test_what_is_called_in_most_conversations_is_proposed_and_taking_the_advice_
     assert rows(ask("prefer", action="suggest").content, "suggestions") == []
 
 
-def test_what_is_sent_and_never_called_is_proposed_for_leaving(ask: Ask, called: Called, preferences: Path) -> None:
+def test_a_tool_that_is_sent_and_never_called_is_proposed_for_removal(
+    ask: Ask, called: Called, preferences: Path
+) -> None:
     preferences.write_text("always_send: {weather: true, moon: true}\n")
     long_ago = datetime.now(UTC).timestamp() - 80 * 86_400
     os.utime(preferences, (long_ago, long_ago))
@@ -150,7 +156,7 @@ def test_what_is_sent_and_never_called_is_proposed_for_leaving(ask: Ask, called:
     assert rows(ask("prefer", action="suggest").content, "suggestions") == []
 
 
-def test_what_is_gone_or_denied_is_not_proposed(ask: Ask, called: Called, preferences: Path) -> None:
+def test_a_missing_or_denied_tool_is_not_proposed(ask: Ask, called: Called, preferences: Path) -> None:
     for day in (9.0, 8.0, 7.0, 6.0, 5.0):
         called("gone", day)
         called("weather", day)
@@ -158,7 +164,8 @@ def test_what_is_gone_or_denied_is_not_proposed(ask: Ask, called: Called, prefer
     assert rows(ask("prefer", action="suggest").content, "suggestions") == []
 
 
-def test_how_the_owner_works_is_for_the_owner_to_know(model: Ask, called: Called) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_figures_about_the_owner_are_shown_only_to_the_owner(model: Ask, called: Called) -> None:
     for day in (9.0, 8.0, 7.0, 6.0, 5.0):
         called("weather", day)
     refused = model("prefer", action="suggest").content

@@ -1,8 +1,7 @@
-"""The tally of answers: sizes alone, added to by many at once, and bounded."""
+"""The answer tally: sizes only, concurrent additions, bounded."""
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,58 +9,58 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.token_cost import TokenCost, cost_of_json
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.context.cost import Cost, cost_of_json
-from kiwi_mcp.kernel.context.tally import DAYS, Mean, Tally
+from kiwi_mcp.kernel.token_meter import DAYS, Mean, ResponseSizes
 
-SHORT: JsonObject = {"results": [], "query": "the word that nobody shall read"}
+SHORT: JsonObject = {"results": [], "query": "a private text"}
 LONG: JsonObject = {"results": [{"name": f"tool_{number}"} for number in range(50)]}
 LOADED: JsonObject = {"identity": "project/local/weather@1.0.0", "parameters": {}}
 
 
 @pytest.fixture
-def tally(tmp_path: Path) -> Tally:
-    return Tally(tmp_path, "mcp")
+def tally(tmp_path: Path) -> ResponseSizes:
+    return ResponseSizes(tmp_path, is_counting=True)
 
 
-def note(tally: Tally, verb: str, content: JsonObject) -> None:
+def note(tally: ResponseSizes, verb: str, content: JsonObject) -> None:
     answer = Answer(content)
-    assert tally.counted(verb, answer) is answer
+    assert tally.count(verb, answer) is answer
 
 
-def test_the_mean_is_that_of_all_answers_of_a_verb(tally: Tally, tmp_path: Path) -> None:
+def test_the_mean_covers_all_answers_of_a_verb(tally: ResponseSizes, tmp_path: Path) -> None:
     assert tally.means() == {}
     for content in (SHORT, LONG):
         note(tally, "search", content)
     note(tally, "load", LOADED)
     small, large = cost_of_json(SHORT), cost_of_json(LONG)
-    middle = Cost(round((small.bytes + large.bytes) / 2), round((small.tokens + large.tokens) / 2))
-    assert Tally(tmp_path).means() == {"search": Mean(2, middle), "load": Mean(1, cost_of_json(LOADED))}
+    middle = TokenCost(round((small.bytes + large.bytes) / 2), round((small.tokens + large.tokens) / 2))
+    assert ResponseSizes(tmp_path).means() == {"search": Mean(2, middle), "load": Mean(1, cost_of_json(LOADED))}
 
 
-def test_only_what_finding_costs_a_model_is_counted(tally: Tally, tmp_path: Path) -> None:
+def test_only_the_cost_of_finding_is_counted(tally: ResponseSizes, tmp_path: Path) -> None:
     note(tally, "execute", SHORT)
     note(tally, "help", SHORT)
-    note(Tally(tmp_path, "cli"), "search", SHORT)
+    note(ResponseSizes(tmp_path), "search", SHORT)
     note(tally, "load", {"content": "a page of some output", "next_offset": 9})
     assert tally.means() == {}
 
 
-def test_no_word_of_an_answer_is_kept(tally: Tally, tmp_path: Path) -> None:
+def test_no_text_of_an_answer_is_stored(tally: ResponseSizes, tmp_path: Path) -> None:
     note(tally, "search", SHORT)
     (day,) = (tmp_path / "context").iterdir()
     assert day.read_text() == f"search {cost_of_json(SHORT).bytes} {cost_of_json(SHORT).tokens}\n"
     assert day.stat().st_mode & 0o777 == 0o600
 
 
-def test_many_add_at_once(tmp_path: Path) -> None:
+def test_concurrent_additions_are_all_counted(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         for _ in range(400):
-            threads.submit(note, Tally(tmp_path, "gateway"), "search", LONG)
-    assert Tally(tmp_path).means() == {"search": Mean(400, cost_of_json(LONG))}
+            threads.submit(note, ResponseSizes(tmp_path, is_counting=True), "search", LONG)
+    assert ResponseSizes(tmp_path).means() == {"search": Mean(400, cost_of_json(LONG))}
 
 
-def test_a_day_and_the_number_of_days_have_an_end(tally: Tally, tmp_path: Path) -> None:
+def test_the_figures_per_day_and_the_number_of_days_are_limited(tally: ResponseSizes, tmp_path: Path) -> None:
     folder = tmp_path / "context"
     folder.mkdir()
     for month in (1, 2, 3):
@@ -80,7 +79,7 @@ def test_a_day_and_the_number_of_days_have_an_end(tally: Tally, tmp_path: Path) 
 @pytest.mark.parametrize(
     "written", [b"", b"\xff\xfe", b"search one 2\nload\nsearch -1 2\nrun 1 2\n", b"search 1 2 3\n"]
 )
-def test_what_is_damaged_counts_as_nothing(written: bytes, tally: Tally, tmp_path: Path) -> None:
+def test_a_damaged_file_counts_as_empty(written: bytes, tally: ResponseSizes, tmp_path: Path) -> None:
     (tmp_path / "context").mkdir()
     (tmp_path / "context" / "2099-01-01").write_bytes(written)
     assert tally.means() == {}
@@ -88,28 +87,25 @@ def test_what_is_damaged_counts_as_nothing(written: bytes, tally: Tally, tmp_pat
     assert tally.means()["search"].number == 1
 
 
-def test_where_nothing_can_be_written_nothing_is_lost_but_the_figure(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_loses_only_the_figure(tmp_path: Path) -> None:
     (tmp_path / "context").write_text("a file in the way")
-    tally = Tally(tmp_path, "mcp")
+    tally = ResponseSizes(tmp_path, is_counting=True)
     note(tally, "search", LONG)
     note(tally, "search", {"number": float("nan")})
     assert tally.means() == {}
 
 
-def test_whoever_waits_for_an_answer_does_not_wait_for_it_to_be_measured(tally: Tally, tmp_path: Path) -> None:
-    async def given() -> bool:
-        note(tally, "search", SHORT)
-        return (tmp_path / "context").exists()
-
-    assert not asyncio.run(given())
+async def test_measuring_does_not_delay_the_answer(tally: ResponseSizes, tmp_path: Path) -> None:
+    note(tally, "search", SHORT)
+    assert not ((tmp_path / "context").exists())
     assert tally.means() == {"search": Mean(1, cost_of_json(SHORT))}
 
 
-def test_an_answer_that_is_given_while_others_are_measured_is_counted_once(tmp_path: Path) -> None:
-    tally = Tally(tmp_path, "mcp")
+async def test_an_answer_given_during_a_measurement_is_counted_once(tmp_path: Path) -> None:
+    tally = ResponseSizes(tmp_path, is_counting=True)
 
-    class Late(Answer):
-        """An answer during whose counting another thread asks for the means."""
+    class Late(Answer, frozen=True):
+        """An answer that lets another thread read the means while it is counted."""
 
         def __getattribute__(self, name: str) -> object:
             if name == "content":
@@ -117,20 +113,14 @@ def test_an_answer_that_is_given_while_others_are_measured_is_counted_once(tmp_p
                     threads.submit(tally.means).result(20)
             return super().__getattribute__(name)
 
-    async def given() -> None:
-        note(tally, "search", SHORT)
-        tally.counted("search", Late(LONG))
-
-    asyncio.run(given())
+    note(tally, "search", SHORT)
+    tally.count("search", Late(LONG))
     assert tally.means()["search"].number == 2
 
 
-def test_few_answers_wait_to_be_measured(tally: Tally, tmp_path: Path) -> None:
-    async def given() -> None:
-        for _ in range(100):
-            note(tally, "search", SHORT)
-
-    asyncio.run(given())
-    assert 80 < Tally(tmp_path).means()["search"].number < 100
-    tally.settle()
-    assert Tally(tmp_path).means()["search"].number == 100
+async def test_the_queue_of_answers_to_measure_is_short(tally: ResponseSizes, tmp_path: Path) -> None:
+    for _ in range(100):
+        note(tally, "search", SHORT)
+    assert 80 < ResponseSizes(tmp_path).means()["search"].number < 100
+    tally.flush()
+    assert ResponseSizes(tmp_path).means()["search"].number == 100

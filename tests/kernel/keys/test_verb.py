@@ -1,4 +1,4 @@
-"""The key verb: keys are made, trusted, revoked and rotated by the owner alone, and no private key is ever shown."""
+"""The key verb: only the owner creates, trusts, revokes and rotates keys, and no private key is shown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.manifest.keys import fingerprint
-from kiwi_mcp.primitives.key_pairs import KeyPairs
-from kiwi_mcp.primitives.vault_key import vault_key
+from kiwi_mcp.manifest.signatures import fingerprint
+from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
+from kiwi_mcp.primitives.secrets.store_key import vault_key
 
 OTHER = "A" * 43
 
@@ -38,28 +38,30 @@ def refused(machine: Machine, action: str, **words: Json) -> str:
 
 
 def trust_of(machine: Machine, item: str) -> tuple[str, str]:
-    told = machine.ask("load", item_id=item).content
-    return as_text(told.get("trust")), as_text(told.get("signer"))
+    response = machine.ask("load", item_id=item).content
+    return as_text(response.get("trust")), as_text(response.get("signer"))
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
-def test_what_the_owner_signs_bears_their_key(ann: Machine) -> None:
+def test_an_item_that_the_owner_signs_has_the_key_of_the_owner(ann: Machine) -> None:
     ann.script("greet")
     assert trust_of(ann, "greet") == ("unsigned", "")
     ann.do("sign", "greet")
     assert trust_of(ann, "greet") == ("integrity", "")
 
     made = as_object(key(ann, "new", name="laptop")["key"])
-    told = ann.do("sign", "greet")
+    response = ann.do("sign", "greet")
 
-    assert told["signer"] == made["fingerprint"] == fingerprint(as_text(made["key"]))
+    assert response["signer"] == made["fingerprint"] == fingerprint(as_text(made["key"]))
     assert trust_of(ann, "greet") == ("owner", made["fingerprint"])
     (link, *_) = map(as_object, as_list(ann.do("why", "greet")["chain"]))
     assert (link["trust"], link["signer"], link["integrity"]) == ("owner", made["fingerprint"], "signed")
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-01")
-def test_content_that_changed_under_a_key_is_refused(ann: Machine) -> None:
+def test_changed_content_under_a_key_signature_is_refused(ann: Machine) -> None:
     folder = ann.script("greet")
     key(ann, "new")
     ann.do("sign", "greet")
@@ -69,6 +71,7 @@ def test_content_that_changed_under_a_key_is_refused(ann: Machine) -> None:
     assert ann.refused("run", "greet") == "content_hash_mismatch"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
 def test_a_forged_signature_is_refused(ann: Machine) -> None:
     folder = ann.script("greet")
@@ -82,8 +85,9 @@ def test_a_forged_signature_is_refused(ann: Machine) -> None:
     assert ann.refused("run", "greet") == "signature_refused"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("name", ["guide.md", "tool.json"])
-def test_who_signed_stands_beside_a_file_that_cannot_hold_it(ann: Machine, name: str) -> None:
+def test_the_signer_is_stored_beside_a_file_that_has_no_comments(ann: Machine, name: str) -> None:
     if name == "guide.md":
         path = ann.put("knowledge/guide.md", "---\nid: guide\ntitle: Guide\nversion: 1.0.0\n---\n# Guide\n")
     else:
@@ -99,34 +103,47 @@ def test_who_signed_stands_beside_a_file_that_cannot_hold_it(ann: Machine, name:
     assert ":ed25519:" not in path.read_text()
     assert trust_of(ann, "guide")[0] == "owner"
     ann.kernel = Kernel(ann.project, user=ann.user, cache=ann.cache, is_owner=False)
-    ann.do("sign", "guide")  # by somebody else, whose word is a hash
-    assert trust_of(ann, "guide")[0] == "integrity"
+    assert ann.refused("sign", "guide") == "not_permitted"  # a plain hash does not replace the owner's signature
+    assert trust_of(ann, "guide")[0] == "owner"
 
 
-def test_nobody_but_the_owner_changes_keys_or_signs_with_them(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_only_the_owner_changes_keys_and_signs_with_them(ann: Machine) -> None:
     ann.script("greet")
     key(ann, "new")
     ann.do("sign", "greet")
     before = (ann.user / "trust.yaml").read_bytes()
     ann.kernel = Kernel(ann.project, user=ann.user, cache=ann.cache, is_owner=False)
 
-    for action in ("new", "rotate", "trust", "revoke"):
+    for action in ("new", "rotate"):
+        assert refused(ann, action) == "not_permitted"
+    for action in ("trust", "revoke"):
         assert refused(ann, action, publisher="globex", key=OTHER) == "not_permitted"
     assert len(as_list(key(ann, "list")["own"])) == 1
-    assert "signer" not in ann.do("sign", "greet")
-    assert trust_of(ann, "greet")[0] == "integrity"
+    assert ann.refused("sign", "greet") == "not_permitted"
+    assert trust_of(ann, "greet")[0] == "owner"
+    ann.script("wave")
+    assert "signer" not in ann.do("sign", "wave")
+    assert trust_of(ann, "wave")[0] == "integrity"
     assert (ann.user / "trust.yaml").read_bytes() == before
 
 
-def test_a_private_key_is_nowhere_to_be_read(ann: Machine, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_private_key_is_stored_nowhere_in_plain_text(ann: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ann.script("greet")
-    told = [key(ann, "new"), ann.do("sign", "greet"), ann.do("publish", "greet"), key(ann, "rotate"), key(ann, "list")]
+    response = [
+        key(ann, "new"),
+        ann.do("sign", "greet"),
+        ann.do("publish", "greet"),
+        key(ann, "rotate"),
+        key(ann, "list"),
+    ]
     state = ann.user / "state"
-    private = _private(state, as_text(as_object(told[0]["key"])["key"]))
+    private = _private(state, as_text(as_object(response[0]["key"])["key"]))
 
     assert not [path for path in ann.home.rglob("*") if path.is_file() and private.encode() in path.read_bytes()]
-    assert private not in json.dumps(told) + caplog.text
+    assert private not in json.dumps(response) + caplog.text
     for path in (*(state / "keys").glob("*.sealed"), ann.user / "trust.yaml"):
         assert path.stat().st_mode & 0o777 == 0o600
 
@@ -138,7 +155,8 @@ def _private(state: Path, public: str) -> str:
     return record.secrets["private"].reveal()
 
 
-def test_a_key_whose_file_is_gone_or_changed_signs_nothing(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_key_with_a_missing_or_changed_file_signs_nothing(ann: Machine) -> None:
     folder = ann.script("greet")
     key(ann, "new")
     (sealed,) = (ann.user / "state" / "keys").glob("*.sealed")
@@ -151,19 +169,20 @@ def test_a_key_whose_file_is_gone_or_changed_signs_nothing(ann: Machine) -> None
     assert (folder / "tool.yaml").read_bytes() == before
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
-def test_a_rotated_key_signs_and_what_the_old_one_signed_still_counts(ann: Machine) -> None:
+def test_a_rotated_key_signs_and_old_signatures_stay_valid(ann: Machine) -> None:
     ann.script("one")
     ann.script("two")
     assert refused(ann, "rotate") == "not_found"
     old = as_object(key(ann, "new", name="laptop")["key"])
     ann.do("sign", "one")
     assert refused(ann, "new") == "invalid_request"
-    told = key(ann, "rotate")
-    new = as_object(told["key"])
+    response = key(ann, "rotate")
+    new = as_object(response["key"])
     ann.do("sign", "two")
 
-    assert as_text(told["rotation"]).startswith("kiwi-key:rotated:")
+    assert as_text(response["rotation"]).startswith("kiwi-key:rotated:")
     assert trust_of(ann, "one") == ("owner", old["fingerprint"])
     assert trust_of(ann, "two") == ("owner", new["fingerprint"])
     key(ann, "revoke", key=old["fingerprint"], reason="lost")
@@ -171,6 +190,7 @@ def test_a_rotated_key_signs_and_what_the_old_one_signed_still_counts(ann: Machi
     assert trust_of(ann, "two")[0] == "owner"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_an_expired_key_does_not_sign(ann: Machine) -> None:
     folder = ann.script("greet")
     key(ann, "new", expires="2026-01-01")
@@ -184,7 +204,7 @@ def test_an_expired_key_does_not_sign(ann: Machine) -> None:
 
 
 @pytest.mark.case("UNI-04")
-def test_a_publisher_is_trusted_by_a_whole_key_and_look_alikes_are_told(ann: Machine) -> None:
+def test_a_publisher_is_trusted_by_a_full_key_and_lookalikes_are_reported(ann: Machine) -> None:
     assert refused(ann, "trust", publisher="globex", key=fingerprint(OTHER)) == "invalid_request"
     assert refused(ann, "trust", publisher="public", key=OTHER) == "invalid_request"
     assert refused(ann, "trust", publisher="kiwi", key=OTHER) == "invalid_request"
@@ -202,7 +222,7 @@ def test_a_publisher_is_trusted_by_a_whole_key_and_look_alikes_are_told(ann: Mac
     ]
 
 
-def test_the_file_of_trust_keeps_its_comments_and_a_broken_one_is_not_written_to(ann: Machine) -> None:
+def test_the_trust_file_keeps_its_comments_and_a_broken_one_is_not_written(ann: Machine) -> None:
     path = ann.user / "trust.yaml"
     path.write_text("# mine\nversions: {}\n")
     key(ann, "trust", publisher="globex", key=OTHER)
@@ -222,7 +242,7 @@ def test_changes_of_keys_are_in_the_receipts(ann: Machine) -> None:
     assert [one["action"] for one in listed] == ["key trust", "key new"]
 
 
-def test_two_who_make_a_key_at_once_leave_a_file_that_is_whole(ann: Machine) -> None:
+def test_concurrent_key_creation_leaves_an_intact_file(ann: Machine) -> None:
     async def both() -> None:
         kernels = [Kernel(ann.project, user=ann.user, cache=ann.cache) for _ in range(2)]
         words = [{"action": "trust", "publisher": name, "key": OTHER} for name in ("globex", "initech")]

@@ -1,4 +1,4 @@
-"""Other clients' servers become drafts of items, and no secret of theirs is in what comes out."""
+"""Server entries of other clients become drafts of items, without their secrets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from inline_snapshot import snapshot
 
 from kiwi_mcp.domain.errors import Invalid, InvalidRequest, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.secret_names import is_filler, is_secret, names_secret
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.mcp import Imported, find_configurations, read_configuration, read_server_json
-from kiwi_mcp.kernel.mcp.configurations import read_servers
-from kiwi_mcp.kernel.mcp.drafts import Setting
-from kiwi_mcp.kernel.mcp.jsonc import MAX_BYTES
-from kiwi_mcp.kernel.mcp.spotting import is_filler, is_secret, names_secret
+from kiwi_mcp.manifest.mcp.clients import find_configurations, read_configuration, read_servers
+from kiwi_mcp.manifest.mcp.jsonc import MAX_BYTES
+from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers
 
 Ask = Callable[..., Answer]
 EXAMPLES = Path(__file__).parents[2] / "data" / "clients"
@@ -38,16 +37,16 @@ SECRETS = (
 )
 
 
-def example(name: str, folder: Path, *, home: Path | None = None) -> Imported:
+def example(name: str, folder: Path, *, home: Path | None = None) -> ImportedServers:
     path = folder / PLACES[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(EXAMPLES / f"{name}.json", path)
     return read_configuration(path, home=home)
 
 
-def read(servers: Json, **root: Json) -> Imported:
+def read(servers: Json, **root: Json) -> ImportedServers:
     text = json.dumps({"mcpServers": servers, **root})
-    return read_servers(text, what="it", setting=Setting("Cursor", Path("/home/sam"), Path("/home/sam/shop")))
+    return read_servers(text, what="it", origin=EntryOrigin("Cursor", Path("/home/sam"), Path("/home/sam/shop")))
 
 
 def config_of(words: JsonObject) -> JsonObject:
@@ -55,11 +54,11 @@ def config_of(words: JsonObject) -> JsonObject:
     return as_object(server.manifest["config"])
 
 
-def configs(imported: Imported) -> dict[str, Json]:
+def configs(imported: ImportedServers) -> dict[str, Json]:
     return {server.name: server.manifest["config"] for server in imported.servers}
 
 
-def shown(imported: Imported) -> list[str]:
+def shown(imported: ImportedServers) -> list[str]:
     return [f"{issue.severity} {issue.place}: {issue.reason}" for issue in imported.issues]
 
 
@@ -75,13 +74,13 @@ def test_every_server_of_an_example_becomes_an_item(name: str, home: Path, ask: 
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_no_secret_of_an_example_is_in_what_comes_out(name: str, home: Path) -> None:
+def test_no_secret_of_an_example_is_in_the_output(name: str, home: Path) -> None:
     imported = example(name, home, home=home)
     written = (EXAMPLES / f"{name}.json").read_text(encoding="utf-8")
     inside = {secret for secret in SECRETS if secret in written}
 
-    told = repr(imported) + json.dumps([server.manifest for server in imported.servers])
-    assert not [secret for secret in inside if secret in told]
+    response = repr(imported) + json.dumps([server.manifest for server in imported.servers])
+    assert not [secret for secret in inside if secret in response]
     kept = [secret.reveal() for secret in imported.secrets.values()]
     assert all(any(secret in value for value in kept) for secret in inside)
     assert set(imported.secrets) <= set(imported.variables)
@@ -271,12 +270,12 @@ def test_the_files_that_exist_are_found(home: Path, project: Path) -> None:
         ({"command": "a", "args": ["${userHome}/x${/}y", "${cwd}"]}, ["a", "${HOME}/x/y", "{project}"]),
     ],
 )
-def test_a_command_is_one_program_and_its_words(words: JsonObject, expected: list[str]) -> None:
+def test_a_command_is_one_program_and_its_arguments(words: JsonObject, expected: list[str]) -> None:
     config = config_of(words)
     assert [config["command"], *as_list(config.get("args"))] == expected
 
 
-def test_the_folder_a_server_starts_in_is_kept_unless_it_is_the_project() -> None:
+def test_the_working_folder_of_a_server_is_preserved_unless_it_is_the_project() -> None:
     assert config_of({"command": "a", "cwd": "/srv/a"})["cwd"] == "/srv/a"
     assert config_of({"command": "a", "cwd": "tools"})["cwd"] == "/home/sam/shop/tools"
     assert "cwd" not in config_of({"command": "a", "cwd": "${workspaceFolder}"})
@@ -296,7 +295,7 @@ def test_the_folder_a_server_starts_in_is_kept_unless_it_is_the_project() -> Non
         ("wss://a.example.com/x", {}, "websocket"),
     ],
 )
-def test_a_transport_is_what_is_written_or_what_the_address_shows(url: str, words: JsonObject, transport: str) -> None:
+def test_the_transport_is_declared_or_derived_from_the_url(url: str, words: JsonObject, transport: str) -> None:
     assert config_of({"url": url, **words}) == {"transport": transport, "url": url}
 
 
@@ -312,9 +311,7 @@ def test_a_transport_is_what_is_written_or_what_the_address_shows(url: str, word
         (["https://sam:pw@h.example.com/mcp"], ["https://${ONE_LOGIN}@h.example.com/mcp"], "sam:pw"),
     ],
 )
-def test_a_secret_among_the_words_of_a_command_becomes_a_reference(
-    args: list[str], expected: list[str], value: str
-) -> None:
+def test_a_secret_argument_becomes_a_reference(args: list[str], expected: list[str], value: str) -> None:
     imported = read({"one": {"command": "server", "args": args}})
 
     assert as_object(imported.servers[0].manifest["config"])["args"] == expected
@@ -340,7 +337,7 @@ def test_two_values_under_one_name_get_two_variables_and_one_value_gets_one() ->
     }
 
 
-def test_a_filler_is_a_variable_to_set_and_no_secret() -> None:
+def test_a_placeholder_value_is_a_variable_to_set_and_not_a_secret() -> None:
     imported = read({"a": {"command": "a", "env": {"API_KEY": "<your key>"}}})
 
     assert imported.secrets == {}
@@ -351,7 +348,7 @@ def test_names_follow_the_rules_of_items_and_clashes_are_numbered() -> None:
     text = json.dumps(
         {"mcpServers": {name: {"command": "a"} for name in ["My Tool!", "my_tool", "ÄÖ", "con", "taken"]}}
     )
-    imported = read_servers(text, what="it", setting=Setting("x", Path("/h")), taken={"taken"})
+    imported = read_servers(text, what="it", origin=EntryOrigin("x", Path("/h")), taken={"taken"})
 
     assert [server.tool_id for server in imported.servers] == ["my_tool", "my_tool_2", "server", "mcp_con", "taken_2"]
 
@@ -374,9 +371,7 @@ def test_names_follow_the_rules_of_items_and_clashes_are_numbered() -> None:
         ("node", ["server.js"], False),
     ],
 )
-def test_what_is_fetched_anew_at_every_start_is_kept_and_flagged_and_what_kiwi_locks_is_not(
-    command: str, args: list[str], is_flagged: bool
-) -> None:
+def test_an_unpinned_package_is_flagged_unless_kiwi_locks_it(command: str, args: list[str], is_flagged: bool) -> None:
     imported = read({"a": {"command": command, "args": args}})
 
     assert as_object(configs(imported)["a"])["args"] == args
@@ -385,7 +380,7 @@ def test_what_is_fetched_anew_at_every_start_is_kept_and_flagged_and_what_kiwi_l
 
 def test_a_bare_table_of_servers_is_read() -> None:
     text = '{"a": {"command": "x"}, "b": {"url": "https://b.example.com/mcp"}}'
-    imported = read_servers(text, what="it", setting=Setting("x", Path("/h")))
+    imported = read_servers(text, what="it", origin=EntryOrigin("x", Path("/h")))
     assert [server.name for server in imported.servers] == ["a", "b"]
 
 
@@ -399,7 +394,7 @@ def test_a_bare_table_of_servers_is_read() -> None:
         ({"a": 3}, "a"),
     ],
 )
-def test_a_server_that_cannot_be_one_is_told_and_the_rest_is_read(servers: dict[str, Json], place: str) -> None:
+def test_an_invalid_server_entry_is_reported_and_the_others_are_read(servers: dict[str, Json], place: str) -> None:
     imported = read({**servers, "good": {"command": "x"}})
 
     assert [server.name for server in imported.servers] == ["good"]
@@ -419,7 +414,7 @@ def test_files_that_are_missing_huge_or_malformed_are_refused(tmp_path: Path) ->
         read_configuration(path)
 
 
-def test_comments_are_told_where_the_client_would_not_read_them(project: Path) -> None:
+def test_comments_are_reported_for_clients_that_cannot_read_them(project: Path) -> None:
     path = project / ".mcp.json"
     path.write_text('{"mcpServers": {"a": {"command": "x"}}, /* note */ }')
 
@@ -443,7 +438,7 @@ SERVER_WORDS = st.dictionaries(
 
 @settings(max_examples=120, deadline=None)
 @given(servers=st.dictionaries(WORDS, SERVER_WORDS, max_size=4))
-def test_whatever_servers_say_they_are_read_or_refused(servers: dict[str, Json]) -> None:
+def test_any_server_entry_is_read_or_refused(servers: dict[str, Json]) -> None:
     try:
         imported = read(servers)
     except Invalid:
@@ -456,7 +451,7 @@ KEYS = st.text(alphabet="abcdefghjkmnpqrstuvwxyz23456789", min_size=8, max_size=
 
 @settings(max_examples=100, deadline=None)
 @given(key=KEYS.filter(lambda key: not is_filler(key) and key not in "authorization bearer servers"))
-def test_a_literal_in_a_secret_place_is_never_in_a_manifest(key: str) -> None:
+def test_a_secret_literal_is_never_in_a_manifest(key: str) -> None:
     server: JsonObject = {"command": "npx", "args": ["--password", key], "env": {"MY_SECRET": key}}
     remote: JsonObject = {"url": f"https://x.example.com/?api_key={key}", "headers": {"Authorization": f"Bearer {key}"}}
 
@@ -469,7 +464,7 @@ def test_a_literal_in_a_secret_place_is_never_in_a_manifest(key: str) -> None:
 @pytest.mark.parametrize(
     "name", ["API_KEY", "apiKey", "X-Api-Key", "GH_TOKEN", "PGPASSWORD", "--auth", "DB_PASS", "Cookie"]
 )
-def test_names_of_secrets_are_known(name: str) -> None:
+def test_secret_names_are_recognised(name: str) -> None:
     assert names_secret(name)
 
 
@@ -480,159 +475,38 @@ def test_names_of_secrets_are_known(name: str) -> None:
         ("GOOGLE_APPLICATION_CREDENTIALS", "/home/sam/service.json"), ("LOG_LEVEL", "debug"),
         ("PACKAGE", "@modelcontextprotocol/server-filesystem@2025.8.21"), ("MONKEY", "banana"),
         ("PROGRAM", "/nix/store/0c5ax1b2kdh3h4p5yz9qj6w7r8v0n1m2-node-22/bin/node"), ("MOTTO", "an auth flow = good"),
+        ("SCRIPT", "/home/sam/task_list_server/main.py"),
     ],
 )  # fmt: skip
-def test_ordinary_words_are_no_secrets(name: str, value: str) -> None:
+def test_ordinary_names_are_not_secrets(name: str, value: str) -> None:
     assert not is_secret(name, value)
 
 
-def test_a_package_of_a_registry_becomes_a_command() -> None:
-    imported = read_server_json((EXAMPLES / "server-packages.json").read_text(encoding="utf-8"))
-    assert [server.manifest for server in imported.servers] == snapshot(
-        [
-            {
-                "tool_id": "database-manager",
-                "tool_type": "mcp_server",
-                "version": "3.1.0",
-                "executor": "subprocess",
-                "description": "Asks questions of several kinds of databases",
-                "config": {
-                    "transport": "stdio",
-                    "command": "npx",
-                    "args": [
-                        "-y",
-                        "@example/database-manager@3.1.0",
-                        "start",
-                        "--host",
-                        "${DATABASE_MANAGER_HOST:-localhost}",
-                        "${DATABASE_MANAGER_DATABASE_NAME}",
-                    ],
-                    "env": {
-                        "DB_USERNAME": "${DB_USERNAME}",
-                        "DB_PASSWORD": "${DB_PASSWORD}",
-                        "SSL_MODE": "${SSL_MODE:-prefer}",
-                    },
-                },
-            }
-        ]
-    )
-    assert [as_object(server.manifest["config"]) for server in imported.others] == snapshot(
-        [
-            {
-                "transport": "stdio",
-                "command": "docker",
-                "args": [
-                    "run",
-                    "-i",
-                    "--rm",
-                    "--mount",
-                    "type=bind,src=${DATABASE_MANAGER_SOURCE_PATH},dst=/project",
-                    "-e",
-                    "DB_PASSWORD",
-                    "ghcr.io/example/database-manager:3.1.0",
-                ],
-                "env": {"DB_PASSWORD": "${DB_PASSWORD}"},
-            },
-            {"transport": "stdio", "command": "uvx", "args": ["database-manager@3.1.0"]},
-        ]
-    )
-    assert shown(imported) == snapshot(
-        [
-            "warning packages[0]: packages of 'nuget' are not started by Kiwi",
-            "warning packages[1].environmentVariables: optional, and left out: TRACE_FILE",
-            "warning packages[3].runtimeHint: `bash` is not what starts packages of pypi; `uvx` is used",
-            "warning packages[4]: a package that listens (streamable-http) is not started by Kiwi",
-        ]
-    )
-    assert imported.variables == snapshot(
-        {
-            "DB_USERNAME": "Who asks",
-            "DB_PASSWORD": "Their password",
-            "DATABASE_MANAGER_DATABASE_NAME": "Which database",
-            "DATABASE_MANAGER_SOURCE_PATH": "Folder to show",
-        }
-    )
-
-
-def test_an_address_of_a_registry_becomes_a_remote_server() -> None:
-    imported = read_server_json((EXAMPLES / "server-remotes.json").read_text(encoding="utf-8"))
-    assert [as_object(server.manifest["config"]) for server in (*imported.servers, *imported.others)] == snapshot(
-        [
-            {
-                "transport": "http",
-                "url": "https://${ANALYTICS_REGION:-eu}.analytics.example.com/mcp",
-                "headers": {"Authorization": "Bearer ${ANALYTICS_API_TOKEN}"},
-            },
-            {"transport": "sse", "url": "https://analytics.example.com/sse"},
-        ]
-    )
-
-
-def test_the_words_of_earlier_drafts_are_read_too() -> None:
-    imported = read_server_json((EXAMPLES / "server-earlier.json").read_text(encoding="utf-8"))
-    assert [server.manifest for server in imported.servers] == snapshot(
-        [
-            {
-                "tool_id": "weather",
-                "tool_type": "mcp_server",
-                "version": "0.5.0",
-                "executor": "subprocess",
-                "description": "Forecasts",
-                "config": {
-                    "transport": "stdio",
-                    "command": "uvx",
-                    "args": ["weather-mcp-server@0.5.0"],
-                    "env": {"WEATHER_API_KEY": "${WEATHER_API_KEY}", "WEATHER_UNITS": "${WEATHER_UNITS:-celsius}"},
-                },
-            }
-        ]
-    )
-    assert shown(imported) == ["warning status: the server is deprecated"]
-
-
-@pytest.mark.parametrize("name", ["packages", "remotes", "earlier"])
-def test_every_way_of_a_server_becomes_an_item(name: str, ask: Ask) -> None:
-    imported = read_server_json((EXAMPLES / f"server-{name}.json").read_text(encoding="utf-8"))
-    for number, server in enumerate((*imported.servers, *imported.others)):
-        manifest = {**server.manifest, "tool_id": f"way_{number}"}
-        answer = ask("execute", item_id=f"way_{number}", action="create", parameters={"manifest": manifest})
-        assert not answer.is_error, answer.content
-
-
 @pytest.mark.parametrize(
-    "way",
-    [
-        {"registryType": "npm", "identifier": "--eval=1", "transport": {"type": "stdio"}},
-        {"registryType": "npm", "identifier": "a", "environmentVariables": [{"name": "X", "value": "${AWS_SECRET}"}]},
-        {"registryType": "mcpb", "identifier": "https://example.com/a.mcpb"},
-    ],
+    "value", ["t7Xq2LmP9vKc4RzW8nYb", "0c5ax1b2kdh3h4p5yz9qj6w7r8v0n1m2", "a" * 20 + "1b2c3d4e5f6g"]
 )
-def test_a_way_that_is_unknown_or_reaches_for_the_owners_variables_is_left_out(way: Json) -> None:
-    imported = read_server_json(json.dumps({"name": "com.example/a", "packages": [way]}))
-
-    assert imported.servers == ()
-    assert [issue.place for issue in imported.issues] == ["packages[0]", "packages"]
+def test_a_random_text_under_an_ordinary_name_is_not_a_secret(value: str) -> None:
+    assert not is_secret("BUILD", value)
+    assert is_secret("BUILD_TOKEN", value)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    words=st.recursive(
-        st.none() | st.booleans() | WORDS,
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["name", "packages", "remotes", "type", "url", "value", "variables", "headers", "identifier"]
-                ),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=15,
-    )
-)
-def test_whatever_a_registry_sends_is_read_or_refused(words: Json) -> None:
-    try:
-        read_server_json(json.dumps(words))
-    except Invalid:
-        return
+@pytest.mark.parametrize("value", ["ghp_0000example1111", "sk-example-0000", "AKIAEXAMPLE000000", "postgres://a:b@db"])
+def test_a_known_token_prefix_is_a_secret_under_any_name(value: str) -> None:
+    assert is_secret("BUILD", value)
+
+
+def test_a_secret_that_begins_with_a_slash_is_not_a_path() -> None:
+    assert is_secret("AWS_SECRET_ACCESS_KEY", "/bPxRfiCY/EXAMPLEKEY")
+    assert not is_secret("AWS_SECRET_ACCESS_KEY", "/run/secrets/aws")
+
+
+@pytest.mark.parametrize("words", [{"packages": []}, {"name": "com.example/a", "remotes": [{"url": "https://a.b"}]}])
+def test_a_server_json_is_refused_with_the_command_to_type(words: JsonObject, tmp_path: Path, ask: Ask) -> None:
+    path = tmp_path / "server.json"
+    path.write_text(json.dumps(words))
+
+    answer = ask("mcp", action="import", paths=[str(path)])
+
+    assert answer.is_error
+    assert "server.json of an MCP registry, which Kiwi does not import" in str(answer.content["message"])
+    assert "`kiwi mcp add NAME --url URL`" in str(answer.content["suggestion"])

@@ -1,4 +1,4 @@
-"""Kiwi in another client's configuration: one entry more, everything else as it was, and back again."""
+"""Kiwi in the configuration of another client: one entry is added, the rest is unchanged, and undo restores it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, as_object
-from kiwi_mcp.kernel.mcp.clients import Scope, clients
-from kiwi_mcp.kernel.mcp.connect import BACKUP, Change, apply, plan_connect, plan_undo
-from kiwi_mcp.kernel.mcp.jsonc import plain, read_object, with_member, without_member
+from kiwi_mcp.manifest.mcp.client_entry import BACKUP, ClientFileChange, apply, plan_connect, plan_undo
+from kiwi_mcp.manifest.mcp.clients import Scope, clients
+from kiwi_mcp.manifest.mcp.jsonc import plain, read_object, with_member, without_member
 
 COMMAND = "/opt/kiwi/bin/kiwi"
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -31,11 +31,11 @@ WRITTEN: dict[tuple[str, Scope], str] = {
 }
 
 
-def connect(client: str, scope: Scope, home: Path, project: Path, command: str = COMMAND) -> Change:
+def connect(client: str, scope: Scope, home: Path, project: Path, command: str = COMMAND) -> ClientFileChange:
     return plan_connect(client, scope, home=home, project=project, command=command)
 
 
-def undo(client: str, scope: Scope, home: Path, project: Path) -> Change:
+def undo(client: str, scope: Scope, home: Path, project: Path) -> ClientFileChange:
     return plan_undo(client, scope, home=home, project=project)
 
 
@@ -54,7 +54,7 @@ def put(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(("client", "scope"), WRITTEN)
-def test_a_client_without_a_file_gets_one_and_undo_takes_it_away(
+def test_a_client_without_a_file_gets_one_and_undo_removes_it(
     client: str, scope: Scope, home: Path, project: Path
 ) -> None:
     path = (home if scope == "user" else project) / WRITTEN[client, scope]
@@ -79,7 +79,7 @@ def test_a_client_without_a_file_gets_one_and_undo_takes_it_away(
         ("windsurf", "user", "windsurf.json"),
     ],
 )
-def test_an_example_of_each_client_gains_one_entry_and_is_restored_to_the_byte(
+def test_each_client_example_gains_one_entry_and_is_restored_byte_for_byte(
     client: str, scope: Scope, example: str, home: Path, project: Path
 ) -> None:
     before = (EXAMPLES / example).read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_an_example_of_each_client_gains_one_entry_and_is_restored_to_the_byte(
     assert not backup.exists()
 
 
-def test_comments_and_trailing_commas_stay_where_they_are(home: Path, project: Path) -> None:
+def test_comments_and_trailing_commas_stay_in_place(home: Path, project: Path) -> None:
     text = '{\n\t// mine\n\t"servers": {\n\t\t"a": {"command": "a"}, // last\n\t\t// "b": {}\n\t},\n}\n'
     path = put(project / ".vscode" / "mcp.json", text)
 
@@ -119,7 +119,7 @@ def test_comments_and_trailing_commas_stay_where_they_are(home: Path, project: P
     )
 
 
-def test_an_entry_that_is_there_keeps_its_other_words(home: Path, project: Path) -> None:
+def test_an_existing_entry_keeps_its_other_keys(home: Path, project: Path) -> None:
     entry = {"command": "/old/kiwi", "args": ["serve"], "env": {"KEY_FILE": "x"}, "disabled": False}
     path = put(project / ".cursor" / "mcp.json", json.dumps({"mcpServers": {"kiwi": entry}}, indent=4))
 
@@ -129,7 +129,7 @@ def test_an_entry_that_is_there_keeps_its_other_words(home: Path, project: Path)
     assert json.loads(path.read_text()) == {"mcpServers": {"kiwi": changed}}
 
 
-def test_what_was_changed_since_survives_an_undo(home: Path, project: Path) -> None:
+def test_later_changes_survive_an_undo(home: Path, project: Path) -> None:
     path = put(project / ".mcp.json", '{\n  "mcpServers": {\n    "a": {"command": "a"}\n  }\n}\n')
     apply(connect("claude-code", "project", home, project))
     path.write_text(path.read_text().replace('"a": {"command": "a"}', '"b": {"command": "b"}'))
@@ -140,7 +140,7 @@ def test_what_was_changed_since_survives_an_undo(home: Path, project: Path) -> N
     assert not undo("claude-code", "project", home, project).is_needed
 
 
-def test_neither_a_diff_nor_a_repr_shows_another_servers_values(home: Path, project: Path) -> None:
+def test_neither_a_diff_nor_a_repr_shows_values_of_other_servers(home: Path, project: Path) -> None:
     text = '{"mcpServers": {"a": {"env": {"TOKEN": "hunter2"}}}} // hunter2\n'
     put(project / ".cursor" / "mcp.json", text)
 
@@ -166,7 +166,7 @@ def test_neither_a_diff_nor_a_repr_shows_another_servers_values(home: Path, proj
         '{"mcpServers": {}} trailing',
     ],
 )
-def test_a_malformed_file_is_refused_and_left_alone(text: str, home: Path, project: Path) -> None:
+def test_a_malformed_file_is_refused_and_not_changed(text: str, home: Path, project: Path) -> None:
     path = put(project / ".cursor" / "mcp.json", text)
 
     with pytest.raises(Invalid):
@@ -176,7 +176,7 @@ def test_a_malformed_file_is_refused_and_left_alone(text: str, home: Path, proje
     assert [one.name for one in path.parent.iterdir()] == ["mcp.json"]
 
 
-def test_a_client_that_reads_no_comments_gets_nothing_written_among_them(home: Path, project: Path) -> None:
+def test_nothing_is_written_among_comments_that_the_client_cannot_read(home: Path, project: Path) -> None:
     put(project / ".mcp.json", '{"mcpServers": {}} // note\n')
 
     with pytest.raises(Invalid, match="comments"):
@@ -246,7 +246,7 @@ def test_an_unknown_client_a_missing_scope_and_a_relative_command_are_refused(ho
         connect("cursor", "user", home, project, command="kiwi")
 
 
-def test_a_file_in_place_of_a_folder_is_told(home: Path, project: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_reported(home: Path, project: Path) -> None:
     (project / ".cursor").write_text("mine")
 
     with pytest.raises(InvalidRequest, match="cannot be used"):
@@ -255,7 +255,7 @@ def test_a_file_in_place_of_a_folder_is_told(home: Path, project: Path) -> None:
     assert (project / ".cursor").read_text() == "mine"
 
 
-def test_windows_line_ends_and_a_byte_order_mark_are_kept(home: Path, project: Path) -> None:
+def test_windows_line_ends_and_a_byte_order_mark_are_preserved(home: Path, project: Path) -> None:
     before = '\ufeff{\r\n  "mcpServers": {}\r\n}\r\n'
     path = put(project / ".mcp.json", before)
 
@@ -304,7 +304,7 @@ JUNK = st.sampled_from(["", " ", "\n", "// c, } ]\n", '/* , " } */', "\t", "/**/
 
 @st.composite
 def loose_texts(draw: st.DrawFn, value: Json) -> str:
-    """A value as somebody may have typed it: comments and white space anywhere, commas after the last."""
+    """A value as people write it: comments and white space anywhere, trailing commas."""
 
     def gap() -> str:
         return draw(JUNK)
@@ -345,7 +345,7 @@ def test_a_configuration_with_comments_anywhere_gains_the_entry_and_loses_it(
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet='{}[]",:/*\\ \n1a', max_size=40))
-def test_any_text_is_read_or_refused_with_its_length_kept(text: str) -> None:
+def test_any_text_is_read_with_its_length_preserved_or_refused(text: str) -> None:
     assert len(plain(text)) == len(text)
     try:
         read_object(text, what="it")
@@ -355,6 +355,6 @@ def test_any_text_is_read_or_refused_with_its_length_kept(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['"' + '\\"' * 500_000, "/*" * 500_000, "[" * 300_000 + ",", '{"a":' * 100_000])
-def test_a_text_made_to_be_slow_is_refused_quickly(text: str) -> None:
+def test_a_text_of_quadratic_cost_is_refused_quickly(text: str) -> None:
     with pytest.raises(Invalid):
         read_object(text, what="it")

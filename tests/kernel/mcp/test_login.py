@@ -1,4 +1,4 @@
-"""Servers that want a login: the owner allows it once, tokens are kept sealed and renewed, and go nowhere else."""
+"""OAuth logins: the owner logs in once, tokens are stored encrypted, renewed, and sent nowhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode
 
@@ -22,6 +22,7 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from mcp.server.mcpserver import MCPServer
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
@@ -29,13 +30,15 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Question, Questions
+from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Question, Questions
 from kiwi_mcp.domain.errors import Untrusted
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
-from kiwi_mcp.drivers.mcp.oauth.client import owners_client
-from kiwi_mcp.drivers.mcp.oauth.discovery import Authority
-from kiwi_mcp.drivers.mcp.oauth.words import OAuth
+from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer
+from kiwi_mcp.drivers.mcp.oauth.token_endpoint import owners_client
+from kiwi_mcp.drivers.mcp.server import OAuthConfig
 from kiwi_mcp.kernel import Answer, Kernel
+
+pytestmark = pytest.mark.usefixtures("loopback")
 
 Ask = Callable[[Questions], Awaitable[Answers]]
 PRM = "/.well-known/oauth-protected-resource"
@@ -65,7 +68,7 @@ class House:
     gate: asyncio.Event | None = None
     """What the token endpoint waits for before it answers."""
     came: asyncio.Event = field(default_factory=asyncio.Event)
-    """Whether somebody waits there."""
+    """Whether a login waits there."""
     is_deaf: bool = False
     """Whether the MCP server refuses every token."""
     clients: dict[str, JsonObject] = field(default_factory=dict)
@@ -252,7 +255,7 @@ class Owner:
     kernel: Kernel
 
     async def mcp(self, action: str, ask: Ask | None = None, **words: Json) -> Answer:
-        caller = Caller(ask=ask) if ask else NOBODY
+        caller = Caller(ask=ask) if ask else NO_CALLER
         return await self.kernel.call("mcp", {"action": action, "server": "diary", **words}, caller)
 
     async def add(self, **auth: Json) -> Answer:
@@ -285,7 +288,7 @@ def house() -> House:
 def story(project: Path, home: Path, house: House) -> Callable[[Callable[[Owner], Awaitable[None]]], None]:
     """Runs a story in which both servers listen, and the owner has granted where."""
 
-    async def told(work: Callable[[Owner], Awaitable[None]]) -> None:
+    async def main(work: Callable[[Owner], Awaitable[None]]) -> None:
         async with listening(authority(house)) as house.issuer, listening(protected(house)) as address:
             house.url = f"{address}/{'sse' if house.transport == 'sse' else 'mcp'}"
             (home / ".ai").mkdir(exist_ok=True)
@@ -297,15 +300,15 @@ def story(project: Path, home: Path, house: House) -> Callable[[Callable[[Owner]
             finally:
                 await owner.kernel.aclose()
 
-    return lambda work: asyncio.run(told(work))
+    return lambda work: asyncio.run(main(work))
 
 
 Story = Callable[[Callable[[Owner], Awaitable[None]]], None]
 
 
 def age(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let time pass for whoever looks at how old tokens are."""
-    for module in ("tokens", "bearer"):
+    """Move the clock that decides on the age of tokens."""
+    for module in ("token_endpoint", "account"):
         monkeypatch.setattr(f"kiwi_mcp.drivers.mcp.oauth.{module}.time", lambda: time.time() + seconds)
 
 
@@ -318,7 +321,8 @@ def is_logged_in(answer: Answer) -> bool:
     return answer.content["status"] == "logged in"
 
 
-def test_a_server_that_wants_a_login_says_so_and_works_once_the_owner_did(story: Story, house: House) -> None:
+@pytest.mark.smoke
+def test_a_server_that_needs_a_login_reports_it_and_works_after_the_login(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         added = await owner.add()
         assert "kiwi mcp login diary" in json.dumps(added.content["warnings"])
@@ -335,9 +339,7 @@ def test_a_server_that_wants_a_login_says_so_and_works_once_the_owner_did(story:
     assert exchange["resource"] == house.url
 
 
-def test_a_server_of_the_oldest_kind_may_want_a_login_too(
-    story: Story, house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sse_server_may_need_a_login_too(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         assert (await owner.mcp("refresh")).content["code"] == "login_required"
@@ -352,7 +354,7 @@ def test_a_server_of_the_oldest_kind_may_want_a_login_too(
     assert [form["grant_type"] for form in house.asked] == ["authorization_code", "refresh_token"]
 
 
-def test_without_a_login_a_call_is_unavailable_and_says_what_the_owner_types(story: Story) -> None:
+def test_a_call_without_a_login_is_unavailable_and_names_the_command_for_the_owner(story: Story) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -368,6 +370,7 @@ def test_without_a_login_a_call_is_unavailable_and_says_what_the_owner_types(sto
     story(work)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_command_shows_the_address_and_waits_for_the_browser(story: Story, project: Path) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
@@ -400,7 +403,7 @@ def test_no_model_starts_a_login_or_ends_one(story: Story, project: Path) -> Non
     story(work)
 
 
-def test_a_token_that_is_due_is_renewed_once_for_all_who_wait(
+def test_an_expiring_token_is_renewed_once_for_all_waiting_calls(
     story: Story, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(owner: Owner) -> None:
@@ -417,7 +420,7 @@ def test_a_token_that_is_due_is_renewed_once_for_all_who_wait(
     assert [form["grant_type"] for form in house.asked] == ["authorization_code", "refresh_token"]
 
 
-def test_a_token_that_the_server_refuses_is_renewed_also_after_a_restart(
+def test_a_refused_token_is_renewed_even_after_a_restart(
     story: Story, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(owner: Owner) -> None:
@@ -432,7 +435,7 @@ def test_a_token_that_the_server_refuses_is_renewed_also_after_a_restart(
     assert house.asked[-1]["grant_type"] == "refresh_token"
 
 
-def test_a_call_that_is_called_off_does_not_lose_the_token_it_had_renewed(
+def test_a_cancelled_call_does_not_lose_its_renewed_token(
     story: Story, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(owner: Owner) -> None:
@@ -468,7 +471,7 @@ def test_a_refresh_token_that_is_not_replaced_is_used_again(
     assert house.asked[1]["refresh_token"] == house.asked[2]["refresh_token"] == "refresh-token-0001"
 
 
-def test_a_login_that_was_revoked_is_wanted_again(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_login_must_be_repeated(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -484,7 +487,7 @@ def test_a_login_that_was_revoked_is_wanted_again(story: Story, house: House, mo
 
 
 @pytest.mark.case("MCP-13")
-def test_a_server_that_refuses_every_token_gets_few(
+def test_a_server_that_refuses_every_token_gets_few_tokens(
     story: Story, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(owner: Owner) -> None:
@@ -501,7 +504,7 @@ def test_a_server_that_refuses_every_token_gets_few(
     assert house.count("/token") <= 5
 
 
-def test_what_a_call_lacks_is_asked_for_together_with_what_was_allowed(story: Story, house: House) -> None:
+def test_a_missing_scope_is_requested_together_with_the_granted_ones(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -514,7 +517,7 @@ def test_what_a_call_lacks_is_asked_for_together_with_what_was_allowed(story: St
     assert house.tokens["access-token-0002"] == "read write"
 
 
-def test_the_token_does_not_come_back_in_what_the_server_says(story: Story, house: House, home: Path) -> None:
+def test_the_token_is_removed_from_server_answers(story: Story, house: House, home: Path) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -541,7 +544,7 @@ def test_a_code_from_another_issuer_is_refused(story: Story, house: House, iss: 
     assert not house.asked
 
 
-def test_a_server_that_calls_itself_something_else_is_refused(story: Story, house: House) -> None:
+def test_a_server_with_a_different_resource_name_is_refused(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         house.resource = "https://other.example/mcp"
         await owner.add()
@@ -564,7 +567,7 @@ def test_an_authorization_server_without_pkce_is_refused(story: Story, house: Ho
     assert house.count("/register") == house.count("/authorize") == 0
 
 
-def test_an_authorization_server_that_is_described_as_another_is_refused(story: Story, house: House) -> None:
+def test_authorization_server_metadata_of_another_issuer_is_refused(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         house.more = {"issuer": "https://evil.example"}
         await owner.add()
@@ -585,7 +588,7 @@ def test_an_authorization_server_that_is_described_as_another_is_refused(story: 
         ({"authorization_endpoint": "https://192.168.0.1/authorize"}, "address_denied"),
     ],
 )
-def test_no_document_sends_kiwi_or_the_browser_to_an_address_that_was_not_granted(
+def test_metadata_cannot_send_kiwi_or_the_browser_to_an_ungranted_address(
     story: Story, house: House, document: dict[str, Json], code: str
 ) -> None:
     async def work(owner: Owner) -> None:
@@ -597,7 +600,7 @@ def test_no_document_sends_kiwi_or_the_browser_to_an_address_that_was_not_grante
     assert not house.tokens
 
 
-def test_a_redirect_of_the_authorization_server_is_not_followed(story: Story, house: House) -> None:
+def test_a_redirect_of_the_authorization_server_is_refused(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         house.more = {"token_endpoint": f"{house.issuer}/authorize?keep=1&state=x&redirect_uri=http://127.0.0.1:9"}
         await owner.add()
@@ -606,7 +609,7 @@ def test_a_redirect_of_the_authorization_server_is_not_followed(story: Story, ho
     story(work)
 
 
-def test_another_authorization_server_gets_nothing_that_the_first_one_gave(story: Story, house: House) -> None:
+def test_credentials_of_one_authorization_server_are_not_sent_to_another(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -625,7 +628,7 @@ def test_another_authorization_server_gets_nothing_that_the_first_one_gave(story
     assert [form["grant_type"] for form in house.asked] == ["authorization_code"]
 
 
-def test_tokens_are_not_sent_to_another_address_than_they_are_for(story: Story, house: House, project: Path) -> None:
+def test_tokens_are_sent_only_to_the_url_they_are_for(story: Story, house: House, project: Path) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -642,7 +645,7 @@ def test_tokens_are_not_sent_to_another_address_than_they_are_for(story: Story, 
 
 
 @pytest.mark.parametrize("method", ["client_secret_basic", "client_secret_post"])
-def test_a_client_that_the_owner_registered_proves_itself_as_the_server_wants(
+def test_a_registered_client_authenticates_as_the_server_requires(
     story: Story, house: House, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret/with=signs")
@@ -663,7 +666,7 @@ def test_a_client_that_the_owner_registered_proves_itself_as_the_server_wants(
         assert "client_secret" not in form
 
 
-def test_a_document_is_who_kiwi_is_where_the_server_can_read_it(
+def test_a_client_metadata_document_identifies_kiwi_if_the_server_supports_it(
     story: Story, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "https://kiwi.example/client.json"
@@ -681,7 +684,7 @@ def test_a_document_is_who_kiwi_is_where_the_server_can_read_it(
     assert [form["client_id"] for form in house.asked] == [url, url]
 
 
-def test_a_login_ends_where_the_owner_said_or_not_at_all(story: Story, house: House) -> None:
+def test_a_login_returns_to_the_configured_address_or_fails(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -711,7 +714,7 @@ OWN: JsonObject = {"grant": "client_credentials", "client_id": "kiwi", "client_s
 
 
 @pytest.mark.parametrize("grant", ["client_credentials", "authorization_code"])
-def test_a_secret_goes_to_no_authorization_server_but_the_one_that_the_owner_names(
+def test_a_client_secret_is_sent_only_to_the_named_authorization_server(
     story: Story, house: House, grant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
@@ -731,7 +734,7 @@ def test_a_secret_goes_to_no_authorization_server_but_the_one_that_the_owner_nam
     assert (other.asked, other.codes) == ([], {})
 
 
-def test_a_secret_without_the_name_of_its_authorization_server_goes_nowhere(
+def test_a_client_secret_without_an_authorization_server_is_not_sent(
     story: Story, house: House, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
@@ -744,16 +747,17 @@ def test_a_secret_without_the_name_of_its_authorization_server_goes_nowhere(
 
     story(work)
     assert not house.asked
-    oauth = OAuth("diary", project, client_id="kiwi", client_secret="${DIARY_SECRET}")
+    oauth = OAuthConfig("diary", project, client_id="kiwi", client_secret="${DIARY_SECRET}")
     with pytest.raises(Untrusted, match="does not say for which"):
-        owners_client(oauth, Authority("https://evil.example", "https://evil.example/token"))
+        owners_client(oauth, AuthorizationServer("https://evil.example", "https://evil.example/token"))
     with pytest.raises(Untrusted, match="not for https://evil"):
         owners_client(
-            replace(oauth, issuer="https://login.example"), Authority("https://evil.example", "https://evil.example/t")
+            replace(oauth, issuer="https://login.example"),
+            AuthorizationServer("https://evil.example", "https://evil.example/t"),
         )
 
 
-def test_credentials_of_kiwis_own_need_nobody(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_credentials_need_no_person(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIARY_SECRET", "s3cret-value")
 
     async def work(owner: Owner) -> None:
@@ -770,7 +774,7 @@ def test_credentials_of_kiwis_own_need_nobody(story: Story, house: House, monkey
     assert {form["grant_type"] for form in house.asked} == {"client_credentials", "refresh_token"}
 
 
-def test_a_key_signs_in_the_place_of_a_secret(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_can_replace_a_client_secret(story: Story, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     written = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     monkeypatch.setenv("DIARY_KEY", written)
@@ -785,7 +789,7 @@ def test_a_key_signs_in_the_place_of_a_secret(story: Story, house: House, monkey
     assert (said["iss"], said["sub"], said["aud"]) == ("kiwi", "kiwi", house.issuer)
 
 
-def test_a_record_that_does_not_open_is_told_and_a_login_replaces_it(story: Story, home: Path) -> None:
+def test_an_unreadable_login_record_is_reported_and_replaced_by_a_login(story: Story, home: Path) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -801,7 +805,7 @@ def test_a_record_that_does_not_open_is_told_and_a_login_replaces_it(story: Stor
     story(work)
 
 
-def test_a_login_that_nobody_can_be_asked_for_is_not_begun(story: Story, house: House) -> None:
+def test_a_login_without_a_person_does_not_start(story: Story, house: House) -> None:
     async def declined(questions: Questions) -> Answers:
         return {key: {"action": "decline"} for key in questions}
 
@@ -814,7 +818,7 @@ def test_a_login_that_nobody_can_be_asked_for_is_not_begun(story: Story, house: 
     assert not house.asked
 
 
-def test_removing_a_server_forgets_its_login(story: Story, home: Path) -> None:
+def test_removing_a_server_removes_its_login(story: Story, home: Path) -> None:
     async def work(owner: Owner) -> None:
         await owner.add()
         await owner.login()
@@ -825,7 +829,7 @@ def test_removing_a_server_forgets_its_login(story: Story, home: Path) -> None:
     assert not records(home)
 
 
-def test_a_server_without_a_document_gives_its_tokens_itself_or_offers_no_login(story: Story, house: House) -> None:
+def test_a_server_without_metadata_issues_its_own_tokens_or_offers_no_login(story: Story, house: House) -> None:
     async def work(owner: Owner) -> None:
         house.has_document = False
         await owner.add()
@@ -839,7 +843,7 @@ def test_a_server_without_a_document_gives_its_tokens_itself_or_offers_no_login(
 
 
 @pytest.mark.parametrize("challenge", ["", 'Basic realm="x"', "Bearer"])
-def test_a_server_that_wants_a_token_and_has_no_login_says_so(challenge: str, project: Path, kernel: Kernel) -> None:
+def test_a_server_that_needs_a_token_without_a_login_reports_it(challenge: str, project: Path, kernel: Kernel) -> None:
     async def refuse(_: Request) -> Response:
         headers = {"WWW-Authenticate": challenge} if challenge else {}
         return JSONResponse({"error": "x"}, status_code=401, headers=headers)
@@ -851,10 +855,10 @@ def test_a_server_that_wants_a_token_and_has_no_login_says_so(challenge: str, pr
             added = await kernel.call("mcp", {"action": "add", "server": "diary", "url": f"{address}/mcp"})
             login = await kernel.call("mcp", {"action": "login", "server": "diary"}, Caller(ask=browse))
             await kernel.aclose()
-        for told in (json.dumps(added.content["warnings"]), json.dumps(login.content)):
-            assert "offers no OAuth" in told
-            assert "kiwi mcp login" not in told
-            assert "--header Authorization=" in told
+        for response in (json.dumps(added.content["warnings"]), json.dumps(login.content)):
+            assert "offers no OAuth" in response
+            assert "kiwi mcp login" not in response
+            assert "--header Authorization=" in response
 
     asyncio.run(work())
 
@@ -883,11 +887,11 @@ def auth_faults(ask: Callable[..., Answer], auth: Mapping[str, Json], transport:
         {"type": "bearer", "token": "${TOKEN}", "client_id": "x"},
     ],
 )
-def test_words_that_cannot_be_meant_are_refused(ask: Callable[..., Answer], auth: Mapping[str, Json]) -> None:
+def test_invalid_oauth_settings_are_refused(ask: Callable[..., Answer], auth: Mapping[str, Json]) -> None:
     assert auth_faults(ask, auth)
 
 
-def test_oauth_is_for_servers_that_are_spoken_to_over_http(ask: Callable[..., Answer]) -> None:
+def test_oauth_is_refused_for_servers_without_http(ask: Callable[..., Answer]) -> None:
     assert not auth_faults(ask, {"type": "oauth"})
     assert not auth_faults(ask, {"type": "oauth", "scopes": ["read"], "issuer": "https://login.example"})
     assert auth_faults(ask, {"type": "oauth"}, "websocket")

@@ -1,4 +1,4 @@
-"""Servers in the own network: the owner who adds one means its address, and nothing else."""
+"""Servers in the local network: adding one grants its address and nothing else."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ class Owner:
 
 
 @pytest.fixture
-def story(kernel: Kernel) -> Callable[[Callable[[Owner, int], Awaitable[None]]], None]:
-    async def told(work: Callable[[Owner, int], Awaitable[None]]) -> None:
+def story(kernel: Kernel, loopback: None) -> Callable[[Callable[[Owner, int], Awaitable[None]]], None]:
+    async def main(work: Callable[[Owner, int], Awaitable[None]]) -> None:
         async with asyncio.timeout(30), listening(notes()) as port:
             try:
                 await work(Owner(kernel), port)
             finally:
                 await kernel.aclose()
 
-    return lambda work: asyncio.run(told(work))
+    return lambda work: asyncio.run(main(work))
 
 
 Story = Callable[[Callable[[Owner, int], Awaitable[None]]], None]
 
 
-def test_whoever_adds_a_server_nearby_means_its_address(story: Story, home: Path) -> None:
+def test_adding_a_local_network_server_grants_its_address(story: Story, home: Path) -> None:
     async def work(owner: Owner, port: int) -> None:
         added = await owner.mcp("add", server="notes", url=f"http://127.0.0.1:{port}/mcp")
         assert as_text(added.content["message"]).endswith(f"; Kiwi may reach 127.0.0.1:{port} for it")
@@ -103,7 +103,7 @@ def test_another_address_needs_the_owner_again(story: Story, project: Path) -> N
     story(work)
 
 
-def test_a_manifest_that_came_with_a_project_reaches_nothing_nearby(story: Story, project: Path) -> None:
+def test_a_manifest_of_a_cloned_project_reaches_no_local_address(story: Story, project: Path) -> None:
     async def work(owner: Owner, port: int) -> None:
         folder = project / ".ai/tools/mcp"
         folder.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_a_manifest_that_came_with_a_project_reaches_nothing_nearby(story: Story
     story(work)
 
 
-def test_what_a_server_nearby_points_at_is_not_reached(story: Story, kernel: Kernel) -> None:
+def test_an_address_that_a_local_server_names_is_not_reached(story: Story, kernel: Kernel) -> None:
     asked: list[str] = []
 
     async def inner(request: Request) -> Response:

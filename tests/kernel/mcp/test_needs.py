@@ -1,4 +1,4 @@
-"""What servers need: named by their commands, said by their owner, kept in manifests, and given to their processes."""
+"""Needs of servers: found in commands, declared by the owner, stored in manifests, and granted to processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.mcp.needs import needs_named
 from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.policy.needs import needs_named
 
 READER = """
 import json, sys
@@ -72,7 +72,8 @@ def written(project: Path) -> JsonObject:
     return as_object(as_object(read_yaml(text, what="it").value).get("needs"))
 
 
-def test_the_paths_that_a_command_names_are_what_it_needs(ask: Ask, script: Path, outside: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_paths_in_a_command_are_its_needs(ask: Ask, script: Path, outside: Path, project: Path) -> None:
     note = outside / "note.txt"
     added = add(ask, script, f"--notes={note}")
     assert written(project) == {"read": [str(note)]}
@@ -81,18 +82,21 @@ def test_the_paths_that_a_command_names_are_what_it_needs(ask: Ask, script: Path
     assert as_object(ask("mcp", action="list", server="reader").content["needs"]) == {"read": [str(note)]}
 
 
-def test_what_a_command_brings_with_it_is_part_of_the_plan(ask: Ask, script: Path, outside: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_files_of_a_command_are_part_of_the_plan(ask: Ask, script: Path, outside: Path) -> None:
     (script.parent / "deep").mkdir()
     for name in (".env", "deep/.env.local", ".npmrc"):
         (script.parent / name).write_text("TOKEN=1")
     add(ask, script)
 
     planned = ask("execute", item_id="peek", parameters={"path": str(outside)}, dry_run=True).content
-    jail = as_object(as_object(planned["plan"])["jail"])
-    assert str(script.parent) in as_list(jail["readable"])
+    profile = as_object(as_object(planned["plan"])["jail"])
+    assert str(script.parent) in as_list(profile["readable"])
     why = ask("execute", action="why", item_id="peek").content
-    assert as_object(why["given"])["readable"] == jail["readable"]
-    assert {str(script.parent / name) for name in (".env", "deep/.env.local", ".npmrc")} == set(as_list(jail["hidden"]))
+    assert as_object(why["given"])["readable"] == profile["readable"]
+    assert {str(script.parent / name) for name in (".env", "deep/.env.local", ".npmrc")} == set(
+        as_list(profile["hidden"])
+    )
 
 
 def test_a_script_in_a_hidden_folder_of_the_home_is_a_need(home: Path) -> None:
@@ -103,7 +107,7 @@ def test_a_script_in_a_hidden_folder_of_the_home_is_a_need(home: Path) -> None:
     assert needs_named(config, []).read == (str(home / ".servers"),)
 
 
-def test_a_folder_may_be_changed_and_what_lies_in_it_too(outside: Path) -> None:
+def test_a_folder_may_be_writable_with_its_contents(outside: Path) -> None:
     args: list[Json] = [str(outside), str(outside / "note.txt"), "/usr/share", "/", str(Path.home()), "${HOME_OF_IT}/x"]
     issues: list[Issue] = []
     found = needs_named({"transport": "stdio", "command": "server", "args": args}, issues)
@@ -113,7 +117,8 @@ def test_a_folder_may_be_changed_and_what_lies_in_it_too(outside: Path) -> None:
     }
 
 
-def test_a_server_sees_nothing_else_until_its_owner_allows_it(
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_sees_nothing_else_without_a_grant_of_the_owner(
     ask: Ask, script: Path, outside: Path, project: Path
 ) -> None:
     note = outside / "note.txt"
@@ -130,7 +135,8 @@ def test_a_server_sees_nothing_else_until_its_owner_allows_it(
     assert ask("mcp", action="diff", server="reader").content["status"] == "same"
 
 
-def test_what_is_allowed_must_be_there_and_not_be_kiwis_own(ask: Ask, script: Path, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_granted_path_must_exist_and_not_belong_to_kiwi(ask: Ask, script: Path, home: Path) -> None:
     add(ask, script)
     (home / ".ai").mkdir(exist_ok=True)
     for path in ("nowhere", str(home / ".ai"), str(home / ".cache" / "kiwi")):
@@ -138,7 +144,8 @@ def test_what_is_allowed_must_be_there_and_not_be_kiwis_own(ask: Ask, script: Pa
     assert ask("mcp", action="allow", server="reader").content["code"] == "invalid_request"
 
 
-def test_a_model_allows_nothing(ask: Ask, script: Path, project: Path, outside: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_model_grants_nothing(ask: Ask, script: Path, project: Path, outside: Path) -> None:
     add(ask, script)
     stranger = Kernel(project, is_owner=False)
     request: JsonObject = {"action": "allow", "server": "reader", "read": [str(outside)]}
@@ -146,14 +153,18 @@ def test_a_model_allows_nothing(ask: Ask, script: Path, project: Path, outside: 
     assert written(project) == {}
 
 
-def test_what_is_imported_needs_what_its_command_names(ask: Ask, script: Path, outside: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_imported_server_needs_the_paths_in_its_command(
+    ask: Ask, script: Path, outside: Path, project: Path
+) -> None:
     entry: JsonObject = {"command": sys.executable, "args": [str(script), str(outside)]}
     (project / ".mcp.json").write_text(json.dumps({"mcpServers": {"reader": entry}}))
     ask("mcp", action="import", paths=[".mcp.json"])
     assert written(project) == {"write": [str(outside)]}
 
 
-def test_a_manifest_that_nobody_accepted_is_given_nothing_outside_of_the_project(
+@pytest.mark.usefixtures("sandbox")
+def test_a_manifest_that_was_not_accepted_gets_nothing_outside_the_project(
     ask: Ask, script: Path, outside: Path, project: Path
 ) -> None:
     add(ask, script)
@@ -168,14 +179,15 @@ def test_a_manifest_that_nobody_accepted_is_given_nothing_outside_of_the_project
     assert peek(ask, outside / "note.txt").content["result"] == "tea at five"
 
 
-def test_a_rule_that_denies_wins_over_what_was_accepted(ask: Ask, script: Path, outside: Path, home: Path) -> None:
+def test_a_denying_rule_wins_over_an_accepted_need(ask: Ask, script: Path, outside: Path, home: Path) -> None:
     (home / ".ai").mkdir(exist_ok=True)
     (home / ".ai" / "policy.yaml").write_text(f'files: {{read: {{allow: ["**"], deny: ["{outside}"]}}}}\n')
     added = add(ask, script, read=[str(outside)])
     assert [one for one in as_list(added.content["warnings"]) if str(outside) in str(one)]
 
 
-def test_the_owner_lets_a_server_run_as_it_is_until_its_script_is_edited(ask: Ask, script: Path, outside: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_owner_relaxes_a_server_until_its_script_changes(ask: Ask, script: Path, outside: Path) -> None:
     add(ask, script)
     assert peek(ask, outside / "note.txt").is_error
     relaxed = ask("relax", action="apply", item_id="reader", to="trusted")
@@ -185,7 +197,8 @@ def test_the_owner_lets_a_server_run_as_it_is_until_its_script_is_edited(ask: As
     assert peek(ask, outside / "note.txt").is_error
 
 
-def test_why_says_how_the_process_of_a_server_is_held_and_what_it_needs(ask: Ask, script: Path, outside: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_why_reports_the_isolation_and_the_needs_of_a_server(ask: Ask, script: Path, outside: Path) -> None:
     add(ask, script, str(outside))
     why = ask("execute", action="why", item_id="peek").content
     assert as_object(why["isolation"])["level"] == "sandboxed"
@@ -193,7 +206,34 @@ def test_why_says_how_the_process_of_a_server_is_held_and_what_it_needs(ask: Ask
     assert as_object(why["needs"]) == {"write": [str(outside)]}
 
 
-def test_servers_have_more_time_than_tools(ask: Ask, script: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_servers_have_higher_limits_than_tools(ask: Ask, script: Path) -> None:
     add(ask, script)
     plan = as_object(ask("execute", item_id="peek", parameters={"path": "x"}, dry_run=True).content["plan"])
     assert as_object(as_object(plan["jail"])["limits"])["cpu_seconds"] == 86_400
+
+
+WRITER = READER.replace('["path"]).read()', '["path"], "w").write("x") and "written"')
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.case("TR-F07")
+def test_a_tool_of_a_writing_server_needs_approval_even_if_declared_as_reading(
+    kernel: Kernel, script: Path, project: Path
+) -> None:
+    script.write_text(WRITER)
+    place = project / "work"
+    place.mkdir()
+
+    async def story() -> Answer:
+        words: JsonObject = {"server": "reader", "command": sys.executable, "args": [str(script)], "write": ["work"]}
+        added = await kernel.call("mcp", {"action": "add", **words})
+        assert not added.is_error, added.content
+        parameters: JsonObject = {"path": str(place / "made")}
+        called = await kernel.call("execute", {"item_id": "peek", "parameters": parameters})
+        await kernel.aclose()
+        return called
+
+    answer = asyncio.run(story())
+    assert answer.content["code"] == "approval_required"
+    assert not (place / "made").exists()

@@ -1,4 +1,4 @@
-"""Twenty entries become one: where servers go that are imported, and what a client's file still needs afterwards."""
+"""Imports from other clients: where servers go, and what stays in the file of the client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import ServerKey
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.mcp.connect import REPLACED
-from kiwi_mcp.kernel.mcp.words import words_of
+from kiwi_mcp.kernel.mcp_definitions import launch_summary
+from kiwi_mcp.manifest.mcp.client_entry import REPLACED
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 TOKEN = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
@@ -25,7 +25,7 @@ Ask = Callable[..., Answer]
 
 @dataclass
 class Desk:
-    """A user whose clients start scripted servers."""
+    """A user with clients that start scripted servers."""
 
     home: Path
     project: Path
@@ -77,12 +77,13 @@ def without_project(verb: str, **words: Json) -> Answer:
     return asyncio.run(call())
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-MC-06")
-def test_the_users_own_servers_go_to_the_user_and_the_projects_to_the_project(ask: Ask, desk: Desk) -> None:
+def test_user_servers_go_to_the_user_and_project_servers_to_the_project(ask: Ask, desk: Desk) -> None:
     desk.cursor(mine=desk.server("mine"))
     desk.shared(ours=desk.server("ours"))
-    told = {as_text(row["server"]): row for row in rows(ask("mcp", action="import", all=True))}
-    assert {name: (row["location"], row["from"], row["client"]) for name, row in told.items()} == {
+    response = {as_text(row["server"]): row for row in rows(ask("mcp", action="import", all=True))}
+    assert {name: (row["location"], row["from"], row["client"]) for name, row in response.items()} == {
         "mine": ("user", "~/.cursor/mcp.json", "Cursor"),
         "ours": ("project", ".mcp.json", "Claude Code"),
     }
@@ -95,14 +96,14 @@ def test_the_users_own_servers_go_to_the_user_and_the_projects_to_the_project(as
     assert without_project("execute", item_id="ours_tool").content["code"] == "tool_not_found"
 
 
-def test_the_owner_says_where_imported_servers_go(ask: Ask, desk: Desk) -> None:
+def test_the_owner_chooses_where_imported_servers_go(ask: Ask, desk: Desk) -> None:
     desk.cursor(mine=desk.server("mine"))
     (row,) = rows(ask("mcp", action="import", location="project", start=False))
     assert row["location"] == "project"
     assert (desk.project / ".ai/tools/mcp/mine.yaml").is_file()
 
 
-def test_a_server_whose_name_is_taken_says_whose_it_is_and_so_do_its_secrets(ask: Ask, desk: Desk) -> None:
+def test_a_taken_server_name_is_reported_with_its_secrets(ask: Ask, desk: Desk) -> None:
     ask("mcp", action="add", server="memory", start=False, **desk.server("other"))
     desk.cursor(memory=desk.server("memory", env={"MEMORY_TOKEN": TOKEN}))
     answer = ask("mcp", action="import", start=False)
@@ -119,7 +120,8 @@ def test_a_server_whose_name_is_taken_says_whose_it_is_and_so_do_its_secrets(ask
     assert "MEMORY_TOKEN" in as_text(warning["reason"])
 
 
-def test_secrets_can_be_taken_along_after_an_import(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_secrets_can_be_imported_later(ask: Ask, desk: Desk) -> None:
     desk.cursor(mine=desk.server("mine", env={"KEY": TOKEN}))
     ask("mcp", action="import")
     assert ask("execute", item_id="mine_tool").content["code"] == "tool_not_found"  # it could not be started
@@ -133,7 +135,7 @@ def test_secrets_can_be_taken_along_after_an_import(ask: Ask, desk: Desk) -> Non
     assert row["reason"] == "it is here already, as mine"
 
 
-def test_a_file_that_holds_no_server_says_so_and_fails(ask: Ask, desk: Desk) -> None:
+def test_a_file_without_servers_is_an_error(ask: Ask, desk: Desk) -> None:
     path = desk.project / "other.json"
     path.write_text("{}")
     answer = ask("mcp", action="import", paths=[str(path)])
@@ -142,7 +144,7 @@ def test_a_file_that_holds_no_server_says_so_and_fails(ask: Ask, desk: Desk) -> 
     assert ask("mcp", action="import", paths=[str(desk.project / ".mcp.json")], start=False).exit_code == 0
 
 
-def test_a_folder_that_becomes_a_project_keeps_out_of_git_what_is_derived(ask: Ask, desk: Desk) -> None:
+def test_a_new_project_ignores_derived_files_in_git(ask: Ask, desk: Desk) -> None:
     (desk.project / ".ai").rmdir()
     ask("mcp", action="add", server="one", start=False, dry_run=True, **desk.server("one"))
     assert not (desk.project / ".ai").exists()
@@ -150,8 +152,9 @@ def test_a_folder_that_becomes_a_project_keeps_out_of_git_what_is_derived(ask: A
     assert "outputs/" in (desk.project / ".ai/.gitignore").read_text()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-MC-06")
-def test_what_kiwi_has_is_taken_out_of_a_clients_file_and_put_back(ask: Ask, desk: Desk) -> None:
+def test_servers_that_kiwi_has_are_removed_from_a_client_file_and_restored(ask: Ask, desk: Desk) -> None:
     path = desk.cursor(mine=desk.server("mine"), theirs=desk.server("theirs"), off={"command": "x", "disabled": True})
     ask("mcp", action="import")
     ask("mcp", action="remove", server="theirs")
@@ -169,7 +172,8 @@ def test_what_kiwi_has_is_taken_out_of_a_clients_file_and_put_back(ask: Ask, des
     assert path.read_bytes() == before
 
 
-def test_servers_are_put_back_into_a_file_that_was_changed_since(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_servers_are_restored_into_a_changed_file(ask: Ask, desk: Desk) -> None:
     entry = desk.server("mine")
     path = desk.cursor(mine=entry)
     ask("mcp", action="import")
@@ -180,7 +184,8 @@ def test_servers_are_put_back_into_a_file_that_was_changed_since(ask: Ask, desk:
     assert json.loads(path.read_text())["mcpServers"] == {"late": {"command": "late"}, "mine": entry}
 
 
-def test_only_what_works_in_kiwi_is_taken_out(ask: Ask, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_only_servers_that_work_in_kiwi_are_removed(ask: Ask, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     path = desk.cursor(
         new=desk.server("new"),
         keyed=desk.server("keyed", env={"KEY": TOKEN}),
@@ -207,7 +212,8 @@ def test_only_what_works_in_kiwi_is_taken_out(ask: Ask, desk: Desk, monkeypatch:
     assert servers_in(path) == ["new", "keyed", "edited", "here", "kiwi"]
 
 
-def test_another_key_under_the_same_name_is_no_reason_to_forget_it(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_different_key_under_the_same_name_is_not_lost(ask: Ask, desk: Desk) -> None:
     path = desk.cursor(keyed=desk.server("keyed", env={"KEY": TOKEN}))
     (desk.home / ".ai").mkdir()
     (desk.home / ".ai/.env").write_text("KEY=another-value-than-that\n")
@@ -217,16 +223,18 @@ def test_another_key_under_the_same_name_is_no_reason_to_forget_it(ask: Ask, des
     assert servers_in(path) == ["keyed", "kiwi"]
 
 
-def test_connecting_a_project_tells_of_what_the_users_own_file_still_starts(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_connecting_a_project_reports_servers_that_the_user_file_still_starts(ask: Ask, desk: Desk) -> None:
     desk.cursor(mine=desk.server("mine"))
     ask("mcp", action="import")
-    told = ask("mcp", action="connect", client="cursor").content
+    response = ask("mcp", action="connect", client="cursor").content
     assert "1 server in ~/.cursor/mcp.json is in Kiwi too: `kiwi connect cursor --location user --replace`" in as_text(
-        told["next"]
+        response["next"]
     )
 
 
-def test_what_a_project_shares_names_kiwi_and_holds_no_backup(
+@pytest.mark.usefixtures("processes")
+def test_a_shared_project_file_names_kiwi_and_has_no_backup(
     ask: Ask, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = desk.shared(theirs={"command": "x"})
@@ -244,7 +252,7 @@ def test_what_a_project_shares_names_kiwi_and_holds_no_backup(
     assert "put `kiwi` on your PATH" in as_text(named["next"])
 
 
-def test_a_server_that_is_unknown_is_told_with_those_there_are(ask: Ask, desk: Desk) -> None:
+def test_an_unknown_server_is_reported_with_the_known_ones(ask: Ask, desk: Desk) -> None:
     ask("mcp", action="add", server="memory", start=False, **desk.server("memory"))
     for action in ("list", "accept", "remove", "diff", "refresh", "login", "logout"):
         answer = ask("mcp", action=action, server="memroy")
@@ -254,7 +262,8 @@ def test_a_server_that_is_unknown_is_told_with_those_there_are(ask: Ask, desk: D
     assert taken.content["suggestion"] == "`kiwi mcp remove memory` first, or choose another name."
 
 
-def test_what_changed_of_a_manifest_is_shown_without_secrets(ask: Ask, desk: Desk, kernel: Kernel) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_changes_of_a_manifest_are_shown_without_secrets(ask: Ask, desk: Desk, kernel: Kernel) -> None:
     ask("mcp", action="add", server="one", env={"MODE": "quiet"}, **desk.server("one"))
     manifest = desk.project / ".ai/tools/mcp/one.yaml"
     manifest.write_text(manifest.read_text().replace("MODE: quiet", f"MODE: loud\n    API_KEY: {TOKEN}"))
@@ -274,12 +283,13 @@ def test_what_changed_of_a_manifest_is_shown_without_secrets(ask: Ask, desk: Des
     ask("mcp", action="accept", server="one")
     assert ask("mcp", action="diff", server="one").content["status"] == "same"
     key = ServerKey(str(desk.project / ".ai"), "one")
-    record = kernel._parts.catalogs.definitions().find(key)
+    record = kernel._services.catalogs.definitions().find(key)
     assert record is not None
     assert TOKEN not in json.dumps(record.words)
 
 
-def test_a_tool_that_is_offered_no_more_says_so_and_leaves_when_that_is_accepted(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_that_is_no_longer_offered_is_reported_and_removed_on_acceptance(ask: Ask, desk: Desk) -> None:
     ask("mcp", action="add", server="one", **desk.server("one"))
     (desk.home / "one.json").write_text("{}")
     refreshed = ask("mcp", action="refresh", server="one")
@@ -292,16 +302,17 @@ def test_a_tool_that_is_offered_no_more_says_so_and_leaves_when_that_is_accepted
     assert "no longer" not in as_text(ask("execute", item_id="one_tool").content["message"])
 
 
-def test_a_refresh_with_changes_ends_with_how_to_look_at_them(ask: Ask, desk: Desk) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_refresh_with_changes_names_the_command_that_shows_them(ask: Ask, desk: Desk) -> None:
     ask("mcp", action="add", server="one", **desk.server("one"))
     path = desk.home / "one.json"
     path.write_text(path.read_text().replace("Does one", "Does two"))
     for words in ({"server": "one"}, {}):
-        told = ask("mcp", action="refresh", **words).content
-        assert told["next"] == "`kiwi mcp diff one` shows what they are."
+        response = ask("mcp", action="refresh", **words).content
+        assert response["next"] == "`kiwi mcp diff one` shows what they are."
 
 
-def test_the_words_that_are_kept_hold_no_secret(ask: Ask, kernel: Kernel) -> None:
+def test_stored_definitions_contain_no_secret(ask: Ask, kernel: Kernel) -> None:
     config: JsonObject = {
         "transport": "stdio",
         "command": "server",
@@ -311,8 +322,8 @@ def test_the_words_that_are_kept_hold_no_secret(ask: Ask, kernel: Kernel) -> Non
     }
     manifest: JsonObject = {"executor": "subprocess", "config": config, "description": "x"}
     ask("mcp", action="add", server="one", start=False, manifest=manifest)
-    server = kernel._parts.catalogs.of(None).find("one")
-    assert words_of(server) == {
+    server = kernel._services.catalogs.of(None).find("one")
+    assert launch_summary(server) == {
         "transport": "stdio",
         "command": "server",
         "args": ["--token", "…", "…", "--level", "info", "${KEPT}"],
@@ -320,7 +331,8 @@ def test_the_words_that_are_kept_hold_no_secret(ask: Ask, kernel: Kernel) -> Non
     }
 
 
-def test_in_the_home_folder_everything_is_the_users(home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_in_the_home_folder_everything_belongs_to_the_user(home: Path) -> None:
     desk = Desk(home, home)
     desk.cursor(mine=desk.server("mine"))
 

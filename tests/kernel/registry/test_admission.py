@@ -1,21 +1,21 @@
-"""Admission: what is pulled comes in by the word of somebody who is trusted, or of the owner, and by nobody else's."""
+"""Admission: a pulled version needs a trusted signature or an approval of the owner."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.plugins.machines import Machine, MakeMachine
 
-from kiwi_mcp.domain.caller import NOBODY, Answers, Caller, Questions
+from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Questions
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionName
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.store.layout import Layout
+from kiwi_mcp.store.remote.layout import Layout
 
 Change = Callable[[bytes], bytes]
 RUNTIME = (
@@ -42,7 +42,7 @@ def eve(a_machine: MakeMachine) -> Machine:
 
 @pytest.fixture
 def bob(a_machine: MakeMachine) -> Machine:
-    """Whoever installs."""
+    """The machine that installs."""
     return a_machine("bob", namespaces=["public"])
 
 
@@ -59,8 +59,8 @@ def shelf(machine: Machine, folder: Path) -> str:
     return str(folder)
 
 
-def pull(machine: Machine, item: str, folder: str, caller: Caller = NOBODY, **words: Json) -> Answer:
-    """Pull as somebody would who says nothing beforehand but these words."""
+def pull(machine: Machine, item: str, folder: str, caller: Caller = NO_CALLER, **words: Json) -> Answer:
+    """Pull with these arguments and no other approval."""
 
     async def call() -> Answer:
         try:
@@ -123,11 +123,10 @@ def forged(data: bytes) -> bytes:
     return first[:-30] + b"A" * 30 + b"\n" + rest
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-02")
 @pytest.mark.req("K-SI-02")
-def test_a_key_nobody_knows_is_told_and_pinned_when_the_owner_says_so(
-    ann: Machine, bob: Machine, tmp_path: Path
-) -> None:
+def test_an_unknown_key_is_reported_and_pinned_if_the_owner_agrees(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.publish("greet", namespace="acme")
     folder, short = shelf(ann, tmp_path / "shelf"), as_text(own_key(ann)["fingerprint"])
 
@@ -139,22 +138,23 @@ def test_a_key_nobody_knows_is_told_and_pinned_when_the_owner_says_so(
     assert code(pull(bob, "acme/greet", folder, trust_key="0000-" * 7 + "0000")) == "acknowledgement_required"
     assert code(pull(bob, "acme/greet", folder, accept_unsigned=True)) == "acknowledgement_required"
 
-    told = got(pull(bob, "acme/greet", folder, trust_key=short))
-    assert (told["trust"], told["signer"]) == ("verified", short)
-    assert told["warnings"] == [f"acme is known by {short} from now on"]
+    response = got(pull(bob, "acme/greet", folder, trust_key=short))
+    assert (response["trust"], response["signer"]) == ("verified", short)
+    assert response["warnings"] == [f"acme is known by {short} from now on"]
     assert trust_of(bob, "acme/greet") == "verified"
     assert [as_object(one)["trust"] for one in as_list(bob.do("list", words={"namespace": "acme"})["items"])] == [
         "verified"
     ]
 
-    # What the same publisher signs next needs nobody's word.
+    # The next release of the same publisher needs no approval.
     ann.publish("wave", namespace="acme")
     assert got(pull(bob, "acme/wave", shelf(ann, tmp_path / "shelf")))["trust"] == "verified"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-02")
 @pytest.mark.case("UNI-04")
-def test_an_owner_who_sits_there_is_asked_with_the_fingerprint(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+def test_an_owner_who_is_present_is_asked_with_the_fingerprint(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.settle(namespaces=["acrne", "public"])
     ann.publish("greet", namespace="acrne")
     folder, short = shelf(ann, tmp_path / "shelf"), as_text(own_key(ann)["fingerprint"])
@@ -182,9 +182,10 @@ def test_an_owner_who_sits_there_is_asked_with_the_fingerprint(ann: Machine, bob
     assert (listed["signer"], listed["trust"], listed["looks_like"]) == (short, "verified", ["acme"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-03")
 @pytest.mark.req("K-SI-02")
-def test_a_known_publisher_with_another_key_is_refused_whatever_is_said(
+def test_a_known_publisher_with_another_key_is_refused_in_any_case(
     ann: Machine, eve: Machine, bob: Machine, tmp_path: Path
 ) -> None:
     ann.publish("greet", namespace="acme")
@@ -204,9 +205,10 @@ def test_a_known_publisher_with_another_key_is_refused_whatever_is_said(
     assert got(pull(bob, "acme/other", folder))["trust"] == "verified"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-03")
 @pytest.mark.req("K-SI-02")
-def test_a_new_key_is_let_in_by_the_word_of_the_old_one(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+def test_a_new_key_is_accepted_if_the_old_one_signed_it(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.publish("greet", namespace="acme")
     got(pull(bob, "acme/greet", shelf(ann, tmp_path / "shelf"), trust_key=own_key(ann)["fingerprint"]))
     for _ in range(2):
@@ -214,25 +216,28 @@ def test_a_new_key_is_let_in_by_the_word_of_the_old_one(ann: Machine, bob: Machi
     ann.publish("greet", "1.1.0", namespace="acme")
     new = as_text(own_key(ann)["fingerprint"])
 
-    told = got(pull(bob, "acme/greet", shelf(ann, tmp_path / "shelf")))
-    assert (told["trust"], told["signer"]) == ("verified", new)
-    assert told["warnings"] == [f"acme signs with another key, {new}, as the old one says"]
+    response = got(pull(bob, "acme/greet", shelf(ann, tmp_path / "shelf")))
+    assert (response["trust"], response["signer"]) == ("verified", new)
+    assert response["warnings"] == [f"acme signs with another key, {new}, as the old one says"]
 
 
 @pytest.mark.case("SIG-03")
-def test_a_statement_of_rotation_can_be_given_by_hand(ann: Machine, eve: Machine, bob: Machine) -> None:
+def test_a_rotation_statement_can_be_supplied_by_hand(ann: Machine, eve: Machine, bob: Machine) -> None:
     bob.ask("key", action="trust", publisher="acme", key=own_key(ann)["key"])
     statement = ann.ask("key", action="rotate").content["rotation"]
     stranger = eve.ask("key", action="rotate").content["rotation"]
 
     assert bob.ask("key", action="trust", publisher="acme", rotation=stranger).content["code"] == "signature_refused"
-    told = bob.ask("key", action="trust", publisher="acme", rotation=statement).content
-    assert as_object(told["key"])["fingerprint"] == own_key(ann)["fingerprint"]
+    response = bob.ask("key", action="trust", publisher="acme", rotation=statement).content
+    assert as_object(response["key"])["fingerprint"] == own_key(ann)["fingerprint"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-04")
 @pytest.mark.req("K-SI-02")
-def test_a_revoked_key_installs_nothing_and_what_is_here_is_flagged(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+def test_a_revoked_key_installs_nothing_and_installed_items_are_flagged(
+    ann: Machine, bob: Machine, tmp_path: Path
+) -> None:
     ann.publish("greet", namespace="acme")
     ann.publish("wave", namespace="acme")
     folder, short = shelf(ann, tmp_path / "shelf"), own_key(ann)["fingerprint"]
@@ -253,6 +258,7 @@ def test_a_revoked_key_installs_nothing_and_what_is_here_is_flagged(ann: Machine
     )
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-04")
 def test_an_expired_key_installs_nothing(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.publish("greet", namespace="acme")
@@ -261,6 +267,7 @@ def test_an_expired_key_installs_nothing(ann: Machine, bob: Machine, tmp_path: P
     assert code(pull(bob, "acme/greet", shelf(ann, tmp_path / "shelf"))) == "signature_refused"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
 @pytest.mark.parametrize(
     ("change", "before", "after"),
@@ -286,8 +293,9 @@ def test_a_signature_that_is_stripped_or_forged_is_refused(
     assert code(left_out) == "acknowledgement_required"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
-def test_what_was_signed_for_one_namespace_is_not_let_into_another(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+def test_a_signature_for_one_namespace_is_not_valid_in_another(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.publish("greet", namespace="acme")
     folder = shelf(ann, tmp_path / "shelf")
     (release,) = Layout(Path(folder)).read([VersionName("acme", "greet", "1.0.0")])
@@ -298,8 +306,9 @@ def test_what_was_signed_for_one_namespace_is_not_let_into_another(ann: Machine,
     assert code(refused) == "signature_refused"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-SI-02")
-def test_an_old_version_is_not_given_as_the_newest(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+def test_an_old_version_is_not_accepted_as_the_newest(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.publish("greet", namespace="acme")
     old = shelf(ann, tmp_path / "old")
     ann.publish("greet", "1.1.0", namespace="acme")
@@ -311,9 +320,10 @@ def test_an_old_version_is_not_given_as_the_newest(ann: Machine, bob: Machine, t
     assert got(pull(bob, "acme/greet", old, allow_rollback=True))["trust"] == "verified"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-08")
 @pytest.mark.req("SR3")
-def test_what_nobody_signed_takes_the_owners_word_which_is_recorded(
+def test_an_unsigned_release_needs_an_approval_which_is_recorded(
     a_machine: MakeMachine, bob: Machine, tmp_path: Path
 ) -> None:
     cleo = a_machine("cleo", namespaces=["cleo"])
@@ -324,8 +334,8 @@ def test_what_nobody_signed_takes_the_owners_word_which_is_recorded(
     refused = pull(bob, "cleo/greet", folder)
     assert code(refused) == "acknowledgement_required"
     assert refused.content["items"] == [{"item": "cleo/greet@1.0.0", "trust": "unsigned"}]
-    told = got(pull(bob, "cleo/greet", folder, accept_unsigned=True))
-    assert told["warnings"] == ["cleo/greet@1.0.0 is not signed"]
+    response = got(pull(bob, "cleo/greet", folder, accept_unsigned=True))
+    assert response["warnings"] == ["cleo/greet@1.0.0 is not signed"]
     receipts = [as_object(one) for one in as_list(bob.ask("audit").content["receipts"])]
     shown = bob.ask("audit", action="show", receipt=str(receipts[0]["seq"])).content
     assert [one["status"] for one in receipts] == ["success", "refused"]
@@ -335,9 +345,10 @@ def test_what_nobody_signed_takes_the_owners_word_which_is_recorded(
     assert code(pull(bob, "cleo/wave", folder)) == "acknowledgement_required"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-08")
 @pytest.mark.parametrize("words", [{"accept_unsigned": True}, {"trust_key": "A" * 43}, {"allow_rollback": True}])
-def test_a_model_cannot_give_the_owners_word(
+def test_a_model_cannot_approve_for_the_owner(
     a_machine: MakeMachine, bob: Machine, tmp_path: Path, words: JsonObject
 ) -> None:
     cleo = a_machine("cleo", namespaces=["cleo"])
@@ -345,7 +356,7 @@ def test_a_model_cannot_give_the_owners_word(
     bob.settle(remotes={"team": {"url": shelf(cleo, tmp_path / "shelf")}})
     bob.kernel = Kernel(bob.project, user=bob.user, cache=bob.cache, is_owner=False)
 
-    assert code(pull(bob, "cleo/greet", "team", NOBODY, **words)) == "not_permitted"
+    assert code(pull(bob, "cleo/greet", "team", NO_CALLER, **words)) == "not_permitted"
     assert code(pull(bob, "cleo/greet", "team")) == "acknowledgement_required"
     if "allow_rollback" not in words:
         assert code(bob.ask("registry", action="pull", remote="team", **words)) == "not_permitted"
@@ -354,8 +365,9 @@ def test_a_model_cannot_give_the_owners_word(
     assert not (bob.user / "trust.yaml").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-08")
-def test_what_comes_in_all_at_once_leaves_out_what_nobody_vouches_for(
+def test_a_bulk_pull_omits_untrusted_releases(
     ann: Machine, a_machine: MakeMachine, bob: Machine, tmp_path: Path
 ) -> None:
     cleo = a_machine("cleo", namespaces=["cleo"])
@@ -367,16 +379,17 @@ def test_what_comes_in_all_at_once_leaves_out_what_nobody_vouches_for(
     planned = bob.ask("registry", action="pull", remote=folder, trust_key=short, dry_run=True).content
     assert planned["new"] == ["acme/wave@1.0.0"]
     assert not (bob.user / "trust.yaml").exists()
-    told = bob.ask("registry", action="pull", remote=folder, trust_key=short).content
-    assert told["new"] == ["acme/wave@1.0.0"]
-    assert told["left_out"] == ["cleo/greet@1.0.0: it is not signed (`--accept-unsigned`)"]
-    assert told["acknowledged"] == [{"item": "acme/wave@1.0.0", "trust": "unknown_key", "signer": short}]
+    response = bob.ask("registry", action="pull", remote=folder, trust_key=short).content
+    assert response["new"] == ["acme/wave@1.0.0"]
+    assert response["left_out"] == ["cleo/greet@1.0.0: it is not signed (`--accept-unsigned`)"]
+    assert response["acknowledged"] == [{"item": "acme/wave@1.0.0", "trust": "unknown_key", "signer": short}]
     again = bob.ask("registry", action="pull", remote=folder, accept_unsigned=True).content
     assert again["new"] == ["cleo/greet@1.0.0"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-08")
-def test_a_managed_deployment_takes_only_what_is_on_its_list(
+def test_a_managed_deployment_accepts_only_listed_items(
     ann: Machine, bob: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann.publish("greet", namespace="acme")
@@ -391,7 +404,8 @@ def test_a_managed_deployment_takes_only_what_is_on_its_list(
     assert got(pull(bob, "acme/greet", folder, trust_key=short))["trust"] == "verified"
 
 
-def test_a_copy_from_the_registry_bears_who_signed_it(ann: Machine, bob: Machine, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_copy_from_the_registry_names_its_signer(ann: Machine, bob: Machine, tmp_path: Path) -> None:
     ann.put("knowledge/guide.md", "---\nid: guide\ntitle: Guide\nversion: 1.0.0\n---\n# Guide\n")
     ann.do("publish", "guide", {"namespace": "acme"})
     ann.publish("greet", namespace="acme")
@@ -405,6 +419,7 @@ def test_a_copy_from_the_registry_bears_who_signed_it(ann: Machine, bob: Machine
     assert trust_of(ann, "acme/guide") == "owner"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_same_content_in_two_namespaces_has_two_signatures(
     ann: Machine, eve: Machine, bob: Machine, tmp_path: Path
 ) -> None:
@@ -418,7 +433,7 @@ def test_the_same_content_in_two_namespaces_has_two_signatures(
 
 
 @pytest.mark.case("SIG-08")
-def test_a_managed_deployment_takes_nothing_off_its_list_that_a_listed_item_stands_on(
+def test_a_managed_deployment_accepts_no_unlisted_executor_of_a_listed_item(
     ann: Machine, bob: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann.put("tools/sh.yaml", RUNTIME)
@@ -434,12 +449,11 @@ def test_a_managed_deployment_takes_nothing_off_its_list_that_a_listed_item_stan
     assert "acme/sh" in as_text(refused.content["message"])
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize(
     "beside", [ReleaseFile("tool.yaml.sig", b"x" * 5_000), ReleaseFile("tool.yaml.sig", b"", True)]
 )
-def test_a_file_beside_a_manifest_that_is_more_than_a_signature_is_not_kept(
-    ann: Machine, tmp_path: Path, beside: ReleaseFile
-) -> None:
+def test_a_signature_file_with_other_content_is_not_stored(ann: Machine, tmp_path: Path, beside: ReleaseFile) -> None:
     ann.publish("greet", namespace="acme")
     (release,) = Layout(Path(shelf(ann, tmp_path / "shelf"))).read([VersionName("acme", "greet", "1.0.0")])
 

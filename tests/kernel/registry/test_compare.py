@@ -1,4 +1,4 @@
-"""Comparing versions: every kind of change, told so that a person can read it."""
+"""Version comparison: every kind of change in a readable form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.req("K-RG-03")
 
 
 @pytest.fixture
-def ann(a_machine: MakeMachine) -> Machine:
+def ann(a_machine: MakeMachine, sandbox: None) -> Machine:
     """A machine on which a tool was published, and then changed in every way."""
     machine = a_machine("ann", namespaces=["acme", "public"])
     folder = machine.script("greet")
@@ -28,17 +28,17 @@ def ann(a_machine: MakeMachine) -> Machine:
     return machine
 
 
-def changes(told: JsonObject) -> dict[object, JsonObject]:
-    return {as_object(one)["path"]: as_object(one) for one in as_list(told["changes"])}
+def changes(answer: JsonObject) -> dict[object, JsonObject]:
+    return {as_object(one)["path"]: as_object(one) for one in as_list(answer["changes"])}
 
 
-def test_what_is_here_is_compared_with_the_latest_version(ann: Machine) -> None:
-    told = ann.do("diff", "greet")
+def test_the_local_item_is_compared_with_the_latest_version(ann: Machine) -> None:
+    response = ann.do("diff", "greet")
 
-    assert as_object(told["from"])["identity"] == "registry/acme/greet@1.0.0"
-    assert as_object(told["to"])["identity"] == "project/local/greet@1.1.0"
-    assert told["status"] == "different"
-    assert list(changes(told).values()) == snapshot(
+    assert as_object(response["from"])["identity"] == "registry/acme/greet@1.0.0"
+    assert as_object(response["to"])["identity"] == "project/local/greet@1.1.0"
+    assert response["status"] == "different"
+    assert list(changes(response).values()) == snapshot(
         [
             {"path": "data.bin", "change": "changed", "from_bytes": 3, "to_bytes": 4},
             {
@@ -115,13 +115,13 @@ def test_any_two_are_compared_in_either_direction(ann: Machine) -> None:
     assert ann.do("diff", "greet")["status"] == "same"
 
 
-def test_without_a_copy_here_the_last_two_versions_are_compared(ann: Machine) -> None:
+def test_without_a_local_copy_the_last_two_versions_are_compared(ann: Machine) -> None:
     ann.do("publish", "greet")
     for path in (ann.ai / "tools" / "greet").iterdir():
         path.unlink()
 
-    told = ann.do("diff", "greet")
-    assert [as_object(told[word])["identity"] for word in ("from", "to")] == [
+    response = ann.do("diff", "greet")
+    assert [as_object(response[word])["identity"] for word in ("from", "to")] == [
         "registry/acme/greet@1.0.0",
         "registry/acme/greet@1.1.0",
     ]
@@ -132,7 +132,7 @@ def test_without_a_copy_here_the_last_two_versions_are_compared(ann: Machine) ->
     assert ann.refused("diff", "greet", {"from": "no version at all"}) == "invalid_request"
 
 
-def test_a_namespace_says_whose_item_is_meant(ann: Machine) -> None:
+def test_a_namespace_selects_the_item(ann: Machine) -> None:
     ann.do("publish", "greet", {"namespace": "public"})
 
     assert ann.do("diff", "registry/public/greet")["status"] == "same"
@@ -142,7 +142,7 @@ def test_a_namespace_says_whose_item_is_meant(ann: Machine) -> None:
     assert ann.refused("diff", "registry/acme/greet", versions) == "version_not_found"
 
 
-def test_an_answer_is_bounded(ann: Machine) -> None:
+def test_the_size_of_an_answer_is_limited(ann: Machine) -> None:
     ann.put("tools/greet/a.txt", "".join(f"line {number}\n" for number in range(30_000)))
     ann.put("tools/greet/huge.txt", "x" * 1_500_000)
 

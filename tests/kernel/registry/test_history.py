@@ -1,4 +1,4 @@
-"""The history of an item: its versions by every kind of reference, what is said of them, and the way back."""
+"""The history of an item: references, statuses and rollback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.plugins.machines import Machine, MakeMachine
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
 
 VERSIONS = ("1.0.0", "1.2.0", "1.10.0", "2.0.0-rc.1")
 
 
 @pytest.fixture
-def ann(a_machine: MakeMachine) -> Machine:
+def ann(a_machine: MakeMachine, sandbox: None) -> Machine:
     """A machine with four versions of one tool, each of which says its own number."""
     machine = a_machine("ann", namespaces=["acme"])
     for version in VERSIONS:
@@ -46,7 +46,7 @@ def log_of(machine: Machine) -> int:
 
 
 @pytest.mark.req("K-RG-02", "K-RG-03")
-def test_versions_come_newest_first_with_all_that_is_known_of_them(ann: Machine) -> None:
+def test_versions_are_listed_newest_first_with_their_details(ann: Machine) -> None:
     found = listed(ann)
 
     assert [one["version"] for one in found] == ["2.0.0-rc.1", "1.10.0", "1.2.0", "1.0.0"]
@@ -66,7 +66,7 @@ def test_versions_come_newest_first_with_all_that_is_known_of_them(ann: Machine)
 
 
 @pytest.mark.req("K-CH-04")
-def test_a_reference_means_the_highest_version_that_fits(ann: Machine) -> None:
+def test_a_reference_means_the_highest_matching_version(ann: Machine) -> None:
     digest = str(listed(ann)[3]["digest"])
     meant = {
         "tick": "1.10.0",
@@ -88,9 +88,9 @@ def test_a_reference_means_the_highest_version_that_fits(ann: Machine) -> None:
 
 
 @pytest.mark.req("K-RG-02")
-def test_a_yanked_version_is_for_those_alone_who_name_it_exactly(ann: Machine) -> None:
-    told = ann.do("yank", "tick@1.10.0", {"reason": "It leaks."})
-    assert (told["status"], told["latest"]) == ("yanked", "1.2.0")
+def test_a_yanked_version_needs_its_exact_version(ann: Machine) -> None:
+    response = ann.do("yank", "tick@1.10.0", {"reason": "It leaks."})
+    assert (response["status"], response["latest"]) == ("yanked", "1.2.0")
 
     assert said(ann) == said(ann, "tick@^1") == "1.2.0"
     ran = ann.do("run", "tick@1.10.0")
@@ -107,8 +107,8 @@ def test_a_yanked_version_is_for_those_alone_who_name_it_exactly(ann: Machine) -
 
 @pytest.mark.req("K-RG-02")
 def test_a_deprecated_version_still_runs_and_warns(ann: Machine) -> None:
-    told = ann.do("deprecate", "tick@^1", {"reason": "Use tock."})
-    assert told["versions"] == ["1.10.0", "1.2.0", "1.0.0"]
+    response = ann.do("deprecate", "tick@^1", {"reason": "Use tock."})
+    assert response["versions"] == ["1.10.0", "1.2.0", "1.0.0"]
 
     ran = ann.do("run", "tick")
     assert (ran["result"], ran["warnings"]) == ("1.10.0", ["registry/acme/tick@1.10.0 is deprecated: Use tock."])
@@ -118,7 +118,7 @@ def test_a_deprecated_version_still_runs_and_warns(ann: Machine) -> None:
 
 
 @pytest.mark.req("K-CH-04")
-def test_a_link_below_that_is_yanked_or_deprecated_warns_too(ann: Machine) -> None:
+def test_a_yanked_or_deprecated_executor_warns_too(ann: Machine) -> None:
     runtime = (
         'tool_id: my_runtime\ntool_type: runtime\nversion: "1.0.0"\nexecutor: subprocess\ndescription: Runs Bash\n'
         'config: {command: bash, args: ["{tool.files}/{tool.entrypoint}"], result_from: stdout}\n'
@@ -140,10 +140,10 @@ def test_a_link_below_that_is_yanked_or_deprecated_warns_too(ann: Machine) -> No
 
 
 @pytest.mark.req("K-RG-02")
-def test_a_rollback_goes_back_to_the_release_before_and_can_be_undone(ann: Machine) -> None:
-    told = ann.do("rollback", "tick", {"reason": "It leaks."})
+def test_a_rollback_returns_to_the_previous_release_and_can_be_undone(ann: Machine) -> None:
+    response = ann.do("rollback", "tick", {"reason": "It leaks."})
 
-    assert (told["latest"], told["yanked"]) == ("1.2.0", ["2.0.0-rc.1", "1.10.0"])
+    assert (response["latest"], response["yanked"]) == ("1.2.0", ["2.0.0-rc.1", "1.10.0"])
     assert said(ann) == "1.2.0"
     assert ann.do("rollback", "tick")["latest"] == "1.0.0"
     assert ann.refused("rollback", "tick") == "invalid_request"
@@ -152,20 +152,20 @@ def test_a_rollback_goes_back_to_the_release_before_and_can_be_undone(ann: Machi
 
 
 @pytest.mark.req("K-RG-02")
-def test_a_rollback_to_a_version_takes_it_up_again_where_it_was_yanked(ann: Machine) -> None:
+def test_a_rollback_to_a_yanked_version_restores_it(ann: Machine) -> None:
     assert ann.do("rollback", "tick", {"to": "1.0.0"})["latest"] == "1.0.0"
     assert ann.do("yank", "tick@1.0.0")["latest"] is not None
     assert ann.refused("run", "tick") == "not_found"
 
-    told = ann.do("rollback", "tick", {"to": "1.2.0"})
+    response = ann.do("rollback", "tick", {"to": "1.2.0"})
 
-    assert (told["latest"], told["yanked"]) == ("1.2.0", [])
+    assert (response["latest"], response["yanked"]) == ("1.2.0", [])
     assert said(ann) == "1.2.0"
     assert ann.refused("rollback", "tick", {"to": "1.2.0"}) == "invalid_request"
     assert ann.refused("rollback", "tick", {"to": "8.0.0"}) == "version_not_found"
 
 
-def test_an_item_without_a_version_in_use_is_not_offered(ann: Machine) -> None:
+def test_an_item_with_only_yanked_versions_is_not_offered(ann: Machine) -> None:
     ann.publish("tock")
     assert ann.names("says a word", "registry") == ["tick", "tock"]
     ann.do("yank", "tock@1.0.0")
@@ -186,7 +186,7 @@ def test_an_item_without_a_version_in_use_is_not_offered(ann: Machine) -> None:
         ("rollback", "tick", {"to": "1.0.0"}, ["2.0.0-rc.1", "1.10.0", "1.2.0"]),
     ],
 )
-def test_a_dry_run_tells_what_would_be_marked_and_marks_nothing(
+def test_a_dry_run_shows_the_status_change_and_makes_none(
     ann: Machine, action: str, item: str, words: JsonObject, versions: list[str]
 ) -> None:
     head = log_of(ann)
@@ -199,7 +199,7 @@ def test_a_dry_run_tells_what_would_be_marked_and_marks_nothing(
             assert ann.refused(action, wrong, dry_run=True) in {"tool_not_found", "version_not_found"}
 
 
-def test_wrong_words_are_refused_by_every_action(ann: Machine) -> None:
+def test_invalid_arguments_are_refused_by_every_action(ann: Machine) -> None:
     for action in ("versions", "diff", "deprecate", "yank", "rollback", "verify", "list", "pull"):
         refused = ann.try_to(action, "tick@1.0.0", {"bogus": 1}).content
         assert (refused["code"], "bogus" in str(refused["message"])) == ("invalid_request", True)
@@ -210,13 +210,13 @@ def test_wrong_words_are_refused_by_every_action(ann: Machine) -> None:
 
 
 @pytest.mark.req("K-RG-03")
-def test_verify_speaks_of_one_item_or_of_all(ann: Machine) -> None:
+def test_verify_covers_one_item_or_all(ann: Machine) -> None:
     one, exact, everything = ann.do("verify", "tick"), ann.do("verify", "tick@1.0.0"), ann.do("verify")
     assert (one["checked"], exact["checked"], everything["checked"]) == (4, 1, 15)
-    assert {str(told["status"]) for told in (one, exact, everything)} == {"verified"}
+    assert {str(response["status"]) for response in (one, exact, everything)} == {"verified"}
 
 
-def test_lists_are_filtered_and_bounded(ann: Machine) -> None:
+def test_lists_are_filtered_and_limited(ann: Machine) -> None:
     ann.publish("tock")
 
     def names(**words: object) -> list[object]:
@@ -245,7 +245,8 @@ def test_pulling_counts_and_a_dry_run_does_not(ann: Machine, home: Path) -> None
     assert ann.refused("pull", "python_runtime") == "invalid_request"
 
 
-def test_a_name_whose_versions_are_all_yanked_says_so(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_name_with_only_yanked_versions_is_reported(a_machine: MakeMachine) -> None:
     machine = a_machine("ann", namespaces=["acme"])
     machine.publish("tock", "1.0.0", "tock")
     machine.do("yank", "tock@1.0.0")

@@ -1,4 +1,4 @@
-"""Refusals about published versions say what is true, and what to do next."""
+"""Refusals about published versions are correct and suggest a next step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 
+pytestmark = pytest.mark.usefixtures("sandbox")
+
 
 @pytest.fixture
 def ann(a_machine: MakeMachine) -> Machine:
     return a_machine("ann", namespaces=["acme", "public"])
 
 
-def told(machine: Machine, action: str, item: str | None = None, words: JsonObject | None = None) -> str:
+def message_of(machine: Machine, action: str, item: str | None = None, words: JsonObject | None = None) -> str:
     """What a refusal says: its message and its suggestion."""
     answer = machine.try_to(action, item, words)
     assert answer.is_error, answer.content
@@ -23,40 +25,40 @@ def told(machine: Machine, action: str, item: str | None = None, words: JsonObje
 
 
 @pytest.mark.parametrize("action", ["versions", "diff", "yank", "deprecate", "rollback"])
-def test_an_item_that_is_only_in_a_folder_is_said_to_be_unpublished(ann: Machine, action: str) -> None:
+def test_an_item_that_exists_only_in_a_folder_is_reported_as_unpublished(ann: Machine, action: str) -> None:
     ann.script("greet")
-    said = told(ann, action, "greet@1.0.0" if action == "yank" else "greet")
+    said = message_of(ann, action, "greet@1.0.0" if action == "yank" else "greet")
     assert "'greet' is not published yet" in said
     assert "`kiwi publish greet`" in said
 
 
-def test_a_name_that_is_nearly_right_is_met_with_the_right_one(ann: Machine, tmp_path: Path) -> None:
+def test_a_misspelt_name_is_answered_with_the_right_one(ann: Machine, tmp_path: Path) -> None:
     ann.publish("greet")
     share = str(tmp_path / "share")
     ann.exchange("push", share)
 
-    assert "Did you mean `greet`?" in told(ann, "versions", "gret")
-    assert "Did you mean `greet`?" in told(ann, "diff", "gret")
-    assert "Did you mean `greet`?" in told(ann, "pull", "gret")
-    assert "Did you mean `greet`?" in told(ann, "pull", "gret", {"from": share})
-    assert "Did you mean `acme/greet`?" in told(ann, "versions", "public/greet")
+    assert "Did you mean `greet`?" in message_of(ann, "versions", "gret")
+    assert "Did you mean `greet`?" in message_of(ann, "diff", "gret")
+    assert "Did you mean `greet`?" in message_of(ann, "pull", "gret")
+    assert "Did you mean `greet`?" in message_of(ann, "pull", "gret", {"from": share})
+    assert "Did you mean `acme/greet`?" in message_of(ann, "versions", "public/greet")
     ann.script("greet")
-    assert "Did you mean `project`?" in told(ann, "diff", "greet", {"from": "projct"})
+    assert "Did you mean `project`?" in message_of(ann, "diff", "greet", {"from": "projct"})
 
 
-def test_where_every_version_is_yanked_that_is_said(ann: Machine) -> None:
+def test_a_name_with_only_yanked_versions_is_explained(ann: Machine) -> None:
     ann.publish("greet")
     ann.do("yank", "greet@1.0.0")
-    said = told(ann, "pull", "greet")
+    said = message_of(ann, "pull", "greet")
     assert "yanked: acme/greet@1.0.0" in said
     assert "`kiwi pull acme/greet@1.0.0`" in said
     assert ann.do("pull", "acme/greet@1.0.0")["status"] == "pulled"
 
 
-def test_a_range_is_no_version_to_yank(ann: Machine) -> None:
+def test_a_range_cannot_be_yanked(ann: Machine) -> None:
     for version in ("1.0.0", "1.1.0"):
         ann.publish("greet", version)
-    said = told(ann, "yank", "greet@^1")
+    said = message_of(ann, "yank", "greet@^1")
     assert "`acme/greet@1.1.0`, `acme/greet@1.0.0`" in said
     assert all("yanked" not in as_object(one) for one in as_list(ann.do("versions", "greet")["versions"]))
 
@@ -74,14 +76,14 @@ def test_a_published_item_answers_to_its_namespace_and_name_everywhere(ann: Mach
     assert ann.refused("run", "project/greet") == "invalid_request"
 
 
-def test_what_was_not_sent_is_said_to_be_published_here_alone(ann: Machine, tmp_path: Path) -> None:
+def test_an_item_that_was_not_pushed_is_reported_as_local_only(ann: Machine, tmp_path: Path) -> None:
     share = tmp_path / "share"
     share.mkdir()
     (share / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
     (share / "blobs").write_text("in the way")
     ann.script("greet")
 
-    said = told(ann, "publish", "greet", {"to": str(share)})
+    said = message_of(ann, "publish", "greet", {"to": str(share)})
     assert f"acme/greet@1.0.0 is published here, and was not sent to {share}" in said
     assert f"`kiwi publish greet --namespace acme --to {share}`" in said
     (share / "blobs").unlink()
@@ -89,32 +91,34 @@ def test_what_was_not_sent_is_said_to_be_published_here_alone(ann: Machine, tmp_
     assert (again["status"], again["pushed"]) == ("unchanged", ["acme/greet@1.0.0"])
 
 
-def test_a_remote_that_is_not_there_stops_a_publish_before_anything_is_sealed(ann: Machine) -> None:
+def test_a_missing_remote_stops_a_publish_before_anything_is_stored(ann: Machine) -> None:
     ann.script("greet")
-    assert "`./shelf`" in told(ann, "publish", "greet", {"to": "shelf"})
+    assert "`./shelf`" in message_of(ann, "publish", "greet", {"to": "shelf"})
     assert ann.refused("versions", "greet") == "not_found"
 
 
-def test_a_conflict_while_pulling_speaks_of_what_is_here(ann: Machine, a_machine: MakeMachine, tmp_path: Path) -> None:
+def test_a_conflict_during_a_pull_describes_the_local_version(
+    ann: Machine, a_machine: MakeMachine, tmp_path: Path
+) -> None:
     eve = a_machine("eve", namespaces=["acme"])
     eve.publish("greet", says="eve")
     eve.exchange("push", tmp_path / "share")
     ann.publish("greet", says="ann")
 
-    said = told(ann, "pull", "greet", {"from": str(tmp_path / "share")})
+    said = message_of(ann, "pull", "greet", {"from": str(tmp_path / "share")})
     assert "You have another acme/greet@1.0.0 (published by ann on " in said
 
 
-def test_a_folder_that_is_not_there_is_nothing_to_pull_from(ann: Machine, tmp_path: Path) -> None:
+def test_a_missing_folder_cannot_be_pulled_from(ann: Machine, tmp_path: Path) -> None:
     ann.publish("greet")
     nowhere = tmp_path / "nowhere"
-    assert f"no registry in {nowhere}" in told(ann, "pull", "greet", {"from": str(nowhere)})
+    assert f"no registry in {nowhere}" in message_of(ann, "pull", "greet", {"from": str(nowhere)})
     refused = ann.ask("registry", action="pull", remote=str(nowhere))
     assert (refused.is_error, refused.content["code"]) == (True, "not_found")
     assert not nowhere.exists()
 
 
-def test_lists_show_ones_own_first_and_count_what_there_is(ann: Machine) -> None:
+def test_lists_show_own_items_first_with_a_total(ann: Machine) -> None:
     ann.publish("zebra")
     listed = ann.do("list")
     names = [str(as_object(one)["name"]) for one in as_list(listed["items"])]

@@ -1,4 +1,4 @@
-"""Only the owner says where versions and tokens go."""
+"""Only the owner chooses where versions and tokens are sent."""
 
 from __future__ import annotations
 
@@ -35,22 +35,20 @@ ELSEWHERE: list[tuple[str, JsonObject]] = [
 
 
 @pytest.mark.parametrize(("verb", "request_"), ELSEWHERE)
-def test_a_model_cannot_choose_where_anything_is_sent(
-    project: Path, home: Path, verb: str, request_: JsonObject
-) -> None:
+def test_a_model_cannot_choose_a_remote(project: Path, home: Path, verb: str, request_: JsonObject) -> None:
     answer = ask(project, verb, request_, is_owner=False)
     assert answer.content["code"] == "not_permitted"
     assert not (home / ".ai" / "registry.yaml").exists()
     assert not (project / "shelf").exists()
 
 
-def test_a_model_may_use_the_registries_that_the_owner_named(project: Path, home: Path) -> None:
+def test_a_model_may_use_remotes_that_the_owner_configured(project: Path, home: Path) -> None:
     added: JsonObject = {"action": "add", "remote": "shelf", "url": f"{project}/shelf"}
     assert ask(project, "registry", added, is_owner=True).content["status"] == "added"
     assert ask(project, "registry", {"action": "push", "remote": "shelf"}, is_owner=False).content["status"] == "pushed"
 
 
-def test_a_token_does_not_cross_the_network_in_the_clear(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_not_sent_without_tls(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM_TOKEN", "very-secret-token")
     added: JsonObject = {"action": "add", "remote": "team", "url": "http://team.example", "token": "${TEAM_TOKEN}"}
     ask(project, "registry", added, is_owner=True)

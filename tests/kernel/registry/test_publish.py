@@ -1,4 +1,4 @@
-"""Publishing: an item becomes a version with all it stands on, or nothing happens and the answer says why."""
+"""Publishing: an item becomes a version with its executors, or nothing is written and the answer gives the reason."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def write_runtime(machine: Machine, version: str = "1.0.0", more: str = "") -> N
     machine.put("tools/my_runtime.yaml", RUNTIME.format(version=version, more=more))
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02", "K-RG-03")
-def test_the_answer_names_the_version_its_hashes_and_its_files(ann: Machine) -> None:
+def test_the_answer_contains_the_version_its_hashes_and_its_files(ann: Machine) -> None:
     ann.script("greet")
     ann.do("sign", "greet")
-    told = ann.do("publish", "greet", {"changelog": "The first."})
+    response = ann.do("publish", "greet", {"changelog": "The first."})
 
     digest = str(as_object(as_list(ann.do("versions", "greet")["versions"])[0])["digest"])
     assert digest == f"sha256:{ann.ask('load', item_id='greet').content['digest']}"
-    assert {**told, "digest": "", "closure": str(told["closure"])[:7]} == snapshot(
+    assert {**response, "digest": "", "closure": str(response["closure"])[:7]} == snapshot(
         {
             "tool_id": "greet",
             "action": "publish",
@@ -63,7 +64,7 @@ def test_the_answer_names_the_version_its_hashes_and_its_files(ann: Machine) -> 
 
 
 @pytest.mark.req("K-ME-02")
-def test_a_dry_run_says_what_would_happen_and_nothing_does(ann: Machine, tree: Tree) -> None:
+def test_a_dry_run_describes_the_publish_and_does_nothing(ann: Machine, tree: Tree) -> None:
     write_runtime(ann)
     ann.script("greet", on="my_runtime")
     before = tree(ann.project), tree(ann.user)
@@ -82,8 +83,9 @@ def test_a_dry_run_says_what_would_happen_and_nothing_does(ann: Machine, tree: T
     assert ann.refused("publish", "greet", dry_run=True) == "version_conflict"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-02")
-def test_other_content_for_a_version_is_refused_with_the_next_one_that_is_free(ann: Machine) -> None:
+def test_other_content_for_a_version_is_refused_with_the_next_free_version(ann: Machine) -> None:
     ann.script("greet")
     ann.do("publish", "greet")
     assert ann.do("publish", "greet")["status"] == "unchanged"
@@ -102,7 +104,7 @@ def test_other_content_for_a_version_is_refused_with_the_next_one_that_is_free(a
 
 
 @pytest.mark.req("K-RG-03")
-def test_what_an_item_stands_on_is_published_with_it_once(ann: Machine) -> None:
+def test_the_executors_of_an_item_are_published_with_it_once(ann: Machine) -> None:
     write_runtime(ann)
     ann.script("one", on="my_runtime@^1")
     ann.script("two", on="my_runtime")
@@ -113,7 +115,7 @@ def test_what_an_item_stands_on_is_published_with_it_once(ann: Machine) -> None:
     assert as_object(version)["executor"] == "acme/my_runtime@1.0.0"
 
 
-def test_an_executor_that_changed_in_place_is_named_and_nothing_is_published(ann: Machine) -> None:
+def test_an_executor_that_changed_without_a_new_version_is_named_and_nothing_is_published(ann: Machine) -> None:
     write_runtime(ann)
     ann.script("one", on="my_runtime")
     ann.do("publish", "one")
@@ -126,8 +128,9 @@ def test_an_executor_that_changed_in_place_is_named_and_nothing_is_published(ann
     assert held(ann) == ["registry/acme/my_runtime@1.0.0", "registry/acme/one@1.0.0"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-CH-04")
-def test_a_version_stays_on_the_executor_it_was_published_on(ann: Machine) -> None:
+def test_a_version_keeps_the_executor_it_was_published_on(ann: Machine) -> None:
     write_runtime(ann)
     ann.script("one", says="$1 one", on="my_runtime@^1")
     ann.do("publish", "one")
@@ -144,7 +147,8 @@ def test_a_version_stays_on_the_executor_it_was_published_on(ann: Machine) -> No
     assert ann.do("run", "three")["result"] == "three"
 
 
-def test_what_is_not_sound_is_refused_and_nothing_is_written(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_invalid_item_is_refused_and_nothing_is_written(ann: Machine) -> None:
     folder = ann.script("greet")
     (folder / "main.sh").write_text("if then\n")
     assert ann.refused("publish", "greet") == "invalid_manifest"
@@ -155,7 +159,7 @@ def test_what_is_not_sound_is_refused_and_nothing_is_written(ann: Machine) -> No
 
 
 @pytest.mark.req("K-SI-01")
-def test_what_changed_after_it_was_signed_is_not_published(ann: Machine) -> None:
+def test_an_item_that_changed_after_signing_is_not_published(ann: Machine) -> None:
     write_runtime(ann)
     folder = ann.script("greet", on="my_runtime")
     ann.do("sign", "greet")
@@ -170,14 +174,16 @@ def test_what_changed_after_it_was_signed_is_not_published(ann: Machine) -> None
     assert held(ann) == []
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("version", ["1.0", "one", "1.0.0+build", "v1.0.0"])
-def test_a_version_that_cannot_be_put_in_order_is_refused(ann: Machine, version: str) -> None:
+def test_a_version_without_an_order_is_refused(ann: Machine, version: str) -> None:
     ann.script("greet", version)
     assert ann.refused("publish", "greet") in {"invalid_request", "invalid_manifest"}
     assert held(ann) == []
 
 
-def test_what_is_published_or_ships_is_not_published_again(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_published_or_built_in_item_is_not_published_again(ann: Machine) -> None:
     ann.publish("greet")
     assert ann.refused("publish", "greet") == "version_sealed"
     assert ann.refused("publish", "registry/acme/greet") == "version_sealed"
@@ -187,8 +193,9 @@ def test_what_is_published_or_ships_is_not_published_again(ann: Machine) -> None
     assert ann.do("run", "greet")["result"] == "hi"
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-04")
-def test_a_namespace_and_a_visibility_are_chosen_and_the_latter_stays(ann: Machine) -> None:
+def test_namespace_and_visibility_are_chosen_and_the_visibility_stays(ann: Machine) -> None:
     assert ann.publish("greet", namespace="public", visibility="unlisted")["identity"] == "registry/public/greet@1.0.0"
     assert ann.publish("greet", "1.1.0", namespace="public")["visibility"] == "unlisted"
     assert held(ann) == ["registry/public/greet@1.1.0"]
@@ -201,7 +208,7 @@ def test_a_namespace_and_a_visibility_are_chosen_and_the_latter_stays(ann: Machi
 
 
 @pytest.mark.req("K-RG-04")
-def test_an_item_is_never_seen_further_than_what_it_stands_on(ann: Machine) -> None:
+def test_an_item_is_never_more_visible_than_its_executors(ann: Machine) -> None:
     write_runtime(ann)
     ann.do("publish", "my_runtime", {"visibility": "private"})
     ann.script("greet", on="my_runtime")
@@ -211,12 +218,14 @@ def test_an_item_is_never_seen_further_than_what_it_stands_on(ann: Machine) -> N
     assert ann.do("publish", "greet", {"visibility": "private"})["status"] == "published"
 
 
-def test_what_is_not_signed_is_published_with_a_warning(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_unsigned_item_is_published_with_a_warning(ann: Machine) -> None:
     (warning,) = as_list(ann.publish("greet")["warnings"])
     assert as_object(warning)["reason"] == "it is not signed"
 
 
-def test_the_place_to_publish_from_can_be_named(ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_location_to_publish_from_can_be_named(ann: Machine) -> None:
     ann.script("greet", says="project")
     ann.ask("load", item_id="greet", destination="user")
     ann.script("greet", "2.0.0", says="project")
@@ -225,9 +234,8 @@ def test_the_place_to_publish_from_can_be_named(ann: Machine) -> None:
     assert ann.do("publish", "greet")["version"] == "2.0.0"
 
 
-def test_a_remote_that_refuses_leaves_nothing_published_anywhere(
-    ann: Machine, a_machine: MakeMachine, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_refusing_remote_leaves_nothing_published(ann: Machine, a_machine: MakeMachine, tmp_path: Path) -> None:
     eve = a_machine("eve", namespaces=["acme"])
     share: JsonObject = {"to": str(tmp_path / "share")}
     eve.script("greet", says="eve")

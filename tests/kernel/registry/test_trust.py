@@ -1,27 +1,29 @@
-"""What a mirror, a member and a later release can do wrong, and what comes of it."""
+"""Attacks and mistakes by mirrors, members and later releases."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.plugins.machines import Machine, MakeMachine
 
-from kiwi_mcp.catalog import seeds
+from kiwi_mcp.catalog import release as seeds
+from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.errors import ArtifactRefused, NotFound
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
-from kiwi_mcp.domain.registry import Actor, Event, Pin, Release, VersionName
+from kiwi_mcp.domain.registry import Actor, Pin, RegistryEvent, Release, VersionName
 from kiwi_mcp.kernel import store as stores
-from kiwi_mcp.kernel.registry.port import FolderRemote, RegistryRemote
-from kiwi_mcp.kernel.registry.sync import copy, pull
-from kiwi_mcp.kernel.registry.told import Wanted
-from kiwi_mcp.store.layout import Layout
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote.layout import Layout
+from kiwi_mcp.store.remote.port import LayoutRemote, LocalRegistry
+from kiwi_mcp.store.remote.snapshot import VersionQuery
+from kiwi_mcp.store.remote.sync import copy, pull
 
 RUNTIME = (
     'tool_id: {name}\ntool_type: runtime\nversion: "1.0.0"\nexecutor: subprocess\ndescription: Runs it\n'
@@ -36,7 +38,7 @@ def ann(a_machine: MakeMachine) -> Machine:
 
 
 @pytest.fixture
-def bob(a_machine: MakeMachine) -> Machine:
+def bob(a_machine: MakeMachine, sandbox: None) -> Machine:
     return a_machine("bob", namespaces=["acme", "public"])
 
 
@@ -61,7 +63,7 @@ def mirror(honest: Layout, evil: Layout, runtime_id: str, folder: Path) -> Layou
     return made
 
 
-def test_a_mirror_cannot_put_its_own_runtime_in_the_place_of_a_built_in(
+def test_a_mirror_cannot_replace_a_built_in_runtime(
     ann: Machine, bob: Machine, a_machine: MakeMachine, tmp_path: Path
 ) -> None:
     eve = a_machine("eve", namespaces=["acme"])
@@ -80,7 +82,7 @@ def test_a_mirror_cannot_put_its_own_runtime_in_the_place_of_a_built_in(
     assert conflict == "version_conflict"
 
 
-def test_a_closure_covers_the_executors_and_a_digest_does_not(
+def test_a_closure_hash_covers_the_executors_and_a_digest_does_not(
     ann: Machine, bob: Machine, a_machine: MakeMachine, tmp_path: Path
 ) -> None:
     eve = a_machine("eve", namespaces=["acme"])
@@ -104,21 +106,19 @@ def test_a_closure_covers_the_executors_and_a_digest_does_not(
     assert answer.content["code"] == "version_conflict"
 
 
-class Lying(FolderRemote):
+class Lying(LayoutRemote):
     """A mirror that says one thing of a version when it is asked first, and another one later."""
 
-    def __init__(self, layout: Layout, said: Sequence[Event]) -> None:
+    def __init__(self, layout: Layout, said: Sequence[RegistryEvent]) -> None:
         super().__init__(layout, "lying")
         self.said = [said]
 
-    async def history(self, tool_id: str) -> Sequence[Event]:
-        told = self.said.pop() if self.said else await super().events()
-        return [event for event in told if event.name.tool_id == tool_id]
+    async def history(self, tool_id: str) -> Sequence[RegistryEvent]:
+        response = self.said.pop() if self.said else await super().events()
+        return [event for event in response if event.name.tool_id == tool_id]
 
 
-def test_a_source_that_claims_a_closure_it_does_not_have_is_refused(
-    ann: Machine, a_machine: MakeMachine, tmp_path: Path
-) -> None:
+def test_a_source_with_a_wrong_closure_hash_is_refused(ann: Machine, a_machine: MakeMachine, tmp_path: Path) -> None:
     eve = a_machine("eve", namespaces=["acme"])
     for machine, says in ((ann, "genuine"), (eve, "PWNED")):
         runtime(machine, "helper", says)
@@ -127,13 +127,13 @@ def test_a_source_that_claims_a_closure_it_does_not_have_is_refused(
     honest, evil = (shelf_of(one, tmp_path / one.name / "shelf") for one in (ann, eve))
     fake = mirror(honest, evil, "helper", tmp_path / "mirror")
     (closure,) = [event.closure for event in honest.events() if event.name == TOOL]
-    target = FolderRemote(Layout(tmp_path / "target"), "target")
-    wanted = Wanted.parse(f"acme/greet@{closure}")
+    target = LayoutRemote(Layout(tmp_path / "target"), "target")
+    wanted = VersionQuery.parse(f"acme/greet@{closure}")
 
-    with pytest.raises(ArtifactRefused, match="other than its closure names"):
-        asyncio.run(pull(Lying(fake, honest.events()), target, wanted, namespaces=()))
+    with pytest.raises(ArtifactRefused, match="not those of its closure"):
+        asyncio.run(pull(Lying(fake, honest.events()), target, wanted, namespaces=(), check=check_release))
     with pytest.raises(NotFound):
-        asyncio.run(pull(Lying(fake, fake.events()), target, wanted.exactly(TOOL), namespaces=()))
+        asyncio.run(pull(Lying(fake, fake.events()), target, wanted.exactly(TOOL), namespaces=(), check=check_release))
     assert not (tmp_path / "target").exists()
 
 
@@ -145,8 +145,9 @@ def seen(machine: Machine, actor: Actor) -> list[str]:
         database.close()
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-RG-04")
-def test_a_visibility_that_is_named_holds_for_the_whole_item_and_is_what_is_told(ann: Machine) -> None:
+def test_a_named_visibility_applies_to_the_whole_item_and_is_reported(ann: Machine) -> None:
     stranger = Actor("eve", ("public",))
     ann.publish("greet")
     planned = ann.script("greet", "1.1.0")
@@ -154,8 +155,8 @@ def test_a_visibility_that_is_named_holds_for_the_whole_item_and_is_what_is_told
     assert (dry["visibility"], seen(ann, stranger)) == ("private", ["acme/greet@1.0.0"])
     assert "would be private" in str(dry["message"])
 
-    told = ann.do("publish", "greet", {"visibility": "private"})
-    assert (told["status"], told["visibility"], seen(ann, stranger)) == ("published", "private", [])
+    response = ann.do("publish", "greet", {"visibility": "private"})
+    assert (response["status"], response["visibility"], seen(ann, stranger)) == ("published", "private", [])
     assert ann.do("versions", "greet")["visibility"] == "private"
 
     again = ann.do("publish", "greet", {"visibility": "public"})
@@ -166,7 +167,7 @@ def test_a_visibility_that_is_named_holds_for_the_whole_item_and_is_what_is_told
     shutil.rmtree(planned)
 
 
-def test_what_others_stand_on_does_not_become_private(ann: Machine) -> None:
+def test_an_executor_of_other_items_does_not_become_private(ann: Machine) -> None:
     runtime(ann, "helper", "hi")
     ann.script("greet", on="helper")
     ann.do("publish", "greet")
@@ -178,7 +179,8 @@ def test_what_others_stand_on_does_not_become_private(ann: Machine) -> None:
     assert ann.refused("publish", "greet", {"visibility": "unlisted"}) == "invalid_request"
 
 
-def test_a_new_visibility_reaches_the_remote_it_is_published_to(ann: Machine, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_new_visibility_is_sent_to_the_remote(ann: Machine, tmp_path: Path) -> None:
     ann.script("greet")
     to: JsonObject = {"to": str(tmp_path / "share")}
     ann.do("publish", "greet", to)
@@ -187,78 +189,11 @@ def test_a_new_visibility_reaches_the_remote_it_is_published_to(ann: Machine, tm
     assert [event.visibility for event in Layout(tmp_path / "share").events()] == ["unlisted", "unlisted"]
 
 
-def own(told: JsonObject) -> list[str]:
-    return [str(name) for name in as_list(told["new"])]
+def own(answer: JsonObject) -> list[str]:
+    return [str(name) for name in as_list(answer["new"])]
 
 
-def test_a_source_that_was_made_anew_is_read_from_its_beginning(ann: Machine, bob: Machine) -> None:
-    url = f"sqlite://{ann.user}/state/registry.db"
-    ann.publish("old")
-    assert own(bob.exchange("pull", url)) == ["acme/old@1.0.0"]
-
-    shutil.rmtree(ann.user / "state")
-    for name in ("one", "two", "three"):
-        ann.publish(name)
-    assert own(bob.exchange("pull", url)) == ["acme/one@1.0.0", "acme/three@1.0.0", "acme/two@1.0.0"]
-    assert bob.exchange("pull", url)["message"] == "0 new, 0 unchanged, 0 marked"
-
-
-def test_who_joins_a_namespace_gets_what_lies_before_the_cursor(ann: Machine, bob: Machine) -> None:
-    url = f"sqlite://{ann.user}/state/registry.db"
-    ann.publish("greet", namespace="public")
-    ann.publish("hidden", visibility="unlisted")
-    bob.settle(namespaces=["public"])
-    assert own(bob.exchange("pull", url)) == ["public/greet@1.0.0"]
-
-    bob.settle(namespaces=["public", "acme"])
-    assert own(bob.exchange("pull", url)) == ["acme/hidden@1.0.0"]
-    bob.settle(namespaces=["acme", "public"])
-    assert bob.exchange("pull", url)["message"] == "0 new, 0 unchanged, 0 marked"
-
-
-def test_a_push_leaves_out_what_belongs_to_others_and_goes_on(
-    ann: Machine, a_machine: MakeMachine, tmp_path: Path
-) -> None:
-    eve = a_machine("eve", namespaces=["eves"])
-    ann.publish("theirs")
-    ann.exchange("push", tmp_path / "share")
-    eve.exchange("pull", tmp_path / "share")
-    team = f"sqlite://{tmp_path}/team.db"
-    answer = eve.ask("registry", action="push", remote=team)
-    assert answer.content["code"] == "namespace_denied", "nothing at all may be written there"
-
-    eve.publish("mine")
-    pushed = eve.exchange("push", team)
-    assert own(pushed) == ["eves/mine@1.0.0"]
-    assert [str(line).partition(":")[0] for line in as_list(pushed["left_out"])] == ["acme/theirs@1.0.0"]
-    again = eve.exchange("push", team)
-    assert (own(again), len(as_list(again["left_out"]))) == ([], 1)
-
-
-def test_a_word_that_the_target_refuses_leaves_the_others_said(ann: Machine, bob: Machine) -> None:
-    url = f"sqlite://{ann.user}/state/registry.db"
-    for name in ("greet", "wave"):
-        ann.publish(name)
-    runtime(ann, "helper", "hi")
-    ann.do("publish", "helper")
-    bob.exchange("pull", url)
-    bob.script("mine", on="registry/acme/helper")
-    bob.do("publish", "mine")
-
-    ann.do("yank", "greet@1.0.0")
-    ann.do("publish", "helper", {"visibility": "private"})
-    ann.do("yank", "wave@1.0.0")
-    pulled = bob.exchange("pull", url, with_private=True)
-
-    assert as_object(pulled["counts"])["marked"] == 2
-    (left,) = as_list(pulled["left_out"])
-    assert "cannot become private" in str(left)
-    assert [bob.refused("run", name) for name in ("greet", "wave")] == ["not_found"] * 2
-
-
-def test_the_next_release_opens_a_store_in_which_its_names_were_taken(
-    bob: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_release_opens_a_store_with_conflicting_names(bob: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     bob.publish("mine")
     (bash,) = [one for one in seeds.seeds() if one.name.tool_id == "bash_runtime"]
     database = open_database(f"sqlite://{bob.user}/state/registry.db")
@@ -275,16 +210,18 @@ def test_the_next_release_opens_a_store_in_which_its_names_were_taken(
     assert bob.refused("run", "registry/kiwi/bash_runtime@1.0.1") == "tool_not_found"
 
 
-def _as_version(release: Release, comment: bytes) -> Release:
+def _as_version(release: Release, comment: bytes) -> CheckedRelease:
     """The same release with another manifest, and a statement that speaks of it."""
     (file,) = release.files
     changed = replace(file, data=file.data.replace(b"1.0.0", b"1.0.1") + b"# " + comment + b"\n")
     statement = release.statement.replace(b'"version":"1.0.0"', b'"version":"1.0.1"')
     old = statement.partition(b'"manifest":"')[2][:64]
-    return replace(release, files=(changed,), statement=statement.replace(old, changed.sha256.encode()))
+    made = replace(release, files=(changed,), statement=statement.replace(old, changed.sha256.encode()))
+    return CheckedRelease.of(made)
 
 
-def test_a_tool_of_a_newer_kiwi_goes_to_an_older_server_and_back(tmp_path: Path, ann: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_tool_of_a_newer_kiwi_survives_an_older_server(tmp_path: Path, ann: Machine) -> None:
     ann.publish("greet")
     source = shelf_of(ann, tmp_path / "share")
     (tool,) = source.read([TOOL])
@@ -292,9 +229,9 @@ def test_a_tool_of_a_newer_kiwi_goes_to_an_older_server_and_back(tmp_path: Path,
     newer = Layout(tmp_path / "newer")
     newer.write([replace(tool, executor=pin)])
     database = open_database(f"sqlite://{tmp_path}/older.db")
-    older = RegistryRemote(Registry(database, Actor("bob", ("acme",))), "older")
+    older = LocalRegistry(Registry(database, Actor("bob", ("acme",))), "older")
 
-    assert asyncio.run(copy(FolderRemote(newer, "newer"), older)).new == (TOOL,)
-    assert asyncio.run(copy(older, FolderRemote(source, "share"))).unchanged == 1
+    assert asyncio.run(copy(LayoutRemote(newer, "newer"), older, check=check_release)).new == (TOOL,)
+    assert asyncio.run(copy(older, LayoutRemote(source, "share"), check=check_release)).unchanged == 1
     assert asyncio.run(older.read([TOOL]))[0].executor == pin
     database.close()

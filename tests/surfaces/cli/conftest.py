@@ -1,4 +1,4 @@
-"""Commands, run in this process as their entry point would run them."""
+"""Runs commands in this process, through their entry point."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ import kiwi_mcp
 
 @pytest.fixture
 def kiwi(sent: list[str], kiwi: Kiwi) -> Kiwi:
-    """Run a command in the project, with nobody at a terminal."""
+    """Run a command in the project, without a terminal."""
     return partial(kiwi, given="")
 
 
 @pytest.mark.req("K4")
-def test_a_command_without_a_terminal_waits_and_its_owner_answers_it_later(kiwi: Kiwi, sent: list[str]) -> None:
+def test_a_command_without_a_terminal_waits_and_the_owner_answers_later(kiwi: Kiwi, sent: list[str]) -> None:
     waiting = kiwi("run", "post_note", "text=hi", "--json")
     assert waiting.code == 6
     approval = json.loads(waiting.out)["approval_id"]
@@ -41,13 +41,14 @@ def test_a_command_without_a_terminal_waits_and_its_owner_answers_it_later(kiwi:
     assert "used" in kiwi("approvals", "list", "--all").out
 
 
-def test_yes_is_the_owners_own_hand(kiwi: Kiwi, sent: list[str]) -> None:
+@pytest.mark.smoke
+def test_yes_counts_as_an_answer_of_the_owner(kiwi: Kiwi, sent: list[str]) -> None:
     assert kiwi("run", "post_note", "text=hi", "--yes").code == 0
     assert kiwi("run", "post_note", "text=hi").code == 6
     assert sent == ['{"text":"hi"}']
 
 
-def test_a_no_is_told_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
+def test_a_denial_is_shown_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
     approval = json.loads(kiwi("run", "post_note", "text=hi", "--json").out)["approval_id"]
     assert kiwi("approvals", "deny", approval, "--reason", "not yours").code == 0
     refused = kiwi("run", "post_note", "text=hi")
@@ -60,14 +61,15 @@ def test_a_no_is_told_with_its_reason(kiwi: Kiwi, sent: list[str]) -> None:
     assert len(sent) == 2
 
 
-def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, project: Path, sent: list[str]) -> None:
+def test_rules_are_added_shown_in_why_and_removed(kiwi: Kiwi, project: Path, sent: list[str]) -> None:
+    assert kiwi("sign", "post_note").code == 0
     assert kiwi("approvals", "rules").err.startswith("There are no rules")
     added = json.loads(kiwi("approvals", "rules", "add", "post_note", "--host", "127.0.0.1", "--json").out)
     rule = added["rule_id"]
     assert kiwi("approvals", "rules").out == (
         f'{rule}  project/local/post_note@1.0.0  project={project}  hosts=["127.0.0.1"]\n'
     )
-    assert f"asks nobody, by your rule {rule}" in kiwi("why", "post_note", "text=hi").out
+    assert f"needs no approval, by your rule {rule}" in kiwi("why", "post_note", "text=hi").out
     assert kiwi("run", "post_note", "text=hi").code == 0
     assert kiwi("approvals", "rules", "remove", rule).code == 0
     assert "asks you first: it may send data to 127.0.0.1:" in kiwi("why", "post_note", "text=hi").out
@@ -78,9 +80,10 @@ def test_rules_are_added_seen_in_why_and_taken_back(kiwi: Kiwi, project: Path, s
     assert kiwi("approvals", "rules", "add", "x").code == 3
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.case("APPR-05")
 @pytest.mark.parametrize(("typed", "count"), [("y", 1), ("n", 0), ("", 0)])
-def test_a_person_at_a_terminal_is_asked_in_letters_that_do_nothing(
+def test_a_question_on_a_terminal_contains_no_control_characters(
     typed: str, count: int, project: Path, sent: list[str]
 ) -> None:
     own, theirs = pty.openpty()
@@ -97,7 +100,8 @@ def test_a_person_at_a_terminal_is_asked_in_letters_that_do_nothing(
     assert (code, len(sent)) == (0 if count else 6, count)
 
 
-def test_what_was_typed_before_the_question_is_no_answer(project: Path, sent: list[str]) -> None:
+@pytest.mark.usefixtures("processes")
+def test_input_before_the_question_is_not_an_answer(project: Path, sent: list[str]) -> None:
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
     command = [sys.executable, "-m", "kiwi_mcp", "run", "post_note", "text=hi"]
@@ -111,7 +115,7 @@ def test_what_was_typed_before_the_question_is_no_answer(project: Path, sent: li
     assert (code, sent) == (6, [])
 
 
-def test_yes_to_a_question_shows_what_it_was(kiwi: Kiwi) -> None:
+def test_yes_to_a_question_shows_the_question(kiwi: Kiwi) -> None:
     approval = json.loads(kiwi("run", "post_note", "text=hi", "--json").out)["approval_id"]
     said = kiwi("approvals", "approve", approval[:8], "--always")
     assert 'parameters: {"text": "hi"}' in said.err

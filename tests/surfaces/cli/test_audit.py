@@ -1,4 +1,4 @@
-"""`kiwi audit`: what a person sees of what was done, and what anybody can check without Kiwi."""
+"""`kiwi audit`: the list, and verification without Kiwi."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
     return kiwi
 
 
-def test_nothing_was_done_yet(kiwi: Kiwi) -> None:
+def test_an_empty_audit_log_is_reported(kiwi: Kiwi) -> None:
     assert kiwi("audit") == Ended(0, "", "No receipts to show.\n")
     verified = kiwi("audit", "verify")
     assert (verified.code, verified.out) == (0, "0 receipts, each as it was written\n")
     assert kiwi("audit", "export").out == ""
 
 
-def test_a_person_reads_who_did_what_and_how_it_ended(kiwi: Kiwi) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_list_shows_actor_action_and_outcome(kiwi: Kiwi) -> None:
     kiwi("run", "say")
     kiwi("run", "nothing")
     kiwi("sign", "say")
@@ -46,7 +47,7 @@ def test_a_person_reads_who_did_what_and_how_it_ended(kiwi: Kiwi) -> None:
     assert all(line[2].endswith("@cli") for line in lines)
     assert kiwi("audit", "list", "--action", "sign", "--since", "1h").out.split()[0] == "3"
     more = kiwi("audit", "list", "--limit", "1")
-    assert (len(more.out.splitlines()), more.err) == (1, "hint: go on with `kiwi audit list --before 3`\n")
+    assert (len(more.out.splitlines()), more.err) == (1, "hint: continue with `kiwi audit list --before 3`\n")
     shown = kiwi("audit", "show", "2").out
     assert "code:             tool_not_found\n" in shown
     assert json.loads(kiwi("audit", "show", "2", "--json").out)["code"] == "tool_not_found"
@@ -55,7 +56,8 @@ def test_a_person_reads_who_did_what_and_how_it_ended(kiwi: Kiwi) -> None:
     assert "hint: List receipts with `kiwi audit`" in missing.err
 
 
-def test_an_export_is_checked_without_kiwi(kiwi: Kiwi) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_export_is_verified_without_kiwi(kiwi: Kiwi) -> None:
     kiwi("run", "say")
     kiwi("delete", "nothing")
     lines = kiwi("audit", "export").out.splitlines()
@@ -72,8 +74,9 @@ def test_an_export_is_checked_without_kiwi(kiwi: Kiwi) -> None:
     assert kiwi("audit", "export", "--after", "1").out.splitlines() == lines[1:]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DB-08")
-def test_verify_says_which_receipt_was_changed_and_ends_with_5(kiwi: Kiwi, home: Path) -> None:
+def test_verify_names_the_changed_receipt_and_exits_with_5(kiwi: Kiwi, home: Path) -> None:
     for _ in range(2):
         kiwi("run", "say")
     database = open_database(default_url(home / ".ai"))

@@ -1,4 +1,4 @@
-"""Every command in this process: what it asks, what it prints where, and how it ends."""
+"""Every command in this process: its request, its output and its exit code."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def say(project: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_run_prints_the_result_on_stdout_and_the_rest_on_stderr(kiwi: Kiwi, say: Path) -> None:
     ended = kiwi("run", "say", "word=kiwi", "--count", "2", "loud=yes")
 
@@ -33,6 +34,7 @@ def test_run_prints_the_result_on_stdout_and_the_rest_on_stderr(kiwi: Kiwi, say:
     assert "say: success in" in ended.err
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_run_with_json_prints_the_whole_answer_and_nothing_else(kiwi: Kiwi, say: Path) -> None:
     ended = kiwi("run", "say", "--json", "--params", '{"word": "a", "count": 3}')
 
@@ -52,7 +54,8 @@ def test_a_refusal_is_a_sentence_a_hint_and_an_exit_code(kiwi: Kiwi, say: Path) 
     assert json.loads(kiwi("run", "sya", "--json").out)["code"] == "tool_not_found"
 
 
-def test_a_tool_that_fails_ends_with_two_and_shows_what_it_printed(kiwi: Kiwi, say: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_failing_tool_exits_with_two_and_shows_its_output(kiwi: Kiwi, say: Path) -> None:
     say.write_text(SOURCE + "def main():\n    raise ValueError('no')\n")
 
     ended = kiwi("run", "say")
@@ -68,7 +71,7 @@ def test_a_dry_run_prints_the_plan(kiwi: Kiwi, say: Path, project: Path) -> None
     assert not (project / ".ai" / "outputs").exists()
 
 
-def test_search_and_load_print_what_a_person_wants(kiwi: Kiwi, say: Path) -> None:
+def test_search_and_load_print_readable_text(kiwi: Kiwi, say: Path) -> None:
     found = kiwi("search", "say", "a", "word")
     loaded = kiwi("load", "say")
     nothing = kiwi("search", "zzzz")
@@ -81,6 +84,7 @@ def test_search_and_load_print_what_a_person_wants(kiwi: Kiwi, say: Path) -> Non
     assert "Nothing found." in nothing.err
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_an_item_is_created_validated_signed_explained_copied_changed_and_deleted(
     kiwi: Kiwi, project: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +115,7 @@ def test_an_item_is_created_validated_signed_explained_copied_changed_and_delete
     assert kiwi("run", "greet").code == 3
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_whole_file_is_created_from_its_text(kiwi: Kiwi, tmp_path: Path, project: Path) -> None:
     (tmp_path / "say.py").write_text(SOURCE + CODE)
     (tmp_path / "look.yaml").write_text(
@@ -149,7 +154,8 @@ def test_an_openapi_document_becomes_tools(kiwi: Kiwi) -> None:
     assert json.loads(ended.out)["created"]
 
 
-def test_a_request_is_sent_as_an_mcp_client_would(kiwi: Kiwi, say: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_request_is_sent_like_an_mcp_client_does(kiwi: Kiwi, say: Path, tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text('{"item_id": "say", "parameters": {"word": "x"}}')
 
     assert json.loads(kiwi("call", "execute", f"@{tmp_path}/request.json").out)["result"] == "x"
@@ -159,9 +165,10 @@ def test_a_request_is_sent_as_an_mcp_client_would(kiwi: Kiwi, say: Path, tmp_pat
     assert kiwi("call", "lost", "{}").code == 3
 
 
-def test_doctor_help_init_and_version_answer(kiwi: Kiwi, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_doctor_help_init_and_version_work(kiwi: Kiwi, tmp_path: Path) -> None:
     assert "python_runtime" in kiwi("doctor").out
-    assert kiwi("help", "create").out.startswith("# create")
+    assert kiwi("help", "create").out.startswith("# Create items")
     assert kiwi("help", "lost").code == 3
     assert kiwi("version").out == f"{__version__}\n"
     assert json.loads(kiwi("version", "--json").out) == {"version": __version__}
@@ -170,14 +177,15 @@ def test_doctor_help_init_and_version_answer(kiwi: Kiwi, tmp_path: Path) -> None
     assert (tmp_path / "fresh" / ".ai" / "tools").is_dir()
 
 
-def test_a_folder_that_is_no_project_is_refused_politely(kiwi: Kiwi, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_project_is_refused(kiwi: Kiwi, tmp_path: Path) -> None:
     ended = kiwi("search", "x", "--project", str(tmp_path / "lost"))
 
     assert ended.code == 4
     assert "hint:" in ended.err
 
 
-def test_a_large_result_says_how_to_read_on(kiwi: Kiwi, say: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_large_result_names_the_command_to_read_on(kiwi: Kiwi, say: Path) -> None:
     ended = kiwi("run", "say", "word=x", "count=100000")
 
     hint = next(line for line in ended.err.splitlines() if line.startswith("hint: kiwi load"))
@@ -185,3 +193,29 @@ def test_a_large_result_says_how_to_read_on(kiwi: Kiwi, say: Path) -> None:
     assert page.code == 0
     assert set(page.out.strip()) == {"x"}
     assert "go on with --offset" in page.err
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.usefixtures("sandbox")
+def test_one_of_several_items_of_a_name_is_chosen_by_its_type(kiwi: Kiwi, project: Path) -> None:
+    files = {
+        "tools/send.sh": "# tool_id: send\n# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n"
+        "# description: Send\necho sent\n",
+        "knowledge/send.md": "---\nid: send\ntitle: Sending\nversion: 2.0.0\nentry_type: reference\n---\n\nHow.\n",
+    }
+    for name, text in files.items():
+        path = project / ".ai" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    loaded = kiwi("load", "send")
+    assert "send.md" in loaded.err
+    assert "`item_type: tool` asks for that one" in loaded.err
+    assert "send.sh" in kiwi("load", "send", "--type", "tool").err
+    for verb in ("sign", "validate", "publish"):
+        assert kiwi(verb, "send", "--type", "tool").code == 0
+    assert (project / ".ai" / "knowledge" / "send.md").read_text() == files["knowledge/send.md"]
+    assert kiwi("run", "send", "--item-type", "tool").out == "sent\n"
+    assert "bash_runtime" in kiwi("why", "send", "--item-type", "tool").out
+    assert kiwi("delete", "send", "--type", "tool").code == 0
+    assert not (project / ".ai" / "tools" / "send.sh").exists()

@@ -1,4 +1,4 @@
-"""`kiwi key`, and what is asked before something is installed: as text, as JSON, and on a terminal."""
+"""`kiwi key`, and the question before an installation: as text, as JSON, and on a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kiwi(bob: Machine, command: Kiwi) -> Kiwi:
 
 @pytest.fixture
 def shelf(a_machine: MakeMachine, tmp_path: Path) -> str:
-    """A folder with a tool that somebody signed whom nobody knows yet."""
+    """A folder with a tool signed by an unknown publisher."""
     ann = a_machine("ann", namespaces=["acme"])
     ann.ask("key", action="new")
     ann.publish("greet")
@@ -50,7 +50,7 @@ def shelf(a_machine: MakeMachine, tmp_path: Path) -> str:
     return str(tmp_path / "shelf")
 
 
-def test_a_key_is_made_shown_rotated_and_revoked(kiwi: Kiwi) -> None:
+def test_a_key_is_created_shown_rotated_and_revoked(kiwi: Kiwi) -> None:
     assert kiwi("key", "list") == Ended(0, "", "You have no key.\nhint: kiwi key new\n")
     assert kiwi("key", "show").code == 3
     made = kiwi("key", "new", "--name", "laptop")
@@ -70,7 +70,7 @@ def test_a_key_is_made_shown_rotated_and_revoked(kiwi: Kiwi) -> None:
     assert re.fullmatch(r"you +F  trusted  laptop, since [\d-]{10}", second)
 
 
-def test_a_publisher_is_trusted_by_their_key(kiwi: Kiwi) -> None:
+def test_a_publisher_is_trusted_by_its_key(kiwi: Kiwi) -> None:
     assert kiwi("key", "trust", "acme").code == 4
     trusted = kiwi("key", "trust", "acme", "A" * 43, "--expires", "90d")
     assert trusted.out == "F: acme is trusted with this key\n"
@@ -81,17 +81,18 @@ def test_a_publisher_is_trusted_by_their_key(kiwi: Kiwi) -> None:
     assert json.loads(kiwi("key", "show", "--publisher", "acme", "--json").out)["publishers"] == ["acme", "acrne"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("SR3")
-def test_what_nobody_vouches_for_ends_with_the_words_to_type(kiwi: Kiwi, shelf: str, bob: Machine) -> None:
+def test_an_untrusted_item_ends_with_the_command_to_type(kiwi: Kiwi, shelf: str, bob: Machine) -> None:
     refused = kiwi("pull", "acme/greet", "--from", shelf)
     assert (refused.code, refused.out) == (6, "")
     assert refused.err.splitlines() == [
         "error: acme/greet@1.0.0 is signed with a key of acme that is not known here, F. Nothing was installed.",
-        "hint: If the owner means it, they type the command with `--trust-key F`.",
+        "hint: To accept it, the owner repeats the command with `--trust-key F`.",
     ]
-    told = json.loads(kiwi("pull", "acme/greet", "--from", shelf, "--json").out)
-    signer = as_text(as_object(told["items"][0])["signer"])
-    assert kiwi("registry", "pull", shelf).code == 6
+    response = json.loads(kiwi("pull", "acme/greet", "--from", shelf, "--json").out)
+    signer = as_text(as_object(response["items"][0])["signer"])
+    assert kiwi("registry", "remote", "pull", shelf).code == 6
     pulled = kiwi("pull", "acme/greet", "--from", shelf, "--trust-key", signer)
     assert pulled.out == "acme/greet@1.0.0 is here, whole and verified\n"
     assert pulled.err.startswith("warning: acme is known by F from now on\n")
@@ -100,9 +101,10 @@ def test_what_nobody_vouches_for_ends_with_the_words_to_type(kiwi: Kiwi, shelf: 
     assert (bob.user / "trust.yaml").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-02")
 @pytest.mark.parametrize(("typed", "code"), [("y", 0), ("n", 6), ("", 6)])
-def test_on_a_terminal_the_owner_is_asked(bob: Machine, shelf: str, typed: str, code: int) -> None:
+def test_the_owner_is_asked_on_a_terminal(bob: Machine, shelf: str, typed: str, code: int) -> None:
     program = "from kiwi_mcp.surfaces.start import main; main()"
     ours, theirs = pty.openpty()
     words = [sys.executable, "-c", program, "pull", "acme/greet", "--from", shelf]

@@ -1,4 +1,4 @@
-"""`kiwi memory`: what a person sees of what their searches are remembered by."""
+"""`kiwi memory`: the stored searches of a person."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from tests.surfaces.cli.conftest import Kiwi
 
 import kiwi_mcp
-from kiwi_mcp.domain.trace import Trace
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.store.remembered import Remembered
+from kiwi_mcp.store.search_index.recall import RecallEntry, RecallStore
 
 SAY = """\
 tool_id: say
@@ -33,23 +32,23 @@ config: {entrypoint: main.sh, env: {WORD: "{word}"}}
 @pytest.fixture
 def known(home: Path) -> None:
     store = Store(home / ".ai")
-    remembered = Remembered(store.registry().database, store.actor.name)
+    remembered = RecallStore(store.registry().database, store.actor.name)
     day = 86_400_000
-    remembered.note("", Trace("user/local/umbrella", "will it rain", is_run=True, at=day))
-    remembered.note("", Trace("mcp/post/parcel", "where is my parcel", is_run=False, at=2 * day))
+    remembered.add("", RecallEntry("user/local/umbrella", "will it rain", is_run=True, at=day))
+    remembered.add("", RecallEntry("mcp/post/parcel", "where is my parcel", is_run=False, at=2 * day))
     store.close()
 
 
-def test_it_shows_what_is_remembered_the_latest_first(kiwi: Kiwi, known: None) -> None:
-    told = kiwi("memory")
-    assert told.out == (
+def test_the_list_shows_the_latest_entries_first(kiwi: Kiwi, known: None) -> None:
+    response = kiwi("memory")
+    assert response.out == (
         "mcp/post/parcel  load  1970-01-03  where is my parcel\nuser/local/umbrella  run  1970-01-02  will it rain\n"
     )
-    assert "2 in all" in told.err
+    assert "2 in all" in response.err
     assert kiwi("memory", "show", "umbrella").out == "user/local/umbrella  run  1970-01-02  will it rain\n"
 
 
-def test_it_forgets_one_item_or_all(kiwi: Kiwi, known: None) -> None:
+def test_forget_removes_one_item_or_all(kiwi: Kiwi, known: None) -> None:
     assert kiwi("memory", "forget", "post/parcel").out == "1 remembered request forgotten\n"
     assert json.loads(kiwi("memory", "--json").out)["remembered"] == [
         {"request": "will it rain", "item": "user/local/umbrella", "used": "run", "at": "1970-01-02T00:00:00Z"}
@@ -62,18 +61,19 @@ def test_it_forgets_one_item_or_all(kiwi: Kiwi, known: None) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "n\n", "y\n"])
-def test_without_a_terminal_nothing_but_a_yes_forgets_all(kiwi: Kiwi, known: None, given: str) -> None:
+def test_without_a_terminal_only_yes_forgets_all(kiwi: Kiwi, known: None, given: str) -> None:
     refused = kiwi("memory", "forget", given=given)
     assert (refused.code, refused.out) == (6, "")
-    assert "Forget all" in refused.err
+    assert "Delete everything" in refused.err
     assert "`--yes`" in refused.err
     assert json.loads(kiwi("memory", "forget", "--json", given=given).out)["code"] == "not_permitted"
     assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == 2
     assert kiwi("memory", "forget", "--yes", given=given).out == "2 remembered requests forgotten\n"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("typed", "left"), [("y", 0), ("n", 2), ("", 2)])
-def test_a_person_at_a_terminal_is_asked_before_all_is_forgotten(
+def test_a_person_on_a_terminal_is_asked_before_everything_is_forgotten(
     kiwi: Kiwi, known: None, project: Path, typed: str, left: int
 ) -> None:
     own, theirs = pty.openpty()
@@ -85,13 +85,14 @@ def test_a_person_at_a_terminal_is_asked_before_all_is_forgotten(
         os.write(own, f"{typed}\n".encode())
         code = process.wait(30)
     os.close(own)
-    assert b"Forget all" in seen
+    assert b"Delete everything" in seen
     assert code == (6 if left else 0)
     assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == left
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(("word", "left"), [("--yes", 0), ("umbrella", 1)])
-def test_a_yes_or_the_name_of_an_item_is_enough(kiwi: Kiwi, known: None, project: Path, word: str, left: int) -> None:
+def test_yes_or_the_name_of_an_item_is_enough(kiwi: Kiwi, known: None, project: Path, word: str, left: int) -> None:
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
     command = [sys.executable, "-m", "kiwi_mcp", "memory", "forget", word]
@@ -103,7 +104,8 @@ def test_a_yes_or_the_name_of_an_item_is_enough(kiwi: Kiwi, known: None, project
     assert len(json.loads(kiwi("memory", "--json").out)["remembered"]) == left
 
 
-def test_what_was_looked_at_to_run_or_explain_an_item_was_not_read(kiwi: Kiwi, home: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_load_before_a_run_or_why_is_not_remembered(kiwi: Kiwi, home: Path, project: Path) -> None:
     folder = project / ".ai" / "tools" / "say"
     folder.mkdir(parents=True)
     (folder / "tool.yaml").write_text(SAY)
@@ -129,7 +131,7 @@ def test_what_was_looked_at_to_run_or_explain_an_item_was_not_read(kiwi: Kiwi, h
     assert looked.count("load") == 1
 
 
-def test_it_says_that_the_owner_switched_it_off(kiwi: Kiwi, known: None, home: Path) -> None:
+def test_the_list_reports_that_the_owner_switched_it_off(kiwi: Kiwi, known: None, home: Path) -> None:
     (home / ".ai" / "registry.yaml").write_text("remember: false\n")
     assert "`remember: false`" in kiwi("memory").err
     (home / ".ai" / "registry.yaml").write_text("remember: perhaps\n")

@@ -1,4 +1,4 @@
-"""`kiwi prefer`: what a person sees of what their model sees."""
+"""`kiwi prefer`: the tools that models see."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.surfaces.cli.conftest import Kiwi
 
-from kiwi_mcp.domain.receipt import Receipt
-from kiwi_mcp.domain.run import iso, run_id
+from kiwi_mcp.domain.records import Receipt
+from kiwi_mcp.domain.times import iso, run_id
 from kiwi_mcp.kernel.store import Store
 
 
@@ -26,7 +26,7 @@ def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
     return kiwi
 
 
-def test_the_list_goes_to_stdout_and_what_to_do_to_stderr(kiwi: Kiwi) -> None:
+def test_the_list_goes_to_stdout_and_hints_to_stderr(kiwi: Kiwi) -> None:
     assert kiwi("prefer", "add", "weather", "--as", "sky").out == "`weather` is sent from now on, as `sky`\n"
     ended = kiwi("prefer")
     assert ended.code == 0
@@ -39,7 +39,7 @@ def test_the_list_goes_to_stdout_and_what_to_do_to_stderr(kiwi: Kiwi) -> None:
     assert "tokens in every conversation" in ended.err
 
 
-def test_notices_are_talk_and_a_gap_is_no_failure(kiwi: Kiwi) -> None:
+def test_notices_go_to_stderr_and_a_missing_item_is_not_a_failure(kiwi: Kiwi) -> None:
     added = kiwi("prefer", "add", "nowhere")
     assert added.code == 0
     assert "warning: `nowhere` is not sent" in added.err
@@ -48,7 +48,7 @@ def test_notices_are_talk_and_a_gap_is_no_failure(kiwi: Kiwi) -> None:
     assert "notice: `nowhere` is not sent" in listed.err
 
 
-def test_suggestions_are_commands_that_can_be_typed_with_their_reasons(kiwi: Kiwi, home: Path) -> None:
+def test_suggestions_are_commands_with_their_reasons(kiwi: Kiwi, home: Path) -> None:
     ended = kiwi("prefer", "suggest")
     assert (ended.code, ended.out, ended.err) == (0, "", "Nothing would save tokens, as far as is known.\n")
     store = Store(home / ".ai")
@@ -62,8 +62,8 @@ def test_suggestions_are_commands_that_can_be_typed_with_their_reasons(kiwi: Kiw
     ended = kiwi("prefer", "suggest")
     assert ended.out.startswith("kiwi prefer add weather  # called in 5 of 5 conversations: ")
     assert ended.err == "1 change would save tokens.\n"
-    (told,) = json.loads(kiwi("prefer", "suggest", "--json").out)["suggestions"]
-    assert told["command"] == "kiwi prefer add weather"
+    (response,) = json.loads(kiwi("prefer", "suggest", "--json").out)["suggestions"]
+    assert response["command"] == "kiwi prefer add weather"
 
 
 def test_json_is_the_answer_itself(kiwi: Kiwi) -> None:
@@ -72,18 +72,18 @@ def test_json_is_the_answer_itself(kiwi: Kiwi) -> None:
     assert json.loads(kiwi("prefer", "--json").out)["meta_tools"] == ["search", "load", "execute"]
 
 
-def test_what_cannot_be_changed_is_an_error_with_a_hint(kiwi: Kiwi) -> None:
+def test_an_impossible_change_is_an_error_with_a_hint(kiwi: Kiwi) -> None:
     ended = kiwi("prefer", "remove", "search")
     assert ended.code != 0
     assert ended.err.startswith("error: `search` is always sent")
     assert "hint: " in ended.err
-    assert "there is no 'song'" in kiwi("prefer", "add", "weather", "--kind", "song").err
+    assert "'song' is not one of" in kiwi("prefer", "add", "weather", "--kind", "song").err
 
 
-def test_list_is_a_word_too(kiwi: Kiwi) -> None:
+def test_list_is_a_subcommand_too(kiwi: Kiwi) -> None:
     assert kiwi("prefer", "list").out == kiwi("prefer").out
 
 
-def test_what_mends_an_issue_is_said_once(kiwi: Kiwi) -> None:
+def test_the_fix_of_an_issue_is_shown_once(kiwi: Kiwi) -> None:
     ended = kiwi("prefer", "add", "weather", "--as", "two words")
     assert ended.err.count("Use 1 to 64 letters") == 1

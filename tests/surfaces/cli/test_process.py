@@ -1,4 +1,4 @@
-"""The command as a process of its own: streams, exit codes, terminals and pipes."""
+"""The command as a separate process: streams, exit codes, terminals and pipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVIL = "\x1b]0;evil\x07\x1b[31mred"
 
 
 @pytest.fixture(autouse=True)
-def tools(project: Path) -> None:
+def tools(project: Path, processes: None) -> None:
     for name, code in {
         "echo": 'printf "%s" "$KIWI_PARAM_word"\n',
         "evil": "printf '\\033]0;evil\\007\\033[31mred'\nprintf '\\033[2Jgone' >&2\n",
@@ -44,7 +44,7 @@ def kiwi(project: Path, *words: str, text: str | None = None) -> subprocess.Comp
 
 
 def on_a_terminal(project: Path, *words: str) -> str:
-    """Run a command whose three streams are a terminal, and return all that it wrote there."""
+    """Run a command with a terminal as its three streams, and return all its output."""
     leader, follower = pty.openpty()
     started = subprocess.Popen(command(*words), cwd=project, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
@@ -62,7 +62,7 @@ def on_a_terminal(project: Path, *words: str) -> str:
     return written.decode(errors="replace")
 
 
-def test_data_goes_to_stdout_talk_to_stderr_and_failure_to_the_exit_code(project: Path) -> None:
+def test_data_goes_to_stdout_messages_to_stderr_and_failure_to_the_exit_code(project: Path) -> None:
     good, bad, lost = (kiwi(project, "run", name) for name in ("echo", "fail", "lost"))
 
     assert (good.returncode, good.stdout) == (0, "\n")
@@ -71,7 +71,8 @@ def test_data_goes_to_stdout_talk_to_stderr_and_failure_to_the_exit_code(project
     assert (lost.returncode, lost.stdout) == (3, "")
 
 
-def test_a_request_comes_from_standard_input(project: Path) -> None:
+@pytest.mark.smoke
+def test_a_request_is_read_from_standard_input(project: Path) -> None:
     request = json.dumps({"item_id": "echo", "parameters": {"word": "žluť"}})
 
     ended = kiwi(project, "call", "execute", "-", text=request)
@@ -81,7 +82,7 @@ def test_a_request_comes_from_standard_input(project: Path) -> None:
 
 
 @pytest.mark.case("UNI-03")
-def test_control_sequences_of_a_tool_are_raw_in_a_pipe_and_shown_as_codes_on_a_terminal(project: Path) -> None:
+def test_control_sequences_of_a_tool_are_raw_in_a_pipe_and_escaped_on_a_terminal(project: Path) -> None:
     piped = kiwi(project, "run", "evil")
     shown = on_a_terminal(project, "run", "evil")
     raw = on_a_terminal(project, "run", "evil", "--raw")
@@ -94,7 +95,7 @@ def test_control_sequences_of_a_tool_are_raw_in_a_pipe_and_shown_as_codes_on_a_t
     assert "\x1b[2J" not in piped.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_fault(project: Path) -> None:
+def test_a_reader_that_closes_early_is_not_an_error(project: Path) -> None:
     started = subprocess.Popen(command("run", "long"), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert started.stdout is not None
     assert started.stderr is not None
@@ -107,7 +108,7 @@ def test_a_reader_that_leaves_early_is_no_fault(project: Path) -> None:
     assert "Traceback" not in talk
 
 
-def test_a_terminal_in_another_language_gets_text_all_the_same(project: Path) -> None:
+def test_a_terminal_with_another_encoding_gets_text(project: Path) -> None:
     request = json.dumps({"item_id": "echo", "parameters": {"word": "žluť ✓"}})
     env = {**os.environ, "LC_ALL": "C"}
 
@@ -118,7 +119,8 @@ def test_a_terminal_in_another_language_gets_text_all_the_same(project: Path) ->
     assert json.loads(ended.stdout)["result"] == "žluť ✓"
 
 
-def test_the_installed_entry_and_the_module_are_one_command(project: Path) -> None:
+@pytest.mark.smoke
+def test_the_installed_script_and_the_module_are_one_command(project: Path) -> None:
     script = Path(sys.prefix, "bin", "kiwi")
     entry = subprocess.run([script, "version"], capture_output=True, check=False, text=True, timeout=30)
 

@@ -1,4 +1,4 @@
-"""The commands about published versions: what each prints where, as text and as JSON, and how it ends."""
+"""The commands for published versions: text and JSON output, and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ended:
     err: str
 
     @property
-    def told(self) -> tuple[int, list[str], list[str]]:
+    def output(self) -> tuple[int, list[str], list[str]]:
         """All of it, line by line, with long lines cut."""
         out, err = ([line[:100] for line in text.splitlines()] for text in (self.out, self.err))
         return self.code, out, err
@@ -78,17 +78,18 @@ def kiwi(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 @pytest.fixture
-def filled(machine: Machine) -> Machine:
+def filled(machine: Machine, sandbox: None) -> Machine:
     machine.publish("tick", "1.0.0", changelog="The first.\nOf many.")
     machine.publish("tick", "1.1.0", says="two")
     machine.publish("tock", visibility="private")
     return machine
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-02")
-def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Machine) -> None:
+def test_publish_shows_the_version_and_its_executors(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("tick")
-    assert kiwi("publish", "tick", "-m", "The first.", "--dry-run").told == snapshot(
+    assert kiwi("publish", "tick", "-m", "The first.", "--dry-run").output == snapshot(
         (
             0,
             ["acme/tick@1.0.0 would be published"],
@@ -100,7 +101,7 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
             ],
         )
     )
-    assert kiwi("publish", "tick", "-m", "The first.", "--to", "../share").told == snapshot(
+    assert kiwi("publish", "tick", "-m", "The first.", "--to", "../share").output == snapshot(
         (
             0,
             ["acme/tick@1.0.0 published"],
@@ -116,7 +117,7 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
     )
     assert json.loads(kiwi("publish", "tick", "--json").out)["status"] == "unchanged"
     machine.script("tick", says="other")
-    assert kiwi("publish", "tick").told == snapshot(
+    assert kiwi("publish", "tick").output == snapshot(
         (
             8,
             [],
@@ -131,7 +132,7 @@ def test_publish_shows_the_version_and_what_went_with_it(kiwi: Kiwi, machine: Ma
 @pytest.mark.req("K-ME-02")
 def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
     filled.do("deprecate", "tick@1.0.0", {"reason": "Old."})
-    assert kiwi("pull", "tick@1.0.0").told == snapshot(
+    assert kiwi("pull", "tick@1.0.0").output == snapshot(
         (
             0,
             ["acme/tick@1.0.0 is here, whole and verified"],
@@ -146,12 +147,12 @@ def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
         )
     )
     kiwi("registry", "push", "../share")
-    assert kiwi("pull", "acme/tick", "--from", "../share", "--dry-run").told == snapshot(
+    assert kiwi("pull", "acme/tick", "--from", "../share", "--dry-run").output == snapshot(
         (0, ["acme/tick@1.1.0 would be pulled"], ["  closure: sha256:…"])
     )
     pulled = kiwi("pull", "acme/tick", "--from", "../share", "--accept-unsigned", "--json")
     assert json.loads(pulled.out)["status"] == "pulled"
-    assert kiwi("pull", "nothing").told == snapshot(
+    assert kiwi("pull", "nothing").output == snapshot(
         (
             3,
             [],
@@ -165,7 +166,7 @@ def test_pull_shows_the_chain(kiwi: Kiwi, filled: Machine) -> None:
 
 @pytest.mark.req("K-ME-02")
 @pytest.mark.parametrize(("place", "text"), [("directives/guide.md", DIRECTIVE), ("knowledge/guide.md", KNOWLEDGE)])
-def test_directives_and_knowledge_are_published_and_pulled_alike(
+def test_directives_and_knowledge_are_published_and_pulled_too(
     kiwi: Kiwi, machine: Machine, place: str, text: str
 ) -> None:
     path = machine.put(place, text)
@@ -178,9 +179,9 @@ def test_directives_and_knowledge_are_published_and_pulled_alike(
     assert kiwi("load", "guide").out == text + "\n"
 
 
-def test_versions_are_a_table(kiwi: Kiwi, filled: Machine) -> None:
+def test_versions_are_shown_as_a_table(kiwi: Kiwi, filled: Machine) -> None:
     filled.do("yank", "tick@1.1.0", {"reason": "It leaks."})
-    assert kiwi("versions", "tick").told == snapshot(
+    assert kiwi("versions", "tick").output == snapshot(
         (
             0,
             [
@@ -198,8 +199,8 @@ def test_versions_are_a_table(kiwi: Kiwi, filled: Machine) -> None:
     assert kiwi("versions", "nothing").code == 3
 
 
-def test_a_diff_is_data_and_its_heading_is_talk(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("diff", "tick").told == snapshot(
+def test_a_diff_goes_to_stdout_and_its_heading_to_stderr(kiwi: Kiwi, filled: Machine) -> None:
+    assert kiwi("diff", "tick").output == snapshot(
         (
             0,
             [
@@ -222,39 +223,39 @@ def test_a_diff_is_data_and_its_heading_is_talk(kiwi: Kiwi, filled: Machine) -> 
             ["registry/acme/tick@1.0.0 → registry/acme/tick@1.1.0"],
         )
     )
-    assert kiwi("diff", "tick", "1.1.0", "1.1.0").told == snapshot(
+    assert kiwi("diff", "tick", "1.1.0", "1.1.0").output == snapshot(
         (0, [], ["registry/acme/tick@1.1.0 → registry/acme/tick@1.1.0", "Nothing differs."])
     )
     assert json.loads(kiwi("diff", "tick", "1.0.0", "1.1.0", "--json").out)["status"] == "different"
     assert kiwi("diff", "tick", "1.0.0", "9.0.0").code == 3
 
 
-def test_marks_are_sentences(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("deprecate", "tick@1.0.0", "-m", "Old.").told == snapshot(
+def test_status_changes_are_sentences(kiwi: Kiwi, filled: Machine) -> None:
+    assert kiwi("deprecate", "tick@1.0.0", "-m", "Old.").output == snapshot(
         (0, ["acme/tick@1.0.0 is deprecated"], ["  latest: 1.1.0"])
     )
-    assert kiwi("deprecate", "tick", "--undo").told == snapshot(
+    assert kiwi("deprecate", "tick", "--undo").output == snapshot(
         (0, ["acme/tick@1.1.0, acme/tick@1.0.0 are no longer deprecated"], ["  latest: 1.1.0"])
     )
-    assert kiwi("yank", "tick@1.1.0", "--dry-run").told == snapshot(
+    assert kiwi("yank", "tick@1.1.0", "--dry-run").output == snapshot(
         (0, ["1.1.0          DATE ann          sha256:…  latest"], ["acme/tick@1.1.0 would be yanked"])
     )
-    assert kiwi("rollback", "tick", "-m", "It leaks.").told == snapshot(
+    assert kiwi("rollback", "tick", "-m", "It leaks.").output == snapshot(
         (
             0,
             ["acme/tick@1.0.0 is the latest again"],
             ["hint: Take it back with `kiwi yank acme/tick@1.1.0 --undo`.", "  latest: 1.0.0"],
         )
     )
-    assert kiwi("yank", "tick@1.1.0", "--undo").told == snapshot(
+    assert kiwi("yank", "tick@1.1.0", "--undo").output == snapshot(
         (0, ["acme/tick@1.1.0 is taken up again"], ["  latest: 1.1.0"])
     )
     assert kiwi("yank", "tick").code == 4
     assert json.loads(kiwi("rollback", "tick", "--to", "1.0.0", "--json").out)["latest"] == "1.0.0"
 
 
-def test_lists_and_verification(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("list", "--namespace", "acme").told == snapshot(
+def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> None:
+    assert kiwi("list", "--namespace", "acme").output == snapshot(
         (
             0,
             [
@@ -264,7 +265,7 @@ def test_lists_and_verification(kiwi: Kiwi, filled: Machine) -> None:
             ["2 items in HOME/.ai/state/registry.db"],
         )
     )
-    assert kiwi("list", "--limit", "1").told == snapshot(
+    assert kiwi("list", "--limit", "1").output == snapshot(
         (
             0,
             ["acme/tick  1.1.0      script       Says a word called tick"],
@@ -275,25 +276,25 @@ def test_lists_and_verification(kiwi: Kiwi, filled: Machine) -> None:
         )
     )
     assert len(json.loads(kiwi("list", "--type", "primitive", "--json").out)["items"]) == 2
-    assert kiwi("verify").told == snapshot(
+    assert kiwi("verify").output == snapshot(
         (0, [], ["Everything is as it was sealed: 14 versions in HOME/.ai/state/registry.db"])
     )
-    assert kiwi("verify", "tick").told == snapshot(
+    assert kiwi("verify", "tick").output == snapshot(
         (0, [], ["Everything is as it was sealed: 2 versions in HOME/.ai/state/registry.db"])
     )
     assert json.loads(kiwi("verify", "--json").out)["issues"] == []
 
 
-def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("registry", "add", "share", "../share").told == snapshot(
+def test_remotes_are_added_shown_and_used(kiwi: Kiwi, filled: Machine) -> None:
+    assert kiwi("registry", "add", "share", "../share").output == snapshot(
         (
             0,
             ["share is HOME/share"],
-            ["hint: Copy from it with `kiwi registry pull share`, to it with `kiwi registry push share`."],
+            ["hint: `kiwi registry remote pull share` copies from it, `kiwi registry remote push share` to it."],
         )
     )
     assert kiwi("registry", "add", "team", "https://kiwi.example.com", "--token", "TEAM_TOKEN").code == 0
-    assert kiwi("registry", "show").told == snapshot(
+    assert kiwi("registry", "show").output == snapshot(
         (
             0,
             [
@@ -305,7 +306,7 @@ def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
             [],
         )
     )
-    assert kiwi("registry", "push", "share", "--dry-run").told == snapshot(
+    assert kiwi("registry", "push", "share", "--dry-run").output == snapshot(
         (
             0,
             ["oci:HOME/share: would be 2 new, 0 unchanged, 0 marked"],
@@ -313,9 +314,11 @@ def test_registries_elsewhere(kiwi: Kiwi, filled: Machine) -> None:
         )
     )
     assert kiwi("registry", "push", "share", "--with-private").code == 0
-    assert kiwi("registry", "pull", "share").told == snapshot((0, ["oci:HOME/share: 0 new, 2 unchanged, 0 marked"], []))
+    assert kiwi("registry", "remote", "pull", "share").output == snapshot(
+        (0, ["oci:HOME/share: 0 new, 2 unchanged, 0 marked"], [])
+    )
     assert json.loads(kiwi("registry", "show", "--json").out)["remotes"]["team"]["token"] == "${TEAM_TOKEN}"
-    assert json.loads(kiwi("registry", "pull", "share", "--json").out)["status"] == "pulled"
+    assert json.loads(kiwi("registry", "remote", "pull", "share", "--json").out)["status"] == "pulled"
     assert kiwi("registry", "push", "nowhere").code == 3
 
 
@@ -326,14 +329,15 @@ def test_search_and_load_reach_the_registry(kiwi: Kiwi, filled: Machine) -> None
     assert (filled.ai / "tools" / "tick" / "main.sh").read_text() == "echo two\n"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_store_that_is_down_is_an_error_with_a_hint(kiwi: Kiwi, machine: Machine) -> None:
     machine.settle(url="postgresql://127.0.0.1:1/kiwi")
-    assert kiwi("versions", "tick").told == snapshot(
+    assert kiwi("versions", "tick").output == snapshot(
         (
             7,
             [],
             [
-                "error: The store postgresql://127.0.0.1:1/kiwi is not available: nobody listens there. Nothing was w",
+                "error: The store postgresql://127.0.0.1:1/kiwi is not available: no server listens there. Nothing wa",
                 "hint: Check that the server runs and that the URL names its host and port.",
             ],
         )

@@ -1,4 +1,4 @@
-"""`kiwi search` shows people what was found, why, and what else to ask."""
+"""`kiwi search`: hits, reasons, and suggestions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import convert
 from tests.plugins.machines import Machine
 from tests.surfaces.cli.conftest import Kiwi
 
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.searching import opening
+from kiwi_mcp.kernel.verbs import load_verb
+from kiwi_mcp.kernel.verbs import search as search_verb
 from kiwi_mcp.search.port import Floats
-from kiwi_mcp.surfaces.cli import searching
+from kiwi_mcp.surfaces.cli import session
 from kiwi_mcp.surfaces.cli.screen import Screen, strong
-from kiwi_mcp.surfaces.cli.search_views import VIEWS
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def kiwi(machine: Machine, command: Kiwi) -> Kiwi:
     return command
 
 
-def test_each_hit_is_a_row_with_its_score_and_below_it_the_words_that_matched(kiwi: Kiwi) -> None:
+def test_each_hit_is_a_row_with_its_score_and_the_matching_words(kiwi: Kiwi) -> None:
     code, out, talk = kiwi("search", "say the word tick")
 
     first, why, *_ = out.splitlines()
@@ -52,14 +53,14 @@ def test_each_hit_is_a_row_with_its_score_and_below_it_the_words_that_matched(ki
     assert "2 of 2 found" in talk
 
 
-def test_what_is_not_permitted_says_so_and_why(kiwi: Kiwi, machine: Machine) -> None:
+def test_a_hit_that_is_not_permitted_gives_the_reason(kiwi: Kiwi, machine: Machine) -> None:
     (machine.user / "policy.yaml").write_text("items: {allow: ['*'], deny: ['*/tock@*']}\n")
     _, out, _ = kiwi("search", "tock")
     assert "✗ not permitted: " in out
     assert "'*/tock@*'" in out
 
 
-def test_filters_may_be_repeated_and_an_order_chosen(kiwi: Kiwi, machine: Machine) -> None:
+def test_filters_may_be_repeated_and_the_order_chosen(kiwi: Kiwi, machine: Machine) -> None:
     machine.put("tools/clock/chime.sh", "# tool_id: chime\n# tool_type: script\n# executor: bash_runtime\n"
                 "# version: 1.0.0\n# description: Says a word\necho 1\n")  # fmt: skip
     found = json.loads(kiwi("search", "says a word", "--sort", "name", "--json")[1])
@@ -72,11 +73,11 @@ def test_filters_may_be_repeated_and_an_order_chosen(kiwi: Kiwi, machine: Machin
         (("--type", "knowledge"), []),
         (("--source", "user"), []),
     ):
-        told = json.loads(kiwi("search", "says a word", *words, "--json")[1])
-        assert [one["name"] for one in told["results"]] == names, words
+        response = json.loads(kiwi("search", "says a word", *words, "--json")[1])
+        assert [one["name"] for one in response["results"]] == names, words
 
 
-def test_where_nothing_is_found_what_is_close_is_shown_and_how_to_ask(kiwi: Kiwi) -> None:
+def test_a_search_without_hits_shows_similar_items_and_how_to_search(kiwi: Kiwi) -> None:
     code, out, talk = kiwi("search", "tickettts")
     assert (code, out.splitlines()) == (0, ["close: project/local/tick  Says a word called tick"])
     assert talk.startswith("Nothing found. ")
@@ -85,22 +86,24 @@ def test_where_nothing_is_found_what_is_close_is_shown_and_how_to_ask(kiwi: Kiwi
     assert "there are `script`" in kiwi("search", "tick", "--type", "api")[2]
 
 
-def test_without_words_all_that_passes_the_filters_is_listed(kiwi: Kiwi) -> None:
+def test_without_a_query_all_items_that_pass_the_filters_are_listed(kiwi: Kiwi) -> None:
     code, out, talk = kiwi("search", "--type", "script")
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["tick", "tock"])
     assert "2 of 2 found" in talk
 
 
-def test_parts_meaning_memory_weakness_and_progress_are_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_meaning_memory_weakness_and_progress_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     card = {
         "name": "post", "identity": "mcp/outbox/post@1.0.0", "source": "mcp", "tool_type": "mcp_tool", "score": 0.21,
-        "description": "Post a letter. And more.", "why": [], "meaning": 0.4, "part": 2, "remembered": True,
+        "description": "Post a letter. And more.", "why": [], "meaning": 0.4, "part": 2, "remembered": True, "path": "",
     }  # fmt: skip
     content = {
-        "results": [card], "total": 1, "parts": ["write it", "send it"], "note": "Weak match.",
-        "indexing": {"cards": 9, "words": 7, "meaning": 2},
+        "results": [card], "total": 1, "query": "", "source": "all", "parts": ["write it", "send it"],
+        "note": "Weak match.", "indexing": {"cards": 9, "words": 7, "meaning": 2},
     }  # fmt: skip
-    VIEWS["search"](content, Screen())  # type: ignore[arg-type] # JSON of a test
+    verb = load_verb("search", "")
+    assert verb.view is not None
+    Screen().show(verb.view(convert(content, verb.response)))
     out, talk = capsys.readouterr()
     assert out.splitlines() == [
         "mcp/outbox/post  mcp/mcp_tool       0.21    Post a letter.",
@@ -110,7 +113,7 @@ def test_parts_meaning_memory_weakness_and_progress_are_told_in_words(capsys: py
     assert "of 9 items 7 are found by words, 2 by meaning so far" in talk
 
 
-def test_on_a_terminal_the_words_that_matched_stand_out_in_whichever_form() -> None:
+def test_matching_words_are_highlighted_on_a_terminal_in_any_form() -> None:
     assert strong("Sends send_mail to a tree", ["send", "mails"]) == (
         "\x1b[1mSends\x1b[0m \x1b[1msend\x1b[0m_\x1b[1mmail\x1b[0m to a tree"
     )
@@ -136,15 +139,16 @@ def many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         machine.put(f"tools/paint_{number}.sh", f"# tool_id: paint_{number}\n# tool_type: script\n# version: 1.0.0\n"
                     f"# executor: bash_runtime\n# description: Paints wall {number}\necho 1\n")  # fmt: skip
     monkeypatch.setenv("KIWI_SEARCH", "meaning")
-    monkeypatch.setattr(opening, "load_encoder", Unhurried)
+    monkeypatch.setattr(search_verb, "load_encoder", Unhurried)
 
 
 def is_complete(kiwi: Kiwi) -> bool:
     return "indexing" not in json.loads(kiwi("search", "paint", "--json")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many")
-def test_what_is_not_indexed_in_time_is_told_with_how_to_have_it_done(kiwi: Kiwi) -> None:
+def test_unfinished_indexing_is_reported_with_the_command_to_finish_it(kiwi: Kiwi) -> None:
     code, out, talk = kiwi("search", "paint a wall")
     assert (code, bool(out)) == (0, True)
     assert "note: still indexing: " in talk
@@ -152,23 +156,25 @@ def test_what_is_not_indexed_in_time_is_told_with_how_to_have_it_done(kiwi: Kiwi
     assert not is_complete(kiwi)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many")
-def test_who_waits_is_answered_when_all_is_indexed(kiwi: Kiwi) -> None:
+def test_with_wait_the_answer_comes_after_indexing(kiwi: Kiwi) -> None:
     code, out, talk = kiwi("search", "paint a wall", "--wait")
     assert (code, bool(out)) == (0, True)
     assert "still indexing" not in talk
     assert is_complete(kiwi)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many")
-def test_on_a_terminal_indexing_goes_on_after_the_answer(kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_continues_after_the_answer_on_a_terminal(kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
     @contextmanager
     def heard(*, is_quiet: bool) -> Iterator[Report]:
         yield lambda step: None if is_quiet else steps.append(step.message)
 
-    monkeypatch.setattr(searching, "reporting", heard)
+    monkeypatch.setattr(session, "reporting", heard)
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: stream is sys.stderr, raising=False)
     code, out, talk = kiwi("search", "paint a wall")
     assert (code, bool(out)) == (0, True)
@@ -178,10 +184,9 @@ def test_on_a_terminal_indexing_goes_on_after_the_answer(kiwi: Kiwi, monkeypatch
     assert is_complete(kiwi)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many")
-def test_who_has_an_answer_may_stop_the_rest_and_nothing_has_failed(
-    kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_the_rest_after_an_answer_is_not_a_failure(kiwi: Kiwi, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`kiwi run` as a shell starts and ends it: signals that end the tool too, and flags that take only what is theirs."""
+"""`kiwi run` in a shell: signals end the tool too, and flags take only their own values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.surfaces.cli.parameters import from_words
+from kiwi_mcp.surfaces.cli.inputs import from_words
 
 PATIENCE = 30.0
 NAPPER = "sleep 600 &\n(setsid sleep 600 &)\nset -m\nsleep 600 &\nwait\n"
@@ -75,11 +75,12 @@ def running(project: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-PR-01")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)], ids=["term", "hup", "int"]
 )
-def test_a_command_that_is_asked_to_end_ends_every_process_of_its_tool(
+def test_a_terminated_command_ends_every_process_of_its_tool(
     number: signal.Signals, code: int, mark: str, project: Path
 ) -> None:
     with running(project) as process:
@@ -106,10 +107,10 @@ def test_a_command_that_is_asked_to_end_ends_every_process_of_its_tool(
         (["name=x", "--flag"], {"name": "x", "flag": True}),
     ],
 )
-def test_a_flag_does_not_swallow_the_word_after_it(words: list[str], given: dict[str, Json]) -> None:
+def test_a_flag_does_not_consume_the_argument_after_it(words: list[str], given: dict[str, Json]) -> None:
     assert from_words(words, SCHEMA) == given
 
 
-def test_a_text_without_its_value_is_refused() -> None:
+def test_an_option_without_its_value_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="--text needs a value"):
         from_words(["name=x", "--text"], SCHEMA)

@@ -1,4 +1,4 @@
-"""What is safe to show on a terminal."""
+"""Text that is safe to show on a terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.surfaces.cli.progress import _line
-from kiwi_mcp.surfaces.cli.screen import first_sentence, fitted
-from kiwi_mcp.surfaces.cli.terminal import shown
+from kiwi_mcp.domain.safe_text import escape_controls
+from kiwi_mcp.kernel.verb import first_sentence
+from kiwi_mcp.surfaces.cli.screen import fitted
+from kiwi_mcp.surfaces.cli.session import progress_text
 
 
 @pytest.mark.case("UNI-03")
@@ -29,13 +30,14 @@ from kiwi_mcp.surfaces.cli.terminal import shown
         ("🥝 žluťoučký", "🥝 žluťoučký"),
     ],
 )
-def test_what_a_terminal_would_act_on_is_written_as_its_code(text: str, safe: str) -> None:
-    assert shown(text) == safe
+def test_terminal_control_characters_are_escaped(text: str, safe: str) -> None:
+    assert escape_controls(text) == safe
 
 
 @given(st.text())
-def test_nothing_that_is_shown_is_a_control_character(text: str) -> None:
-    assert all(unicodedata.category(character) != "Cc" for character in shown(text) if character not in "\n\t")
+def test_no_shown_text_contains_a_control_character(text: str) -> None:
+    written = escape_controls(text)
+    assert all(unicodedata.category(character) != "Cc" for character in written if character not in "\n\t")
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,12 @@ def test_nothing_that_is_shown_is_a_control_character(text: str) -> None:
         ("One line\nand another", "One line"),
     ],
 )
-def test_a_description_is_told_by_its_first_sentence(text: str, sentence: str) -> None:
+def test_a_description_is_shown_by_its_first_sentence(text: str, sentence: str) -> None:
     assert first_sentence(text) == sentence
 
 
 @given(st.text(), st.integers(1, 200))
-def test_a_line_fits_its_terminal_and_shows_that_it_was_cut(text: str, width: int) -> None:
+def test_a_line_fits_the_terminal_and_shows_that_it_was_cut(text: str, width: int) -> None:
     line = fitted(text, width)
     assert len(line) <= width
     assert line == text or line.endswith("…")
@@ -68,5 +70,5 @@ def test_a_line_fits_its_terminal_and_shows_that_it_was_cut(text: str, width: in
         (Progress(""), ""),
     ],
 )
-def test_progress_is_told_in_words_or_in_numbers_and_never_empty(step: Progress, line: str) -> None:
-    assert _line(step) == line
+def test_progress_is_shown_as_words_or_numbers_and_never_empty(step: Progress, line: str) -> None:
+    assert progress_text(step) == line

@@ -1,4 +1,4 @@
-"""What the command line says of runs, remotes, tokens and mistakes: readable, true, and with a next step."""
+"""CLI output about runs, remotes, tokens and mistakes: readable, correct, and with a next step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def kiwi(machine: Machine, command: Kiwi) -> Kiwi:
     return command
 
 
-def test_a_run_is_shown_in_lines_and_found_by_the_beginning_of_its_id(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_run_is_shown_in_lines_and_found_by_an_id_prefix(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("tick", says="hello")
     run_id = json.loads(kiwi("run", "tick", "--json")[1])["run_id"]
 
@@ -46,7 +47,8 @@ def test_a_run_is_shown_in_lines_and_found_by_the_beginning_of_its_id(kiwi: Kiwi
     assert (code, "several runs" in talk, run_id in talk) == (4, True, True)
 
 
-def test_a_large_result_is_shown_by_its_beginning_with_the_command_that_goes_on(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_large_result_is_shown_by_its_beginning_with_the_command_that_continues(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("many", says="$(seq 20000)")
     run_id = json.loads(kiwi("run", "many", "--json")[1])["run_id"]
     _, _, talk = kiwi("runs", run_id)
@@ -55,7 +57,8 @@ def test_a_large_result_is_shown_by_its_beginning_with_the_command_that_goes_on(
     assert (code, len(out) > 60_000) == (0, True)
 
 
-def test_runs_of_a_tool_that_never_ran_name_those_that_did(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_runs_of_an_unused_tool_name_the_tools_that_ran(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("tick")
     kiwi("run", "tick")
     assert "Did you mean `tick`?" in kiwi("runs", "--tool", "tik")[2]
@@ -63,20 +66,22 @@ def test_runs_of_a_tool_that_never_ran_name_those_that_did(kiwi: Kiwi, machine: 
     assert kiwi("runs", "--prune")[1] == "0 runs and 0 large results removed\n"
 
 
-def test_a_run_makes_no_ai_folder_and_its_output_is_kept_in_the_users_space(
+@pytest.mark.usefixtures("sandbox")
+def test_a_run_creates_no_ai_folder_and_its_output_is_in_the_user_space(
     kiwi: Kiwi, machine: Machine, tmp_path: Path
 ) -> None:
     machine.script("tick")
     kiwi("load", "tick", "--destination", "user")
     bare = tmp_path / "bare"
     bare.mkdir()
-    told = json.loads(kiwi("run", "tick", "--project", str(bare), "--json")[1])
+    response = json.loads(kiwi("run", "tick", "--project", str(bare), "--json")[1])
     assert [*bare.iterdir()] == []
-    assert Path(told["output_path"]).is_relative_to(machine.user / "outputs")
-    assert kiwi("runs", told["run_id"])[1].endswith("result:\n  hi\n")
+    assert Path(response["output_path"]).is_relative_to(machine.user / "outputs")
+    assert kiwi("runs", response["run_id"])[1].endswith("result:\n  hi\n")
 
 
-def test_a_warning_is_shown_also_when_the_run_fails(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_warning_is_shown_when_the_run_fails_too(kiwi: Kiwi, machine: Machine) -> None:
     machine.publish("tick", says="x; exit 3")
     machine.do("deprecate", "tick@1.0.0", {"reason": "use tock"})
     code, _, talk = kiwi("run", "tick")
@@ -95,7 +100,7 @@ def test_a_remote_is_added_with_the_name_of_a_variable_and_never_with_a_token(ki
     assert kiwi("registry", "remove", "team")[0] == 3
 
 
-def test_a_space_that_cannot_be_written_is_told_without_a_traceback(
+def test_a_space_that_cannot_be_written_is_reported_without_a_traceback(
     kiwi: Kiwi, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine.home / "file").write_text("in the way")
@@ -105,29 +110,31 @@ def test_a_space_that_cannot_be_written_is_told_without_a_traceback(
         assert (code, "cannot be" in talk, "hint: " in talk) == (7, True, True)
 
 
-def test_doctor_shows_the_fix_of_each_issue_of_the_settings(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_doctor_shows_the_fix_of_each_issue_in_the_settings(kiwi: Kiwi, machine: Machine) -> None:
     (machine.user / "registry.yaml").write_text("urls: x\nruns: {days: 0}\n")
     _, out, _ = kiwi("doctor")
     assert f"{machine.user}/registry.yaml has 2 issues" in out
     assert "urls: Use one of: url, actor, namespaces, remotes, runs, audit, search, remember. runs.days: Write" in out
 
 
-def test_help_texts_name_what_can_be_written(kiwi: Kiwi) -> None:
+def test_help_texts_list_the_valid_values(kiwi: Kiwi) -> None:
     assert "[[" not in kiwi("diff", "--help")[1] + kiwi("runs", "--help")[1]
     assert "registry" in kiwi("search", "--help")[1]
     assert "registry" in kiwi("load", "--help")[1]
 
 
 @pytest.mark.parametrize("words", [("run",), ("serch", "x"), ("search", "x", "--limit", "many"), ("prefer", "add")])
-def test_a_mistyped_command_is_an_answer_in_json_too(kiwi: Kiwi, words: tuple[str, ...]) -> None:
+def test_a_mistyped_command_is_a_json_answer_too(kiwi: Kiwi, words: tuple[str, ...]) -> None:
     code, out, _ = kiwi(*words, "--json")
-    told = json.loads(out)
-    assert (code, told["code"]) == (2, "invalid_request")
-    assert told["message"]
-    assert "--help" in told["suggestion"]
+    response = json.loads(out)
+    assert (code, response["code"]) == (2, "invalid_request")
+    assert response["message"]
+    assert "--help" in response["suggestion"]
 
 
-def test_a_store_that_cannot_be_read_is_a_warning_of_a_search(kiwi: Kiwi, machine: Machine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_an_unreadable_store_is_a_warning_of_a_search(kiwi: Kiwi, machine: Machine) -> None:
     machine.script("tick", says="hello")
     kiwi("run", "tick")
     store = next(machine.user.rglob("*.db"))
@@ -138,7 +145,7 @@ def test_a_store_that_cannot_be_read_is_a_warning_of_a_search(kiwi: Kiwi, machin
     assert kiwi("search", "nothing_like_this")[2].startswith("warning: ")
 
 
-def test_a_task_is_told_with_whose_it_is_and_how_far(kiwi: Kiwi, machine: Machine) -> None:
+def test_a_task_is_shown_with_its_client_and_progress(kiwi: Kiwi, machine: Machine) -> None:
     kernel, now = Kernel(machine.project), time.time_ns() // 1_000_000
     task = Task("abcd" * 8, "ada", "tools/call", "say", "here", now, now, now + KEPT_MS, now, message="half (2/4)")
     kernel.tasks().add(task)

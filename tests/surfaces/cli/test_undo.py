@@ -1,4 +1,4 @@
-"""`kiwi undo`: what a person sees of the runs that can be undone."""
+"""`kiwi undo`: the list of runs that can be undone."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def kiwi(project: Path, kiwi: Kiwi) -> Kiwi:
     return kiwi
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 def test_a_run_is_saved_listed_shown_and_undone(project: Path, kiwi: Kiwi) -> None:
     assert "No run of this project can be undone." in kiwi("undo").err
     assert "`checkpoint: true` (`--checkpoint`)" in kiwi("run", "change").err
@@ -45,7 +47,8 @@ def test_a_run_is_saved_listed_shown_and_undone(project: Path, kiwi: Kiwi) -> No
     assert json.loads(kiwi("undo", "--json").out)["checkpoints"][0]["undoes"] == run_id
 
 
-def test_drift_is_told_with_the_way_out(project: Path, kiwi: Kiwi) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_changed_file_is_reported_with_the_command_to_force(project: Path, kiwi: Kiwi) -> None:
     run_id = json.loads(kiwi("run", "change", "--checkpoint", "--json").out)["checkpoint"]["undo"]
     (project / "notes.txt").write_text("mine since\n")
     ended = kiwi("undo", run_id)

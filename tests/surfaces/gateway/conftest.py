@@ -1,4 +1,4 @@
-"""What the gateway's tests stand on: releases, tokens, and a real server on a free port of this machine."""
+"""Shared fixtures: releases, tokens, and a real server on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -24,18 +25,18 @@ from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.registry import Actor, Pin, Release, ReleaseFile, VersionName, Visibility
-from kiwi_mcp.kernel.registry.over_http import HttpRemote
-from kiwi_mcp.manifest.digest import statement_of
+from kiwi_mcp.manifest.signatures import statement_of
+from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.primitives.http import client
 from kiwi_mcp.store.open import open_database
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.surfaces.gateway.access import AccessTokens
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.remote.http import HttpRemote
 from kiwi_mcp.surfaces.gateway.app import gateway
+from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import McpEndpoint
-from kiwi_mcp.surfaces.gateway.serve import GatewayServer, Listening, _config, _door, tools
-from kiwi_mcp.surfaces.gateway.settings import OAuth
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
-from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier
+from kiwi_mcp.surfaces.gateway.server import GatewayConfig, GatewayServer, _config, _door, tools
+from kiwi_mcp.surfaces.gateway.settings import IdentityProvider
 
 OWNER = Actor("owner", ("acme", "globex", "public"))
 
@@ -49,7 +50,7 @@ def a_release() -> Callable[..., Release]:
     ) -> Release:
         namespace, _, rest = name.partition("/")
         tool_id, _, version = rest.partition("@")
-        # A tool that stands on another namespace says so.
+        # A tool names an executor of another namespace in full.
         home = f"registry/{on.name.namespace}/" if on and on.name.namespace != namespace else ""
         ref = f"{home}{on.name.tool_id}" if on else None
         text = f"tool_id: {tool_id}\ntool_type: {'script' if on else 'primitive'}\nversion: {version}\n"
@@ -88,7 +89,7 @@ class Served:
 
     port: int
     registry: Registry
-    tokens: Tokens
+    tokens: TokenStore
 
     @property
     def url(self) -> str:
@@ -98,15 +99,23 @@ class Served:
         return self.tokens.add(name, namespaces, can_write=can_write)
 
     def remote(self, token: str) -> HttpRemote:
-        return HttpRemote(self.url, "${TEAM_TOKEN}", {"TEAM_TOKEN": token})
+        network = client.Network()
+        send = partial(client.send, secrets={"TEAM_TOKEN": token}, through=network)
+        return HttpRemote(self.url, send, network.aclose, token="${TEAM_TOKEN}")
 
     def ask(
-        self, method: str, path: str, body: Json = None, *, token: str = "", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Json | bytes = None,
+        *,
+        token: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             words = dict(headers or {}) | ({"Authorization": f"Bearer {token}"} if token else {})
-            data = body if isinstance(body, str) else json.dumps(body) if body is not None else None
+            data = body if isinstance(body, str | bytes) else json.dumps(body) if body is not None else None
             connection.request(method, path, data, words)
             reply = connection.getresponse()
             answer = reply.read()
@@ -120,16 +129,18 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def serving(home: Path) -> Iterator[Serve]:
+def serving(home: Path, loopback: None) -> Iterator[Serve]:
     """Start gateways that end with the test."""
     with ExitStack() as stack:
 
         def start(url: str, *, is_read_only: bool = False, is_open: bool = False, seconds: float = 30.0) -> Served:
             database = open_database(url)
             stack.callback(database.close)
-            registry, tokens = Registry(database, OWNER), Tokens(home / ".ai")
-            door = Door(tokens, host="127.0.0.1", names=["kiwi.test"], is_read_only=is_read_only, is_open=is_open)
-            listening = Listening(port=0)
+            registry, tokens = Registry(database, OWNER), TokenStore(home / ".ai")
+            door = Authenticator(
+                tokens, host="127.0.0.1", names=["kiwi.test"], is_read_only=is_read_only, is_open=is_open
+            )
+            listening = GatewayConfig(port=0)
             server = uvicorn.Server(_config(gateway(registry, door, seconds=seconds), listening))
             stack.enter_context(_running(server))
             return Served(server.servers[0].sockets[0].getsockname()[1], registry, tokens)
@@ -170,7 +181,7 @@ class Tools:
     """A gateway that serves tools in this event loop: its tokens, official clients of it, and bare requests to it."""
 
     url: str
-    tokens: Tokens
+    tokens: TokenStore
     endpoint: McpEndpoint
     stop: Callable[[], None]
     bare: httpx2.AsyncClient = field(default_factory=lambda: httpx2.AsyncClient(trust_env=False, timeout=30))
@@ -205,21 +216,22 @@ ServeTools = Callable[..., AbstractAsyncContextManager[Tools]]
 
 
 @pytest.fixture
-def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
+def serving_tools(home: Path, sqlite_url: str, loopback: None) -> ServeTools:
     """Serve tools for the length of a block."""
 
     @asynccontextmanager
     async def start(
         *,
         project: Path | None = None,
-        oauth: OAuth | None = None,
+        oauth: IdentityProvider | None = None,
         is_read_only: bool = False,
         is_wide: bool = False,
+        seconds: float = 30.0,
     ) -> AsyncIterator[Tools]:
-        tokens, access = Tokens(home / ".ai"), AccessTokens(oauth) if oauth else None
+        tokens, access = TokenStore(home / ".ai"), TokenVerifier(oauth) if oauth else None
         if not tokens.all():
-            tokens.add("somebody", [], can_write=False)
-        listening = Listening(port=0, names=("kiwi.test",), oauth=oauth)
+            tokens.add("ben", [], can_write=False)
+        listening = GatewayConfig(port=0, names=("kiwi.test",), oauth=oauth)
         door = _door(tokens, listening, access)
         port = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
@@ -229,7 +241,13 @@ def serving_tools(home: Path, sqlite_url: str) -> ServeTools:
                 stack.push_async_callback(access.aclose)
             kernel = VisitedKernel(project, user=home / ".ai", is_wide=is_wide)
             mcp = await stack.enter_async_context(tools(door, kernel))
-            app = gateway(Registry(database, OWNER), door, mcp=None if is_read_only else mcp)
+            app = gateway(
+                Registry(database, OWNER),
+                door,
+                mcp=None if is_read_only else mcp,
+                kernel=None if is_read_only else kernel,
+                seconds=seconds,
+            )
             server = GatewayServer(_config(app, listening), announce=port.set_result, leave=mcp.end)
             serving = asyncio.create_task(server.serve())
 

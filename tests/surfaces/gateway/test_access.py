@@ -1,4 +1,4 @@
-"""Access tokens of an identity provider on this machine: each fault is refused, and so is a silent provider."""
+"""Access tokens of an identity provider on this machine: invalid ones are refused, also if the provider is silent."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import base64
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Protocol
 
 import httpx2
 import jwt
@@ -21,15 +17,16 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_MODERN_VERSION
+from tests.plugins.http_server import HttpReply, HttpRequest, http_server
+from tests.surfaces.gateway.conftest import ServeTools, Tools
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, TokenRefused, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.surfaces.gateway import access as access_module
-from kiwi_mcp.surfaces.gateway import issuer as issuer_module
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway.access import AccessTokens, Identity
-from kiwi_mcp.surfaces.gateway.settings import OAuth, oauth_settings
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.surfaces.gateway import oauth as access_module
+from kiwi_mcp.surfaces.gateway import oauth as issuer_module
+from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier, VerifiedToken
+from kiwi_mcp.surfaces.gateway.settings import IdentityProvider, oauth_settings
 
 Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 AUDIENCE = "https://kiwi.test/mcp"
@@ -96,32 +93,24 @@ def jwk_of(key: Key) -> dict[str, Json]:
 
 
 @pytest.fixture
-def provider() -> Iterator[Provider]:
+def provider(loopback: None) -> Iterator[Provider]:
     made = Provider()
 
-    class Service(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = made.answer(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: HttpRequest) -> HttpReply:
+        status, body = made.answer(request.path)
+        return HttpReply(body, status)
 
-        def log_request(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        made.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with http_server(answer) as host:
+        made.url = f"http://{host}"
         made.publish(RSA_KEY)
-        Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         yield made
-        server.shutdown()
 
 
-def verify(provider: Provider, *tokens: str, audience: str = AUDIENCE) -> list[Identity | KiwiError]:
+def verify(provider: Provider, *tokens: str, audience: str = AUDIENCE) -> list[VerifiedToken | KiwiError]:
     """Return whom each token stands for, or why it is refused; one after the other, by one verifier."""
 
-    async def story() -> list[Identity | KiwiError]:
-        access, found = AccessTokens(OAuth(provider.url, audience)), list[Identity | KiwiError]()
+    async def story() -> list[VerifiedToken | KiwiError]:
+        access, found = TokenVerifier(IdentityProvider(provider.url, audience)), list[VerifiedToken | KiwiError]()
         for token in tokens:
             try:
                 found.append(await access.verify(token))
@@ -137,9 +126,9 @@ def part(value: Json) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-def test_a_token_of_the_provider_stands_for_its_subject(provider: Provider) -> None:
+def test_a_token_of_the_provider_identifies_its_subject(provider: Provider) -> None:
     (one,) = verify(provider, provider.token())
-    assert isinstance(one, Identity)
+    assert isinstance(one, VerifiedToken)
     assert one.name == f"{provider.url} ada"
     assert one.scopes == {"openid", "kiwi:tools"}
 
@@ -153,11 +142,11 @@ def test_a_token_of_the_provider_stands_for_its_subject(provider: Provider) -> N
         (ed25519.Ed25519PrivateKey.generate(), "EdDSA"),
     ],
 )
-def test_every_way_of_signing_on_the_list_is_taken(provider: Provider, key: Key, algorithm: str) -> None:
+def test_every_listed_signature_algorithm_is_accepted(provider: Provider, key: Key, algorithm: str) -> None:
     provider.keys.clear()
     provider.publish(key, "k")
     (one,) = verify(provider, provider.token(key, algorithm, "k"))
-    assert isinstance(one, Identity)
+    assert isinstance(one, VerifiedToken)
 
 
 @pytest.mark.case("GW-02", "GW-03")
@@ -190,10 +179,10 @@ def test_a_token_with_a_wrong_claim_is_refused(provider: Provider, changed: dict
 
 
 @pytest.mark.case("GW-03")
-def test_clocks_may_differ_by_half_a_minute(provider: Provider) -> None:
+def test_clocks_may_differ_by_thirty_seconds(provider: Provider) -> None:
     now = int(time.time())
     late, early = provider.token(exp=now - 10), provider.token(nbf=now + 10, iat=now + 10)
-    assert all(isinstance(one, Identity) for one in verify(provider, late, early))
+    assert all(isinstance(one, VerifiedToken) for one in verify(provider, late, early))
 
 
 @pytest.mark.case("GW-02")
@@ -223,10 +212,10 @@ def test_a_token_that_the_provider_did_not_sign_is_refused(provider: Provider) -
         f"{part([])}.{claims}.{signature}",
     ]
     assert [type(one) for one in verify(provider, *tokens)] == [TokenRefused] * len(tokens)
-    assert isinstance(verify(provider, good)[0], Identity)
+    assert isinstance(verify(provider, good)[0], VerifiedToken)
 
 
-def test_a_key_that_is_not_for_this_way_of_signing_is_not_used(provider: Provider) -> None:
+def test_a_key_for_another_algorithm_is_not_used(provider: Provider) -> None:
     provider.keys.clear()
     provider.publish(RSA_KEY, "enc", use="enc")
     provider.publish(RSA_KEY, "ps", alg="PS256")
@@ -237,34 +226,31 @@ def test_a_key_that_is_not_for_this_way_of_signing_is_not_used(provider: Provide
     provider.keys += [{"kid": "broken", "kty": "RSA", "n": "x"}, {"kid": "oct", "kty": "oct", "k": "c2VjcmV0"}, 7, None]
     refused = [provider.token(kid="enc"), provider.token(kid="ps"), provider.token(kid="broken"), weak]
     assert [type(one) for one in verify(provider, *refused)] == [TokenRefused] * 4
-    assert isinstance(verify(provider, provider.token(RSA_KEY, "PS256", "ps"))[0], Identity)
+    assert isinstance(verify(provider, provider.token(RSA_KEY, "PS256", "ps"))[0], VerifiedToken)
 
 
-def test_a_token_without_a_key_id_is_taken_only_where_there_is_no_choice(provider: Provider) -> None:
-    assert isinstance(verify(provider, provider.token(kid=None))[0], Identity)
+def test_a_token_without_a_key_id_is_accepted_only_with_a_single_key(provider: Provider) -> None:
+    assert isinstance(verify(provider, provider.token(kid=None))[0], VerifiedToken)
     provider.publish(OTHER_KEY, "two")
     assert isinstance(verify(provider, provider.token(kid=None))[0], TokenRefused)
 
 
-def test_keys_are_fetched_once_and_again_when_the_provider_changes_them(
+async def test_keys_are_fetched_once_and_again_after_a_rotation(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(issuer_module, "_PAUSE", 0.0)
     old = provider.token()
 
-    async def story() -> None:
-        access = AccessTokens(OAuth(provider.url, AUDIENCE))
-        for _ in range(5):
-            await access.verify(old)
-        assert provider.asked == [PATHS[0], "/keys"]
-        provider.keys.clear()
-        provider.publish(OTHER_KEY, "two")
-        assert (await access.verify(provider.token(OTHER_KEY, kid="two"))).name
-        with pytest.raises(TokenRefused):
-            await access.verify(old)
-        await access.aclose()
-
-    asyncio.run(story())
+    access = TokenVerifier(IdentityProvider(provider.url, AUDIENCE))
+    for _ in range(5):
+        await access.verify(old)
+    assert provider.asked == [PATHS[0], "/keys"]
+    provider.keys.clear()
+    provider.publish(OTHER_KEY, "two")
+    assert (await access.verify(provider.token(OTHER_KEY, kid="two"))).name
+    with pytest.raises(TokenRefused):
+        await access.verify(old)
+    await access.aclose()
 
 
 def test_a_flood_of_unknown_keys_asks_the_provider_once_a_minute(provider: Provider) -> None:
@@ -274,20 +260,17 @@ def test_a_flood_of_unknown_keys_asks_the_provider_once_a_minute(provider: Provi
     assert len(provider.asked) == 2
 
 
-def test_many_at_once_wait_for_one_answer_of_the_provider(provider: Provider) -> None:
-    async def story() -> None:
-        access = AccessTokens(OAuth(provider.url, AUDIENCE))
-        await asyncio.gather(*(access.verify(provider.token(sub=f"u{number}")) for number in range(30)))
-        await access.aclose()
-
-    asyncio.run(story())
+async def test_concurrent_requests_wait_for_one_answer_of_the_provider(provider: Provider) -> None:
+    access = TokenVerifier(IdentityProvider(provider.url, AUDIENCE))
+    await asyncio.gather(*(access.verify(provider.token(sub=f"u{number}")) for number in range(30)))
+    await access.aclose()
     assert provider.asked == [PATHS[0], "/keys"]
 
 
-def test_a_provider_that_cannot_be_asked_lets_nobody_in(provider: Provider) -> None:
+def test_an_unreachable_provider_admits_no_token(provider: Provider) -> None:
     token = provider.token()
-    nobody = Provider("http://127.0.0.1:9")
-    (one,) = verify(nobody, token)
+    unreachable = Provider("http://127.0.0.1:9")
+    (one,) = verify(unreachable, token)
     assert isinstance(one, Unavailable)
     provider.path = "/elsewhere"
     assert isinstance(verify(provider, token)[0], Unavailable)
@@ -304,68 +287,54 @@ def test_a_provider_that_cannot_be_asked_lets_nobody_in(provider: Provider) -> N
         {"jwks_uri": 7},
     ],
 )
-def test_a_provider_that_describes_itself_wrongly_lets_nobody_in(provider: Provider, metadata: dict[str, Json]) -> None:
+def test_a_provider_with_invalid_metadata_admits_no_token(provider: Provider, metadata: dict[str, Json]) -> None:
     provider.metadata = metadata
     (one,) = verify(provider, provider.token())
     assert isinstance(one, Unavailable)
 
 
-def test_the_description_is_found_where_openid_connect_has_it(provider: Provider) -> None:
+def test_the_metadata_is_found_at_the_openid_connect_location(provider: Provider) -> None:
     provider.path = PATHS[1]
-    assert isinstance(verify(provider, provider.token())[0], Identity)
+    assert isinstance(verify(provider, provider.token())[0], VerifiedToken)
 
 
-def test_known_keys_serve_while_the_provider_is_silent_and_not_for_ever(
+async def test_cached_keys_work_for_a_limited_time_while_the_provider_is_silent(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(issuer_module, "_FRESH", -1.0)
     monkeypatch.setattr(issuer_module, "_RETRY", 0.0)
 
-    async def story() -> None:
-        access = AccessTokens(OAuth(provider.url, AUDIENCE))
-        token = provider.token()
+    access = TokenVerifier(IdentityProvider(provider.url, AUDIENCE))
+    token = provider.token()
+    await access.verify(token)
+    provider.path = "/elsewhere"
+    assert (await access.verify(token)).name
+    monkeypatch.setattr(issuer_module, "_STALE", -1.0)
+    with pytest.raises(Unavailable):
         await access.verify(token)
-        provider.path = "/elsewhere"
-        assert (await access.verify(token)).name
-        monkeypatch.setattr(issuer_module, "_STALE", -1.0)
-        with pytest.raises(Unavailable):
-            await access.verify(token)
-        await access.aclose()
-
-    asyncio.run(story())
+    await access.aclose()
 
 
 # --- at the door ---
 
 
-class Served(Protocol):
-    url: str
-    tokens: Tokens
-    bare: httpx2.AsyncClient
-
-    def token(self, name: str = "ada") -> str: ...
-    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
-
-
-class Serve(Protocol):
-    def __call__(self, *, oauth: OAuth | None = None) -> AbstractAsyncContextManager[Served]: ...
-
-
-def at_the_door(serving_tools: Serve, provider: Provider, story: Callable[[Served], Awaitable[None]]) -> None:
+def at_the_door(serving_tools: ServeTools, provider: Provider, story: Callable[[Tools], Awaitable[None]]) -> None:
     async def in_time() -> None:
-        async with asyncio.timeout(45), serving_tools(oauth=OAuth(provider.url, AUDIENCE)) as served:
+        async with asyncio.timeout(45), serving_tools(oauth=IdentityProvider(provider.url, AUDIENCE)) as served:
             await story(served)
 
     asyncio.run(in_time())
 
 
-def test_a_client_finds_the_provider_and_uses_tools_with_its_token(serving_tools: Serve, provider: Provider) -> None:
-    async def story(served: Served) -> None:
+def test_a_client_finds_the_provider_and_uses_tools_with_its_token(
+    serving_tools: ServeTools, provider: Provider
+) -> None:
+    async def story(served: Tools) -> None:
         refused = await served.post("", CALL, **HEADERS)
         metadata_url = "https://kiwi.test/.well-known/oauth-protected-resource/mcp"
         assert refused.status_code == 401
-        told = f'Bearer resource_metadata="{metadata_url}", scope="kiwi:tools"'
-        assert refused.headers["www-authenticate"] == told
+        response = f'Bearer resource_metadata="{metadata_url}", scope="kiwi:tools"'
+        assert refused.headers["www-authenticate"] == response
         for path in ("", "/mcp"):
             at = served.url.replace("/mcp", f"/.well-known/oauth-protected-resource{path}")
             described = (await served.bare.get(at)).json()
@@ -378,8 +347,8 @@ def test_a_client_finds_the_provider_and_uses_tools_with_its_token(serving_tools
     at_the_door(serving_tools, provider, story)
 
 
-def test_a_refused_token_is_told_as_clients_expect_it(serving_tools: Serve, provider: Provider) -> None:
-    async def story(served: Served) -> None:
+def test_a_refused_token_gets_a_standard_challenge(serving_tools: ServeTools, provider: Provider) -> None:
+    async def story(served: Tools) -> None:
         expired = provider.token(exp=int(time.time()) - 600)
         for _ in range(40):  # however often: a client has to hear that it needs another one
             answer = await served.post(expired, CALL, **HEADERS)
@@ -395,15 +364,15 @@ def test_a_refused_token_is_told_as_clients_expect_it(serving_tools: Serve, prov
     at_the_door(serving_tools, provider, story)
 
 
-def test_what_listens_ends_with_its_token(
-    serving_tools: Serve, provider: Provider, monkeypatch: pytest.MonkeyPatch
+def test_a_listener_ends_with_its_token(
+    serving_tools: ServeTools, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_module, "_LEEWAY", 0)
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
     news: JsonObject = {"_meta": ENVELOPE, "notifications": {"toolsListChanged": True}}
     listen: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": news}
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         token = provider.token(exp=int(time.time()) + 2)
         headers = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": "subscriptions/listen"}
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -413,19 +382,21 @@ def test_what_listens_ends_with_its_token(
     at_the_door(serving_tools, provider, story)
 
 
-def test_an_access_token_is_for_tools_alone(serving_tools: Serve, provider: Provider) -> None:
-    async def story(served: Served) -> None:
+def test_an_access_token_is_valid_for_tools_only(serving_tools: ServeTools, provider: Provider) -> None:
+    async def story(served: Tools) -> None:
         words = {"Authorization": f"Bearer {provider.token()}"}
-        answer = await served.bare.get(served.url.replace("/mcp", "/registry/v1/events"), headers=words)
+        answer = await served.bare.get(served.url.replace("/mcp", "/registry/index.json"), headers=words)
         assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
 
     at_the_door(serving_tools, provider, story)
 
 
-def test_a_provider_that_is_down_is_told_and_own_tokens_still_work(serving_tools: Serve, provider: Provider) -> None:
+def test_an_unreachable_provider_is_reported_and_own_tokens_still_work(
+    serving_tools: ServeTools, provider: Provider
+) -> None:
     provider.path = "/elsewhere"
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         answer = await served.post(provider.token(), CALL, **HEADERS)
         assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (503, "unavailable")
         assert answer.headers["retry-after"]
@@ -437,12 +408,14 @@ def test_a_provider_that_is_down_is_told_and_own_tokens_still_work(serving_tools
 # --- what the owner writes ---
 
 
-def test_the_provider_is_named_by_options_or_by_a_file(tmp_path: Path) -> None:
+def test_the_provider_is_configured_by_options_or_by_a_file(tmp_path: Path) -> None:
     assert oauth_settings(tmp_path) is None
     (tmp_path / "gateway.yaml").write_text(f"issuer: https://id.test/realm\naudience: {AUDIENCE}\n")
     (tmp_path / "gateway.yaml").chmod(0o600)
-    assert oauth_settings(tmp_path) == OAuth("https://id.test/realm", AUDIENCE, "kiwi:tools")
-    assert oauth_settings(tmp_path, scope="use", issuer="https://b.test") == OAuth("https://b.test", AUDIENCE, "use")
+    assert oauth_settings(tmp_path) == IdentityProvider("https://id.test/realm", AUDIENCE, "kiwi:tools")
+    assert oauth_settings(tmp_path, scope="use", issuer="https://b.test") == IdentityProvider(
+        "https://b.test", AUDIENCE, "use"
+    )
 
 
 @pytest.mark.parametrize(
@@ -459,14 +432,14 @@ def test_the_provider_is_named_by_options_or_by_a_file(tmp_path: Path) -> None:
         ({"issuer": "https://id.test", "audience": AUDIENCE, "scope": "two words"}, "scope"),
     ],
 )
-def test_a_provider_that_could_not_be_trusted_is_not_taken(tmp_path: Path, words: dict[str, str], place: str) -> None:
+def test_an_untrustworthy_provider_is_refused(tmp_path: Path, words: dict[str, str], place: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         oauth_settings(tmp_path, **words)
     assert place in refused.value.message
 
 
 @pytest.mark.parametrize("text", ["[]", "issuer: 7\n", f"issuer: https://i.test\naudience: {AUDIENCE}\nkey: x\n", "\t"])
-def test_a_file_that_is_not_understood_or_not_private_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_or_public_file_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text(text)
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""The door of the gateway: names, origins, tokens and limits, each tried from outside."""
+"""The access checks of the gateway: host names, origins, tokens and limits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ import pytest
 
 from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.kernel.registry import wire
+from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.store.remote.http import BLOBS, INDEX
 from kiwi_mcp.surfaces.gateway import registry as registry_routes
-from kiwi_mcp.surfaces.gateway import serve
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.gateway import server as serve
+from kiwi_mcp.surfaces.gateway.app import HEALTH
+from kiwi_mcp.surfaces.gateway.auth import Authenticator
 
-ROUTES = [("GET", wire.EVENTS), ("POST", wire.READ), ("POST", wire.WRITE), ("GET", "/nothing"), ("OPTIONS", wire.READ)]
+BLOB = f"{BLOBS}/{'a' * 64}"
+ROUTES = [("GET", INDEX), ("GET", BLOB), ("PUT", BLOB), ("PUT", INDEX), ("GET", "/nothing"), ("OPTIONS", INDEX)]
 
 
 class Reply(Protocol):
@@ -34,7 +36,7 @@ class Reply(Protocol):
 
 class Served(Protocol):
     port: int
-    tokens: Tokens
+    tokens: TokenStore
 
     def token(self, name: str, *namespaces: str, can_write: bool = True) -> str: ...
     def ask(
@@ -42,6 +44,7 @@ class Served(Protocol):
     ) -> Reply: ...
 
 
+@pytest.mark.smoke
 @pytest.mark.case("GW-01", "GW-02")
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_without_a_valid_token_nothing_is_served(served_once: Served, method: str, path: str) -> None:
@@ -55,67 +58,65 @@ def test_without_a_valid_token_nothing_is_served(served_once: Served, method: st
         assert "eve" not in str(answer.body)
 
 
-def test_a_token_that_is_removed_is_refused_at_once(served_once: Served) -> None:
+def test_a_removed_token_is_refused_at_once(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
-    assert served_once.ask("GET", wire.EVENTS, token=token).status == 200
+    assert served_once.ask("GET", INDEX, token=token).status == 200
     served_once.tokens.remove("eve")
-    assert served_once.ask("GET", wire.EVENTS, token=token).status == 401
+    assert served_once.ask("GET", INDEX, token=token).status == 401
 
 
 @pytest.mark.case("GW-04")
 @pytest.mark.parametrize(
     "origin", ["http://evil.test", "null", "http://127.0.0.1:1", "https://kiwi.test.evil.test", ""]
 )
-def test_a_page_of_another_origin_is_refused_before_its_token_is_looked_at(served_once: Served, origin: str) -> None:
+def test_a_page_of_another_origin_is_refused_before_its_token_is_checked(served_once: Served, origin: str) -> None:
     token = served_once.token("eve", "acme")
-    answer = served_once.ask("GET", wire.EVENTS, token=token, headers={"Origin": origin})
+    answer = served_once.ask("GET", INDEX, token=token, headers={"Origin": origin})
     assert (answer.status, answer.body["code"]) == (403, "not_permitted")
-    same = served_once.ask("GET", wire.EVENTS, token=token, headers={"Origin": f"http://127.0.0.1:{served_once.port}"})
+    same = served_once.ask("GET", INDEX, token=token, headers={"Origin": f"http://127.0.0.1:{served_once.port}"})
     assert same.status == 200
 
 
 @pytest.mark.case("GW-05")
-def test_a_name_that_was_made_to_point_here_is_refused(served_once: Served) -> None:
+def test_a_rebound_host_name_is_refused(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
     for host in ("evil.test", "127.0.0.1.evil.test", "evil.test:80", "10.0.0.1", "[", "", "localhost@evil.test"):
-        for path in (wire.EVENTS, wire.HEALTH):
+        for path in (INDEX, HEALTH):
             answer = served_once.ask("GET", path, token=token, headers={"Host": host})
             assert (answer.status, answer.body["code"]) == (403, "not_permitted"), host
     for host in ("localhost", f"LocalHost:{served_once.port}", "[::1]:80", "kiwi.test"):
-        assert served_once.ask("GET", wire.EVENTS, token=token, headers={"Host": host}).status == 200, host
+        assert served_once.ask("GET", INDEX, token=token, headers={"Host": host}).status == 200, host
 
 
 @pytest.mark.case("GW-06")
-def test_no_other_page_is_ever_given_leave(served_once: Served) -> None:
+def test_no_other_origin_is_ever_allowed(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
-    wish = {"Origin": "http://evil.test", "Access-Control-Request-Method": "POST"}
+    wish = {"Origin": "http://evil.test", "Access-Control-Request-Method": "PUT"}
     for headers in (wish, {**wish, "Authorization": f"Bearer {token}"}):
-        answer = served_once.ask("OPTIONS", wire.WRITE, headers=headers)
+        answer = served_once.ask("OPTIONS", INDEX, headers=headers)
         assert answer.status == 403
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 @pytest.mark.case("GW-07")
-def test_a_token_in_the_address_is_refused_and_not_logged(
+def test_a_token_in_the_url_is_refused_and_not_logged(
     served_once: Served, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     token = served_once.token("eve", "acme")
-    assert served_once.ask("GET", f"{wire.EVENTS}?token={token}").status == 401
-    answer = served_once.ask("GET", f"{wire.EVENTS}?access_token={token}", token=token)
+    assert served_once.ask("GET", f"{INDEX}?token={token}").status == 401
+    answer = served_once.ask("GET", f"{INDEX}?access_token={token}", token=token)
     assert answer.status == 400
     printed = capfd.readouterr()
     assert token not in str(answer.body) + printed.out + printed.err + caplog.text
 
 
 @pytest.mark.case("GW-09")
-def test_a_body_over_the_limit_is_refused_however_it_comes(
-    served_once: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire, "MAX_BODY", 10_000)
+def test_a_body_over_the_limit_is_refused_in_any_encoding(served_once: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_routes, "_MAX_BLOB", 10_000)
     token = served_once.token("eve", "acme")
-    answer = served_once.ask("POST", wire.WRITE, "x" * 20_000, token=token)
+    answer = served_once.ask("PUT", BLOB, "x" * 20_000, token=token)
     assert (answer.status, answer.body["code"]) == (413, "too_large")
-    head = f"POST {wire.WRITE} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+    head = f"PUT {BLOB} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
     chunk = b"2000\r\n" + b"x" * 0x2000 + b"\r\n"
     with talking(served_once, head + "Transfer-Encoding: chunked\r\n\r\n") as connection:
         connection.sendall(chunk * 2)
@@ -123,17 +124,17 @@ def test_a_body_over_the_limit_is_refused_however_it_comes(
 
 
 @pytest.mark.case("GW-09")
-def test_slow_and_silent_visitors_are_sent_away_while_others_are_served(
+def test_slow_and_silent_clients_are_closed_while_others_are_served(
     served_once: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "_HEAD_SECONDS", 0.3)
     monkeypatch.setattr(registry_routes, "_BODY_SECONDS", 0.3)
     token = served_once.token("eve", "acme")
     silent = [talking(served_once, "GET ") for _ in range(50)]
-    head = f"POST {wire.READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
+    head = f"PUT {BLOB} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
     slow = [talking(served_once, head) for _ in range(8)]
     started = time.monotonic()
-    assert served_once.ask("GET", wire.EVENTS, token=token).status == 200
+    assert served_once.ask("GET", INDEX, token=token).status == 200
     assert time.monotonic() - started < 2
     assert all(b" 408 " in connection.recv(1_000) for connection in slow)
     for connection in silent:
@@ -145,15 +146,15 @@ def test_slow_and_silent_visitors_are_sent_away_while_others_are_served(
 @pytest.mark.case("GW-09")
 def test_a_head_over_the_limit_is_refused(served_once: Served) -> None:
     many = "".join(f"X-{number}: {'x' * 100}\r\n" for number in range(2_000))
-    with talking(served_once, f"GET {wire.HEALTH} HTTP/1.1\r\nHost: localhost\r\n{many}\r\n") as connection:
+    with talking(served_once, f"GET {HEALTH} HTTP/1.1\r\nHost: localhost\r\n{many}\r\n") as connection:
         assert b" 400 " in connection.recv(1_000)
-    assert served_once.ask("GET", wire.HEALTH).body == {"status": "ok"}
+    assert served_once.ask("GET", HEALTH).body == {"status": "ok"}
 
 
-def test_a_request_that_takes_too_long_is_ended(serving: Callable[..., Served], sqlite_url: str) -> None:
+def test_a_request_that_takes_too_long_is_stopped(serving: Callable[..., Served], sqlite_url: str) -> None:
     server = serving(sqlite_url, seconds=0.2)
     token = server.token("eve", "acme")
-    head = f"POST {wire.READ} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
+    head = f"PUT {BLOB} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
     with talking(server, head) as connection:
         assert b" 503 " in connection.recv(1_000)
 
@@ -172,34 +173,35 @@ def ended(connection: socket.socket) -> bool:
 
 
 @pytest.mark.case("GW-10")
-def test_wrong_tokens_are_answered_ever_more_curtly_and_right_ones_still_served(served_once: Served) -> None:
+def test_wrong_tokens_are_throttled_and_valid_ones_still_served(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
-    statuses = [served_once.ask("GET", wire.EVENTS, token=f"kiwi_{number}").status for number in range(200)]
+    statuses = [served_once.ask("GET", INDEX, token=f"kiwi_{number}").status for number in range(200)]
     assert set(statuses[:30]) == {401}
     assert set(statuses[30:]) == {429}
-    assert served_once.ask("GET", wire.EVENTS, token=token).status == 200
+    assert served_once.ask("GET", INDEX, token=token).status == 200
 
 
-def test_a_fault_of_our_own_is_an_incident_and_no_traceback(
+def test_an_internal_error_is_an_incident_without_a_traceback(
     served_once: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = served_once.token("eve", "acme")
-    monkeypatch.setattr(wire, "names_from", None)
-    answer = served_once.ask("POST", wire.READ, {}, token=token)
+    monkeypatch.setattr(registry_routes, "digest_of", None)
+    answer = served_once.ask("GET", INDEX, token=token)
     assert (answer.status, answer.body["code"]) == (500, "internal")
     assert "Traceback" not in str(answer.body)
 
 
-def test_what_is_not_served_is_told_in_the_same_shape(served_once: Served) -> None:
+def test_an_unknown_path_has_the_same_error_shape(served_once: Served) -> None:
     token = served_once.token("eve", "acme")
     assert served_once.ask("GET", "/nothing", token=token).body["code"] == "not_found"
-    assert served_once.ask("PUT", wire.READ, token=token).status == 405
-    for query in ("after=-1", "after=x", "limit=1e9", "after=" + "9" * 30):
-        assert served_once.ask("GET", f"{wire.EVENTS}?{query}", token=token).status == 400, query
+    assert served_once.ask("POST", INDEX, token=token).status == 405
+    for path in ("x", "A" * 64, "..%2fpasswd", "a" * 65):
+        assert served_once.ask("GET", f"{BLOBS}/{path}", token=token).status == 404, path
+    assert served_once.ask("GET", f"{INDEX}?after=1", token=token).status == 400
 
 
-def test_a_server_for_all_addresses_takes_any_address_and_no_unknown_name(home: Path) -> None:
-    door = Door(Tokens(home), host="0.0.0.0", names=["kiwi.test"], is_read_only=False, is_open=False)
+def test_a_server_on_all_addresses_accepts_any_address_and_no_unknown_name(home: Path) -> None:
+    door = Authenticator(TokenStore(home), host="0.0.0.0", names=["kiwi.test"], is_read_only=False, is_open=False)
     for host in ("192.0.2.7:8765", "[2001:db8::1]", "kiwi.test"):
         door.check_origin({"host": host})
     for host in ("evil.test", "localhost", ""):
@@ -207,23 +209,23 @@ def test_a_server_for_all_addresses_takes_any_address_and_no_unknown_name(home: 
             door.check_origin({"host": host})
 
 
-def test_a_token_is_kept_as_a_hash_in_a_file_for_its_owner_alone(home: Path) -> None:
-    tokens = Tokens(home / ".ai")
+def test_a_token_is_stored_as_a_hash_in_a_private_file(home: Path) -> None:
+    tokens = TokenStore(home / ".ai")
     secret = tokens.add("eve", ["acme", "public", "acme"], can_write=True)
     file = home / ".ai" / "state" / "tokens.json"
 
     assert secret not in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    found = Tokens(home / ".ai").find(secret)
+    found = TokenStore(home / ".ai").find(secret)
     assert found is not None
     assert (found.name, found.namespaces, found.can_write) == ("eve", ("acme", "public"), True)
     assert "sha256" not in found.to_json()
     assert tokens.find("") is tokens.find("kiwi_x") is tokens.find("\udcff") is None
 
 
-def test_tokens_have_one_name_each_and_no_namespace_that_is_not_theirs_to_have(home: Path) -> None:
-    tokens = Tokens(home / ".ai")
+def test_tokens_have_unique_names_and_only_valid_namespaces(home: Path) -> None:
+    tokens = TokenStore(home / ".ai")
     tokens.add("eve", ["acme"], can_write=True)
     with pytest.raises(Conflict):
         tokens.add("eve", ["acme"], can_write=False)
@@ -235,8 +237,8 @@ def test_tokens_have_one_name_each_and_no_namespace_that_is_not_theirs_to_have(h
     assert [token.name for token in tokens.all()] == ["eve"]
 
 
-def test_a_file_of_tokens_that_others_may_write_or_nobody_can_read_lets_nobody_in(home: Path) -> None:
-    tokens = Tokens(home / ".ai")
+def test_a_token_file_that_is_writable_by_others_or_unreadable_admits_no_token(home: Path) -> None:
+    tokens = TokenStore(home / ".ai")
     secret = tokens.add("eve", ["acme"], can_write=True)
     file = home / ".ai" / "state" / "tokens.json"
     whole = file.read_text()
@@ -251,14 +253,15 @@ def test_a_file_of_tokens_that_others_may_write_or_nobody_can_read_lets_nobody_i
         tokens.find(secret)
 
 
-def test_tokens_added_by_several_processes_at_once_are_all_kept(home: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_tokens_added_by_concurrent_processes_are_all_stored(home: Path) -> None:
     program = """
 import sys, pathlib
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.policy.tokens import TokenStore
 for count in range(5):
-    Tokens(pathlib.Path(sys.argv[1])).add(f"worker-{sys.argv[2]}-{count}", ["acme"], can_write=False)
+    TokenStore(pathlib.Path(sys.argv[1])).add(f"worker-{sys.argv[2]}-{count}", ["acme"], can_write=False)
 """
     words = [sys.executable, "-c", program, str(home / ".ai")]
     workers = [subprocess.Popen([*words, str(number)]) for number in range(3)]
     assert [worker.wait(50) for worker in workers] == [0, 0, 0]
-    assert len(Tokens(home / ".ai").all()) == 15
+    assert len(TokenStore(home / ".ai").all()) == 15

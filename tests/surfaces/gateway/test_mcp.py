@@ -1,47 +1,29 @@
-"""MCP over streamable HTTP: what the official client of either era does through the gateway."""
+"""MCP over streamable HTTP: the official client of either era through the gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import httpx2
 import pytest
-from mcp import Client
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY, CallToolResult
 from mcp_types.version import LATEST_MODERN_VERSION
+from tests.surfaces.gateway.conftest import ServeTools
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
 Mode = Literal["auto", "legacy"]
 EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
 PATIENCE = 45.0
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
-
-
-class Served(Protocol):
-    url: str
-    tokens: Tokens
-    endpoint: mcp_endpoint.McpEndpoint
-
-    def token(self, name: str = "ada") -> str: ...
-    def stop(self) -> None: ...
-    def client(self, token: str, *, mode: Mode = "auto") -> AbstractAsyncContextManager[Client]: ...
-    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
-
-
-class Serve(Protocol):
-    def __call__(
-        self, *, project: Path | None = None, is_read_only: bool = False
-    ) -> AbstractAsyncContextManager[Served]: ...
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -84,7 +66,7 @@ def add_sleeper(project: Path) -> str:
 
 
 def asleep(mark: str) -> int:
-    """How many processes of the machine sleep for so long."""
+    """The number of processes on the machine that sleep for this time."""
     count = 0
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -97,12 +79,14 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.smoke
+@pytest.mark.usefixtures("sandbox")
 @EACH_ERA
 @pytest.mark.req("K-PR-04")
-def test_the_official_client_finds_and_runs_a_tool_and_hears_its_progress(
-    mode: Mode, serving_tools: Serve, project: Path
+def test_the_official_client_finds_and_runs_a_tool_and_gets_its_progress(
+    mode: Mode, serving_tools: ServeTools, project: Path
 ) -> None:
-    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo told")
+    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo done")
     heard: list[float] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
@@ -127,8 +111,9 @@ def test_the_official_client_finds_and_runs_a_tool_and_hears_its_progress(
     assert heard == sorted(set(heard))
 
 
-def test_the_project_of_the_server_is_that_of_calls_that_name_none(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "teller", "echo told")
+@pytest.mark.usefixtures("sandbox")
+def test_calls_without_a_project_use_the_project_of_the_server(serving_tools: ServeTools, project: Path) -> None:
+    add_tool(project, "teller", "echo done")
 
     async def story() -> None:
         async with serving_tools(project=project) as served, served.client(served.token()) as client:
@@ -139,8 +124,9 @@ def test_the_project_of_the_server_is_that_of_calls_that_name_none(serving_tools
     run(story)
 
 
+@pytest.mark.usefixtures("sandbox")
 @EACH_ERA
-def test_who_called_stands_in_the_runs_and_sees_no_others(mode: Mode, serving_tools: Serve, project: Path) -> None:
+def test_runs_are_recorded_and_listed_per_caller(mode: Mode, serving_tools: ServeTools, project: Path) -> None:
     add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
 
     async def story() -> None:
@@ -158,12 +144,13 @@ def test_who_called_stands_in_the_runs_and_sees_no_others(mode: Mode, serving_to
                 assert answer_in(await client.call_tool("runs", {"actor": "ada"}))["code"] == "not_permitted"
 
     run(story)
-    told = asyncio.run(Kernel(project).call("runs", {"actor": "ada"})).content
-    assert [as_object(one)["tool_id"] for one in as_list(told["runs"])] == ["large"]
+    response = asyncio.run(Kernel(project).call("runs", {"actor": "ada"})).content
+    assert [as_object(one)["tool_id"] for one in as_list(response["runs"])] == ["large"]
 
 
+@pytest.mark.usefixtures("sandbox")
 @EACH_ERA
-def test_a_call_that_its_client_cancels_is_ended(mode: Mode, serving_tools: Serve, project: Path) -> None:
+def test_a_call_that_its_client_cancels_is_stopped(mode: Mode, serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project)
 
     async def story() -> None:
@@ -178,7 +165,7 @@ def test_a_call_that_its_client_cancels_is_ended(mode: Mode, serving_tools: Serv
 
 
 @EACH_ERA
-def test_sixty_four_calls_at_once_are_all_answered(mode: Mode, serving_tools: Serve, project: Path) -> None:
+def test_sixty_four_concurrent_calls_are_all_answered(mode: Mode, serving_tools: ServeTools, project: Path) -> None:
     async def story() -> None:
         async with serving_tools(project=project) as served, served.client(served.token(), mode=mode) as client:
             asked = [f"word{number}" for number in range(64)]
@@ -188,7 +175,7 @@ def test_sixty_four_calls_at_once_are_all_answered(mode: Mode, serving_tools: Se
     run(story)
 
 
-def test_clients_of_both_eras_use_one_address_at_the_same_time(serving_tools: Serve, project: Path) -> None:
+def test_clients_of_both_eras_use_one_address_concurrently(serving_tools: ServeTools, project: Path) -> None:
     async def story() -> None:
         async with serving_tools(project=project) as served:
             token = served.token()
@@ -199,8 +186,9 @@ def test_clients_of_both_eras_use_one_address_at_the_same_time(serving_tools: Se
     run(story)
 
 
-def test_a_quick_answer_is_json_and_one_that_tells_its_progress_a_stream(serving_tools: Serve, project: Path) -> None:
-    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo told")
+@pytest.mark.usefixtures("sandbox")
+def test_a_quick_answer_is_json_and_one_with_progress_a_stream(serving_tools: ServeTools, project: Path) -> None:
+    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo done")
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
@@ -210,16 +198,17 @@ def test_a_quick_answer_is_json_and_one_that_tells_its_progress_a_stream(serving
             assert quick.json()["result"]["structuredContent"]["topic"] == "overview"
             slow = call("execute", item_id="teller")
             slow = {**slow, "params": {**as_object(slow["params"]), "_meta": {**ENVELOPE, "progressToken": "t"}}}
-            told = await served.post(token, slow, **modern("execute"))
-            assert told.headers["content-type"].startswith("text/event-stream")
-            lines = [json.loads(line[6:]) for line in told.text.splitlines() if line.startswith("data: ")]
+            response = await served.post(token, slow, **modern("execute"))
+            assert response.headers["content-type"].startswith("text/event-stream")
+            lines = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
             assert lines[0]["method"] == "notifications/progress"
             assert "result" in lines[-1]
 
     run(story)
 
 
-def test_a_client_of_the_newest_era_that_leaves_ends_its_call(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_modern_client_that_leaves_cancels_its_call(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project)
 
     async def story() -> None:
@@ -233,8 +222,9 @@ def test_a_client_of_the_newest_era_that_leaves_ends_its_call(serving_tools: Ser
     run(story)
 
 
+@pytest.mark.usefixtures("sandbox")
 @EACH_ERA
-def test_a_server_that_ends_ends_its_calls_first(mode: Mode, serving_tools: Serve, project: Path) -> None:
+def test_a_server_that_stops_ends_its_calls_first(mode: Mode, serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project)
 
     async def story() -> None:
@@ -249,9 +239,10 @@ def test_a_server_that_ends_ends_its_calls_first(mode: Mode, serving_tools: Serv
     run(story)
 
 
+@pytest.mark.usefixtures("sandbox")
 @EACH_ERA
-def test_a_token_that_is_removed_takes_its_calls_with_it(
-    mode: Mode, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_removed_token_ends_its_calls(
+    mode: Mode, serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
     mark = add_sleeper(project)
@@ -268,8 +259,9 @@ def test_a_token_that_is_removed_takes_its_calls_with_it(
     run(story)
 
 
-def test_what_listens_is_ended_after_a_while_and_calls_are_not(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("sandbox")
+def test_listeners_are_closed_after_a_time_and_calls_are_not(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LISTENING_SECONDS", 0.1)
     add_tool(project, "slow", "sleep 0.5; echo done")
@@ -287,7 +279,8 @@ def test_what_listens_is_ended_after_a_while_and_calls_are_not(
     run(story)
 
 
-def test_no_process_is_left_when_many_clients_leave_at_once(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_no_process_is_left_when_many_clients_leave_at_once(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The door before `/mcp`: who may use tools, whose a session is, and what one visitor cannot take from the others."""
+"""The access checks of `/mcp`: tool tokens, sessions, and limits for each client."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import urlsplit
 
 import httpx2
@@ -18,11 +17,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from tests.surfaces.gateway.conftest import ServeTools, Tools
 
-from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.errors import Unavailable
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.surfaces.gateway import mcp
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway import sessions
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
 
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
 HELP: JsonObject = {
@@ -45,23 +46,7 @@ HANDSHAKE: JsonObject = {
 PING: JsonObject = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
 
-class Served(Protocol):
-    url: str
-    tokens: Tokens
-    bare: httpx2.AsyncClient
-    endpoint: mcp_endpoint.McpEndpoint
-
-    def token(self, name: str = "ada") -> str: ...
-    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
-
-
-class Serve(Protocol):
-    def __call__(
-        self, *, project: Path | None = None, is_read_only: bool = False
-    ) -> AbstractAsyncContextManager[Served]: ...
-
-
-def run(serving_tools: Serve, story: Callable[[Served], Awaitable[None]]) -> None:
+def run(serving_tools: ServeTools, story: Callable[[Tools], Awaitable[None]]) -> None:
     async def in_time() -> None:
         async with asyncio.timeout(45), serving_tools() as served:
             await story(served)
@@ -69,7 +54,7 @@ def run(serving_tools: Serve, story: Callable[[Served], Awaitable[None]]) -> Non
     asyncio.run(in_time())
 
 
-async def opened(served: Served, token: str) -> Mapping[str, str]:
+async def opened(served: Tools, token: str) -> Mapping[str, str]:
     """Open a session, and return the headers of a request in it."""
     answer = await served.post(token, HANDSHAKE)
     assert answer.status_code == 200, answer.text
@@ -78,8 +63,8 @@ async def opened(served: Served, token: str) -> Mapping[str, str]:
 
 @pytest.mark.case("GW-01", "GW-02")
 @pytest.mark.parametrize("body", [HELP, HANDSHAKE])
-def test_without_a_token_that_may_use_tools_there_are_none(serving_tools: Serve, body: JsonObject) -> None:
-    async def story(served: Served) -> None:
+def test_without_a_token_for_tools_no_tools_are_served(serving_tools: ServeTools, body: JsonObject) -> None:
+    async def story(served: Tools) -> None:
         headers = NEW if body is HELP else {}
         reader = served.tokens.add("reader", ["acme"], can_write=True)
         for token in ("", "kiwi_wrong", "a.b.c", "eyJhbGciOiJub25lIn0.eyJzdWIiOiJlIn0."):
@@ -95,8 +80,8 @@ def test_without_a_token_that_may_use_tools_there_are_none(serving_tools: Serve,
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_a_client_shows_why_it_was_refused(serving_tools: Serve, mode: Literal["auto", "legacy"]) -> None:
-    async def refusal(served: Served, token: str) -> str:
+def test_a_client_shows_why_it_was_refused(serving_tools: ServeTools, mode: Literal["auto", "legacy"]) -> None:
+    async def refusal(served: Tools, token: str) -> str:
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
             with pytest.raises(BaseExceptionGroup) as refused:
@@ -108,7 +93,7 @@ def test_a_client_shows_why_it_was_refused(serving_tools: Serve, mode: Literal["
         assert isinstance(fault, MCPError)
         return fault.message
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         assert "`kiwi up token add`" in await refusal(served, "kiwi_wrong")
         reader = served.tokens.add("reader", ["acme"], can_write=True)
         assert await refusal(served, reader) == (
@@ -118,27 +103,26 @@ def test_a_client_shows_why_it_was_refused(serving_tools: Serve, mode: Literal["
     run(serving_tools, story)
 
 
-def test_old_rows_of_the_file_of_tokens_allow_no_tools(home: Path) -> None:
-    tokens = Tokens(home / ".ai")
+def test_old_token_rows_allow_no_tools_and_unknown_values_are_refused(home: Path) -> None:
+    tokens = TokenStore(home / ".ai")
     secret = tokens.add("eve", [], can_write=False, can_use_tools=True)
     file = home / ".ai" / "state" / "tokens.json"
     rows = json.loads(file.read_text())
     for word in (None, "true", 1):
         rows["tokens"][0]["tools"] = word
         file.write_text(json.dumps(rows))
-        found = Tokens(home / ".ai").find(secret)
-        assert found is not None
-        assert not found.can_use_tools
+        with pytest.raises(Unavailable, match="tools"):
+            TokenStore(home / ".ai").find(secret)
     del rows["tokens"][0]["tools"]
     file.write_text(json.dumps(rows))
-    found = Tokens(home / ".ai").find(secret)
+    found = TokenStore(home / ".ai").find(secret)
     assert found is not None
     assert not found.can_use_tools
 
 
 @pytest.mark.case("GW-04", "GW-05")
-def test_foreign_pages_and_foreign_names_are_refused(serving_tools: Serve) -> None:
-    async def story(served: Served) -> None:
+def test_foreign_origins_and_host_names_are_refused(serving_tools: ServeTools) -> None:
+    async def story(served: Tools) -> None:
         token = served.token()
         for headers in ({"host": "evil.test"}, {"origin": "http://evil.test"}, {"origin": "null"}):
             for body, era in ((HELP, NEW), (HANDSHAKE, {})):
@@ -149,8 +133,8 @@ def test_foreign_pages_and_foreign_names_are_refused(serving_tools: Serve) -> No
     run(serving_tools, story)
 
 
-def test_a_session_is_only_for_the_token_that_opened_it(serving_tools: Serve) -> None:
-    async def story(served: Served) -> None:
+def test_a_session_is_valid_only_for_the_token_that_opened_it(serving_tools: ServeTools) -> None:
+    async def story(served: Tools) -> None:
         ada, eve = served.token("ada"), served.token("eve")
         session = await opened(served, ada)
         assert (await served.post(ada, PING, **session)).status_code == 200
@@ -167,8 +151,8 @@ def test_a_session_is_only_for_the_token_that_opened_it(serving_tools: Serve) ->
     run(serving_tools, story)
 
 
-def test_a_name_that_is_given_again_does_not_inherit_a_session(serving_tools: Serve) -> None:
-    async def story(served: Served) -> None:
+def test_a_reused_token_name_does_not_inherit_a_session(serving_tools: ServeTools) -> None:
+    async def story(served: Tools) -> None:
         session = await opened(served, served.token("ada"))
         served.tokens.remove("ada")
         assert (await served.post(served.token("ada"), PING, **session)).status_code == 404
@@ -176,10 +160,10 @@ def test_a_name_that_is_given_again_does_not_inherit_a_session(serving_tools: Se
     run(serving_tools, story)
 
 
-def test_nobody_takes_all_the_sessions(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_SESSIONS_EACH", 3)
+def test_one_token_cannot_use_all_sessions(serving_tools: ServeTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_SESSIONS_EACH", 3)
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         greedy, other = served.token("greedy"), served.token("other")
         for _ in range(3):
             await opened(served, greedy)
@@ -189,10 +173,10 @@ def test_nobody_takes_all_the_sessions(serving_tools: Serve, monkeypatch: pytest
     run(serving_tools, story)
 
 
-def test_a_session_that_is_not_used_ends(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_IDLE_SECONDS", 0.05)
+def test_an_unused_session_ends(serving_tools: ServeTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_IDLE_SECONDS", 0.05)
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         token = served.token()
         session = await opened(served, token)
         while (await served.post(token, PING, **session)).status_code == 200:  # noqa: ASYNC110 - the server's own clock
@@ -202,15 +186,15 @@ def test_a_session_that_is_not_used_ends(serving_tools: Serve, monkeypatch: pyte
     run(serving_tools, story)
 
 
-def test_nobody_takes_all_the_room(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_cannot_use_all_memory(serving_tools: ServeTools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_endpoint, "_AT_ONCE", 2)
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         greedy, other = served.token("greedy"), served.token("other")
-        sessions = [await opened(served, greedy) for _ in range(3)]
+        mcp = [await opened(served, greedy) for _ in range(3)]
         words = {"Authorization": f"Bearer {greedy}", "Accept": "text/event-stream"}
         streams = []
-        for session in sessions:
+        for session in mcp:
             headers = {**words, **{name.replace("_", "-"): value for name, value in session.items()}}
             request = served.bare.build_request("GET", served.url, headers=headers)
             streams.append(await served.bare.send(request, stream=True))
@@ -225,8 +209,8 @@ def test_nobody_takes_all_the_room(serving_tools: Serve, monkeypatch: pytest.Mon
 
 
 @pytest.mark.case("GW-09")
-def test_a_body_over_the_limit_is_refused_however_it_comes(serving_tools: Serve) -> None:
-    async def story(served: Served) -> None:
+def test_a_body_over_the_limit_is_refused_in_any_encoding(serving_tools: ServeTools) -> None:
+    async def story(served: Tools) -> None:
         token, large = served.token(), "x" * 5_000_000
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -244,10 +228,10 @@ def test_a_body_over_the_limit_is_refused_however_it_comes(serving_tools: Serve)
 
 
 @pytest.mark.case("GW-09")
-def test_a_body_that_does_not_come_is_not_waited_for(serving_tools: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_body_times_out(serving_tools: ServeTools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_endpoint, "_BODY_SECONDS", 0.2)
 
-    async def story(served: Served) -> None:
+    async def story(served: Tools) -> None:
         host, port = urlsplit(served.url).hostname or "", urlsplit(served.url).port or 0
         reader, writer = await asyncio.open_connection(host, port, family=socket.AF_INET)
         head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {served.token()}\r\n"
@@ -259,8 +243,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(serving_tools: Serve, monke
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000])
-def test_what_is_no_message_is_told_and_the_next_one_is_answered(serving_tools: Serve, text: str) -> None:
-    async def story(served: Served) -> None:
+def test_an_invalid_message_is_reported_and_the_next_one_is_answered(serving_tools: ServeTools, text: str) -> None:
+    async def story(served: Tools) -> None:
         token = served.token()
         session = await opened(served, token)
         for headers in (NEW, session):
@@ -270,10 +254,7 @@ def test_what_is_no_message_is_told_and_the_next_one_is_answered(serving_tools: 
     run(serving_tools, story)
 
 
-def test_a_server_that_only_gives_has_no_tools(serving_tools: Serve) -> None:
-    async def story() -> None:
-        async with serving_tools(is_read_only=True) as served:
-            answer = await served.post(served.token(), HELP, **NEW)
-            assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (404, "not_found")
-
-    asyncio.run(story())
+async def test_a_read_only_server_has_no_tools(serving_tools: ServeTools) -> None:
+    async with serving_tools(is_read_only=True) as served:
+        answer = await served.post(served.token(), HELP, **NEW)
+        assert (answer.status_code, answer.json()["error"]["data"]["code"]) == (404, "not_found")

@@ -1,4 +1,4 @@
-"""What visitors may do through the gateway, whose it is, and what becomes of it when their token goes."""
+"""Rights of gateway clients, ownership of their data, and removed tokens."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 from uuid import uuid4
 
 import httpx2
 import pytest
-from mcp import Client, ClientSession
+from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY, ElicitRequestParams, ElicitResult
 from mcp_types.version import LATEST_MODERN_VERSION
-from typer.testing import CliRunner
+from tests.surfaces.gateway.conftest import ServeTools, Tools
 
 from kiwi_mcp.domain.errors import InvalidRequest, TokenRefused, TooManyTries
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.policy.tokens import TokenStore
+from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.store.tasks import KEPT_MS, Task
-from kiwi_mcp.store.whose import STDIO
-from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.gateway import mcp as mcp_endpoint
-from kiwi_mcp.surfaces.gateway import serve
-from kiwi_mcp.surfaces.gateway.access import AccessTokens
-from kiwi_mcp.surfaces.gateway.settings import OAuth
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
-from kiwi_mcp.surfaces.gateway.visitors import Door
+from kiwi_mcp.surfaces.gateway import server
+from kiwi_mcp.surfaces.gateway.auth import Authenticator
+from kiwi_mcp.surfaces.gateway.oauth import TokenVerifier
+from kiwi_mcp.surfaces.gateway.settings import IdentityProvider
 from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, milliseconds
 
 PATIENCE = 45.0
@@ -64,23 +64,6 @@ for line in sys.stdin:
 """
 
 
-class Served(Protocol):
-    url: str
-    tokens: Tokens
-
-    def token(self, name: str = "ada", *, can_author: bool = False) -> str: ...
-    def client(
-        self, token: str, *, mode: Literal["auto", "legacy"] = "auto"
-    ) -> AbstractAsyncContextManager[Client]: ...
-    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
-
-
-class Serve(Protocol):
-    def __call__(
-        self, *, project: Path | None = None, is_wide: bool = False
-    ) -> AbstractAsyncContextManager[Served]: ...
-
-
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def in_time() -> None:
         async with asyncio.timeout(PATIENCE):
@@ -100,25 +83,25 @@ def add_tool(project: Path, name: str, script: str, more: str = "") -> None:
 
 
 async def asked(
-    served: Served, token: str, method: str, about: str, params: JsonObject, capabilities: JsonObject = ASKABLE
+    served: Tools, token: str, method: str, about: str, params: JsonObject, capabilities: JsonObject = ASKABLE
 ) -> dict[str, Any]:
     """What a request of the newest era is answered with; its header says what it is about."""
     headers = {"mcp_protocol_version": LATEST_MODERN_VERSION, "mcp_method": method, "mcp_name": about}
     meta: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: capabilities}
     body: JsonObject = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
-    told: dict[str, Any] = (await served.post(token, body, **headers)).json()
-    return told
+    response: dict[str, Any] = (await served.post(token, body, **headers)).json()
+    return response
 
 
-async def called(served: Served, token: str, verb: str, **arguments: Json) -> dict[str, Any]:
+async def called(served: Tools, token: str, verb: str, **arguments: Json) -> dict[str, Any]:
     """The answer to a meta-tool, or another verb, of a client that can neither be asked nor take tasks."""
-    told = await asked(served, token, "tools/call", verb, {"name": verb, "arguments": arguments}, {})
-    content: dict[str, Any] = told["result"]["structuredContent"]
+    response = await asked(served, token, "tools/call", verb, {"name": verb, "arguments": arguments}, {})
+    content: dict[str, Any] = response["result"]["structuredContent"]
     return content
 
 
-async def task_of(served: Served, token: str, task_id: str) -> dict[str, Any]:
-    """What is told of a task."""
+async def task_of(served: Tools, token: str, task_id: str) -> dict[str, Any]:
+    """The answer about a task."""
     return await asked(served, token, "tasks/get", task_id, {"taskId": task_id})
 
 
@@ -143,7 +126,8 @@ def is_alive(mark: str) -> bool:
     return False
 
 
-def test_a_token_named_like_the_owner_sees_nothing_of_the_owners(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_token_named_like_the_owner_sees_no_item_of_the_owner(serving_tools: ServeTools, project: Path) -> None:
     add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
 
     async def story() -> None:
@@ -161,7 +145,8 @@ def test_a_token_named_like_the_owner_sees_nothing_of_the_owners(serving_tools: 
     run(story)
 
 
-def test_what_a_visitor_made_is_not_read_by_another(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_outputs_of_one_client_are_not_readable_by_another(serving_tools: ServeTools, project: Path) -> None:
     add_tool(project, "small", "echo secret")
     add_tool(project, "large", "head -c 300000 /dev/zero | tr '\\0' x")
 
@@ -174,7 +159,7 @@ def test_what_a_visitor_made_is_not_read_by_another(serving_tools: Serve, projec
             assert (await called(served, ada, "load", **page))["content"].startswith("xxx")
             await called(served, ada, "execute", item_id="small")
             [file] = (project / ".ai" / "outputs" / "tools" / "small").iterdir()
-            page = {"item_type": "output", "item_id": f"small/{file.stem}"}  # as anybody could guess
+            page = {"item_type": "output", "item_id": f"small/{file.stem}"}  # which is easy to guess
             assert (await called(served, bob, "load", **page))["code"] == "not_found"
             assert (await called(served, ada, "load", **page))["content"] == "secret"
 
@@ -188,15 +173,15 @@ def at_once(home: Path) -> None:
     (home / ".ai" / "preferences.yaml").write_text("task_after: 0\n")
 
 
-async def a_task(served: Served, token: str, item_id: str) -> str:
+async def a_task(served: Tools, token: str, item_id: str) -> str:
     """The id of the task that a call becomes."""
     words: JsonObject = {"name": "execute", "arguments": {"item_id": item_id}}
-    told = await asked(served, token, "tools/call", "execute", words)
-    return str(told["result"]["taskId"])
+    response = await asked(served, token, "tools/call", "execute", words)
+    return str(response["result"]["taskId"])
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_name_that_is_given_again_inherits_neither_runs_nor_tasks(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("at_once", "sandbox")
+def test_a_reused_token_name_inherits_neither_runs_nor_tasks(serving_tools: ServeTools, project: Path) -> None:
     add_tool(project, "slow", "sleep 0.3")
 
     async def story() -> None:
@@ -213,26 +198,26 @@ def test_a_name_that_is_given_again_inherits_neither_runs_nor_tasks(serving_tool
 
     run(story)
     # The owner finds them all by the name that people know.
-    told = asyncio.run(Kernel(project).call("runs", {"actor": "ada"})).content
-    assert [as_object(one)["tool_id"] for one in as_list(told["runs"])] == ["slow"]
+    response = asyncio.run(Kernel(project).call("runs", {"actor": "ada"})).content
+    assert [as_object(one)["tool_id"] for one in as_list(response["runs"])] == ["slow"]
 
 
-def test_a_token_named_like_another_way_in_reads_none_of_its_tasks(serving_tools: Serve, project: Path) -> None:
+def test_a_token_named_like_another_surface_reads_none_of_its_tasks(serving_tools: ServeTools, project: Path) -> None:
     async def story() -> None:
         kernel = Kernel(project)
         now = milliseconds()
         kernel.tasks().add(Task("a" * 32, STDIO, "tools/call", "say", "here", now, now, now + KEPT_MS, now))
         await kernel.aclose()
         async with serving_tools(project=project) as served:
-            told = await task_of(served, served.token(STDIO), "a" * 32)
-            assert "No such task" in told["error"]["message"]
+            response = await task_of(served, served.token(STDIO), "a" * 32)
+            assert "No such task" in response["error"]["message"]
 
     run(story)
 
 
-@pytest.mark.usefixtures("at_once")
-def test_a_token_that_is_removed_takes_its_tasks_with_it(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("at_once", "sandbox")
+def test_a_removed_token_ends_its_tasks(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
     marks = {name: add_sleeper(project, f"sleeper_{name}") for name in ("eve", "ada")}
@@ -254,7 +239,7 @@ async def add_asker(project: Path) -> None:
     (project / "notes").mkdir()
     kernel = Kernel(project)
     words: JsonObject = {"action": "add", "server": "asker", "command": sys.executable, "args": ["-c", ASKER]}
-    added = await kernel.call("mcp", {**words, "write": ["notes"]})
+    added = await kernel.call("mcp", {**words, "write": ["notes"], "questions": True})
     assert not added.is_error, added.content
     ruled = await kernel.call("approvals", {"action": "add_rule", "item": "mcp/asker/ask"})
     assert not ruled.is_error, ruled.content
@@ -267,8 +252,9 @@ def heard(project: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_token_that_is_removed_takes_the_calls_that_wait_for_answers_with_it(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("sandbox")
+def test_a_removed_token_ends_its_calls_that_wait_for_answers(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
 
@@ -277,8 +263,8 @@ def test_a_token_that_is_removed_takes_the_calls_that_wait_for_answers_with_it(
         async with serving_tools(project=project) as served:
             words: JsonObject = {"name": "execute", "arguments": {"item_id": "mcp/asker/ask"}}
             token = served.token("eve")
-            told = await asked(served, token, "tools/call", "execute", words, {"elicitation": {}})
-            assert told["result"]["resultType"] == "input_required", told
+            response = await asked(served, token, "tools/call", "execute", words, {"elicitation": {}})
+            assert response["result"]["resultType"] == "input_required", response
             assert heard(project) == []
             served.tokens.remove("eve")
             await until(lambda: bool(heard(project)))
@@ -287,7 +273,8 @@ def test_a_token_that_is_removed_takes_the_calls_that_wait_for_answers_with_it(
     run(story)
 
 
-def test_a_question_ends_with_the_client_of_the_handshake_era_that_left(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_question_ends_when_its_handshake_client_leaves(serving_tools: ServeTools, project: Path) -> None:
     async def story() -> None:
         await add_asker(project)
         is_asked = asyncio.Event()
@@ -322,7 +309,7 @@ def test_a_question_ends_with_the_client_of_the_handshake_era_that_left(serving_
     run(story)
 
 
-def test_a_server_of_one_project_is_for_no_other(serving_tools: Serve, project: Path, tmp_path: Path) -> None:
+def test_a_server_of_one_project_serves_no_other(serving_tools: ServeTools, project: Path, tmp_path: Path) -> None:
     other, link = tmp_path / "other", tmp_path / "link"
     (other / ".ai").mkdir(parents=True)
     link.symlink_to(project)
@@ -331,10 +318,13 @@ def test_a_server_of_one_project_is_for_no_other(serving_tools: Serve, project: 
         async with serving_tools(project=project) as served:
             token = served.token(can_author=True)
             for verb in ("search", "load", "execute", "doctor", "init", "mcp", "runs"):
-                words: JsonObject = {"search": {"query": "x"}, "load": {"item_id": "x"}}.get(verb, {})
-                told = await called(served, token, verb, **words, project_path=str(other))
-                assert told["code"] == "not_permitted", verb
+                items = {name: {"item_id": "x"} for name in ("load", "execute")}
+                words: JsonObject = {"search": {"query": "x"}, **items}.get(verb, {})
+                response = await called(served, token, verb, **words, project_path=str(other))
+                assert response["code"] == "not_permitted", verb
             assert (await called(served, token, "migrate", path=str(other)))["code"] == "not_permitted"
+            by_path: JsonObject = {"action": "validate", "parameters": {"path": str(other / "tool.yaml")}}
+            assert (await called(served, token, "execute", **by_path))["code"] == "not_permitted"
             for same in (project, link):
                 assert "results" in await called(served, token, "search", query="x", project_path=str(same))
         async with serving_tools(project=project, is_wide=True) as served:
@@ -353,32 +343,39 @@ MAKING: tuple[tuple[str, JsonObject], ...] = (
     ("execute", {"action": "pull", "item_id": "quick"}),
     ("execute", {"action": "rollback", "item_id": "quick"}),
     ("load", {"item_id": "quick", "destination": "user"}),
-    ("registry", {"action": "push"}),
+    ("registry", {"action": "push", "remote": "team"}),
     ("init", {}),
     ("migrate", {}),
 )
 
 
-def test_changing_items_is_a_right_of_its_own(serving_tools: Serve, project: Path, home: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_changing_items_is_a_separate_right(serving_tools: ServeTools, project: Path, home: Path) -> None:
     add_tool(project, "quick", "echo done")
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "registry.yaml").write_text("remotes: {team: {url: https://kiwi.example.com}}\n")
 
     async def story() -> None:
         async with serving_tools(project=project) as served:
             user, author = served.token("user"), served.token("author", can_author=True)
             for verb, words in MAKING:
-                told = await called(served, user, verb, **words)
-                assert (told["code"], "--author" in told["suggestion"]) == ("not_permitted", True), (verb, words)
+                response = await called(served, user, verb, **words)
+                assert (response["code"], "--author" in response["suggestion"]) == ("not_permitted", True), (
+                    verb,
+                    words,
+                )
             for words in ({"action": "validate"}, {"action": "why"}, {"action": "versions"}, {"action": "run"}):
-                told = await called(served, user, "execute", item_id="quick", **words)
-                assert told.get("code") != "not_permitted", words
+                response = await called(served, user, "execute", item_id="quick", **words)
+                assert response.get("code") != "not_permitted", words
             assert (await called(served, author, "execute", action="sign", item_id="quick")).get("code") is None
 
     run(story)
     assert not (home / ".ai" / "tools").exists()
 
 
-def test_a_call_whose_token_is_removed_is_told_so(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("sandbox")
+def test_a_call_with_a_removed_token_is_refused(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp_endpoint, "_LOOK_SECONDS", 0.05)
     mark = add_sleeper(project, "sleeper")
@@ -404,13 +401,13 @@ def test_a_call_whose_token_is_removed_is_told_so(
     run(story)
 
 
-def test_wrong_access_tokens_count_among_the_wrong_ones(home: Path) -> None:
+def test_wrong_access_tokens_count_as_wrong_tokens(home: Path) -> None:
     async def story() -> None:
-        settings = OAuth("http://127.0.0.1:9", "https://kiwi.test/mcp")
-        access = AccessTokens(settings)
-        tokens = Tokens(home / ".ai")
+        settings = IdentityProvider("http://127.0.0.1:9", "https://kiwi.test/mcp")
+        access = TokenVerifier(settings)
+        tokens = TokenStore(home / ".ai")
         right = tokens.add("ada", [], can_write=False)
-        door = Door(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False, access=access)
+        door = Authenticator(tokens, host="127.0.0.1", names=[], is_read_only=False, is_open=False, access=access)
         found: list[type[TokenRefused]] = []
         for number in range(40):
             with pytest.raises(TokenRefused) as refused:
@@ -423,23 +420,36 @@ def test_wrong_access_tokens_count_among_the_wrong_ones(home: Path) -> None:
     run(story)
 
 
-def test_nobody_holds_more_than_a_quarter_of_the_connections() -> None:
-    assert 2 * mcp_endpoint._AT_ONCE <= serve._CONNECTIONS / 4
+def test_one_client_uses_at_most_a_quarter_of_the_connections() -> None:
+    assert 2 * mcp_endpoint._AT_ONCE <= server._CONNECTIONS / 4
 
 
-def test_a_token_that_may_make_tools_may_use_them(home: Path) -> None:
+def test_a_token_that_may_author_may_use_tools(home: Path) -> None:
     with pytest.raises(InvalidRequest, match="use them too"):
-        Tokens(home / ".ai").add("ada", [], can_write=False, can_author=True)
-    secret = Tokens(home / ".ai").add("ada", [], can_write=False, can_use_tools=True, can_author=True)
-    token = Tokens(home / ".ai").find(secret)
+        TokenStore(home / ".ai").add("ada", [], can_write=False, can_author=True)
+    secret = TokenStore(home / ".ai").add("ada", [], can_write=False, can_use_tools=True, can_author=True)
+    token = TokenStore(home / ".ai").find(secret)
     assert token is not None
     assert (token.can_use_tools, token.can_author) == (True, True)
     assert token.principal == f"token:ada:{token.sha256[:8]}"
 
 
-def test_whoever_makes_a_token_for_tools_hears_what_it_opens() -> None:
-    runner = CliRunner()
-    made = runner.invoke(up, ["token", "add", "ada", "--tools", "--author"])
-    assert "whoever has it can run what you can run here" in made.stderr
-    assert "warning" not in runner.invoke(up, ["token", "add", "bob"]).stderr
-    assert "tools author" in runner.invoke(up, ["token", "list"]).stdout
+@pytest.fixture
+def up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Run `kiwi up` in this process, and return what it writes to standard output and to standard error."""
+
+    def run(*words: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["kiwi", "up", *words])
+        with pytest.raises(SystemExit) as ended:
+            start.main()
+        assert not ended.value.code
+        printed = capsys.readouterr()
+        return printed.out, printed.err
+
+    return run
+
+
+def test_a_new_token_for_tools_comes_with_a_warning(up: Callable[..., tuple[str, str]]) -> None:
+    assert "everyone who has it can run here what you can run" in up("token", "add", "ada", "--tools", "--author")[1]
+    assert "warning" not in up("token", "add", "bob")[1]
+    assert "tools author" in up("token", "list")[0]

@@ -1,23 +1,23 @@
-"""The short way of a call over HTTP: what it says is what the SDK's own way says, and it ends when that would."""
+"""The fast path of a call over HTTP: it answers and ends like the SDK."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 from uuid import uuid4
 
 import httpx2
 import pytest
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
+from tests.surfaces.gateway.conftest import ServeTools, Tools
 
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.surfaces.gateway import reply, sessions
-from kiwi_mcp.surfaces.gateway.sessions import Session
+from kiwi_mcp.surfaces.gateway import fast_path, mcp
+from kiwi_mcp.surfaces.gateway.mcp import Session
 
 ENVELOPE: JsonObject = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -31,19 +31,7 @@ CALLS: list[JsonObject] = [
 ]
 
 
-class Served(Protocol):
-    url: str
-    bare: httpx2.AsyncClient
-
-    def token(self, name: str = "ada") -> str: ...
-    async def post(self, token: str, body: Json, **headers: str) -> httpx2.Response: ...
-
-
-class Serve(Protocol):
-    def __call__(self, *, project: Path | None = None) -> AbstractAsyncContextManager[Served]: ...
-
-
-def run(serving_tools: Serve, project: Path, story: Callable[[Served, str], Awaitable[None]]) -> None:
+def run(serving_tools: ServeTools, project: Path, story: Callable[[Tools, str], Awaitable[None]]) -> None:
     async def in_time() -> None:
         async with asyncio.timeout(45), serving_tools(project=project) as served:
             await story(served, served.token())
@@ -52,7 +40,7 @@ def run(serving_tools: Serve, project: Path, story: Callable[[Served, str], Awai
 
 
 async def opened(
-    served: Served, token: str, version: str = LATEST_HANDSHAKE_VERSION, capabilities: JsonObject | None = None
+    served: Tools, token: str, version: str = LATEST_HANDSHAKE_VERSION, capabilities: JsonObject | None = None
 ) -> Mapping[str, str]:
     """Open a session, and return the headers of a request in it."""
     params: JsonObject = {"protocolVersion": version, "capabilities": capabilities or {}, "clientInfo": {"name": "a", "version": "1"}}  # fmt: skip  # noqa: E501 - one line of the wire
@@ -75,7 +63,7 @@ def modern(params: JsonObject) -> tuple[JsonObject, dict[str, str]]:
 
 
 def messages(answer: httpx2.Response) -> list[str]:
-    """Return the messages of an answer as they stand in it, whatever its form."""
+    """Return the messages of an answer unchanged, in any form."""
     if answer.headers["content-type"].startswith(EVENTS):
         return [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     return [answer.text]
@@ -83,7 +71,7 @@ def messages(answer: httpx2.Response) -> list[str]:
 
 def long_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Session, "_begin", lambda *_: False)
-    patch.setattr(sessions, "is_modern_call", lambda _: False)
+    patch.setattr(mcp, "is_modern_call", lambda _: False)
 
 
 def add_tool(project: Path, name: str, script: str) -> None:
@@ -118,10 +106,10 @@ def is_alive(mark: str) -> bool:
 
 
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
-def test_a_session_says_what_the_sdk_says_and_as_plain_json(
-    version: str, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_session_answers_like_the_sdk_in_plain_json(
+    version: str, serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         headers = await opened(served, token, version)
         for params in CALLS:
             short = await served.post(token, a_call(params), **headers)
@@ -136,10 +124,10 @@ def test_a_session_says_what_the_sdk_says_and_as_plain_json(
     run(serving_tools, project, story)
 
 
-def test_a_call_of_the_newest_era_says_what_the_sdk_says(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_modern_call_is_answered_like_the_sdk(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         for params in CALLS:
             body, headers = modern(params)
             wrong: list[dict[str, str]] = [{}, {"mcp_name": "other"}, {"mcp_method": "ping"}, {"accept": JSON}]
@@ -155,10 +143,10 @@ def test_a_call_of_the_newest_era_says_what_the_sdk_says(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"jsonrpc":"2.0","id":1.5,"method":"tools/call"}', "🥝"])
-def test_what_is_no_message_is_the_sdks_to_refuse(
-    text: str, serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_message_is_left_to_the_sdk(
+    text: str, serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         session = await opened(served, token)
         for headers in (session, modern(CALLS[0])[1]):
             short = await served.post(token, text, **headers)
@@ -171,8 +159,8 @@ def test_what_is_no_message_is_the_sdks_to_refuse(
     run(serving_tools, project, story)
 
 
-def test_a_client_that_can_be_asked_while_it_waits_gets_a_stream(serving_tools: Serve, project: Path) -> None:
-    async def story(served: Served, token: str) -> None:
+def test_a_client_that_can_be_asked_gets_a_stream(serving_tools: ServeTools, project: Path) -> None:
+    async def story(served: Tools, token: str) -> None:
         headers = await opened(served, token, capabilities={"elicitation": {}})
         answer = await served.post(token, a_call(CALLS[0]), **headers)
         assert answer.headers["content-type"].startswith(EVENTS)
@@ -180,34 +168,36 @@ def test_a_client_that_can_be_asked_while_it_waits_gets_a_stream(serving_tools: 
     run(serving_tools, project, story)
 
 
-def test_what_comes_before_the_answer_makes_it_a_stream(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("sandbox")
+def test_a_message_before_the_answer_makes_it_a_stream(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo told")
+    add_tool(project, "teller", "echo '::progress 1/2 half'; sleep 0.2; echo done")
     params: JsonObject = {"name": "execute", "arguments": {"item_id": "teller"}, "_meta": {"progressToken": "t"}}
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         body, headers = modern(params)
         for answer in (
             await served.post(token, a_call(params), **await opened(served, token)),
             await served.post(token, body, **headers),
         ):
             assert answer.headers["content-type"] == EVENTS
-            told = [json.loads(message) for message in messages(answer)]
-            assert told[0]["method"] == "notifications/progress"
-            assert told[-1]["result"]["isError"] is False
+            response = [json.loads(message) for message in messages(answer)]
+            assert response[0]["method"] == "notifications/progress"
+            assert response[-1]["result"]["isError"] is False
 
     run(serving_tools, project, story)
 
 
-def test_a_long_silence_is_broken_by_comments(
-    serving_tools: Serve, project: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("sandbox")
+def test_a_long_silence_is_interrupted_by_comments(
+    serving_tools: ServeTools, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reply, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(fast_path, "PING_SECONDS", 0.05)
     add_tool(project, "slow", "sleep 0.4")
     params: JsonObject = {"name": "execute", "arguments": {"item_id": "slow"}}
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         body, headers = modern(params)
         for answer in (
             await served.post(token, a_call(params), **await opened(served, token)),
@@ -219,7 +209,7 @@ def test_a_long_silence_is_broken_by_comments(
     run(serving_tools, project, story)
 
 
-async def _sleeping(served: Served, token: str, mark: str, headers: Mapping[str, str]) -> asyncio.Task[httpx2.Response]:
+async def _sleeping(served: Tools, token: str, mark: str, headers: Mapping[str, str]) -> asyncio.Task[httpx2.Response]:
     """Call the tool that sleeps, and return the call under way when its process runs."""
     params: JsonObject = {"name": "execute", "arguments": {"item_id": "sleeper"}}
     calling = asyncio.create_task(served.post(token, a_call(params, 9), **headers))
@@ -227,11 +217,12 @@ async def _sleeping(served: Served, token: str, mark: str, headers: Mapping[str,
     return calling
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-PR-04")
-def test_a_call_that_is_called_off_is_ended_and_says_so(serving_tools: Serve, project: Path) -> None:
+def test_a_cancelled_call_is_stopped_and_reported(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project, 60)
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         headers = await opened(served, token)
         calling = await _sleeping(served, token, mark, headers)
         off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
@@ -243,10 +234,11 @@ def test_a_call_that_is_called_off_is_ended_and_says_so(serving_tools: Serve, pr
     run(serving_tools, project, story)
 
 
-def test_the_end_of_a_session_ends_its_calls(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_end_of_a_session_ends_its_calls(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project, 60)
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         headers = await opened(served, token)
         calling = await _sleeping(served, token, mark, headers)
         words = {"Authorization": f"Bearer {token}", "mcp-session-id": headers["mcp_session_id"]}
@@ -257,10 +249,11 @@ def test_the_end_of_a_session_ends_its_calls(serving_tools: Serve, project: Path
     run(serving_tools, project, story)
 
 
-def test_another_ones_number_calls_off_nothing(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_request_id_of_another_session_cancels_nothing(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project, 1)
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         headers, other = await opened(served, token), served.token("bob")
         theirs = await opened(served, other)
         calling = await _sleeping(served, token, mark, headers)
@@ -272,17 +265,18 @@ def test_another_ones_number_calls_off_nothing(serving_tools: Serve, project: Pa
     run(serving_tools, project, story)
 
 
-async def _statuses(served: Served, token: str) -> list[str]:
-    """How the runs of whoever has the token ended."""
+async def _statuses(served: Tools, token: str) -> list[str]:
+    """The statuses of the runs of a token."""
     body, headers = modern({"name": "runs", "arguments": {}})
-    told = (await served.post(token, body, **headers)).json()["result"]["structuredContent"]
-    return [one["status"] for one in told["runs"]]
+    response = (await served.post(token, body, **headers)).json()["result"]["structuredContent"]
+    return [one["status"] for one in response["runs"]]
 
 
-def test_a_client_of_the_handshake_era_that_leaves_does_not_end_its_call(serving_tools: Serve, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_handshake_client_that_disconnects_does_not_end_its_call(serving_tools: ServeTools, project: Path) -> None:
     mark = add_sleeper(project, 1)
 
-    async def story(served: Served, token: str) -> None:
+    async def story(served: Tools, token: str) -> None:
         calling = await _sleeping(served, token, mark, await opened(served, token))
         calling.cancel()
         await until(lambda: not is_alive(mark))

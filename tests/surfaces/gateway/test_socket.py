@@ -1,4 +1,4 @@
-"""`kiwi up --socket`: a gateway that only processes of its own user reach, whatever the socket's permissions say."""
+"""`kiwi up --socket`: a gateway for processes of the same user, with any socket permissions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.policy.tokens import TokenStore
 
 PROGRAM = """
 import sys
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces.cli import gateway
+from kiwi_mcp.surfaces.cli.help import find
+from kiwi_mcp.surfaces.cli.inputs import read
+from kiwi_mcp.surfaces.cli.parser import parse
 try:
-    up()
+    row, rest = find(["up", *sys.argv[1:]])
+    getattr(gateway, row["run"].removeprefix("gateway."))(row, read(row, parse(row, rest)))
 except KiwiError as error:
     print(error.message, error.suggestion, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -44,7 +48,7 @@ except OSError as fault:
 
 
 @pytest.fixture
-def grounds() -> Iterator[Path]:
+def grounds(processes: None) -> Iterator[Path]:
     """A folder that every user may enter, with a short name."""
     with TemporaryDirectory(prefix="kiwi-socket-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -62,7 +66,7 @@ def kiwi_up(*words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, object]:
+def ready_message(process: subprocess.Popen[str]) -> dict[str, object]:
     assert process.stdout
     said: dict[str, object] = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
     return said
@@ -78,15 +82,15 @@ def ask(path: Path) -> bytes:
 
 @pytest.mark.case("GW-11")
 def test_the_owner_is_answered_and_another_user_is_refused_by_permission_and_by_peer(grounds: Path, home: Path) -> None:
-    Tokens(home / ".ai").add("eve", ["acme"], can_write=True)
+    TokenStore(home / ".ai").add("eve", ["acme"], can_write=True)
     path = grounds / "kiwi.sock"
     with kiwi_up("--socket", str(path), "--json") as process:
-        assert told(process)["socket"] == str(path)
+        assert ready_message(process)["socket"] == str(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert ask(path).endswith(b'{"status":"ok"}')
         if os.geteuid() == 0:
             assert knock(path) == "PermissionError"
-            path.chmod(0o666)  # somebody was careless
+            path.chmod(0o666)  # permissions set by mistake
             assert knock(path) in {"b''", "ConnectionResetError", "BrokenPipeError"}
             assert ask(path).endswith(b'{"status":"ok"}')
         process.terminate()
@@ -105,13 +109,13 @@ def knock(path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_socket_that_was_left_behind_gives_way_and_what_else_is_there_stays(grounds: Path, home: Path) -> None:
-    Tokens(home / ".ai").add("eve", ["acme"], can_write=True)
+def test_a_stale_socket_is_replaced_and_other_files_stay(grounds: Path, home: Path) -> None:
+    TokenStore(home / ".ai").add("eve", ["acme"], can_write=True)
     path = grounds / "kiwi.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     with kiwi_up("--socket", str(path), "--json") as process:
-        told(process)
+        ready_message(process)
         assert ask(path).endswith(b'{"status":"ok"}')
         with kiwi_up("--socket", str(path)) as second:
             assert second.wait(20) == 7
@@ -123,7 +127,7 @@ def test_a_socket_that_was_left_behind_gives_way_and_what_else_is_there_stays(gr
     assert other.read_text() == "mine"
 
 
-def test_a_path_that_no_socket_can_have_is_refused(grounds: Path, home: Path) -> None:
-    Tokens(home / ".ai").add("eve", ["acme"], can_write=True)
+def test_an_invalid_socket_path_is_refused(grounds: Path, home: Path) -> None:
+    TokenStore(home / ".ai").add("eve", ["acme"], can_write=True)
     with kiwi_up("--socket", str(grounds / ("x" * 120))) as process:
         assert process.wait(20) == 4

@@ -18,14 +18,21 @@ from typing import Any
 import pytest
 
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.surfaces.gateway.tokens import Tokens
+from kiwi_mcp.policy.tokens import TokenStore
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 PROGRAM = """
 import sys
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.surfaces.cli.gateway import up
+from kiwi_mcp.surfaces.cli import actions, gateway
+from kiwi_mcp.surfaces.cli.help import find
+from kiwi_mcp.surfaces.cli.inputs import read
+from kiwi_mcp.surfaces.cli.parser import parse
 try:
-    up()
+    row, rest = find(["up", *sys.argv[1:]])
+    module, _, name = row["run"].partition(".")
+    sys.exit(getattr({"actions": actions, "gateway": gateway}[module], name)(row, read(row, parse(row, rest))))
 except KiwiError as error:
     print(error.message, error.suggestion, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -49,15 +56,15 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_listens_answers_and_ends_when_asked(home: Path, ending: signal.Signals) -> None:
-    Tokens(home / ".ai").add("eve", ["acme"], can_write=True)
+def test_the_server_reports_its_address_answers_and_stops_on_request(home: Path, ending: signal.Signals) -> None:
+    TokenStore(home / ".ai").add("eve", ["acme"], can_write=True)
     with kiwi_up("--port", "0", "--json") as process:
         line = first_line(process)
         assert process.stdout
-        told = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
-        assert told["url"] in line
-        assert told["url"] == f"http://127.0.0.1:{told['port']}"
-        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=10)
+        response = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        assert response["url"] in line
+        assert response["url"] == f"http://127.0.0.1:{response['port']}"
+        connection = http.client.HTTPConnection("127.0.0.1", response["port"], timeout=10)
         connection.request("GET", "/health")
         assert json.loads(connection.getresponse().read()) == {"status": "ok"}
         connection.close()
@@ -69,19 +76,19 @@ def test_it_says_where_it_listens_answers_and_ends_when_asked(home: Path, ending
 
 @pytest.mark.case("GW-08")
 @pytest.mark.parametrize("words", [[], ["--host", "0.0.0.0"], ["--host", "0.0.0.0", "--read-only"]])
-def test_without_tokens_it_does_not_start_where_anybody_else_could_use_it(words: list[str]) -> None:
+def test_without_tokens_the_server_does_not_start_on_a_public_address(words: list[str]) -> None:
     with kiwi_up("--port", "0", *words) as process:
         assert process.wait(20) == 4
         assert "kiwi up token add" in first_line(process)
 
 
-def test_without_tokens_it_lets_this_machine_read() -> None:
+def test_without_tokens_the_local_machine_may_read() -> None:
     with kiwi_up("--port", "0", "--read-only") as process:
         assert "(read-only)" in first_line(process)
 
 
-def test_a_port_that_is_taken_is_told(home: Path) -> None:
-    Tokens(home / ".ai").add("eve", ["acme"], can_write=True)
+def test_a_port_in_use_is_reported(home: Path) -> None:
+    TokenStore(home / ".ai").add("eve", ["acme"], can_write=True)
     with kiwi_up("--port", "0") as first:
         port = first_line(first).rsplit(":", 1)[1].strip()
         with kiwi_up("--port", port) as second:
@@ -89,9 +96,10 @@ def test_a_port_that_is_taken_is_told(home: Path) -> None:
             assert "--port 0" in first_line(second)
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("is_modern", [True, False])
-def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, project: Path, is_modern: bool) -> None:
-    token = Tokens(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
+def test_a_stopped_server_leaves_no_process_of_a_call(home: Path, project: Path, is_modern: bool) -> None:
+    token = TokenStore(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
     folder = project / ".ai" / "tools" / "sleeper"
     folder.mkdir(parents=True)
     mark = f"60.{os.getpid()}{int(is_modern)}"  # in its jail it has a number of its own, so it is known by a word
@@ -102,9 +110,9 @@ def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, p
     )
     sign(project, "sleeper")
     with kiwi_up("--port", "0", "--json", "--project", str(project)) as process:
-        told = answer_of(process)
-        assert told["mcp"] == f"{told['url']}/mcp"
-        connection = http.client.HTTPConnection("127.0.0.1", told["port"], timeout=20)
+        response = answer_of(process)
+        assert response["mcp"] == f"{response['url']}/mcp"
+        connection = http.client.HTTPConnection("127.0.0.1", response["port"], timeout=20)
         session = {} if is_modern else opened(connection, token)
         begin_call(connection, token, session, is_modern=is_modern)
         end = time.monotonic() + 20
@@ -120,8 +128,8 @@ def test_a_server_that_is_ended_leaves_no_process_of_a_call_behind(home: Path, p
 
 def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout
-    told: dict[str, Any] = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
-    return told
+    response: dict[str, Any] = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+    return response
 
 
 def opened(connection: http.client.HTTPConnection, token: str) -> dict[str, str]:
@@ -150,7 +158,7 @@ def send(connection: http.client.HTTPConnection, token: str, message: dict[str, 
 
 
 def sleepers(mark: str) -> list[str]:
-    """The processes of the machine that sleep for so long."""
+    """The processes on the machine that sleep for this time."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -162,7 +170,7 @@ def sleepers(mark: str) -> list[str]:
 
 
 def sign(project: Path, name: str) -> None:
-    """Let the owner stand by a tool, so that it is held like the owner's own."""
+    """Sign a tool as the owner, so that it runs at the level of the owner."""
 
     async def story() -> None:
         kernel = Kernel(project)
@@ -174,18 +182,20 @@ def sign(project: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--project", "/no/such/folder"], "is not a folder"),
         (["--issuer", "https://id.test"], "--audience URL"),
         (["--issuer", "http://id.test", "--audience", "https://k.test/mcp"], "https://name/path"),
     ],
 )
-def test_what_cannot_be_served_is_told_before_anything_listens(home: Path, words: list[str], told: str) -> None:
-    Tokens(home / ".ai").add("eve", [], can_write=False)
+def test_an_invalid_configuration_is_reported_before_anything_listens(
+    home: Path, words: list[str], expected: str
+) -> None:
+    TokenStore(home / ".ai").add("eve", [], can_write=False)
     with kiwi_up("--port", "0", *words) as process:
         assert process.wait(20) == 4
-        assert told in first_line(process)
+        assert expected in first_line(process)
 
 
 def test_an_identity_provider_is_enough_to_start(home: Path) -> None:
@@ -194,10 +204,10 @@ def test_an_identity_provider_is_enough_to_start(home: Path) -> None:
         assert answer_of(process)["mcp"] == "https://kiwi.test/mcp"
 
 
-def test_it_serves_the_project_it_is_started_in_unless_told_otherwise(
+def test_the_server_serves_the_current_project_by_default(
     home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Tokens(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
+    TokenStore(home / ".ai").add("eve", [], can_write=False, can_use_tools=True)
     (project / ".ai/tools").mkdir()
     (project / ".ai/tools/hi.yaml").write_text(
         "tool_id: hi\ntool_type: api\nversion: 1.0.0\nexecutor: http_client\ndescription: Says hi\n"
@@ -207,25 +217,25 @@ def test_it_serves_the_project_it_is_started_in_unless_told_otherwise(
     (project / "deep").mkdir()
     monkeypatch.chdir(project / "deep")
     with kiwi_up("--port", "0", "--json") as process:
-        told = answer_of(process)
-        assert (told["project"], told["always_sent"]) == (str(project), 1)
+        response = answer_of(process)
+        assert (response["project"], response["always_sent"]) == (str(project), 1)
         assert process.stderr
         said = [process.stderr.readline() for _ in range(3)]
         assert said[2] == f"  tools of {project}; 1 always sent\n"
     with kiwi_up("--port", "0", "--json", "--no-project") as process:
-        told = answer_of(process)
-        assert (told["project"], told["always_sent"]) == (None, 0)
+        response = answer_of(process)
+        assert (response["project"], response["always_sent"]) == (None, 0)
     monkeypatch.chdir(home)  # no project, though the user's own folder is there
     with kiwi_up("--port", "0", "--json") as process:
         assert answer_of(process)["project"] is None
 
 
-def test_a_server_that_only_gives_offers_no_tools(home: Path) -> None:
+def test_a_read_only_server_offers_no_tools(home: Path) -> None:
     with kiwi_up("--port", "0", "--json", "--read-only") as process:
         assert answer_of(process)["mcp"] is None
 
 
-def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
+def test_tokens_are_created_listed_and_removed_by_commands(home: Path) -> None:
     def kiwi(*words: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=30, check=False
@@ -233,13 +243,13 @@ def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
         return done.stdout if done.returncode == 0 else f"{done.returncode}: {done.stderr}"
 
     secret = kiwi("token", "add", "eve", "--namespaces", "acme, public", "--write").strip()
-    assert Tokens(home / ".ai").find(secret)
+    assert TokenStore(home / ".ai").find(secret)
     listed = json.loads(kiwi("token", "list", "--json"))["tokens"]
     assert [(row["name"], row["right"], row["namespaces"]) for row in listed] == [("eve", "write", ["acme", "public"])]
     assert not listed[0]["tools"]
     assert secret not in kiwi("token", "list")
     tools = kiwi("token", "add", "ada", "--tools").strip()
-    found = Tokens(home / ".ai").find(tools)
+    found = TokenStore(home / ".ai").find(tools)
     assert found is not None
     assert found.can_use_tools
     assert "ada  agent  read tools  -" in kiwi("token", "list")
@@ -249,7 +259,7 @@ def test_tokens_are_made_listed_and_removed_by_commands(home: Path) -> None:
 
 def test_the_kernel_and_the_commands_load_no_server(home: Path) -> None:
     program = (
-        "import sys, kiwi_mcp.kernel, kiwi_mcp.surfaces.cli.gateway, kiwi_mcp.kernel.registry.remotes\n"
+        "import sys, kiwi_mcp.kernel, kiwi_mcp.surfaces.cli.gateway, kiwi_mcp.kernel.remotes\n"
         "print([name for name in ('starlette', 'uvicorn', 'psycopg') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)

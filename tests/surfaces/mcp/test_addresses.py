@@ -1,4 +1,4 @@
-"""Addresses and the templates that stand for them."""
+"""Resource URIs and their templates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, match, tail
+from kiwi_mcp.surfaces.mcp.resources import match
+from kiwi_mcp.surfaces.mcp.tool_list import KNOWLEDGE, tail
 
 
 @pytest.mark.parametrize(
@@ -24,18 +25,16 @@ from kiwi_mcp.surfaces.mcp.addresses import KNOWLEDGE, match, tail
         ("test://plain", "test://plain", None),
     ],
 )
-def test_a_template_is_filled_by_the_addresses_it_stands_for(
-    template: str, uri: str, filled: dict[str, str] | None
-) -> None:
+def test_a_uri_matches_its_template(template: str, uri: str, filled: dict[str, str] | None) -> None:
     assert match(template, uri) == filled
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_what_was_filled_in_is_found_again(first: str, second: str) -> None:
+def test_substituted_values_are_parsed_back(first: str, second: str) -> None:
     uri = f"test://{quote(first, safe='')}/x/{quote(second, safe='')}"
     assert match("test://{a}/x/{b}", uri) == {"a": first, "b": second}
 
 
-def test_what_an_address_of_kiwi_names_is_its_end() -> None:
+def test_a_kiwi_uri_names_its_item() -> None:
     assert tail("kiwi://knowledge/a%20b", KNOWLEDGE) == "a b"
     assert tail("kiwi://other/a", KNOWLEDGE) == ""

@@ -1,4 +1,4 @@
-"""The owner's word through MCP: asked by forms in both eras, required without them, and never a tool call."""
+"""Approvals through MCP: asked by forms in both eras, required without them, and never a tool call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from mcp_types import CallToolResult, ElicitResult
 
 import kiwi_mcp
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 Mode = Literal["auto", "legacy"]
 EACH_ERA = pytest.mark.parametrize("mode", ["auto", "legacy"])
 PATIENCE = 60.0
@@ -27,7 +29,7 @@ def answer_in(result: CallToolResult) -> dict[str, Any]:
 
 
 class Person:
-    """Whoever sits at the client, who answers forms as told."""
+    """The person at the client, with scripted answers to forms."""
 
     def __init__(self, answer: ElicitResult | None) -> None:
         self.asked: list[Any] = []
@@ -56,11 +58,11 @@ def note(text: str) -> dict[str, Any]:
 
 @EACH_ERA
 @pytest.mark.req("K4")
-def test_a_person_at_the_client_is_asked_and_says_yes_once_and_for_always(
+async def test_a_person_at_the_client_is_asked_and_approves_once_or_always(
     mode: Mode, project: Path, sent: list[str]
 ) -> None:
     person = Person(ElicitResult(action="accept", content={"approve": True, "always": "this tool"}))
-    first, second = asyncio.run(person.story(mode, project, note("one"), note("two")))
+    first, second = await person.story(mode, project, note("one"), note("two"))
     assert (first["status"], second["status"]) == ("success", "success")
     assert "rule_id" in second["approval"]
     assert len(person.asked) == 1
@@ -72,18 +74,18 @@ def test_a_person_at_the_client_is_asked_and_says_yes_once_and_for_always(
 @EACH_ERA
 @pytest.mark.req("K4")
 @pytest.mark.case("APPR-06")
-def test_a_person_who_declines_is_not_asked_again_about_the_same(mode: Mode, project: Path, sent: list[str]) -> None:
+async def test_a_person_who_declines_is_not_asked_again(mode: Mode, project: Path, sent: list[str]) -> None:
     person = Person(ElicitResult(action="decline"))
-    told = asyncio.run(person.story(mode, project, note("one"), note("one")))
-    assert [one["code"] for one in told] == ["denied", "denied"]
+    response = await person.story(mode, project, note("one"), note("one"))
+    assert [one["code"] for one in response] == ["denied", "denied"]
     assert (len(person.asked), sent) == (1, [])
 
 
 @EACH_ERA
 @pytest.mark.case("APPR-06")
-def test_a_person_who_closes_the_form_has_said_nothing(mode: Mode, project: Path, sent: list[str]) -> None:
+async def test_closing_the_form_is_no_answer(mode: Mode, project: Path, sent: list[str]) -> None:
     person = Person(ElicitResult(action="cancel"))
-    first, second = asyncio.run(person.story(mode, project, note("one"), note("one")))
+    first, second = await person.story(mode, project, note("one"), note("one"))
     assert (first["code"], second["code"]) == ("approval_required", "approval_required")
     assert first["approval_id"] == second["approval_id"]
     assert (len(person.asked), sent) == (2, [])
@@ -94,11 +96,11 @@ def test_a_person_who_closes_the_form_has_said_nothing(mode: Mode, project: Path
 @pytest.mark.req("K4")
 @pytest.mark.case("APPR-04")
 @pytest.mark.case("PINJ-03")
-def test_a_client_without_forms_is_told_what_waits_and_cannot_answer_by_a_call(
+async def test_a_client_without_forms_sees_what_waits_and_cannot_answer_by_a_call(
     mode: Mode, project: Path, sent: list[str]
 ) -> None:
     person = Person(None)
-    (waiting,) = asyncio.run(person.story(mode, project, note("one")))
+    (waiting,) = await person.story(mode, project, note("one"))
     assert waiting["code"] == "approval_required"
     assert waiting["approval_id"] in waiting["suggestion"]
     # What a page of knowledge, or a result, may talk a model into trying.
@@ -108,7 +110,12 @@ def test_a_client_without_forms_is_told_what_waits_and_cannot_answer_by_a_call(
         {"item_id": "approvals", "parameters": {"action": "approve", "approval_id": waiting["approval_id"]}},
         note("one"),
     ]
-    told = asyncio.run(person.story(mode, project, *tries))
-    assert [one["code"] for one in told] == ["not_permitted", "not_permitted", "tool_not_found", "approval_required"]
-    assert told[-1]["approval_id"] == waiting["approval_id"]
+    response = await person.story(mode, project, *tries)
+    assert [one["code"] for one in response] == [
+        "not_permitted",
+        "not_permitted",
+        "tool_not_found",
+        "approval_required",
+    ]
+    assert response[-1]["approval_id"] == waiting["approval_id"]
     assert sent == []

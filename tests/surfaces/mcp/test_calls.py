@@ -1,4 +1,4 @@
-"""Calls as clients of both eras make them: asked back, gone on as tasks, cancelled; and nothing ever runs twice."""
+"""Calls of clients of both eras: questions, tasks and cancellation; and no call runs twice."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from kiwi_mcp.domain.caller import Caller, Question, nobody, unheard
+from kiwi_mcp.domain.calls import Caller, Question, no_answers, unheard
 from kiwi_mcp.domain.errors import StoreUnavailable, Unanswered
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.offers import TaskUse
+from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.outcome import Progress, silent
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.tasks import KEPT_MS, LOST, STALE_MS, Task, Tasks
 from kiwi_mcp.surfaces.mcp import calls as calls_module
-from kiwi_mcp.surfaces.mcp import parked as parked_module
-from kiwi_mcp.surfaces.mcp import task_news
+from kiwi_mcp.surfaces.mcp import calls as parked_module
+from kiwi_mcp.surfaces.mcp import task_methods
 from kiwi_mcp.surfaces.mcp import tasks as tasks_module
-from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
-from kiwi_mcp.surfaces.mcp.parked import Parked
-from kiwi_mcp.surfaces.mcp.port import Context
-from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, TaskDesk, milliseconds
+from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply, WaitingCalls
+from kiwi_mcp.surfaces.mcp.protocol import Context
+from kiwi_mcp.surfaces.mcp.tasks import EXTENSION, TaskManager, milliseconds
 
 PATIENCE = 20.0
 NAME: JsonObject = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -113,11 +112,11 @@ class Client:
         await self.send(SessionMessage(note))
 
     async def until(self, task_id: str, *statuses: str) -> Any:
-        async def told() -> Any:
+        async def notified() -> Any:
             task = await self.ask("tasks/get", {"taskId": task_id})
             return task if task["status"] in statuses else None
 
-        return await eventually(told)
+        return await eventually(notified)
 
     async def take(self, message: dict[str, Any]) -> None:
         if "method" not in message:
@@ -134,7 +133,7 @@ class Client:
 
 @dataclass
 class World:
-    """A server whose tools are told to it, and its clients."""
+    """A server with scripted tools, and its clients."""
 
     database: Database
     tools: dict[str, tuple[Tool, TaskUse]] = field(default_factory=dict)
@@ -149,7 +148,7 @@ class World:
     def tasks(self) -> Tasks:
         return Tasks(self.database, "ann")
 
-    def new_calls(self, principal: Callable[[Context], str] = lambda _: "somebody") -> Calls:
+    def new_calls(self, principal: Callable[[Context], str] = lambda _: "ben") -> Calls:
         return Calls(self.tasks, task_after=lambda: self.task_after, principal=principal)
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Reply:
@@ -160,7 +159,7 @@ class World:
             self.runs.append(params.name)
             return await tool(arguments, caller)
 
-        asked = Asked("tools/call", params.name, arguments, params.input_responses, params.request_state)
+        asked = ClientCall("tools/call", params.name, arguments, params.input_responses, params.request_state)
         return await self.calls.answer(context, asked, work, task=use)
 
     @asynccontextmanager
@@ -220,7 +219,7 @@ def said(result: Any) -> str:
 # --- questions ---
 
 
-def test_an_old_client_is_asked_while_it_waits(world: World) -> None:
+def test_a_handshake_client_is_asked_while_it_waits(world: World) -> None:
     async def both(_: JsonObject, caller: Caller) -> types.CallToolResult:
         return text(json.dumps(await caller.ask({"a": WHO, "b": ROOTS})))
 
@@ -258,9 +257,9 @@ def test_a_client_is_asked_only_what_it_declares(world: World, is_modern: bool) 
     run(story())
 
 
-def test_a_client_that_declares_nothing_is_nobody_to_ask(world: World) -> None:
+def test_a_client_without_capabilities_cannot_be_asked(world: World) -> None:
     async def asks(_: JsonObject, caller: Caller) -> types.CallToolResult:
-        assert caller.ask is nobody
+        assert caller.ask is no_answers
         return text("ok")
 
     async def story() -> None:
@@ -272,7 +271,7 @@ def test_a_client_that_declares_nothing_is_nobody_to_ask(world: World) -> None:
     run(story())
 
 
-def test_a_form_needs_forms_and_an_address_needs_addresses(world: World) -> None:
+def test_a_form_needs_form_support_and_a_url_needs_url_support(world: World) -> None:
     there: JsonObject = {"mode": "url", "message": "Go there", "url": "https://x", "elicitationId": "1"}
 
     async def asks(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -290,7 +289,7 @@ def test_a_form_needs_forms_and_an_address_needs_addresses(world: World) -> None
     run(story())
 
 
-def test_a_new_client_comes_back_with_the_answer_and_the_call_goes_on(world: World) -> None:
+def test_a_modern_client_returns_with_the_answer_and_the_call_continues(world: World) -> None:
     async def story() -> None:
         world.tools["who"] = (who, "never")
         async with world.client() as client:
@@ -304,7 +303,7 @@ def test_a_new_client_comes_back_with_the_answer_and_the_call_goes_on(world: Wor
     run(story())
 
 
-def test_a_state_is_good_once_and_for_its_own_call_alone(world: World) -> None:
+def test_a_state_is_valid_once_and_only_for_its_own_call(world: World) -> None:
     async def story() -> None:
         world.tools |= {"who": (who, "never"), "other": (who, "never")}
         async with world.client() as client:
@@ -327,7 +326,7 @@ def test_a_state_is_good_once_and_for_its_own_call_alone(world: World) -> None:
     run(story())
 
 
-def test_nobody_answers_for_another_and_a_new_process_knows_no_question(world: World) -> None:
+def test_only_the_asked_client_can_answer_and_a_new_process_knows_no_question(world: World) -> None:
     names = iter(["ann", "ann", "bob", "bob"])
 
     async def story() -> None:
@@ -347,7 +346,7 @@ def test_nobody_answers_for_another_and_a_new_process_knows_no_question(world: W
     run(story())
 
 
-def test_what_is_still_missing_is_asked_again_under_the_same_keys(world: World) -> None:
+def test_missing_answers_are_requested_again_under_the_same_keys(world: World) -> None:
     async def two(_: JsonObject, caller: Caller) -> types.CallToolResult:
         return text(json.dumps(await caller.ask({"a": WHO, "b": WHO})))
 
@@ -369,7 +368,7 @@ def test_what_is_still_missing_is_asked_again_under_the_same_keys(world: World) 
     run(story())
 
 
-def test_answers_that_come_with_the_call_are_given_when_they_are_asked_for(world: World) -> None:
+def test_answers_sent_with_the_call_are_used_when_needed(world: World) -> None:
     async def story() -> None:
         world.tools["who"] = (who, "never")
         async with world.client() as client:
@@ -379,7 +378,7 @@ def test_answers_that_come_with_the_call_are_given_when_they_are_asked_for(world
     run(story())
 
 
-def test_what_kiwi_itself_asks_is_answered_by_nobody_who_was_not_asked(world: World) -> None:
+def test_a_question_of_kiwi_is_answered_only_by_the_asked_client(world: World) -> None:
     own = Question(WHO.method, WHO.params, is_own=True)
 
     async def approved(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -428,7 +427,7 @@ def test_a_key_is_never_used_twice_in_one_call(world: World) -> None:
     run(story())
 
 
-def test_only_so_many_calls_wait_for_answers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_calls_that_wait_for_answers_is_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def waits(arguments: JsonObject, caller: Caller) -> types.CallToolResult:
         try:
             return await who(arguments, caller)
@@ -451,7 +450,7 @@ def test_only_so_many_calls_wait_for_answers(world: World, monkeypatch: pytest.M
     run(story())
 
 
-def test_a_call_whose_client_does_not_come_back_is_stopped(world: World) -> None:
+def test_a_call_is_stopped_if_its_client_does_not_return(world: World) -> None:
     stopped = asyncio.Event()
 
     async def waits(arguments: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -463,7 +462,7 @@ def test_a_call_whose_client_does_not_come_back_is_stopped(world: World) -> None
 
     async def story() -> None:
         world.tools["waits"] = (waits, "never")
-        world.calls._parked = Parked(seconds=0.05)
+        world.calls._parked = WaitingCalls(seconds=0.05)
         async with world.client() as client:
             state = (await client.call("waits"))["requestState"]
             await stopped.wait()
@@ -474,7 +473,7 @@ def test_a_call_whose_client_does_not_come_back_is_stopped(world: World) -> None
     run(story())
 
 
-def test_a_cancelled_call_ends_its_work_once_and_in_peace(world: World) -> None:
+def test_a_cancelled_call_ends_its_work_once_without_an_error(world: World) -> None:
     begun, tidied = asyncio.Event(), asyncio.Event()
 
     async def untidy(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -504,7 +503,7 @@ async def _begun(client: Client, name: str, begun: asyncio.Event) -> int:
 # --- what is heard ---
 
 
-def test_a_call_that_nobody_listens_to_is_not_asked_for_progress(world: World) -> None:
+def test_a_call_without_a_listener_reports_no_progress(world: World) -> None:
     heard: list[tuple[bool, bool]] = []
 
     async def tells(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -535,7 +534,7 @@ def test_a_call_that_nobody_listens_to_is_not_asked_for_progress(world: World) -
 # --- tasks ---
 
 
-def test_a_long_call_becomes_a_task_and_its_result_can_be_read_later(world: World) -> None:
+def test_a_long_call_becomes_a_task_with_a_result_to_read_later(world: World) -> None:
     go_on = asyncio.Event()
 
     async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -550,7 +549,7 @@ def test_a_long_call_becomes_a_task_and_its_result_can_be_read_later(world: Worl
             assert created["resultType"] == "task"
             assert created["status"] == "working"
             assert not {"result", "error", "inputRequests", "requestState", "task"} & created.keys()
-            kept = world.tasks().get(created["taskId"], "somebody", milliseconds())
+            kept = world.tasks().get(created["taskId"], "ben", milliseconds())
             assert kept is not None
             assert kept.identity == "slow"
             seen = await client.ask("tasks/get", {"taskId": created["taskId"]})
@@ -573,7 +572,7 @@ def test_a_long_call_becomes_a_task_and_its_result_can_be_read_later(world: Worl
     run(story())
 
 
-def test_a_short_call_and_a_client_without_tasks_never_get_one(world: World) -> None:
+def test_a_short_call_and_a_client_without_tasks_get_no_task(world: World) -> None:
     async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
         await asyncio.sleep(0.1)
         return text("done")
@@ -599,7 +598,7 @@ def test_a_short_call_and_a_client_without_tasks_never_get_one(world: World) -> 
     run(story())
 
 
-def test_what_runs_as_a_task_only_is_refused_to_a_client_without_tasks(world: World) -> None:
+def test_a_task_only_call_is_refused_for_a_client_without_tasks(world: World) -> None:
     async def story() -> None:
         world.tools["required"] = (for_ever, "required")
         async with world.client() as client:
@@ -618,7 +617,7 @@ def test_what_runs_as_a_task_only_is_refused_to_a_client_without_tasks(world: Wo
     run(story())
 
 
-def test_a_task_asks_and_partial_answers_leave_the_rest(world: World) -> None:
+def test_a_task_asks_and_partial_answers_leave_the_rest_open(world: World) -> None:
     async def two(_: JsonObject, caller: Caller) -> types.CallToolResult:
         return text(json.dumps(await caller.ask({"a": WHO, "b": WHO})))
 
@@ -639,7 +638,7 @@ def test_a_task_asks_and_partial_answers_leave_the_rest(world: World) -> None:
     run(story())
 
 
-def test_a_question_before_the_task_is_answered_by_coming_back(world: World) -> None:
+def test_a_question_before_the_task_is_answered_by_a_repeated_call(world: World) -> None:
     async def story() -> None:
         async def late(arguments: JsonObject, caller: Caller) -> types.CallToolResult:
             answered = await who(arguments, caller)
@@ -660,7 +659,7 @@ def test_a_question_before_the_task_is_answered_by_coming_back(world: World) -> 
     run(story())
 
 
-def test_a_task_that_is_cancelled_ends_and_may_be_cancelled_again(world: World) -> None:
+def test_a_cancelled_task_ends_and_may_be_cancelled_again(world: World) -> None:
     async def story() -> None:
         world.tools["long"] = (for_ever, "always")
         async with world.client(WITH_TASKS) as client:
@@ -674,7 +673,7 @@ def test_a_task_that_is_cancelled_ends_and_may_be_cancelled_again(world: World) 
     run(story())
 
 
-def test_a_tool_that_fails_completes_and_an_error_of_the_protocol_fails(world: World) -> None:
+def test_a_failing_tool_completes_and_a_protocol_error_fails(world: World) -> None:
     async def fails(_: JsonObject, caller: Caller) -> types.CallToolResult:
         return text("no", is_error=True)
 
@@ -700,7 +699,7 @@ def test_a_tool_that_fails_completes_and_an_error_of_the_protocol_fails(world: W
     run(story())
 
 
-def test_a_task_is_its_principals_own(world: World) -> None:
+def test_a_task_is_visible_only_to_its_principal(world: World) -> None:
     principal = ["ann"]
 
     async def story() -> None:
@@ -720,7 +719,7 @@ def test_a_task_is_its_principals_own(world: World) -> None:
     run(story())
 
 
-def test_kiwi_that_ends_stops_its_tasks_and_says_so(world: World) -> None:
+def test_stopping_kiwi_stops_its_tasks_and_reports_it(world: World) -> None:
     async def story() -> None:
         world.tools["long"] = (for_ever, "always")
         async with world.client(WITH_TASKS) as client:
@@ -728,24 +727,24 @@ def test_kiwi_that_ends_stops_its_tasks_and_says_so(world: World) -> None:
             await world.calls.aclose()
             world.calls = world.new_calls()
         async with world.client(WITH_TASKS) as client:
-            told = await client.until(task, "failed")
-            assert "stopped it" in told["error"]["message"]
+            response = await client.until(task, "failed")
+            assert "stopped it" in response["error"]["message"]
 
     run(story())
 
 
-def test_a_task_of_a_process_that_died_is_not_said_to_be_under_way(world: World) -> None:
+def test_a_task_of_a_dead_process_is_not_reported_as_running(world: World) -> None:
     async def story() -> None:
         world.tools["long"] = (for_ever, "always")
         async with world.client(WITH_TASKS) as client:
             task = (await client.call("long"))["taskId"]
-            with world.database.transaction() as transaction:  # as if its process had been silent for so long
+            with world.database.transaction() as transaction:  # as if its process had been silent for that time
                 transaction.write("update tasks set beat_at = beat_at - ?, owner = 'dead'", (STALE_MS + 1_000,))
             old, world.calls = world.calls, world.new_calls()
         async with world.client(WITH_TASKS) as client:
             assert (await client.until(task, "failed"))["error"] == LOST
         await old.aclose()
-        assert world.tasks().get(task, "somebody", milliseconds()).status == "failed"  # type: ignore[union-attr]  # it is there
+        assert world.tasks().get(task, "ben", milliseconds()).status == "failed"  # type: ignore[union-attr]  # it is there
 
     run(story())
 
@@ -753,28 +752,28 @@ def test_a_task_of_a_process_that_died_is_not_said_to_be_under_way(world: World)
 def test_another_process_reads_answers_and_stops_a_task(world: World) -> None:
     async def story() -> None:
         world.tools |= {"who": (who, "always"), "long": (for_ever, "always")}
-        assert world.calls._desk is not None
-        world.calls._desk._look = 0.01
-        other = TaskDesk(world.tasks)
+        assert world.calls._manager is not None
+        world.calls._manager._look = 0.01
+        other = TaskManager(world.tasks)
         async with world.client(WITH_TASKS) as client:
             asks, runs = (await client.call("who"))["taskId"], (await client.call("long"))["taskId"]
 
             async def is_asked() -> bool:
-                return (await other.get(asks, "somebody")).status == "input_required"
+                return (await other.get(asks, "ben")).status == "input_required"
 
             await eventually(is_asked)
-            assert "user" in (await other.get(asks, "somebody")).detail
-            await other.update(asks, "somebody", {"user": ANN})
-            await other.cancel(runs, "somebody")
+            assert "user" in (await other.get(asks, "ben")).detail
+            await other.update(asks, "ben", {"user": ANN})
+            await other.cancel(runs, "ben")
             assert json.loads(said((await client.until(asks, "completed"))["result"])) == ANN
             await client.until(runs, "cancelled")
-            await other.cancel(runs, "somebody")
+            await other.cancel(runs, "ben")
         await world.calls.aclose()
 
     run(story())
 
 
-def test_where_no_task_can_be_kept_the_client_waits_or_hears_that_nothing_ran(
+def test_without_a_task_store_the_client_waits_or_learns_that_nothing_ran(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -798,7 +797,7 @@ def test_where_no_task_can_be_kept_the_client_waits_or_hears_that_nothing_ran(
     run(story())
 
 
-def test_a_result_too_large_to_keep_says_how_large_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_too_large_to_store_reports_its_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_module, "LARGEST_RESULT", 1_000)
 
     async def large(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -822,7 +821,7 @@ def test_a_cancelled_request_leaves_no_task_behind(world: World, monkeypatch: py
         world.tools["long"] = (for_ever, "auto")
         async with world.client(WITH_TASKS) as client:
             number = await client.begin("tools/call", {"name": "long", "arguments": {}})
-            desk = world.calls._desk
+            desk = world.calls._manager
             assert desk is not None
             original = desk.open
 
@@ -837,7 +836,7 @@ def test_a_cancelled_request_leaves_no_task_behind(world: World, monkeypatch: py
             monkeypatch.setattr(desk, "open", cancelled_meanwhile)
 
             async def is_over() -> str:
-                task = world.tasks().get(kept[0], "somebody", milliseconds()) if kept else None
+                task = world.tasks().get(kept[0], "ben", milliseconds()) if kept else None
                 return task.status if task is not None and task.is_over else ""
 
             assert await eventually(is_over) == "cancelled"
@@ -845,7 +844,7 @@ def test_a_cancelled_request_leaves_no_task_behind(world: World, monkeypatch: py
     run(story())
 
 
-def test_a_client_that_listens_hears_of_its_tasks(world: World) -> None:
+def test_a_listening_client_is_notified_of_its_tasks(world: World) -> None:
     async def story() -> None:
         world.tools["who"] = (who, "always")
         async with world.client(WITH_TASKS) as client:
@@ -874,10 +873,8 @@ def test_a_client_that_listens_hears_of_its_tasks(world: World) -> None:
     run(story())
 
 
-def test_one_task_that_cannot_be_told_of_keeps_no_other_from_being(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_news, "_LOOK_SECONDS", 0.01)
+def test_one_undeliverable_task_blocks_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_methods, "_LOOK_SECONDS", 0.01)
     go_on = asyncio.Event()
 
     async def slow(_: JsonObject, caller: Caller) -> types.CallToolResult:
@@ -886,7 +883,7 @@ def test_one_task_that_cannot_be_told_of_keeps_no_other_from_being(
 
     async def story() -> None:
         world.tools["slow"] = (slow, "always")
-        desk = world.calls._desk
+        desk = world.calls._manager
         assert desk is not None
         original, faults = desk.get, [types.INTERNAL_ERROR, types.INTERNAL_ERROR, types.INVALID_PARAMS]
 
@@ -919,19 +916,17 @@ def test_one_task_that_cannot_be_told_of_keeps_no_other_from_being(
     run(story())
 
 
-def test_of_what_other_processes_make_only_so_much_is_read_at_a_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_news, "_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(task_news, "_MOST_READ", 2)
+def test_tasks_of_other_processes_are_read_in_limited_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_methods, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(task_methods, "_MOST_READ", 2)
     reads: list[str] = []
 
     async def story() -> None:
         now = milliseconds()
         ids = [f"{number:032x}" for number in range(6)]
         for task_id in ids:
-            world.tasks().add(Task(task_id, "somebody", "tools/call", "x", "elsewhere", now, now, now + KEPT_MS, now))
-        desk = world.calls._desk
+            world.tasks().add(Task(task_id, "ben", "tools/call", "x", "elsewhere", now, now, now + KEPT_MS, now))
+        desk = world.calls._manager
         assert desk is not None
         original = desk.get
 
@@ -944,12 +939,12 @@ def test_of_what_other_processes_make_only_so_much_is_read_at_a_time(
         async with world.client(WITH_TASKS) as client:
             await client.begin("subscriptions/listen", {"notifications": {"taskIds": ids}})
 
-            async def all_told() -> bool:
+            async def all_notified() -> bool:
                 desk._announce()  # however much happens here
                 return len(client.notes) == 1 + len(ids)
 
             begun = time.monotonic()
-            await eventually(all_told)
+            await eventually(all_notified)
             assert time.monotonic() - begun > 0.35
         assert reads[:6] == ids
         await world.calls.aclose()
@@ -957,7 +952,7 @@ def test_of_what_other_processes_make_only_so_much_is_read_at_a_time(
     run(story())
 
 
-def test_a_store_that_fails_is_told_once_and_so_is_its_return(
+def test_a_failing_store_and_its_recovery_are_reported_once(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "kiwi")
@@ -977,9 +972,9 @@ def test_a_store_that_fails_is_told_once_and_so_is_its_return(
     async def story() -> None:
         store = Failing()
         world.tools["long"] = (for_ever, "always")
-        world.calls = Calls(store, task_after=lambda: 0.0, principal=lambda _: "somebody")
-        assert world.calls._desk is not None
-        world.calls._desk._look = 0.01
+        world.calls = Calls(store, task_after=lambda: 0.0, principal=lambda _: "ben")
+        assert world.calls._manager is not None
+        world.calls._manager._look = 0.01
         async with world.client(WITH_TASKS) as client:
             await client.call("long")
             store.is_down = True

@@ -1,29 +1,28 @@
-"""Who is told of changes: every client that can hear, as far as it asked, and for as long as it stays."""
+"""Change notifications: every listening client gets those it asked for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import mcp_types as types
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import PromptsListChanged, ResourcesListChanged, ToolsListChanged
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.errors import ProjectPathInvalid
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.mcp import OfferKind
-from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.store.tasks import Tasks
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes, differences
-from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS, Menu
 from kiwi_mcp.surfaces.mcp.server import McpServer, build_server
+from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS, ClientToolList, ToolListWatcher, differences
 
 PATIENCE = 20.0
 
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprec
 
 @dataclass
 class Offering:
-    """A kernel that offers what it is told to."""
+    """A kernel with scripted offers."""
 
     menu: Offers = ONLY_META_TOOLS
     fault: ProjectPathInvalid | None = None
@@ -69,8 +68,8 @@ def tasks() -> Tasks:
 
 @asynccontextmanager
 async def serving(kernel: Offering, interval: float = 0.05) -> AsyncIterator[McpServer]:
-    changes = Changes(kernel, interval=interval, soon=0.02)
-    calls = Calls(tasks, task_after=lambda: 60.0, principal=lambda _: "somebody")
+    changes = ToolListWatcher(kernel, interval=interval, soon=0.02)
+    calls = Calls(tasks, task_after=lambda: 60.0, principal=lambda _: "ben")
     async with asyncio.timeout(PATIENCE):
         yield build_server(kernel, calls=calls, changes=changes)
     await changes.aclose()
@@ -79,7 +78,7 @@ async def serving(kernel: Offering, interval: float = 0.05) -> AsyncIterator[Mcp
 
 @dataclass
 class Ears:
-    """A client of the handshake era that notes what it is told."""
+    """A handshake client that records its notifications."""
 
     heard: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
 
@@ -91,7 +90,7 @@ class Ears:
 OTHER = replace(ONLY_META_TOOLS, tools=(Offer("a", "user/local/a@1.0.0"),))
 
 
-def test_every_list_that_differs_is_announced_and_no_other() -> None:
+def test_every_changed_list_is_announced_and_no_other() -> None:
     some = (Offer("x", "user/local/x@1.0.0"),)
     kinds = [ToolsListChanged(), PromptsListChanged(), ResourcesListChanged()]
     assert [*differences(ONLY_META_TOOLS, Offers(("search",), some, some, some, some))] == kinds
@@ -101,121 +100,98 @@ def test_every_list_that_differs_is_announced_and_no_other() -> None:
     assert [*differences(ONLY_META_TOOLS, replace(ONLY_META_TOOLS, notices=("odd",)))] == []
 
 
-def test_all_clients_of_both_eras_hear_of_one_change() -> None:
-    async def story() -> None:
-        kernel, ears = Offering(), [Ears(), Ears()]
-        async with serving(kernel) as server, AsyncExitStack() as stack:
-            for ear in ears:
-                await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear))
-            modern = await stack.enter_async_context(Client(server))
-            async with (
-                modern.listen(tools_list_changed=True) as tools,
-                modern.listen(prompts_list_changed=True) as others,
-            ):
-                kernel.menu = OTHER
-                assert await anext(tools) == ToolsListChanged()
-                kernel.menu = replace(OTHER, prompts=OTHER.tools)
-                assert await anext(others) == PromptsListChanged()  # and nothing about tools before it
-            for ear in ears:
-                assert await ear.heard.get() == "notifications/tools/list_changed"
-                assert await ear.heard.get() == "notifications/prompts/list_changed"
-
-    asyncio.run(story())
-
-
-def test_what_changed_since_a_client_was_given_its_list_is_news_when_it_begins_to_listen() -> None:
-    async def story() -> None:
-        kernel = Offering()
-        async with serving(kernel) as server, Client(server) as client:
-            await client.list_tools()
-            kernel.menu = OTHER
-            async with client.listen(tools_list_changed=True) as news:
-                assert await anext(news) == ToolsListChanged()
-
-    asyncio.run(story())
-
-
-def test_nobody_looks_once_nobody_hears() -> None:
-    async def story() -> None:
-        async with serving(Offering()) as server:
-            before = asyncio.all_tasks()
-            async with Client(server, mode="legacy") as client:
-                await client.list_tools()
-            looking = asyncio.all_tasks() - before
-            assert looking
-            _, still_looking = await asyncio.wait(looking, timeout=PATIENCE / 2)
-            assert not still_looking
-
-    asyncio.run(story())
-
-
-def test_a_call_makes_the_next_look_come_soon() -> None:
-    async def story() -> None:
-        kernel, ear = Offering(), Ears()
+async def test_all_clients_of_both_eras_are_notified_of_a_change() -> None:
+    kernel, ears = Offering(), [Ears(), Ears()]
+    async with serving(kernel) as server, AsyncExitStack() as stack:
+        for ear in ears:
+            await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear))
+        modern = await stack.enter_async_context(Client(server))
         async with (
-            serving(kernel, interval=600) as server,
-            Client(server, mode="legacy", message_handler=ear) as client,
+            modern.listen(tools_list_changed=True) as tools,
+            modern.listen(prompts_list_changed=True) as others,
         ):
-            await client.list_tools()
             kernel.menu = OTHER
-            await client.call_tool("help", {})
+            assert await anext(tools) == ToolsListChanged()
+            kernel.menu = replace(OTHER, prompts=OTHER.tools)
+            assert await anext(others) == PromptsListChanged()  # and nothing about tools before it
+        for ear in ears:
             assert await ear.heard.get() == "notifications/tools/list_changed"
-
-    asyncio.run(story())
-
-
-def test_a_client_watches_only_so_many_resources() -> None:
-    async def story() -> None:
-        async with serving(Offering()) as server, Client(server, mode="legacy") as client:
-            for number in range(64):
-                await client.subscribe_resource(f"kiwi://knowledge/{number}")
-            await client.subscribe_resource("kiwi://knowledge/1")
-            with pytest.raises(MCPError, match="At most 64"):
-                await client.subscribe_resource("kiwi://knowledge/64")
-
-    asyncio.run(story())
+            assert await ear.heard.get() == "notifications/prompts/list_changed"
 
 
-def test_only_who_watches_a_resource_hears_of_it_also_when_it_comes_and_goes() -> None:
-    async def story() -> None:
-        kernel, ears = Offering(), [Ears(), Ears()]
-        async with serving(kernel) as server, AsyncExitStack() as stack:
-            watcher, other = [
-                await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear)) for ear in ears
-            ]
-            await watcher.subscribe_resource("kiwi://knowledge/notes")
-            for digests in ({"notes": "1"}, {"notes": "2"}, {}):
-                kernel.digests = digests
-                assert await ears[0].heard.get() == "notifications/resources/updated"
-            await other.send_ping()
-            assert ears[1].heard.empty()
-
-    asyncio.run(story())
+async def test_changes_before_a_client_listens_are_announced_when_it_begins() -> None:
+    kernel = Offering()
+    async with serving(kernel) as server, Client(server) as client:
+        await client.list_tools()
+        kernel.menu = OTHER
+        async with client.listen(tools_list_changed=True) as news:
+            assert await anext(news) == ToolsListChanged()
 
 
-def test_a_project_that_is_not_there_leaves_the_meta_tools() -> None:
-    async def story() -> None:
-        kernel = Offering(OTHER)
-        menu = Menu(kernel)
-        assert await menu.now() == OTHER
-        kernel.fault = ProjectPathInvalid("It is not there.", suggestion="Make it.")
+async def test_without_listeners_there_is_no_polling() -> None:
+    async with serving(Offering()) as server:
+        before = asyncio.all_tasks()
+        async with Client(server, mode="legacy") as client:
+            await client.list_tools()
+        looking = asyncio.all_tasks() - before
+        assert looking
+        _, still_looking = await asyncio.wait(looking, timeout=PATIENCE / 2)
+        assert not still_looking
+
+
+async def test_a_call_brings_the_next_poll_forward() -> None:
+    kernel, ear = Offering(), Ears()
+    async with (
+        serving(kernel, interval=600) as server,
+        Client(server, mode="legacy", message_handler=ear) as client,
+    ):
+        await client.list_tools()
+        kernel.menu = OTHER
+        await client.call_tool("help", {})
+        assert await ear.heard.get() == "notifications/tools/list_changed"
+
+
+async def test_the_number_of_watched_resources_per_client_is_limited() -> None:
+    async with serving(Offering()) as server, Client(server, mode="legacy") as client:
+        for number in range(64):
+            await client.subscribe_resource(f"kiwi://knowledge/{number}")
+        await client.subscribe_resource("kiwi://knowledge/1")
+        with pytest.raises(MCPError, match="At most 64"):
+            await client.subscribe_resource("kiwi://knowledge/64")
+
+
+async def test_only_watchers_of_a_resource_are_notified_even_if_it_appears_or_disappears() -> None:
+    kernel, ears = Offering(), [Ears(), Ears()]
+    async with serving(kernel) as server, AsyncExitStack() as stack:
+        watcher, other = [
+            await stack.enter_async_context(Client(server, mode="legacy", message_handler=ear)) for ear in ears
+        ]
+        await watcher.subscribe_resource("kiwi://knowledge/notes")
+        for digests in ({"notes": "1"}, {"notes": "2"}, {}):
+            kernel.digests = digests
+            assert await ears[0].heard.get() == "notifications/resources/updated"
+        await other.send_ping()
+        assert ears[1].heard.empty()
+
+
+async def test_a_missing_project_leaves_the_meta_tools() -> None:
+    kernel = Offering(OTHER)
+    menu = ClientToolList(kernel)
+    assert await menu.now() == OTHER
+    kernel.fault = ProjectPathInvalid("It is not there.", suggestion="Make it.")
+    assert await menu.now() == ONLY_META_TOOLS
+    kernel.fault = None
+    assert await menu.now() == OTHER
+
+
+@pytest.mark.slow
+async def test_the_previous_offers_are_served_while_new_ones_are_computed() -> None:
+    kernel = Offering(ONLY_META_TOOLS)
+    menu = ClientToolList(kernel)
+    assert await menu.now() == ONLY_META_TOOLS
+    kernel.menu, kernel.is_ready = OTHER, asyncio.Event()
+    async with asyncio.timeout(PATIENCE):
         assert await menu.now() == ONLY_META_TOOLS
-        kernel.fault = None
-        assert await menu.now() == OTHER
-
-    asyncio.run(story())
-
-
-def test_the_older_offers_are_served_while_new_ones_take_long() -> None:
-    async def story() -> None:
-        kernel = Offering(ONLY_META_TOOLS)
-        menu = Menu(kernel)
-        assert await menu.now() == ONLY_META_TOOLS
-        kernel.menu, kernel.is_ready = OTHER, asyncio.Event()
-        async with asyncio.timeout(PATIENCE):
-            assert await menu.now() == ONLY_META_TOOLS
-            assert [*await asyncio.gather(menu.now(), menu.now())] == [ONLY_META_TOOLS] * 2
-        kernel.is_ready.set()
-        assert await menu.now() == OTHER
-
-    asyncio.run(story())
+        assert [*await asyncio.gather(menu.now(), menu.now())] == [ONLY_META_TOOLS] * 2
+    kernel.is_ready.set()
+    assert await menu.now() == OTHER

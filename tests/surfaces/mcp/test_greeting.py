@@ -16,11 +16,11 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.surfaces.mcp.greeting import (
+from kiwi_mcp.surfaces.mcp.handshake import (
     CAPABILITIES_KEY,
     CLIENT_KEY,
     VERSION_KEY,
-    Greeting,
+    Handshake,
     greet,
     is_envelope,
     is_handshake,
@@ -28,7 +28,7 @@ from kiwi_mcp.surfaces.mcp.greeting import (
     load_tools,
     read,
 )
-from kiwi_mcp.surfaces.mcp.stdio import Wire
+from kiwi_mcp.surfaces.mcp.stdio import StdioPipe
 
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
 
@@ -50,9 +50,9 @@ def envelope(**more: Json) -> JsonObject:
     return {"_meta": {VERSION_KEY: LATEST_MODERN_VERSION, CAPABILITIES_KEY: {}, CLIENT_KEY: CLIENT, **more}}
 
 
-def greeting() -> Greeting:
+def greeting() -> Handshake:
     prepared = load_prepared()
-    return Greeting(prepared, load_tools(prepared, ""))
+    return Handshake(prepared, load_tools(prepared, ""))
 
 
 def result(reply: bytes | None) -> dict[str, Json]:
@@ -65,16 +65,16 @@ INITIALIZED = line("notifications/initialized", number=None)
 
 
 @pytest.mark.parametrize("version", HANDSHAKE_PROTOCOL_VERSIONS)
-def test_every_revision_with_a_handshake_is_accepted_as_it_was_offered(version: str) -> None:
+def test_every_handshake_revision_is_accepted_as_offered(version: str) -> None:
     assert result(greeting().answer(handshake(version)))["protocolVersion"] == version
 
 
 @pytest.mark.parametrize("version", ["1999-01-01", "2026-07-28", "", "latest"])
-def test_another_revision_is_answered_with_the_latest_that_has_a_handshake(version: str) -> None:
+def test_another_revision_is_answered_with_the_latest_handshake_revision(version: str) -> None:
     assert result(greeting().answer(handshake(version)))["protocolVersion"] == LATEST_HANDSHAKE_VERSION
 
 
-def test_the_opening_of_both_eras_is_answered_and_ends_with_the_list_of_tools() -> None:
+def test_the_opening_of_both_eras_is_answered_through_the_tool_list() -> None:
     old, new = greeting(), greeting()
     assert old.answer(handshake())
     assert old.answer(INITIALIZED) == b""
@@ -132,13 +132,13 @@ def test_no_tool_asks_for_a_project() -> None:
         INITIALIZED,
     ],
 )
-def test_an_opening_that_is_not_certain_is_left_to_the_sdk(odd: bytes) -> None:
+def test_an_uncertain_opening_is_left_to_the_sdk(odd: bytes) -> None:
     said = greeting()
     assert said.answer(odd) is None
     assert said.heard == []
 
 
-def test_what_crosses_from_one_era_to_the_other_is_left_to_the_sdk() -> None:
+def test_a_mix_of_both_eras_is_left_to_the_sdk() -> None:
     old, new = greeting(), greeting()
     old.answer(handshake())
     assert old.answer(line("server/discover", envelope())) is None
@@ -174,6 +174,7 @@ CAPABILITIES = st.dictionaries(NAMES, VALUES | st.dictionaries(NAMES, VALUES, ma
 METAS = st.none() | st.dictionaries(st.sampled_from(["progressToken", "progress_token", VERSION_KEY, "z"]), VALUES)
 
 
+@pytest.mark.slow
 @given(CAPABILITIES, CLIENTS, METAS, st.text(max_size=3))
 @settings(deadline=None, max_examples=300)
 def test_no_handshake_is_accepted_that_the_sdk_would_refuse(
@@ -201,7 +202,7 @@ def test_no_envelope_is_accepted_that_the_sdk_would_refuse(
             methods.validate_client_request(method, LATEST_MODERN_VERSION, {"_meta": meta})
 
 
-def test_the_envelope_is_known_by_the_name_the_sdk_gives_it() -> None:
+def test_the_envelope_has_the_name_that_the_sdk_uses() -> None:
     assert VERSION_KEY == PROTOCOL_VERSION_META_KEY
 
 
@@ -214,7 +215,7 @@ def test_the_envelope_is_known_by_the_name_the_sdk_gives_it() -> None:
         {"extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html"]}}},
     ],
 )
-def test_what_clients_in_use_declare_is_answered_at_once(capabilities: JsonObject) -> None:
+def test_declarations_of_current_clients_are_answered_at_once(capabilities: JsonObject) -> None:
     client: JsonObject = {"name": "c", "version": "1", "title": "C", "icons": [{"src": "data:,", "sizes": ["any"]}]}
     params: JsonObject = {"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": client}
     assert greeting().answer(line("initialize", params))
@@ -226,7 +227,7 @@ def spoken(data: bytes) -> tuple[bytes, list[bytes], list[bytes]]:
     try:
         os.write(theirs, data)
         os.close(theirs)
-        opening = greet(Wire(inbound, outbound), greeting())
+        opening = greet(StdioPipe(inbound, outbound), greeting())
         os.close(outbound)
         opening.lines.feed(os.read(inbound, 1))
         left = []
@@ -238,7 +239,7 @@ def spoken(data: bytes) -> tuple[bytes, list[bytes], list[bytes]]:
         os.close(ours)
 
 
-def test_lines_after_the_list_of_tools_are_left_untouched() -> None:
+def test_lines_after_the_tool_list_are_left_unread() -> None:
     rest = line("tools/call", {"name": "help"}, 3)
     data = b"\r\n".join([handshake(), b"", INITIALIZED, line("tools/list", number=2), rest, b"half"])
     replies, heard, left = spoken(data)
@@ -247,16 +248,17 @@ def test_lines_after_the_list_of_tools_are_left_untouched() -> None:
     assert [one.strip() for one in left] == [rest, b"half"]
 
 
-def test_the_first_line_that_is_no_message_is_left_and_so_is_all_behind_it() -> None:
+def test_the_first_invalid_line_and_all_after_it_are_left_unread() -> None:
     _, heard, left = spoken(b"\n".join([b"<html>", handshake()]))
     assert heard == []
     assert left == [b"<html>", handshake()]
 
 
+@pytest.mark.usefixtures("processes")
 def test_stage_one_imports_nothing_large() -> None:
     program = (
         "import json, re, signal, fcntl, sys, importlib; before = set(sys.modules);"
-        "import kiwi_mcp.surfaces.start, kiwi_mcp.surfaces.mcp.stdio, kiwi_mcp.surfaces.mcp.greeting;"
+        "import kiwi_mcp.surfaces.start, kiwi_mcp.surfaces.mcp.stdio, kiwi_mcp.surfaces.mcp.handshake;"
         "print(*sorted(set(sys.modules) - before))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1])}
@@ -264,4 +266,4 @@ def test_stage_one_imports_nothing_large() -> None:
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=30, check=True
     )
     others = {name for name in shown.stdout.split() if not name.startswith("kiwi_mcp")}
-    assert others <= {"__future__", "collections.abc"}
+    assert others <= {"__future__", "collections.abc", "gc"}

@@ -1,4 +1,4 @@
-"""What a client is told when it connects does not depend on how many tools of MCP servers are known."""
+"""The opening answers do not depend on the number of known MCP tools."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import pytest
 
 from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.token_cost import cost_of_json
 from kiwi_mcp.kernel import Kernel
-from kiwi_mcp.kernel.context.cost import cost_of_json
 from kiwi_mcp.kernel.settings import registry_settings
-from kiwi_mcp.store.definitions import Definitions
+from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes
-from kiwi_mcp.surfaces.mcp.rehearsal import tool_lists
-from kiwi_mcp.surfaces.mcp.server import build_server
+from kiwi_mcp.surfaces.mcp.server import build_server, tool_lists
+from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 MOST_TOKENS = 900
 SERVER = """\
@@ -41,7 +40,7 @@ def offered(number: int) -> Definition:
 
 
 def know(project: Path, user: Path, count: int) -> None:
-    """Let a server of the project have offered so many tools, which the owner accepted."""
+    """Store a number of accepted tools of a server of the project."""
     path = project / ".ai" / "tools" / "mcp" / "many.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(SERVER, encoding="utf-8")
@@ -50,7 +49,7 @@ def know(project: Path, user: Path, count: int) -> None:
     key = ServerKey(str(project / ".ai"), "many")
     seen = "2026-01-01T00:00:00.000Z"
     record = ServerRecord(key, "project/local/many@1.0.0", str(path), digest_of(project, user), seen_at=seen)
-    Definitions(database, settings.actor.name).change(key, lambda *_: (record, [*map(offered, range(count))]))
+    McpDefinitions(database, settings.actor.name).change(key, lambda *_: (record, [*map(offered, range(count))]))
     database.close()
 
 
@@ -68,7 +67,7 @@ def digest_of(project: Path, user: Path) -> str:
 def listed(project: Path, user: Path) -> Mapping[str, str]:
     async def rehearsed() -> Mapping[str, str]:
         kernel = Kernel(project, user=user, is_owner=False)
-        changes = Changes(kernel)
+        changes = ToolListWatcher(kernel)
         calls = Calls(None, task_after=lambda: 5.0, principal=lambda _: "")
         try:
             return await tool_lists(build_server(kernel, calls=calls, changes=changes))
@@ -82,7 +81,7 @@ def listed(project: Path, user: Path) -> Mapping[str, str]:
 
 @pytest.mark.req("D5", "E5")
 @pytest.mark.parametrize("preferences", ["", "always_send: {mcp/many/tool_5: true}\n"])
-def test_the_list_of_tools_is_the_same_to_the_byte_with_ten_and_with_ten_thousand_known(
+def test_the_tool_list_is_identical_with_ten_and_with_ten_thousand_known_tools(
     tmp_path: Path, preferences: str
 ) -> None:
     found = []

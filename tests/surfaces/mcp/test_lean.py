@@ -1,4 +1,4 @@
-"""The short way of a call over lines: what it says is what the SDK's own way says, byte for byte."""
+"""The fast path of a call over stdio: it answers like the SDK, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from hypothesis import strategies as st
 from mcp_types import JSONRPCMessage
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
-from kiwi_mcp.domain.caller import Caller, Question
+from kiwi_mcp.domain.calls import Caller, Question
 from kiwi_mcp.domain.errors import Internal, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.domain.mcp import OfferKind
-from kiwi_mcp.domain.offers import Offer, Offers
+from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.greeting import CAPABILITIES_KEY, CLIENT_KEY, VERSION_KEY, Opening
-from kiwi_mcp.surfaces.mcp.lean import ShortWay
-from kiwi_mcp.surfaces.mcp.lines import Lines
-from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS
-from kiwi_mcp.surfaces.mcp.serving import serve
-from kiwi_mcp.surfaces.mcp.stdio import Wire
+from kiwi_mcp.surfaces.mcp.fast_path import FastPath
+from kiwi_mcp.surfaces.mcp.handshake import CAPABILITIES_KEY, CLIENT_KEY, VERSION_KEY, HandshakeResult
+from kiwi_mcp.surfaces.mcp.stdio import LineBuffer, StdioPipe
+from kiwi_mcp.surfaces.mcp.stdio_server import serve
+from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS
 
 PATIENCE = 20.0
 CLIENT: JsonObject = {"name": "a client", "version": "1"}
@@ -118,8 +116,10 @@ async def conversation(kernel: FakeKernel) -> AsyncIterator[Talk]:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_server, "rb", buffering=0)
     )
-    calls = Calls(None, task_after=lambda: 60.0, principal=lambda _: "somebody")
-    served = asyncio.create_task(serve(kernel, Wire(inbound, outbound), Opening(Lines(), []), calls=calls))
+    calls = Calls(None, task_after=lambda: 60.0, principal=lambda _: "ben")
+    served = asyncio.create_task(
+        serve(kernel, StdioPipe(inbound, outbound), HandshakeResult(LineBuffer(), []), calls=calls)
+    )
     try:
         yield Talk(to_server, reader)
     finally:
@@ -144,13 +144,13 @@ def search(query: str) -> JsonObject:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each message was seen to on the short way, in order."""
     seen: list[bool] = []
-    takes = ShortWay.takes
+    takes = FastPath.takes
 
-    def noting(self: ShortWay, message: JSONRPCMessage) -> bool:
+    def noting(self: FastPath, message: JSONRPCMessage) -> bool:
         seen.append(takes(self, message))
         return seen[-1]
 
-    monkeypatch.setattr(ShortWay, "takes", noting)
+    monkeypatch.setattr(FastPath, "takes", noting)
     return seen
 
 
@@ -170,7 +170,7 @@ def both_ways(version: str, message: JsonObject, monkeypatch: pytest.MonkeyPatch
     """Return what is said on the short way, once it is what the SDK's way says."""
     short = said(version, message, lines)
     with monkeypatch.context() as patch:
-        patch.setattr(ShortWay, "takes", lambda *_: False)
+        patch.setattr(FastPath, "takes", lambda *_: False)
         assert short == said(version, message, lines)
     return short
 
@@ -193,7 +193,7 @@ def both_ways(version: str, message: JsonObject, monkeypatch: pytest.MonkeyPatch
         {"name": "search", "arguments": None, "more": 1},
     ],
 )
-def test_the_short_way_says_what_the_sdk_says(
+def test_the_fast_path_answers_like_the_sdk(
     version: str, params: JsonObject, taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both_ways(version, a_call(version, 7, params), monkeypatch)
@@ -201,7 +201,7 @@ def test_the_short_way_says_what_the_sdk_says(
 
 
 @every_revision
-def test_progress_and_lines_of_a_log_come_before_the_answer(
+def test_progress_and_log_lines_come_before_the_answer(
     version: str, taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wants = {"progressToken": "p", "io.modelcontextprotocol/logLevel": "info"}
@@ -215,25 +215,23 @@ def test_progress_and_lines_of_a_log_come_before_the_answer(
 VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(arguments=st.dictionaries(st.text(max_size=9), VALUES, max_size=3), number=st.integers(-9, 9) | st.text())
-def test_whatever_is_asked_both_ways_answer_alike(arguments: dict[str, Json], number: int | str) -> None:
+def test_any_request_is_answered_the_same_on_both_paths(arguments: dict[str, Json], number: int | str) -> None:
     message = a_call(LATEST_HANDSHAKE_VERSION, number, {"name": "help", "arguments": arguments})
     with pytest.MonkeyPatch.context() as patch:
         both_ways(LATEST_HANDSHAKE_VERSION, message, patch)
 
 
-def test_a_call_before_the_handshake_is_the_sdks_to_refuse(taken: list[bool]) -> None:
-    async def story() -> None:
-        async with conversation(FakeKernel()) as talk:
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("x")), a_call(LATEST_HANDSHAKE_VERSION, 2, search("y")))
-            assert {json.loads(await talk.hear())["error"]["code"] for _ in range(2)} == {-32602}
-
-    asyncio.run(story())
+async def test_a_call_before_the_handshake_is_left_to_the_sdk(taken: list[bool]) -> None:
+    async with conversation(FakeKernel()) as talk:
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("x")), a_call(LATEST_HANDSHAKE_VERSION, 2, search("y")))
+        assert {json.loads(await talk.hear())["error"]["code"] for _ in range(2)} == {-32602}
     assert taken == [False, False]
 
 
-def test_a_call_of_the_other_era_is_the_sdks_to_refuse(taken: list[bool]) -> None:
+def test_a_call_of_the_other_era_is_left_to_the_sdk(taken: list[bool]) -> None:
     (refused,) = said(LATEST_HANDSHAKE_VERSION, a_call(LATEST_MODERN_VERSION, 1, search("x")))
     assert json.loads(refused)["error"]["code"] == -32600
     (refused,) = said(LATEST_MODERN_VERSION, a_call(LATEST_HANDSHAKE_VERSION, 1, search("x")))
@@ -241,66 +239,54 @@ def test_a_call_of_the_other_era_is_the_sdks_to_refuse(taken: list[bool]) -> Non
     assert True not in taken
 
 
-def test_a_client_that_can_be_asked_is_asked_on_the_way(taken: list[bool]) -> None:
-    async def story() -> None:
-        async with conversation(FakeKernel()) as talk:
-            await talk.open(LATEST_HANDSHAKE_VERSION, {"elicitation": {}})
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("ask")))
-            question = json.loads(await talk.hear())
-            assert question["method"] == "elicitation/create"
-            talk.say({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"a": "b"}}})
-            answer = json.loads(await talk.hear())["result"]["structuredContent"]
-            assert answer == {"answers": {"why": {"action": "accept", "content": {"a": "b"}}}}
-
-    asyncio.run(story())
+async def test_a_client_that_can_be_asked_is_asked_on_the_fast_path(taken: list[bool]) -> None:
+    async with conversation(FakeKernel()) as talk:
+        await talk.open(LATEST_HANDSHAKE_VERSION, {"elicitation": {}})
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("ask")))
+        question = json.loads(await talk.hear())
+        assert question["method"] == "elicitation/create"
+        talk.say({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {"a": "b"}}})
+        answer = json.loads(await talk.hear())["result"]["structuredContent"]
+        assert answer == {"answers": {"why": {"action": "accept", "content": {"a": "b"}}}}
     assert taken.count(True) == 1
 
 
-def test_calls_run_side_by_side_and_a_number_in_use_does_no_harm() -> None:
-    async def story() -> None:
-        kernel = FakeKernel()
-        async with conversation(kernel) as talk:
-            await talk.open(LATEST_HANDSHAKE_VERSION)
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("wait")))
-            await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
-            talk.say(*(a_call(LATEST_HANDSHAKE_VERSION, number, search("x")) for number in (1, 2, 3)))
-            assert sorted([json.loads(await talk.hear())["id"] for _ in range(3)]) == [1, 2, 3]
-            talk.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "1"}})
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 4, search("x")))
-            assert json.loads(await talk.hear())["id"] == 4
-
-    asyncio.run(story())
+async def test_calls_run_concurrently_and_a_repeated_id_does_no_harm() -> None:
+    kernel = FakeKernel()
+    async with conversation(kernel) as talk:
+        await talk.open(LATEST_HANDSHAKE_VERSION)
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 1, search("wait")))
+        await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
+        talk.say(*(a_call(LATEST_HANDSHAKE_VERSION, number, search("x")) for number in (1, 2, 3)))
+        assert sorted([json.loads(await talk.hear())["id"] for _ in range(3)]) == [1, 2, 3]
+        talk.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "1"}})
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 4, search("x")))
+        assert json.loads(await talk.hear())["id"] == 4
 
 
 @every_revision
 @pytest.mark.req("K-PR-04")
-def test_a_call_that_is_called_off_tidies_up_and_is_not_answered(version: str, taken: list[bool]) -> None:
+async def test_a_cancelled_call_is_cleaned_up_and_not_answered(version: str, taken: list[bool]) -> None:
     kernel = FakeKernel()
 
-    async def story() -> None:
-        async with conversation(kernel) as talk:
-            await talk.open(version)
-            talk.say(a_call(version, 5, search("wait")))
-            await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
-            talk.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}})
-            talk.say(a_call(version, 6, search("x")))
-            assert json.loads(await talk.hear())["id"] == 6
-
-    asyncio.run(story())
+    async with conversation(kernel) as talk:
+        await talk.open(version)
+        talk.say(a_call(version, 5, search("wait")))
+        await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
+        talk.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}})
+        talk.say(a_call(version, 6, search("x")))
+        assert json.loads(await talk.hear())["id"] == 6
     assert kernel.ended == ["tidily"]
     assert taken.count(True) == 2
 
 
-def test_a_call_may_be_called_off_in_the_same_breath() -> None:
-    async def story() -> None:
-        async with conversation(FakeKernel()) as talk:
-            await talk.open(LATEST_HANDSHAKE_VERSION)
-            off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 5, search("wait")), off, off)
-            talk.say(a_call(LATEST_HANDSHAKE_VERSION, 5, search("x")))
-            assert b'"x"' in await talk.hear()
-
-    asyncio.run(story())
+async def test_a_call_may_be_cancelled_in_the_same_batch() -> None:
+    async with conversation(FakeKernel()) as talk:
+        await talk.open(LATEST_HANDSHAKE_VERSION)
+        off: JsonObject = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 5, search("wait")), off, off)
+        talk.say(a_call(LATEST_HANDSHAKE_VERSION, 5, search("x")))
+        assert b'"x"' in await talk.hear()
 
 
 def leave(talk: Talk) -> None:
@@ -308,21 +294,18 @@ def leave(talk: Talk) -> None:
 
 
 @every_revision
-@pytest.mark.parametrize("way", [ShortWay.takes, lambda *_: False], ids=["short", "the SDK's"])
-def test_the_end_of_a_conversation_ends_its_calls_with_a_word(
-    version: str, way: Callable[[ShortWay, JSONRPCMessage], bool], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", [FastPath.takes, lambda *_: False], ids=["short", "the SDK's"])
+async def test_the_end_of_a_connection_cancels_its_calls_with_a_message(
+    version: str, way: Callable[[FastPath, JSONRPCMessage], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ShortWay, "takes", way)
+    monkeypatch.setattr(FastPath, "takes", way)
     kernel = FakeKernel()
 
-    async def story() -> bytes:
-        async with conversation(kernel) as talk:
-            await talk.open(version)
-            talk.say(a_call(version, 5, search("wait")))
-            await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
-            leave(talk)
-            return await talk.hear()
-
-    last = asyncio.run(story())
+    async with conversation(kernel) as talk:
+        await talk.open(version)
+        talk.say(a_call(version, 5, search("wait")))
+        await asyncio.wait_for(kernel.begun.wait(), PATIENCE)
+        leave(talk)
+        last = await talk.hear()
     assert json.loads(last) == {"jsonrpc": "2.0", "id": 5, "error": {"code": -32000, "message": "Connection closed"}}
     assert kernel.ended == ["tidily"]

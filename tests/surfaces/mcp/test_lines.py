@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.surfaces.mcp.lines import OVERLONG, Lines
+from kiwi_mcp.surfaces.mcp.stdio import OVERLONG, LineBuffer
 
 
-def taken(lines: Lines) -> list[bytes]:
+def taken(lines: LineBuffer) -> list[bytes]:
     found = []
     while (line := lines.take()) is not None:
         found.append(line)
@@ -15,7 +15,7 @@ def taken(lines: Lines) -> list[bytes]:
 
 def fed(data: bytes, cuts: list[int], limit: int) -> list[bytes]:
     """The lines of a stream that arrives in pieces."""
-    lines, found, start = Lines(limit), list[bytes](), 0
+    lines, found, start = LineBuffer(limit), list[bytes](), 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         if cut > start:
             lines.feed(data[start:cut])
@@ -34,13 +34,13 @@ def expected(data: bytes, limit: int) -> list[bytes]:
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"long line"])), st.lists(st.integers(0, 400)))
 @settings(deadline=None, max_examples=200)
-def test_where_a_stream_is_cut_never_changes_its_lines(parts: list[bytes], cuts: list[int]) -> None:
+def test_chunk_boundaries_never_change_lines(parts: list[bytes], cuts: list[int]) -> None:
     data = b"".join(parts)
     assert fed(data, cuts, limit=12) == expected(data, limit=12)
 
 
-def test_an_overlong_line_is_told_once_and_the_next_line_is_whole() -> None:
-    lines = Lines(limit=10)
+def test_an_overlong_line_is_reported_once_and_the_next_line_is_whole() -> None:
+    lines = LineBuffer(limit=10)
     for _ in range(5):
         lines.feed(b"x" * 8)
     assert taken(lines) == [OVERLONG]
@@ -48,8 +48,8 @@ def test_an_overlong_line_is_told_once_and_the_next_line_is_whole() -> None:
     assert taken(lines) == [b"next"]
 
 
-def test_a_line_that_was_given_back_comes_first() -> None:
-    lines = Lines()
+def test_a_line_that_was_pushed_back_comes_first() -> None:
+    lines = LineBuffer()
     lines.feed(b"one\ntwo\nthr")
     first = lines.take()
     assert first == b"one"
@@ -58,8 +58,8 @@ def test_a_line_that_was_given_back_comes_first() -> None:
     assert not lines.is_ended
 
 
-def test_an_overlong_line_that_was_given_back_is_still_told_as_one() -> None:
-    lines = Lines(limit=4)
+def test_an_overlong_line_that_was_pushed_back_is_still_reported() -> None:
+    lines = LineBuffer(limit=4)
     lines.feed(b"much too long\n")
     first = lines.take()
     assert first is OVERLONG

@@ -6,26 +6,27 @@ import pytest
 from mcp_types import ToolAnnotations
 
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.offers import Hints, Offer, Offers
-from kiwi_mcp.surfaces.mcp.listing import prompts_of, resources_of, templates_of, tools_of
+from kiwi_mcp.domain.mcp import Hints, Offer, Offers
+from kiwi_mcp.surfaces.mcp.resources import resources_of, templates_of
+from kiwi_mcp.surfaces.mcp.tools import prompts_of, tools_of
 
 
 def names(offers: Offers, revision: str = "2026-07-28") -> list[str]:
     return [tool.name for tool in tools_of(offers, revision=revision)]
 
 
-def test_meta_tools_come_first_and_only_those_that_are_offered() -> None:
+def test_meta_tools_come_first_and_only_if_offered() -> None:
     offers = Offers(("search", "execute"), (Offer("b", "user/local/b@1.0.0"), Offer("a", "user/local/a@1.0.0")))
     assert names(offers) == ["search", "execute", "b", "a"]
 
 
 @pytest.mark.parametrize("revision", ["2024-11-05", "2025-11-25", "2026-07-28"])
-def test_one_schema_that_the_protocol_does_not_know_costs_the_client_one_tool(revision: str) -> None:
+def test_one_unsupported_schema_omits_only_one_tool(revision: str) -> None:
     odd = Offer("odd", "user/local/odd@1.0.0", parameters={"$schema": 7})
     assert names(Offers(("search",), (odd, Offer("even", "user/local/even@1.0.0"))), revision) == ["search", "even"]
 
 
-def test_a_result_that_is_no_object_is_declared_to_clients_that_know_such() -> None:
+def test_a_result_schema_that_is_not_an_object_is_declared_to_supporting_clients() -> None:
     offers = Offers((), (Offer("rows", "user/local/rows@1.0.0", outputs={"type": "array"}),))
     declared = {
         revision: tools_of(offers, revision=revision)[0].output_schema
@@ -34,7 +35,7 @@ def test_a_result_that_is_no_object_is_declared_to_clients_that_know_such() -> N
     assert declared == {"2025-03-26": None, "2025-11-25": None, "2026-07-28": {"type": "array"}}
 
 
-def test_a_schema_is_told_as_it_was_written() -> None:
+def test_a_schema_is_sent_as_written() -> None:
     schema: JsonObject = {
         "type": "object",
         "title": "T",
@@ -59,7 +60,7 @@ def test_arguments_of_a_prompt_say_which_are_required() -> None:
     ]
 
 
-def test_resources_have_a_name_beside_their_address() -> None:
+def test_resources_have_a_name_beside_their_uri() -> None:
     text, any_text = Offer("a://b", "x", "B", mime_type="text/plain"), Offer("a://{c}", "y")
     offers = Offers((), resources=(text,), templates=(any_text,))
     (resource,), (template,) = resources_of(offers), templates_of(offers)

@@ -1,4 +1,4 @@
-"""The description of `search` names the sources that are here, within bounds, and follows them."""
+"""The description of `search` names the current sources, within bounds."""
 
 from __future__ import annotations
 
@@ -17,34 +17,31 @@ from tests.plugins.machines import Machine, MakeMachine
 
 from kiwi_mcp.domain.grants import Grant, Rights, Rules
 from kiwi_mcp.domain.json import JsonObject, as_text, compact
-from kiwi_mcp.domain.offers import Offers
+from kiwi_mcp.domain.mcp import Offers
+from kiwi_mcp.domain.token_cost import cost_of
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.context.cost import cost_of
-from kiwi_mcp.kernel.context.sent import all_sent
-from kiwi_mcp.kernel.naming import known_namespaces, mark_changed, namespaces_place, note_namespaces
-from kiwi_mcp.kernel.permission import Permission
+from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.token_meter import all_sent
+from kiwi_mcp.kernel.tool_names import known_namespaces, namespaces_place, touch_server_names, write_namespaces
 from kiwi_mcp.store.database import longest_silence
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.surfaces.gateway.visited import VisitedKernel
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.surfaces.gateway.auth import VisitedKernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes, differences
-from kiwi_mcp.surfaces.mcp.definitions import definitions
-from kiwi_mcp.surfaces.mcp.greeting import Opening, load_prepared, load_tools
-from kiwi_mcp.surfaces.mcp.lines import Lines
-from kiwi_mcp.surfaces.mcp.lists import path_of
-from kiwi_mcp.surfaces.mcp.menu import ONLY_META_TOOLS
-from kiwi_mcp.surfaces.mcp.rehearsal import tool_lists
-from kiwi_mcp.surfaces.mcp.server import build_server
-from kiwi_mcp.surfaces.mcp.serving import settle
+from kiwi_mcp.surfaces.mcp.handshake import HandshakeResult, load_prepared, load_tools, path_of
+from kiwi_mcp.surfaces.mcp.server import build_server, tool_lists
+from kiwi_mcp.surfaces.mcp.stdio import LineBuffer
+from kiwi_mcp.surfaces.mcp.stdio_server import settle
+from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS, ToolListWatcher, differences
+from kiwi_mcp.surfaces.mcp.tools import definitions
 
 SCRIPT = Path(__file__).parents[2] / "data" / "mcp" / "scripted.py"
 MOST_TOKENS, MOST_CHARACTERS = 900, 3_600 + 300
 Ask = Callable[..., Answer]
 
 
-class Heard(Changes):
-    """What would be told to clients."""
+class Heard(ToolListWatcher):
+    """The description that clients would get."""
 
     is_outdated = False
 
@@ -52,7 +49,7 @@ class Heard(Changes):
         self.is_outdated = True
 
 
-def told(servers: Sequence[str], namespaces: Sequence[str]) -> str:
+def description_of(servers: Sequence[str], namespaces: Sequence[str]) -> str:
     return "\n".join(
         compact(tool.model_dump(mode="json", by_alias=True, exclude_none=True))
         for tool in definitions(servers, namespaces)
@@ -67,7 +64,7 @@ def add(ask: Ask, tmp_path: Path, server: str, count: int) -> None:
     assert not ask("mcp", **words).is_error
 
 
-def settled(project: Path, opening: Opening | None = None) -> tuple[dict[str, str], bool]:
+def settled(project: Path, opening: HandshakeResult | None = None) -> tuple[dict[str, str], bool]:
     """Let stage two keep its list, as at every start; return it, and whether a client hears that it has changed."""
 
     async def story() -> tuple[dict[str, str], bool]:
@@ -75,7 +72,7 @@ def settled(project: Path, opening: Opening | None = None) -> tuple[dict[str, st
         changes, calls = Heard(kernel), Calls(kernel.tasks, task_after=lambda: 5.0, principal=lambda _: "")
         server = build_server(kernel, calls=calls, changes=changes)
         try:
-            await settle(server, changes, opening or Opening(Lines(), []), str(project))
+            await settle(server, changes, opening or HandshakeResult(LineBuffer(), []), str(project))
             return await tool_lists(server), changes.is_outdated
         finally:
             await changes.aclose()
@@ -95,6 +92,7 @@ async def search(machine: Machine, *queries: str, source: str = "all") -> None:
         await machine.kernel.aclose()
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_servers_with_most_tools_are_named_first(ask: Ask, tmp_path: Path, project: Path) -> None:
     assert "Installed here" not in settled(project)[0]["legacy"]
     add(ask, tmp_path, "small", 1)
@@ -112,15 +110,15 @@ NAMES = st.lists(st.text("abcxyz-_.123", min_size=1, max_size=80), max_size=60)
 
 @given(NAMES, NAMES)
 @settings(max_examples=40, deadline=None)
-def test_however_many_sources_there_are_all_definitions_stay_within_their_bounds(
+def test_all_definitions_stay_within_their_bounds_with_any_number_of_sources(
     servers: list[str], namespaces: list[str]
 ) -> None:
-    text = told(servers, namespaces)
+    text = description_of(servers, namespaces)
     assert cost_of(text).tokens < MOST_TOKENS
     assert len(text) <= MOST_CHARACTERS
 
 
-def test_those_that_there_is_no_room_for_are_counted() -> None:
+def test_servers_without_space_are_counted() -> None:
     described = definitions([f"server-{number}" for number in range(500)])[0].description or ""
     named = described.count("server-")
     assert 5 < named < 40
@@ -128,7 +126,7 @@ def test_those_that_there_is_no_room_for_are_counted() -> None:
     assert definitions(["x" * 500])[0].description == f"{definitions()[0].description} Installed here: {'x' * 40}."
 
 
-def test_namespaces_leave_most_of_the_room_to_servers() -> None:
+def test_namespaces_leave_most_of_the_space_to_servers() -> None:
     namespaces = [f"team-{number}" for number in range(500)]
     alone = definitions([f"server-{number}" for number in range(500)])[0].description or ""
     both = definitions([f"server-{number}" for number in range(500)], namespaces)[0].description or ""
@@ -139,7 +137,7 @@ def test_namespaces_leave_most_of_the_room_to_servers() -> None:
     )
 
 
-def test_what_is_named_is_counted_among_what_every_conversation_costs() -> None:
+def test_named_sources_count_in_the_cost_of_every_conversation() -> None:
     known = ("github", "tracker")
     plain, named = (
         {one.name: one.cost.tokens for one in all_sent(offers)}
@@ -149,7 +147,7 @@ def test_what_is_named_is_counted_among_what_every_conversation_costs() -> None:
     assert named["load"] == plain["load"]
 
 
-def test_a_client_hears_of_a_server_that_comes_or_goes() -> None:
+def test_a_client_is_notified_when_a_server_appears_or_disappears() -> None:
     with_one = Offers(ONLY_META_TOOLS.meta_tools, servers=("github",))
     assert [*differences(ONLY_META_TOOLS, with_one)] == [ToolsListChanged()]
     assert [*differences(with_one, ONLY_META_TOOLS)] == [ToolsListChanged()]
@@ -158,26 +156,26 @@ def test_a_client_hears_of_a_server_that_comes_or_goes() -> None:
     assert [*differences(ONLY_META_TOOLS, with_namespace)] == [ToolsListChanged()]
 
 
-def test_the_next_start_names_them_at_once_and_forgets_them_once_they_are_gone(
-    ask: Ask, tmp_path: Path, project: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_the_next_start_names_servers_at_once_and_drops_removed_ones(ask: Ask, tmp_path: Path, project: Path) -> None:
     prepared = load_prepared()
     settled(project)
     assert not Path(path_of(str(project))).exists()
     add(ask, tmp_path, "tracker", 1)
     assert load_tools(prepared, str(project)) == {}
 
-    lists, is_outdated = settled(project, Opening(Lines(), [], ("legacy", prepared["tools"]["legacy"])))
+    lists, is_outdated = settled(project, HandshakeResult(LineBuffer(), [], ("legacy", prepared["tools"]["legacy"])))
 
     assert is_outdated
     assert load_tools(prepared, str(project)) == lists != prepared["tools"]
-    assert not settled(project, Opening(Lines(), [], ("legacy", lists["legacy"])))[1]
+    assert not settled(project, HandshakeResult(LineBuffer(), [], ("legacy", lists["legacy"])))[1]
     ask("mcp", action="remove", server="tracker")
-    assert settled(project, Opening(Lines(), [], ("legacy", lists["legacy"]))) == (prepared["tools"], True)
+    assert settled(project, HandshakeResult(LineBuffer(), [], ("legacy", lists["legacy"]))) == (prepared["tools"], True)
     assert load_tools(prepared, str(project)) == prepared["tools"]
 
 
-def test_the_first_start_after_any_change_of_servers_gives_out_no_list_that_is_out_of_date(
+@pytest.mark.usefixtures("sandbox")
+def test_the_first_start_after_a_change_of_servers_sends_no_outdated_list(
     ask: Ask, tmp_path: Path, project: Path
 ) -> None:
     prepared = load_prepared()
@@ -197,7 +195,8 @@ def test_the_first_start_after_any_change_of_servers_gives_out_no_list_that_is_o
     assert settled(project)[0] == load_tools(prepared, str(project)) == prepared["tools"]
 
 
-def test_a_server_that_is_removed_or_written_like_any_item_is_in_the_first_list_after_that(
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_removed_or_written_like_an_item_is_reflected_in_the_next_list(
     ask: Ask, tmp_path: Path, project: Path
 ) -> None:
     prepared = load_prepared()
@@ -220,7 +219,8 @@ def test_a_server_that_is_removed_or_written_like_any_item_is_in_the_first_list_
     assert load_tools(prepared, str(project)) == {}
 
 
-def test_writing_an_item_that_is_no_server_leaves_the_list_as_it_was(ask: Ask, tmp_path: Path, project: Path) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_writing_another_item_does_not_change_the_list(ask: Ask, tmp_path: Path, project: Path) -> None:
     add(ask, tmp_path, "tracker", 1)
     lists, _ = settled(project)
     words = {"tool_id": "greet", "tool_type": "script", "version": "1.0.0", "executor": "bash_runtime"}
@@ -230,7 +230,8 @@ def test_writing_an_item_that_is_no_server_leaves_the_list_as_it_was(ask: Ask, t
     assert load_tools(load_prepared(), str(project)) == lists
 
 
-def test_the_namespaces_of_the_registry_are_named_from_the_first_list_after_it_changed(
+@pytest.mark.usefixtures("sandbox")
+def test_namespaces_of_the_registry_are_named_from_the_first_list_after_a_change(
     a_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann, bob = (a_machine(name, namespaces=["acme", "team"]) for name in ("ann", "bob"))
@@ -255,6 +256,7 @@ def test_the_namespaces_of_the_registry_are_named_from_the_first_list_after_it_c
     assert load_tools(prepared, project) == lists
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_the_namespaces_of_another_registry_are_not_named(
     a_machine: MakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +269,8 @@ def test_the_namespaces_of_another_registry_are_not_named(
     assert "In source registry" not in settled(ann.project)[0]["legacy"]
 
 
-def test_a_namespace_of_which_all_is_yanked_is_not_named_and_is_again_when_that_is_taken_back(
+@pytest.mark.usefixtures("sandbox")
+def test_a_namespace_with_only_yanked_versions_is_not_named_until_a_yank_is_reversed(
     a_machine: MakeMachine,
 ) -> None:
     ann = a_machine("ann", namespaces=["acme", "team"])
@@ -283,7 +286,8 @@ def test_a_namespace_of_which_all_is_yanked_is_not_named_and_is_again_when_that_
     assert {*known_namespaces(ann.user)} == {"acme", "team"}
 
 
-def test_the_namespaces_that_another_actor_saw_are_not_named(a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_namespaces_that_another_actor_saw_are_not_named(a_machine: MakeMachine) -> None:
     ann = a_machine("ann", namespaces=["acme"])
     ann.publish("greet", namespace="acme", visibility="private")
     assert [*known_namespaces(ann.user)] == ["acme"]
@@ -293,7 +297,8 @@ def test_the_namespaces_that_another_actor_saw_are_not_named(a_machine: MakeMach
     assert known_namespaces(ann.user) == ()
 
 
-def test_what_others_publish_in_a_shared_store_is_named_after_the_next_search(
+@pytest.mark.usefixtures("sandbox")
+def test_items_of_others_in_a_shared_store_are_named_after_the_next_search(
     a_machine: MakeMachine, store_url: str
 ) -> None:
     ann, bob = (a_machine(name, url=store_url, namespaces=["acme", "team"]) for name in ("ann", "bob"))
@@ -309,7 +314,8 @@ def test_what_others_publish_in_a_shared_store_is_named_after_the_next_search(
     assert {*known_namespaces(bob.user)} == {"acme", "team"}
 
 
-def test_a_search_that_sees_the_same_registry_as_the_last_one_asks_it_for_no_names(
+@pytest.mark.usefixtures("sandbox")
+def test_a_search_of_an_unchanged_registry_reads_no_namespaces(
     a_machine: MakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann = a_machine("ann", namespaces=["acme"])
@@ -327,7 +333,7 @@ def test_a_search_that_sees_the_same_registry_as_the_last_one_asks_it_for_no_nam
     assert len(asked) == 1
 
 
-def test_a_registry_that_is_slow_to_name_its_namespaces_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_slow_registry_delays_no_list(tmp_path: Path) -> None:
     silences: list[float] = []
 
     class Silent(Store):
@@ -336,20 +342,21 @@ def test_a_registry_that_is_slow_to_name_its_namespaces_keeps_nobody_waiting(tmp
             return super().registry()
 
     store = Silent(tmp_path)
-    note_namespaces(tmp_path, store)
+    write_namespaces(tmp_path, store)
     store.close()
     assert silences == [2.0]
 
 
-def test_a_name_that_cannot_be_written_leaves_no_draft(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_draft(tmp_path: Path) -> None:
     in_the_way = tmp_path / "state" / "servers" / "file"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.touch()
-    mark_changed(tmp_path)
+    touch_server_names(tmp_path)
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["servers"]
 
 
-def test_while_the_policy_cannot_be_read_nothing_is_named(tmp_path: Path, a_machine: MakeMachine) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_with_an_unreadable_policy_nothing_is_named(tmp_path: Path, a_machine: MakeMachine) -> None:
     ann = a_machine("ann", namespaces=["acme"])
     ann.publish("greet", namespace="acme")
     add(ann.ask, tmp_path, "tracker", 1)
@@ -373,14 +380,15 @@ def test_while_the_policy_cannot_be_read_nothing_is_named(tmp_path: Path, a_mach
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", '{"namespaces": 3}', "[" * 100_000])
-def test_a_damaged_file_of_namespaces_names_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_namespace_file_names_none(tmp_path: Path, text: str) -> None:
     place = namespaces_place(tmp_path)
     place.parent.mkdir()
     place.write_text(text)
     assert known_namespaces(tmp_path) == ()
 
 
-def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(
+@pytest.mark.usefixtures("sandbox")
+def test_a_server_that_this_machine_does_not_list_is_not_named(
     ask: Ask, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(ask, tmp_path, "tracker", 1)
@@ -394,24 +402,23 @@ def test_a_server_that_is_off_the_list_of_this_machine_is_not_named(
     assert "Installed here: tracker." in settled(project)[0]["legacy"]
 
 
-def test_a_visitor_is_told_of_the_sources_that_are_theirs_to_know(project: Path) -> None:
+async def test_a_client_sees_only_the_sources_it_may_know(project: Path) -> None:
     class Visited(VisitedKernel):
-        def _permission(self) -> Permission:
+        def _permission(self) -> ItemVisibility:
             items = Rules(("mcp/tracker/*", "mcp/diary/read@*", "registry/acme/*", "registry/team/greet@*"))
             listed = Grant(items=items, is_secretive=True)
-            return Permission(self.catalog(), lambda: Rights((Grant(), listed)))
+            return ItemVisibility(self.catalog(), lambda: Rights((Grant(), listed)))
 
     kernel = Visited(project)
     try:
         seen = kernel.seen(Offers(("search",), servers=("diary", "tracker", "vault"), namespaces=("acme", "team")))
     finally:
-        asyncio.run(kernel.aclose())
+        await kernel.aclose()
     assert (seen.servers, seen.namespaces) == (("tracker",), ("acme",))
 
 
-def test_a_kernel_that_serves_notices_a_server_that_another_process_adds(
-    ask: Ask, tmp_path: Path, project: Path
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+def test_a_serving_kernel_notices_a_server_added_by_another_process(ask: Ask, tmp_path: Path, project: Path) -> None:
     async def seen(kernel: Kernel) -> tuple[str, tuple[str, ...]]:
         mark = kernel.offers_mark()
         return mark, (await kernel.offers()).servers

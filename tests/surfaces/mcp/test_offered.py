@@ -1,11 +1,11 @@
-"""What the owner prefers, seen and used by the official client of both eras: tools, prompts, resources, completions."""
+"""Preferred tools, prompts, resources and completions, used by the official client of both eras."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from mcp.shared.subscriptions import ResourceUpdated, ToolsListChanged
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes
 from kiwi_mcp.surfaces.mcp.server import McpServer, build_server
+from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 UPSTREAM = Path(__file__).with_name("upstream.py")
 PIXEL = "iVBORw0KGgo="
@@ -74,34 +74,27 @@ class House:
         self.write(f"tools/{name}/tool.yaml", json.dumps(manifest))
         self.write(f"tools/{name}/main.sh", script)
 
-    def add_upstream(self) -> None:
-        async def add() -> None:
-            kernel = Kernel(self.project)
-            words: dict[str, Json] = {"server": "art", "command": sys.executable, "args": [str(UPSTREAM)]}
-            added = await kernel.call("mcp", {"action": "add", **words})
-            await kernel.aclose()
-            assert not added.is_error, added
+    async def add_upstream(self) -> None:
+        kernel = Kernel(self.project)
+        words: dict[str, Json] = {"server": "art", "command": sys.executable, "args": [str(UPSTREAM)]}
+        added = await kernel.call("mcp", {"action": "add", **words})
+        await kernel.aclose()
+        assert not added.is_error, added
 
-        asyncio.run(add())
-
-    def add_boom(self) -> None:
+    async def add_boom(self) -> None:
         """Add a tool that leaves a mark in the project whenever it runs: its owner lets it run in no sandbox."""
         self.tool("boom", "touch boomed")
-
-        async def relax() -> None:
-            kernel = Kernel(self.project)
-            await kernel.call("execute", {"action": "sign", "item_id": "boom"})
-            relaxed = await kernel.call("relax", {"action": "apply", "item_id": "boom", "to": "trusted"})
-            await kernel.aclose()
-            assert not relaxed.is_error, relaxed
-
-        asyncio.run(relax())
+        kernel = Kernel(self.project)
+        await kernel.call("execute", {"action": "sign", "item_id": "boom"})
+        relaxed = await kernel.call("relax", {"action": "apply", "item_id": "boom", "to": "trusted"})
+        await kernel.aclose()
+        assert not relaxed.is_error, relaxed
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[McpServer]:
         kernel = Kernel(self.project if self.has_project else None, is_owner=False)
         calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=lambda _: "tester")
-        changes = Changes(kernel, interval=0.1, soon=0.05)
+        changes = ToolListWatcher(kernel, interval=0.1, soon=0.05)
         try:
             yield build_server(kernel, calls=calls, changes=changes)
         finally:
@@ -109,16 +102,10 @@ class House:
             await calls.aclose()
             await kernel.aclose()
 
-    def told(self, mode: Mode, story: Callable[[Client], Awaitable[None]], **words: Any) -> None:
-        async def run() -> None:
-            async with (
-                asyncio.timeout(PATIENCE),
-                self.serving() as server,
-                Client(server, mode=mode, **words) as client,
-            ):
-                await story(client)
-
-        asyncio.run(run())
+    @asynccontextmanager
+    async def client(self, mode: Mode, **options: Any) -> AsyncIterator[Client]:
+        async with asyncio.timeout(PATIENCE), self.serving() as server, Client(server, mode=mode, **options) as client:
+            yield client
 
 
 @pytest.fixture
@@ -145,13 +132,13 @@ async def code_of(work: Awaitable[object]) -> tuple[int, Any]:
 
 
 @both_eras
-def test_the_list_is_the_meta_tools_and_the_always_send_tools_and_nothing_else(mode: Mode, house: House) -> None:
+async def test_the_list_is_the_meta_tools_and_the_always_send_tools_and_nothing_else(mode: Mode, house: House) -> None:
     house.tool("weather", "echo sunny", effect="pure")
     house.tool("hidden", "echo")
     house.tool("wipe", "echo gone")
     house.prefer("always_send: {weather: true, wipe: {as: clean}, nowhere: true}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         tools = (await client.list_tools()).tools
         assert [tool.name for tool in tools] == [*META, "clean", "weather"]
         clean, weather = tools[-2].annotations, tools[-1].annotations
@@ -161,17 +148,16 @@ def test_the_list_is_the_meta_tools_and_the_always_send_tools_and_nothing_else(m
         assert (clean.read_only_hint, clean.destructive_hint) == (False, True)
         assert tools[-1].description == "A tool called weather"
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_a_call_gives_what_the_tool_gave_and_nothing_around_it(mode: Mode, house: House) -> None:
+async def test_a_call_returns_the_result_of_the_tool_and_nothing_else(mode: Mode, house: House) -> None:
     house.tool("say", 'echo "$KIWI_PARAM_word"', parameters=[{"name": "word", "type": "string", "required": True}])
     house.tool("count", "echo '{\"n\": 3}'")
     house.tool("fail", "echo broken >&2; exit 3")
     house.prefer("always_send: [say, count, fail]")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         said = await client.call_tool("say", {"word": "žluť"})
         assert (said.is_error, text_in(said), said.structured_content) == (False, "žluť", None)
         counted = await client.call_tool("count", {})
@@ -184,11 +170,10 @@ def test_a_call_gives_what_the_tool_gave_and_nothing_around_it(mode: Mode, house
         assert refused.is_error
         assert refused.structured_content["code"] == "invalid_input"
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_a_declared_result_is_structured_and_one_that_differs_is_an_error(mode: Mode, house: House) -> None:
+async def test_a_declared_result_is_structured_and_a_different_one_is_an_error(mode: Mode, house: House) -> None:
     outputs: Json = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     house.tool("right", "echo '{\"n\": 3}'", outputs=outputs)
     house.tool("wrong", "echo '{\"m\": 3}'", outputs=outputs)
@@ -197,7 +182,7 @@ def test_a_declared_result_is_structured_and_one_that_differs_is_an_error(mode: 
     )
     house.prefer("always_send: [right, wrong, large]")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert (await client.list_tools()).tools[-1].output_schema
         right = await client.call_tool("right", {})
         assert right.structured_content == {"n": 3}
@@ -208,26 +193,24 @@ def test_a_declared_result_is_structured_and_one_that_differs_is_an_error(mode: 
         large = await client.call_tool("large", {})
         assert len(large.structured_content["text"]) == 100_000
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_a_name_that_nobody_offers_is_an_invalid_parameter(mode: Mode, house: House) -> None:
-    async def story(client: Client) -> None:
+async def test_an_unknown_name_is_an_invalid_parameter(mode: Mode, house: House) -> None:
+    async with house.client(mode) as client:
         code, data = await code_of(client.call_tool("no_such_tool", {}))
         assert (code, data["code"]) == (types.INVALID_PARAMS, "tool_not_found")
         unlisted = await client.call_tool("doctor", {})
         assert "code" not in unlisted.structured_content
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_what_an_mcp_server_answers_arrives_word_for_word(mode: Mode, house: House) -> None:
-    house.add_upstream()
+async def test_the_answer_of_an_mcp_server_is_passed_on_unchanged(mode: Mode, house: House) -> None:
+    await house.add_upstream()
     house.prefer("always_send: {art/draw: {as: draw}, art/measure: true, art/fail: true}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert listed.keys() == {*META, "draw", "art_measure", "art_fail"}
         assert listed["draw"].annotations == types.ToolAnnotations(read_only_hint=True)
@@ -243,12 +226,11 @@ def test_what_an_mcp_server_answers_arrives_word_for_word(mode: Mode, house: Hou
         assert failed.is_error
         assert [block.type for block in failed.content] == ["text", "image"]
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D2")
 @both_eras
-def test_a_changed_preference_is_announced_and_the_next_list_differs(mode: Mode, house: House) -> None:
+async def test_a_changed_preference_is_announced_and_the_next_list_differs(mode: Mode, house: House) -> None:
     house.tool("weather", "echo sunny")
     heard = asyncio.Event()
 
@@ -256,7 +238,7 @@ def test_a_changed_preference_is_announced_and_the_next_list_differs(mode: Mode,
         if isinstance(message, types.ToolListChangedNotification):
             heard.set()
 
-    async def story(client: Client) -> None:
+    async with house.client(mode, message_handler=hear) as client:
         assert await names(client) == META
         if mode == "legacy":
             house.prefer("always_send: [weather]")
@@ -268,11 +250,10 @@ def test_a_changed_preference_is_announced_and_the_next_list_differs(mode: Mode,
         assert await names(client) == [*META, "weather"]
         assert text_in(await client.call_tool("weather", {})) == "sunny"
 
-    house.told(mode, story, message_handler=hear)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_what_is_the_users_own_needs_no_project(mode: Mode, house: House) -> None:
+async def test_user_items_need_no_project(mode: Mode, house: House) -> None:
     house.has_project = False
     house.tool("weather", "echo sunny")
     house.tool("much", "head -c 100000 /dev/zero | tr '\\0' x")
@@ -280,7 +261,7 @@ def test_what_is_the_users_own_needs_no_project(mode: Mode, house: House) -> Non
     house.write("directives/release.md", DIRECTIVE)
     house.prefer("always_send: [weather, much]")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert await names(client) == [*META, "much", "weather"]
         assert text_in(await client.call_tool("weather", {})) == "sunny"
         assert (await client.get_prompt("release", {"target": "x"})).messages
@@ -294,32 +275,29 @@ def test_what_is_the_users_own_needs_no_project(mode: Mode, house: House) -> Non
             page = await client.call_tool("load", {"item_type": "output", "item_id": handle, **where})
             assert page.structured_content["total_characters"] == 100_000
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_what_a_server_refuses_is_refused_with_its_own_code(mode: Mode, house: House) -> None:
-    house.add_upstream()
+async def test_an_error_of_a_server_keeps_its_code(mode: Mode, house: House) -> None:
+    await house.add_upstream()
     house.prefer("{always_send: {art/refuse: true}, resources: {art/*: true}}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert (await code_of(client.call_tool("art_refuse", {})))[0] == -32601
         via_execute = await client.call_tool("execute", {"item_id": "mcp/art/refuse"})
         assert via_execute.is_error
         gone = types.INVALID_PARAMS if mode == "auto" else -32002
         assert await code_of(client.read_resource("test://row/0/end")) == (gone, {"uri": "test://row/0/end"})
 
-    house.told(mode, story)
-
 
 # --- prompts ---
 
 
 @both_eras
-def test_a_directive_is_a_prompt_whose_program_a_model_can_follow(mode: Mode, house: House) -> None:
+async def test_a_directive_is_a_prompt_with_a_program_for_a_model(mode: Mode, house: House) -> None:
     house.write("directives/release.md", DIRECTIVE)
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         (prompt,) = (await client.list_prompts()).prompts
         assert (prompt.name, prompt.description) == ("release", "Release a version")
         assert [(one.name, one.required) for one in prompt.arguments or ()] == [("target", True), ("count", False)]
@@ -332,45 +310,41 @@ def test_a_directive_is_a_prompt_whose_program_a_model_can_follow(mode: Mode, ho
         code, data = await code_of(client.get_prompt("release", {}))
         assert (code, data["code"]) == (types.INVALID_PARAMS, "invalid_input")
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_an_unlisted_directive_can_be_got_and_a_tool_cannot(mode: Mode, house: House) -> None:
+async def test_an_unlisted_directive_is_available_as_a_prompt_and_a_tool_is_not(mode: Mode, house: House) -> None:
     house.write("directives/release.md", DIRECTIVE)
-    house.add_boom()
+    await house.add_boom()
     house.prefer("prompts: {'project/local/*': false}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert (await client.list_prompts()).prompts == []
         assert (await client.get_prompt("release", {"target": "x"})).messages
         assert (await code_of(client.get_prompt("boom")))[0] == types.INVALID_PARAMS
         assert (await code_of(client.get_prompt("nothing")))[0] == types.INVALID_PARAMS
-
-    house.told(mode, story)
     assert not (house.project / "boomed").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_a_prompt_of_a_server_keeps_its_messages(mode: Mode, house: House) -> None:
-    house.add_upstream()
+async def test_a_server_prompt_keeps_its_messages(mode: Mode, house: House) -> None:
+    await house.add_upstream()
     house.prefer("prompts: {art/look: {as: look}}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["look"]
         got = await client.get_prompt("look", {"at": "it"})
         assert [message.role for message in got.messages] == ["assistant", "user"]
         assert got.messages[0].content == types.TextContent(text="Look at it")
         assert got.messages[1].content == types.ImageContent(data=PIXEL, mime_type="image/png")
 
-    house.told(mode, story)
-
 
 # --- resources ---
 
 
 @both_eras
-def test_help_and_knowledge_are_resources_that_can_be_read(mode: Mode, house: House) -> None:
+async def test_help_and_knowledge_are_readable_resources(mode: Mode, house: House) -> None:
     house.write("knowledge/api_notes.md", "---\nid: api_notes\ntitle: Notes\nversion: 1.0.0\n---\n# Notes\n\nhello\n")
     house.write("knowledge/long.md", f"---\nid: long\ntitle: Long\nversion: 1.0.0\n---\n{'word ' * 40_000}\n")
 
@@ -380,7 +354,7 @@ def test_help_and_knowledge_are_resources_that_can_be_read(mode: Mode, house: Ho
         assert (found.uri, found.mime_type) == (uri, "text/markdown")
         return found.text
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         listed = {resource.uri for resource in (await client.list_resources()).resources}
         assert {"kiwi://help/overview", "kiwi://knowledge/api_notes"} <= listed
         templates = {one.uri_template for one in (await client.list_resource_templates()).resource_templates}
@@ -389,28 +363,26 @@ def test_help_and_knowledge_are_resources_that_can_be_read(mode: Mode, house: Ho
         assert await text_at(client, "kiwi://knowledge/api_notes") == "# Notes\n\nhello"
         assert len(await text_at(client, "kiwi://knowledge/long")) == 199_999
 
-    house.told(mode, story)
 
-
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_an_address_that_leads_nowhere_is_told_with_the_address_and_runs_nothing(mode: Mode, house: House) -> None:
-    house.add_boom()
+async def test_an_unknown_uri_is_reported_with_the_uri_and_runs_nothing(mode: Mode, house: House) -> None:
+    await house.add_boom()
     expected = types.INVALID_PARAMS if mode == "auto" else -32002
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         for uri in ("test://nothing", "kiwi://knowledge/boom", "kiwi://knowledge/none", "kiwi://help/none", "kiwi://x"):
             assert await code_of(client.read_resource(uri)) == (expected, {"uri": uri})
-
-    house.told(mode, story)
     assert not (house.project / "boomed").exists()
 
 
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_resources_of_a_server_are_read_as_they_are_by_address_and_by_template(mode: Mode, house: House) -> None:
-    house.add_upstream()
+async def test_server_resources_are_read_by_uri_and_by_template(mode: Mode, house: House) -> None:
+    await house.add_upstream()
     house.prefer("resources: {art/*: true}")
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert "test://pixel" in {resource.uri for resource in (await client.list_resources()).resources}
         (pixel,) = (await client.read_resource("test://pixel")).contents
         assert pixel == types.BlobResourceContents(uri="test://pixel", mime_type="image/png", blob=PIXEL)
@@ -418,11 +390,9 @@ def test_resources_of_a_server_are_read_as_they_are_by_address_and_by_template(m
         assert isinstance(row, types.TextResourceContents)
         assert row.text == "test://row/7/end"
 
-    house.told(mode, story)
-
 
 @both_eras
-def test_a_watched_text_that_changes_is_announced(mode: Mode, house: House) -> None:
+async def test_a_changed_watched_text_is_announced(mode: Mode, house: House) -> None:
     uri = "kiwi://knowledge/notes"
     notes = "---\nid: notes\ntitle: Notes\nversion: 1.0.0\n---\n{}\n"
     house.write("knowledge/notes.md", notes.format("old"))
@@ -436,7 +406,7 @@ def test_a_watched_text_that_changes_is_announced(mode: Mode, house: House) -> N
         house.write("knowledge/notes.md", notes.format("newer"))
         assert await anext(news) == ResourceUpdated(uri)
 
-    async def story(client: Client) -> None:
+    async with house.client(mode, message_handler=hear) as client:
         if mode == "auto":
             async with client.listen(resource_subscriptions=[uri]) as news:
                 await listened(news)
@@ -446,15 +416,14 @@ def test_a_watched_text_that_changes_is_announced(mode: Mode, house: House) -> N
         assert await heard.get() == uri
         await client.unsubscribe_resource(uri)
 
-    house.told(mode, story, message_handler=hear)
-
 
 # --- completions and logs ---
 
 
+@pytest.mark.usefixtures("sandbox")
 @both_eras
-def test_arguments_are_completed_from_schemas_names_and_servers(mode: Mode, house: House) -> None:
-    house.add_upstream()
+async def test_arguments_are_completed_from_schemas_names_and_servers(mode: Mode, house: House) -> None:
+    await house.add_upstream()
     house.prefer("{prompts: {art/look: true}, resources: {art/*: true, 'project/local/*': true}}")
     house.write(
         "directives/paint.md", DIRECTIVE.replace("release", "paint").replace('type="integer"', 'type="boolean"')
@@ -465,7 +434,7 @@ def test_arguments_are_completed_from_schemas_names_and_servers(mode: Mode, hous
         argument = {"name": "count" if isinstance(ref, types.PromptReference) else "id", "value": typed}
         return (await client.complete(ref, argument)).completion.values
 
-    async def story(client: Client) -> None:
+    async with house.client(mode) as client:
         assert await values(client, types.PromptReference(name="paint"), "t") == ["true"]
         assert await values(client, types.PromptReference(name="nothing"), "t") == []
         at = types.ResourceTemplateReference
@@ -475,11 +444,7 @@ def test_arguments_are_completed_from_schemas_names_and_servers(mode: Mode, hous
         assert await values(client, types.PromptReference(name="art_look"), "x") == ["x!", "ref/prompt"]
         assert await values(client, at(uri="else://{x}"), "7") == []
 
-    house.told(mode, story)
 
-
-def test_a_client_of_the_handshake_era_sets_the_level_of_its_log(house: House) -> None:
-    async def story(client: Client) -> None:
+async def test_a_handshake_client_sets_its_log_level(house: House) -> None:
+    async with house.client("legacy") as client:
         assert await client.set_logging_level("warning") == types.EmptyResult()
-
-    house.told("legacy", story)

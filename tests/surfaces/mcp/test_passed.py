@@ -1,4 +1,4 @@
-"""Answers of MCP servers on their way to a client: word for word, and never more than its revision can read."""
+"""Answers of MCP servers are passed on unchanged, limited to what the revision of the client supports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kiwi_mcp.domain.json import Json
-from kiwi_mcp.surfaces.mcp.passed import passed_call, passed_prompt, passed_resource
+from kiwi_mcp.surfaces.mcp.results import passed_call, passed_prompt, passed_resource
 
 AUDIO: Json = {"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}
 LINK: Json = {"type": "resource_link", "uri": "a://b", "name": "b"}
@@ -29,7 +29,7 @@ def kinds(blocks: Sequence[Json], revision: str) -> list[str]:
         ("2026-07-28", ["audio", "resource_link"]),
     ],
 )
-def test_a_block_that_a_revision_does_not_have_is_told_in_words(revision: str, expected: list[str]) -> None:
+def test_a_block_that_a_revision_does_not_support_becomes_text(revision: str, expected: list[str]) -> None:
     assert kinds([AUDIO, LINK], revision) == expected
 
 
@@ -42,13 +42,13 @@ def test_a_block_that_a_revision_does_not_have_is_told_in_words(revision: str, e
         ("2026-07-28", [1], True),
     ],
 )
-def test_structured_content_goes_where_it_can_be_read(revision: str, value: Json, *, is_kept: bool) -> None:
+def test_structured_content_is_sent_to_clients_that_support_it(revision: str, value: Json, *, is_kept: bool) -> None:
     result = passed_call({"content": [], "structuredContent": value}, revision=revision)
     assert result is not None
     assert (result.structured_content == value) is is_kept
 
 
-def test_a_server_behind_does_not_speak_for_kiwi() -> None:
+def test_an_upstream_server_does_not_speak_for_kiwi() -> None:
     meta: Json = {SERVER_INFO: {"name": "behind", "version": "1"}, "own": 1}
     result = passed_resource(
         {"contents": [{"uri": "a://b", "text": ""}], "cacheScope": "public", "ttlMs": 7, "_meta": meta}
@@ -58,7 +58,7 @@ def test_a_server_behind_does_not_speak_for_kiwi() -> None:
     assert (result.ttl_ms, result.cache_scope) == (7, "private")
 
 
-def test_what_is_no_answer_is_not_passed_on() -> None:
+def test_an_invalid_answer_is_not_passed_on() -> None:
     assert passed_call({"content": [{"type": "odd"}]}, revision="2026-07-28") is None
     assert passed_prompt({"messages": [{"role": "ghost", "content": AUDIO}]}, revision="2026-07-28") is None
     assert passed_resource({"contents": []}) is None

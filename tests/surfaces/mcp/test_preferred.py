@@ -1,4 +1,4 @@
-"""`kiwi serve` for an owner who prefers tools of their own: a process of its own, its first stage and its second."""
+"""`kiwi serve` with preferred tools: a separate process with both stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ META = ["search", "load", "execute", "help"]
 HANDSHAKE: Json = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
 PATIENCE = 60.0
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("processes")]
 
 
 def command(project: Path) -> list[str]:
@@ -100,7 +100,7 @@ def served(project: Path) -> Iterator[Raw]:
 
 @pytest.mark.req("D2")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_the_official_client_hears_of_a_changed_preference_without_a_restart(
+async def test_the_official_client_is_notified_of_a_changed_preference_without_a_restart(
     mode: Literal["auto", "legacy"], project: Path, home: Path
 ) -> None:
     write_tool(project, "weather", "echo sunny")
@@ -129,12 +129,10 @@ def test_the_official_client_hears_of_a_changed_preference_without_a_restart(
             said = await client.call_tool("weather", {})
             assert said.content == [types.TextContent(text="sunny")]
 
-    asyncio.run(story())
+    await story()
 
 
-def test_the_next_start_gives_the_last_list_at_once_and_a_list_that_changed_is_announced(
-    project: Path, home: Path
-) -> None:
+def test_the_next_start_sends_the_last_list_at_once_and_announces_changes(project: Path, home: Path) -> None:
     write_tool(project, "weather")
     write_tool(project, "mail")
     prefer(home, "always_send: [weather, mail]")
@@ -165,7 +163,7 @@ def test_the_next_start_gives_the_last_list_at_once_and_a_list_that_changed_is_a
 
 @pytest.mark.req("D5")
 @pytest.mark.parametrize("preferred", ["", "always_send: [tool_3]"])
-def test_the_opening_is_the_same_bytes_at_ten_a_thousand_and_ten_thousand_tools(
+def test_the_opening_is_identical_with_ten_a_thousand_and_ten_thousand_tools(
     preferred: str, home: Path, tmp_path: Path
 ) -> None:
     if preferred:

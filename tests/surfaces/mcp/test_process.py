@@ -1,4 +1,4 @@
-"""`kiwi serve` as clients start it: a process of its own, spoken to by the official client and in raw lines."""
+"""`kiwi serve` as a separate process, used by the official client and with raw lines."""
 
 from __future__ import annotations
 
@@ -51,10 +51,13 @@ def answer_in(result: CallToolResult) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.req("K-PR-04")
 @pytest.mark.case("SEC-01")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_the_official_client_creates_finds_and_runs_a_tool(mode: Literal["auto", "legacy"], project: Path) -> None:
+async def test_the_official_client_creates_finds_and_runs_a_tool(
+    mode: Literal["auto", "legacy"], project: Path
+) -> None:
     script = "echo '::progress 1/2 half'; printenv; tr '\\0' '\\n' </proc/self/environ; sleep 0.2"
     heard: list[float] = []
 
@@ -88,11 +91,8 @@ def test_the_official_client_creates_finds_and_runs_a_tool(mode: Literal["auto",
             unlisted = answer_in(await client.call_tool("doctor", where))
             assert "code" not in unlisted
 
-    async def in_time() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await story()
-
-    asyncio.run(in_time())
+    async with asyncio.timeout(PATIENCE):
+        await story()
     assert heard
     assert heard == sorted(set(heard))
 
@@ -151,7 +151,9 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def test_a_client_that_only_looks_is_served_by_stage_one_alone() -> None:
+@pytest.mark.smoke
+@pytest.mark.usefixtures("processes")
+def test_a_client_that_only_lists_is_served_by_stage_one_alone() -> None:
     with served() as raw:
         raw.greet()
         assert raw.ask("ping", number=5) == {"jsonrpc": "2.0", "id": 5, "result": {}}
@@ -160,7 +162,8 @@ def test_a_client_that_only_looks_is_served_by_stage_one_alone() -> None:
         assert raw.leave() == 0
 
 
-def test_a_whole_conversation_in_one_burst_is_answered_in_both_stages(project: Path) -> None:
+@pytest.mark.usefixtures("processes")
+def test_a_conversation_sent_in_one_burst_is_answered_by_both_stages(project: Path) -> None:
     with served("--project", str(project)) as raw:
         raw.greet()
         raw.say("tools/list", number=1)
@@ -175,8 +178,9 @@ def test_a_whole_conversation_in_one_burst_is_answered_in_both_stages(project: P
         assert raw.leave() == 0
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_process_that_is_asked_to_end_ends_well(stage: int) -> None:
+def test_a_process_that_is_asked_to_stop_ends_cleanly(stage: int) -> None:
     with served() as raw:
         raw.greet()
         if stage == 2:
@@ -206,8 +210,9 @@ def create_as_owner(project: Path, tool: Json) -> None:
     asyncio.run(create())
 
 
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.parametrize("how", ["cancelled", "left", "terminated"])
-def test_a_call_that_is_given_up_leaves_no_process_behind(how: str, project: Path) -> None:
+def test_a_cancelled_call_leaves_no_process_behind(how: str, project: Path) -> None:
     # In its sandbox no process knows its own number; each has a name instead.
     mark = f"napper-{uuid4().hex}"
     nap = f"exec -a {mark} sleep 600"

@@ -1,13 +1,13 @@
-"""Directives as texts that a model can follow."""
+"""Directives as text for a model."""
 
 from __future__ import annotations
 
 from inline_snapshot import snapshot
 
-from kiwi_mcp.surfaces.mcp.programs import program_text
+from kiwi_mcp.surfaces.mcp.prompts import program_text
 
 
-def test_a_program_tells_what_for_with_what_step_by_step_until_when() -> None:
+def test_a_program_states_goal_inputs_steps_and_end() -> None:
     text = program_text(
         {
             "name": "release",
@@ -60,5 +60,5 @@ Release a version
 """)
 
 
-def test_what_a_program_does_not_say_takes_no_words() -> None:
+def test_absent_parts_of_a_program_take_no_text() -> None:
     assert program_text({"name": "bare", "outputs": "A text"}) == "# bare\n\n\n\n## Outputs\n\nA text\n"

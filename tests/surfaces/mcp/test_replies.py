@@ -10,7 +10,7 @@ from mcp_types import CallToolResult, TextContent
 
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.surfaces.mcp.replies import as_result, safe_text
+from kiwi_mcp.surfaces.mcp.results import as_result, safe_text
 
 ANYTHING: st.SearchStrategy[Json] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
@@ -25,7 +25,7 @@ def text_of(result: CallToolResult) -> str:
     return content.text
 
 
-def test_an_old_client_gets_the_answer_as_json_text() -> None:
+def test_an_older_client_gets_the_answer_as_json_text() -> None:
     result = as_result(Answer({"status": "success", "result": "ü"}), revision="2025-03-26")
     assert text_of(result) == '{"status":"success","result":"ü"}'
     assert result.structured_content is None
@@ -33,7 +33,7 @@ def test_an_old_client_gets_the_answer_as_json_text() -> None:
 
 
 @pytest.mark.parametrize("revision", ["2025-06-18", "2026-07-28"])
-def test_a_newer_client_gets_the_answer_once_and_its_gist_in_words(revision: str) -> None:
+def test_a_newer_client_gets_structured_content_and_a_text_summary(revision: str) -> None:
     content: JsonObject = {"status": "success", "result": [1, 2], "output_path": "x"}
     result = as_result(Answer(content, is_error=True), revision=revision)
     assert result.structured_content == content
@@ -43,7 +43,7 @@ def test_a_newer_client_gets_the_answer_once_and_its_gist_in_words(revision: str
 
 @given(st.dictionaries(st.text(max_size=3), ANYTHING, max_size=4))
 @settings(deadline=None, max_examples=200)
-def test_any_answer_can_be_written_on_the_wire(content: JsonObject) -> None:
+def test_any_answer_can_be_sent(content: JsonObject) -> None:
     for revision in ("2025-03-26", "2025-06-18"):
         result = as_result(Answer(content), revision=revision)
         line = result.model_dump_json(by_alias=True)
@@ -51,20 +51,20 @@ def test_any_answer_can_be_written_on_the_wire(content: JsonObject) -> None:
     assert isinstance(json.loads(safe_text(content)), dict)
 
 
-def test_a_lone_surrogate_is_shown_as_its_escape() -> None:
+def test_a_lone_surrogate_is_escaped() -> None:
     assert json.loads(safe_text({"name": "caf\udce9"})) == {"name": "caf\\udce9"}
 
 
-def test_numbers_that_json_has_not_are_shown_as_words() -> None:
+def test_numbers_without_a_json_form_become_text() -> None:
     assert json.loads(safe_text({"x": float("nan"), "y": [float("-inf"), 1.5]})) == {"x": "nan", "y": ["-inf", 1.5]}
 
 
-def test_a_mapping_of_another_kind_is_an_object_all_the_same() -> None:
+def test_another_mapping_type_is_an_object() -> None:
     assert safe_text({"a": MappingProxyType({"b": (1, 2)})}) == '{"a":{"b":[1,2]}}'
 
 
 @pytest.mark.parametrize("depth", [150, 1_500, 100_000])
-def test_an_answer_nested_beyond_measure_is_cut_off(depth: int) -> None:
+def test_a_deeply_nested_answer_is_cut_off(depth: int) -> None:
     deep: Json = "bottom"
     for _ in range(depth):
         deep = [deep]
@@ -90,11 +90,11 @@ def passed_on(*blocks: Json, **words: Json) -> Answer:
     return Answer(content, passed={"content": list(blocks)})
 
 
-def test_an_image_of_a_servers_is_passed_on_once_as_a_block_and_noted_where_it_was() -> None:
+def test_an_image_of_a_server_is_passed_on_once_as_a_block() -> None:
     result = as_result(passed_on(SAID, PNG), revision="2025-06-18")
-    told, image = result.content
-    assert isinstance(told, TextContent)
-    assert told.text == "two dots"
+    response, image = result.content
+    assert isinstance(response, TextContent)
+    assert response.text == "two dots"
     assert image.model_dump(by_alias=True, exclude_none=True) == PNG
     assert result.structured_content == {
         "status": "success",
@@ -103,14 +103,14 @@ def test_an_image_of_a_servers_is_passed_on_once_as_a_block_and_noted_where_it_w
     assert result.model_dump_json().count("iVBORw0KGgo=") == 1
 
 
-def test_an_old_client_gets_the_image_as_a_block_too() -> None:
-    told, image = as_result(passed_on(PNG), revision="2024-11-05").content
-    assert isinstance(told, TextContent)
-    assert "iVBORw0KGgo=" not in told.text
+def test_an_older_client_gets_the_image_as_a_block_too() -> None:
+    response, image = as_result(passed_on(PNG), revision="2024-11-05").content
+    assert isinstance(response, TextContent)
+    assert "iVBORw0KGgo=" not in response.text
     assert image.type == "image"
 
 
-def test_a_large_image_is_not_shown_as_the_beginning_of_its_letters() -> None:
+def test_a_large_image_is_not_shown_as_base64_text() -> None:
     large = {"type": "image", "data": "A" * 100_000, "mimeType": "image/png"}
     previewed: JsonObject = {"result": '[{"type": "image", "data": "AAA', "result_is_preview": True,
                              "result_characters": 100_050, "result_handle": "x/output_1"}  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_large_image_is_not_shown_as_the_beginning_of_its_letters() -> None:
     assert [block.type for block in result.content] == ["text", "image"]
 
 
-def test_a_structured_result_stays_and_the_image_beside_it_is_a_block() -> None:
+def test_a_structured_result_stays_and_its_image_is_a_block() -> None:
     answer = Answer({"result": {"dots": 2}}, passed={"structuredContent": {"dots": 2}, "content": [PNG]})
     result = as_result(answer, revision="2026-07-28")
     assert result.structured_content == {"result": {"dots": 2}}

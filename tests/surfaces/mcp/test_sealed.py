@@ -1,4 +1,4 @@
-"""Sealed states: opened by the same call alone, and telling nothing."""
+"""Encrypted call states: opened only by the same call."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import base64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.surfaces.mcp.sealed import Seal, bind
+from kiwi_mcp.surfaces.mcp.calls import StateCodec, bind
 
 CALL = bind("ann", "tools/call", "say", {"text": "hi"})
 
 
-def test_a_state_gives_its_ticket_back_to_the_same_call() -> None:
-    seal = Seal()
+def test_a_state_returns_its_ticket_to_the_same_call() -> None:
+    seal = StateCodec()
     assert seal.open(seal.close("ticket", CALL, seconds=9), CALL) == "ticket"
 
 
@@ -21,8 +21,8 @@ def test_the_order_of_arguments_does_not_matter() -> None:
     assert bind("ann", "m", "n", {"a": 1, "b": 2}) == bind("ann", "m", "n", {"b": 2, "a": 1})
 
 
-def test_another_principal_method_name_or_argument_opens_nothing() -> None:
-    seal = Seal()
+def test_another_principal_method_name_or_argument_opens_no_state() -> None:
+    seal = StateCodec()
     state = seal.close("ticket", CALL, seconds=9)
     for other in (
         bind("bob", "tools/call", "say", {"text": "hi"}),
@@ -33,17 +33,17 @@ def test_another_principal_method_name_or_argument_opens_nothing() -> None:
         assert seal.open(state, other) is None
 
 
-def test_a_state_has_its_time() -> None:
-    seal = Seal()
+def test_a_state_expires() -> None:
+    seal = StateCodec()
     assert seal.open(seal.close("ticket", CALL, seconds=0), CALL) is None
 
 
-def test_another_process_opens_nothing() -> None:
-    assert Seal().open(Seal().close("ticket", CALL, seconds=9), CALL) is None
+def test_another_process_opens_no_state() -> None:
+    assert StateCodec().open(StateCodec().close("ticket", CALL, seconds=9), CALL) is None
 
 
-def test_a_state_says_nothing_in_clear() -> None:
-    state = Seal().close("ticket", CALL, seconds=9)
+def test_a_state_reveals_nothing() -> None:
+    state = StateCodec().close("ticket", CALL, seconds=9)
     raw = base64.urlsafe_b64decode(state.partition(".")[2] + "==")
     assert b"ticket" not in raw
     assert CALL.encode() not in raw
@@ -51,8 +51,8 @@ def test_a_state_says_nothing_in_clear() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(where=st.integers(min_value=0), letter=st.characters())
-def test_a_changed_state_opens_nothing(where: int, letter: str) -> None:
-    seal = Seal()
+def test_a_changed_state_is_refused(where: int, letter: str) -> None:
+    seal = StateCodec()
     state = seal.close("ticket", CALL, seconds=9)
     place = where % len(state)
     changed = state[:place] + letter + state[place + 1 :]
@@ -61,5 +61,5 @@ def test_a_changed_state_opens_nothing(where: int, letter: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=9_000))
-def test_whatever_is_sent_opens_nothing(text: str) -> None:
-    assert Seal().open(text, CALL) is None
+def test_any_other_state_is_refused(text: str) -> None:
+    assert StateCodec().open(text, CALL) is None

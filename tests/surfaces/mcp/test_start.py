@@ -25,7 +25,7 @@ from kiwi_mcp.surfaces.start import named_project
         (["extra"], None),
     ],
 )
-def test_serve_starts_directly_or_leaves_its_words_to_the_cli(words: list[str], project: str | None) -> None:
+def test_serve_starts_directly_or_leaves_its_arguments_to_the_cli(words: list[str], project: str | None) -> None:
     assert named_project(words) == project
 
 
@@ -36,7 +36,9 @@ def run(program: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_a_stray_print_never_reaches_the_wire() -> None:
+@pytest.mark.smoke
+@pytest.mark.usefixtures("processes")
+def test_a_stray_print_never_reaches_the_protocol_stream() -> None:
     done = run(
         "import os, subprocess, sys\n"
         "from kiwi_mcp.surfaces.mcp.stdio import claim\n"
@@ -52,8 +54,9 @@ def test_a_stray_print_never_reaches_the_wire() -> None:
     assert done.stderr.split(b"\n")[:3] == [b"from print", b"from os.write", b"from a child"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_process_without_one_of_its_streams_does_not_fall(closed: int) -> None:
+def test_a_process_without_one_of_its_streams_does_not_crash(closed: int) -> None:
     done = run(
         f"import os; os.close({closed})\n"
         "from kiwi_mcp.surfaces.mcp.stdio import claim\n"
@@ -66,12 +69,13 @@ def test_a_process_without_one_of_its_streams_does_not_fall(closed: int) -> None
     assert done.stdout == (b"message" if closed == 2 else b"")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_client_that_stopped_reading_ends_the_process_quietly() -> None:
     done = run(
         "import os\n"
-        "from kiwi_mcp.surfaces.mcp.stdio import Wire\n"
+        "from kiwi_mcp.surfaces.mcp.stdio import StdioPipe\n"
         "ours, theirs = os.pipe()\n"
         "os.close(ours)\n"
-        "Wire(0, theirs).write(b'message')\n"
+        "StdioPipe(0, theirs).write(b'message')\n"
     )
     assert (done.returncode, done.stderr) == (0, b"")

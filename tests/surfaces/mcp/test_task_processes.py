@@ -1,4 +1,4 @@
-"""Tasks across processes: what was acknowledged is known to the next process, whatever became of the last."""
+"""Tasks across processes: acknowledged tasks are known to the next process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kiwi_mcp.domain.json import Json
 from kiwi_mcp.kernel import Answer
 from kiwi_mcp.store.tasks import LOST
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "kiwi_mcp"]
 META: Json = {
@@ -59,8 +59,8 @@ class Raw:
         return result
 
     def task(self, task_id: str) -> dict[str, Any]:
-        told: dict[str, Any] = self.ask("tasks/get", taskId=task_id)["result"]
-        return told
+        response: dict[str, Any] = self.ask("tasks/get", taskId=task_id)["result"]
+        return response
 
     def leave(self) -> None:
         assert self.process.stdin
@@ -89,8 +89,8 @@ def eventually(look: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture
-def waiter(ask: Callable[..., Answer], home: Path, tmp_path: Path) -> Path:
-    """A tool that waits for a file, half a minute at the most; that file."""
+def waiter(ask: Callable[..., Answer], home: Path, tmp_path: Path, sandbox: None) -> Path:
+    """A tool that waits for a file, at most half a minute; and that file."""
     go_on = tmp_path / "go_on"
     script = f"for _ in $(seq 600); do [ -e {go_on} ] && break; sleep 0.05; done; echo waited"
     parameters: Json = {
@@ -107,7 +107,7 @@ def waiter(ask: Callable[..., Answer], home: Path, tmp_path: Path) -> Path:
     return go_on
 
 
-def test_a_task_outlives_the_kill_of_its_process_as_one_that_failed(project: Path, waiter: Path) -> None:
+def test_a_task_of_a_killed_process_is_stored_as_failed(project: Path, waiter: Path) -> None:
     with served(project) as raw:
         created = raw.execute(item_id="waiter")
         raw.process.send_signal(signal.SIGKILL)
@@ -115,13 +115,13 @@ def test_a_task_outlives_the_kill_of_its_process_as_one_that_failed(project: Pat
         raw.process.wait(PATIENCE)
     waiter.touch()
     with served(project) as raw:
-        told = eventually(lambda: (now := raw.task(created["taskId"]))["status"] == "failed" and now)
-        assert told["error"] == LOST
-        assert told["createdAt"] == created["createdAt"]
+        response = eventually(lambda: (now := raw.task(created["taskId"]))["status"] == "failed" and now)
+        assert response["error"] == LOST
+        assert response["createdAt"] == created["createdAt"]
         raw.leave()
 
 
-def test_a_result_is_there_for_the_next_process(project: Path, waiter: Path) -> None:
+def test_a_result_is_readable_by_the_next_process(project: Path, waiter: Path) -> None:
     with served(project) as raw:
         created = raw.execute(item_id="waiter")
         waiter.touch()
@@ -138,7 +138,9 @@ def test_the_owner_stops_a_task_from_another_process(project: Path, waiter: Path
     with served(project) as raw:
         created = raw.execute(item_id="waiter")
         words = [*COMMAND, "tasks", created["taskId"][:8], "--cancel", "--json"]
-        told = subprocess.run(words, env=environment(), cwd=project, capture_output=True, check=True, timeout=PATIENCE)
-        assert json.loads(told.stdout)["task_id"] == created["taskId"]
+        response = subprocess.run(
+            words, env=environment(), cwd=project, capture_output=True, check=True, timeout=PATIENCE
+        )
+        assert json.loads(response.stdout)["task_id"] == created["taskId"]
         eventually(lambda: raw.task(created["taskId"])["status"] == "cancelled")
         raw.leave()

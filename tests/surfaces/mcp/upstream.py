@@ -1,4 +1,4 @@
-"""An MCP server without any library, whose answers hold more than text; tests put it behind Kiwi."""
+"""An MCP server without any library, with answers that contain more than text; tests put it behind Kiwi."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The MCP driver: a tool, a prompt or a resource of an MCP server becomes one request on a connection that is kept."""
 
-from kiwi_mcp.drivers.mcp.drive import Mcp
+from kiwi_mcp.drivers.mcp.driver import McpDriver
 
-driver = Mcp()
+create_driver = McpDriver

@@ -1,62 +1,70 @@
-"""One conversation with a server, owned from its opening to its end by one task.
-
-The scopes of cancellation that the SDK opens belong to the task that opened them and must be left by it. So nobody
-else opens or closes: callers only put requests in and wait for replies, each within their own limit, as many at a
-time as they like. When the conversation ends, for whatever reason, everyone who waits is told at once.
-"""
+"""One task owns one conversation; handshake in either era."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 
 import anyio
-from mcp.client.session import ClientSession, IncomingMessage
-from mcp.client.subscriptions import SubscriptionLost, listen
-from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_PROTOCOL_VERSION_HEADER
 from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
     CONNECTION_CLOSED,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    DiscoverResult,
     Implementation,
-    PromptListChangedNotification,
-    ResourceListChangedNotification,
-    ToolListChangedNotification,
+    InitializeResult,
 )
+from mcp_types.version import (
+    HANDSHAKE_PROTOCOL_VERSIONS,
+    LATEST_HANDSHAKE_VERSION,
+    LATEST_MODERN_VERSION,
+    MODERN_PROTOCOL_VERSIONS,
+)
+from msgspec import Struct
+from pydantic import BaseModel, ValidationError
 
 from kiwi_mcp import __version__
-from kiwi_mcp.domain.caller import NOBODY, Caller, unheard
+from kiwi_mcp.domain.calls import NO_CALLER, Caller, unheard
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired
-from kiwi_mcp.domain.json import Json, JsonObject
-from kiwi_mcp.drivers.mcp.eras import Era, Eras
-from kiwi_mcp.drivers.mcp.failures import failure_of
-from kiwi_mcp.drivers.mcp.lacking import lacking
-from kiwi_mcp.drivers.mcp.lane import Lane, is_traced
-from kiwi_mcp.drivers.mcp.server import Server
-from kiwi_mcp.drivers.mcp.sieve import Sieve
-from kiwi_mcp.drivers.mcp.stamp import Stamp
-from kiwi_mcp.drivers.mcp.switchboard import Switchboard, apart, capable
-from kiwi_mcp.drivers.mcp.talk import NOTE_LEVEL, Talk
-from kiwi_mcp.drivers.mcp.transports import Wire, opened
-from kiwi_mcp.primitives.http_channel import is_login_wanted
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.mcp import Era
+from kiwi_mcp.drivers.mcp.errors import UnsupportedVersion, failure_of, lacking
+from kiwi_mcp.drivers.mcp.rpc import (
+    GRANT_OF_CAPABILITY,
+    NOTE_LEVEL,
+    Dispatcher,
+    Envelope,
+    IncomingFilter,
+    ProgressCallback,
+    RequestChannel,
+)
+from kiwi_mcp.drivers.mcp.server import ServerConfig
+from kiwi_mcp.drivers.mcp.server_events import ServerEvents, apart
+from kiwi_mcp.drivers.mcp.transport import ServerStreams, opened
+from kiwi_mcp.primitives.http.origin_client import is_login_wanted
+from kiwi_mcp.primitives.process.spawn import completed
+from kiwi_mcp.sandbox.quarantine import Findings
 
-# The SDK writes what is wrong with a server to the log, with a traceback; here that is an outcome.
-for _name in ("client", "mcp.client", "mcp.shared.jsonrpc_dispatcher"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-CLOSE = 5.0
-"""How long a conversation may take to end in peace, in seconds."""
-_LAST_WORDS = 3.0
-"""How long a caller waits for the reason why a conversation ended, in seconds."""
+_PROBE = 10.0
+"""How long a server may take to answer `server/discover`, in seconds; some old ones never answer what is new."""
+_SHARE = 0.4
+"""How much of the time to start the probe may use up at most."""
 _US = Implementation(name="kiwi", version=__version__)
-_CHANGES = (ToolListChangedNotification, PromptListChangedNotification, ResourceListChangedNotification)
+_WHO: JsonObject = _US.model_dump(by_alias=True, mode="json", exclude_none=True)
+_LATER_FIELDS = frozenset({"ttlMs", "cacheScope"})
+_CHANGES = frozenset(f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources"))
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a server said of itself when the conversation began."""
+class ServerInfo(Struct, frozen=True):
+    """What a server said about itself when the connection began."""
 
     era: Era
     protocol_version: str
@@ -65,30 +73,169 @@ class Greeting:
     instructions: str
 
 
-class Connection:
+class EraCache:
+    """The era of each server, by its identity."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Era] = {}
+
+    def remember(self, identity: str, era: Era) -> None:
+        """Note the era of a server."""
+        self._known[identity] = era
+
+    def of(self, identity: str) -> Era | None:
+        """Return the era that a server had last, if it is known."""
+        return self._known.get(identity)
+
+    async def greet(self, channel: RequestChannel, server: ServerConfig) -> ServerInfo:
+        """Begin a conversation in the era that both sides speak."""
+        tried = self._order(server)
+        faults: list[Exception] = []
+        for era in tried:
+            try:
+                found = await (_discover if era == "modern" else _initialize)(channel, server)
+            except (MCPError, ValidationError, UnsupportedVersion, TimeoutError) as fault:
+                # A code does not tell a connection that was closed from a refusal: older servers refuse what is new
+                # with the same one. On a closed connection the other era fails at once.
+                faults.append(fault)
+                # A slow server that answers the probe after all is modern from then on, and says so.
+                if _names_other_versions(fault) and era == "legacy" and len(tried) == len(faults):
+                    tried.append("modern")
+            else:
+                self.remember(server.identity, era)
+                return found
+        raise faults[-1]
+
+    def _order(self, server: ServerConfig) -> list[Era]:
+        if server.transport == "sse":  # the transport is older than the new era, and some servers hang on the probe
+            return ["legacy"]
+        return ["legacy", "modern"] if self.of(server.identity) == "legacy" else ["modern", "legacy"]
+
+
+async def _initialize(channel: RequestChannel, server: ServerConfig) -> ServerInfo:
+    """Greet a server of the old era."""
+    params: JsonObject = {
+        "protocolVersion": LATEST_HANDSHAKE_VERSION,
+        "capabilities": _capabilities(server),
+        "clientInfo": _WHO,
+    }
+    raw = await channel.ask("initialize", params, {}, is_cancellable=False)
+    # Fields of later revisions are not part of this contract.
+    known = {word: value for word, value in raw.items() if word not in _LATER_FIELDS}
+    result = InitializeResult.model_validate(known, by_name=False)
+    if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        raise UnsupportedVersion(f"Unsupported protocol version from the server: {result.protocol_version}")
+    await channel.notify("notifications/initialized", {MCP_PROTOCOL_VERSION_HEADER: result.protocol_version})
+    return ServerInfo(
+        era="legacy",
+        protocol_version=result.protocol_version,
+        server_info=_dumped(result.server_info),
+        capabilities=_dumped(result.capabilities),
+        instructions=result.instructions or "",
+    )
+
+
+async def _discover(channel: RequestChannel, server: ServerConfig) -> ServerInfo:
+    """Greet a server of the new era; one that names other revisions is asked once more, in one that both speak."""
+    with anyio.fail_after(min(_PROBE, server.startup_timeout * _SHARE)):
+        try:
+            raw = await _send_discover(channel, server, LATEST_MODERN_VERSION)
+        except MCPError as refusal:
+            named = as_list(as_object(refusal.error.data).get("supported"))
+            if not _names_other_versions(refusal) or not (version := _mutual(named)):
+                raise
+            raw = await _send_discover(channel, server, version)
+    result = DiscoverResult.model_validate({**raw, **_sound_ttl(raw)}, by_name=False)
+    if not (version := _mutual(result.supported_versions)):
+        raise UnsupportedVersion(f"No mutually supported protocol version (server: {result.supported_versions})")
+    try:
+        info = _dumped(Implementation.model_validate((result.meta or {}).get(SERVER_INFO_META_KEY)))
+    except ValidationError:  # what a server calls itself is only shown
+        info = {}
+    return ServerInfo(
+        era="modern",
+        protocol_version=version,
+        server_info=info,
+        capabilities=_dumped(result.capabilities),
+        instructions=result.instructions or "",
+    )
+
+
+async def _send_discover(channel: RequestChannel, server: ServerConfig, version: str) -> JsonObject:
+    meta: JsonObject = {
+        PROTOCOL_VERSION_META_KEY: version,
+        CLIENT_INFO_META_KEY: _WHO,
+        CLIENT_CAPABILITIES_META_KEY: _capabilities(server),
+    }
+    headers = {MCP_PROTOCOL_VERSION_HEADER: version, MCP_METHOD_HEADER: "server/discover"}
+    return await channel.ask("server/discover", {"_meta": meta}, headers, is_cancellable=False)
+
+
+def _mutual(versions: Sequence[Json]) -> str:
+    """Return the newest revision of the new era that both sides speak; empty if there is none."""
+    return next((version for version in reversed(MODERN_PROTOCOL_VERSIONS) if version in versions), "")
+
+
+def _sound_ttl(raw: JsonObject) -> JsonObject:
+    """Return a time to live that is not negative, where a server names a negative one."""
+    ttl = raw.get("ttlMs")
+    return {"ttlMs": 0} if isinstance(ttl, int | float) and ttl < 0 else {}
+
+
+def _capabilities(server: ServerConfig) -> JsonObject:
+    """Return what the server may ask of clients, as its owner allowed it."""
+    offered: JsonObject = {
+        "sampling": {},
+        "elicitation": {"form": {}, "url": {}},
+        "roots": {"listChanged": True},
+    }
+    return {name: value for name, value in offered.items() if GRANT_OF_CAPABILITY[name] in server.client}
+
+
+def _dumped(model: BaseModel) -> JsonObject:
+    found: JsonObject = model.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return found
+
+
+def _names_other_versions(fault: Exception) -> bool:
+    return isinstance(fault, MCPError) and fault.code == UNSUPPORTED_PROTOCOL_VERSION
+
+
+# The SDK writes what is wrong with a server to the log, with a traceback; here that is an outcome.
+for _name in ("client", "mcp.client"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+CLOSE = 5.0
+"""How long a conversation may take to end in peace, in seconds."""
+_LAST_WORDS = 3.0
+"""How long a caller waits for the reason why a conversation ended, in seconds."""
+
+
+class ServerConnection:
     """A conversation that is opened when it is made; `greeted` waits until it can be used."""
 
     def __init__(
         self,
-        server: Server,
+        server: ServerConfig,
         secrets: Mapping[str, str],
-        eras: Eras,
+        eras: EraCache,
         on_change: Callable[[str], None] | None = None,
     ) -> None:
         self.server = server
         self._secrets = secrets
         self._eras = eras
         self._on_change = on_change
-        self._greeted: asyncio.Future[Greeting] = asyncio.get_running_loop().create_future()
+        self._greeted: asyncio.Future[ServerInfo] = asyncio.get_running_loop().create_future()
         self._greeted.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._closing = asyncio.Event()
         self._fault: BaseException | None = None
         self._is_late = self._has_ended = False
-        self._wire: Wire | None = None
-        self._sieve: Sieve | None = None
-        self._lane: Lane | None = None
-        self._switchboard: Switchboard | None = None
-        self._stamp = Stamp()
+        self._wire: ServerStreams | None = None
+        self._incoming: IncomingFilter | None = None
+        self._channel: RequestChannel | None = None
+        self.events = ServerEvents(server)
+        """What the server asks and logs, and the calls under way."""
+        self._envelope = Envelope()
         self._is_heard = False
         self._parting: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
@@ -101,18 +248,8 @@ class Connection:
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the server was told that a call of it may go on as a task."""
-        return self._stamp.has_tasks
-
-    @property
-    def asks_blindly(self) -> bool:
-        """Whether the server has asked something without saying for which call."""
-        return self._switchboard is not None and self._switchboard.asks_blindly
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether no call is under way, and the server has answered all that were."""
-        return self._switchboard is None or self._switchboard.is_clear
+        """Whether the server knows that its calls may continue as tasks."""
+        return self._envelope.has_tasks
 
     @property
     def is_lost(self) -> bool:
@@ -122,9 +259,9 @@ class Connection:
     @property
     def heard_at(self) -> float:
         """When the server last said anything."""
-        return self._sieve.last_heard if self._sieve else 0.0
+        return self._incoming.last_heard if self._incoming else 0.0
 
-    async def greeted(self) -> Greeting:
+    async def greeted(self) -> ServerInfo:
         """Wait for the greeting; a conversation that could not begin raises why."""
         return await asyncio.shield(self._greeted)
 
@@ -133,8 +270,8 @@ class Connection:
         method: str,
         params: JsonObject,
         *,
-        caller: Caller = NOBODY,
-        progress: ProgressFnT | None = None,
+        caller: Caller = NO_CALLER,
+        progress: ProgressCallback | None = None,
         schema: Json = None,
     ) -> JsonObject:
         """Return the result of one request; what the server refuses is raised as the SDK's error.
@@ -142,18 +279,13 @@ class Connection:
         `schema` is the input schema of a tool, where a server wants parts of the arguments as headers too.
         """
         await self.greeted()
-        if self._switchboard is None or self._lane is None or not self.is_usable:
+        if self._channel is None or not self.is_usable:
             raise await self.lost()
-        headers, stamped = self._stamp.headers(method, params, schema), self._stamp.params(params, caller)
-        number = self._lane.number()
+        headers, stamped = self._envelope.headers(method, params, schema), self._envelope.params(params, caller)
+        number = self._channel.number()
         try:
-            with self._switchboard.waiting_for(number):
-                if progress is None and not is_traced():
-                    return await self._lane.ask(method, stamped, headers, number)
-                options: CallOptions = {"headers": headers, "request_id": number}
-                if progress is not None:
-                    options["on_progress"] = progress
-                return await self._switchboard.send_raw_request(method, stamped, options)
+            with self.events.waiting_for(number):
+                return await self._channel.ask(method, stamped, headers, number, progress=progress)
         except MCPError as refusal:
             if self._closing.is_set() or _is_closed(refusal):
                 raise await self.lost() from refusal
@@ -161,12 +293,8 @@ class Connection:
                 raise LoginRequired(self.server.name, self.server.identity) from None
             raise
 
-    def talking(self, talk: Talk) -> AbstractContextManager[None]:
-        """Bring what the server asks and tells for a call to its caller, while the block lasts."""
-        return self._switchboard.talking(talk) if self._switchboard is not None else nullcontext()
-
     async def listen(self, caller: Caller) -> None:
-        """Have a server of the old era send the lines of its log, once somebody hears them."""
+        """Ask a server of the old era for its log lines, once a caller listens to them."""
         greeting = await self.greeted()
         if (
             self._is_heard
@@ -180,9 +308,8 @@ class Connection:
             await self.ask("logging/setLevel", {"level": NOTE_LEVEL})
 
     def call_off(self, task_id: str) -> None:
-        """Tell the server that nobody waits for a task any more; nobody waits for its answer either."""
-        if self._switchboard is not None:
-            self._switchboard.leave(_left(task_id))
+        """Tell the server that no caller waits for a task any more; do not wait for its answer."""
+        self.events.leave(_left(task_id))
         task = asyncio.create_task(self._call_off(task_id))
         self._parting.add(task)
         task.add_done_callback(self._parting.discard)
@@ -191,8 +318,7 @@ class Connection:
         with suppress(MCPError, KiwiError, TimeoutError):
             async with asyncio.timeout(CLOSE):
                 await self.ask("tasks/cancel", {"taskId": task_id})
-                if self._switchboard is not None:
-                    self._switchboard.answered(_left(task_id))
+                self.events.answered(_left(task_id))
 
     async def lost(self) -> KiwiError:
         """Return why there is no conversation any more, with the server's last words."""
@@ -208,20 +334,38 @@ class Connection:
         return self._greeted.done() and not self._greeted.cancelled() and self._greeted.exception() is None
 
     def lacking(self, said: str) -> str:
-        """Return what to type where the server fails for want of something that its jail does not give."""
+        """Return what to type if the server fails because its sandbox does not provide something."""
         return lacking(self.server, said, self._wire.refused() if self._wire is not None else ())
 
     def left(self) -> JsonObject:
         """Return what the server's process sent and received since this was asked last."""
         return self._wire.left() if self._wire is not None else {}
 
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Move settings of other programs that the server's process creates during the block to quarantine."""
+        watch = self._wire.watch if self._wire is not None else None
+        if watch is None or not watch.folders:
+            yield
+            return
+        try:
+            await completed(_in_thread(watch.open_call))
+            yield
+        finally:
+            await completed(_in_thread(watch.close_call))
+
+    def quarantined(self) -> Findings:
+        """Return what was found since this was asked last."""
+        watch = self._wire.watch if self._wire is not None else None
+        return watch.take_news() if watch is not None else Findings()
+
     def notices(self) -> list[str]:
         """Return what the owner should know of the server's manners, each once."""
         found = {}
         if self._wire is not None and (noise := self._wire.noise()):
             found["noise"] = f"The server printed {noise} line(s) among its messages that are none."
-        if self._sieve is not None and self._sieve.dropped:
-            found["flood"] = f"The server sent {self._sieve.dropped} notification(s) too many; they were dropped."
+        if self._incoming is not None and self._incoming.dropped:
+            found["flood"] = f"The server sent {self._incoming.dropped} notification(s) too many; they were dropped."
         fresh = {word: text for word, text in found.items() if word not in self._told}
         self._told |= fresh.keys()
         return list(fresh.values())
@@ -246,23 +390,29 @@ class Connection:
         watchdog = asyncio.get_running_loop().call_later(self.server.startup_timeout, self._give_up)
         try:
             async with opened(self.server, self._secrets) as self._wire:
-                lane = Lane(self._wire.outgoing)
-                self._sieve = Sieve(self._wire.incoming, self._ended, lane)
-                switchboard = Switchboard(self._sieve, self._wire.outgoing)
-                async with ClientSession(
-                    dispatcher=switchboard,
-                    client_info=_US,
-                    message_handler=self._notified,
-                    elicitation_callback=capable,
-                    sampling_callback=capable,
-                    list_roots_callback=capable,
-                ) as session:
-                    greeting = _greeting(session, await self._eras.greet(session, self.server))
-                    watchdog.cancel()
-                    self._stamp = Stamp.of(greeting.era, greeting.protocol_version, _US, greeting.capabilities)
-                    self._switchboard, self._lane = switchboard, lane
-                    self._greeted.set_result(greeting)
-                    await self._converse(session, greeting, lane)
+                channel = RequestChannel(self._wire.outgoing)
+                self._incoming = IncomingFilter(self._wire.incoming, self._ended, channel)
+                self._incoming.answered = self.events.answered
+                dispatcher = Dispatcher(
+                    self._incoming, self._wire.outgoing, channel, self.events.answer, self._notified
+                )
+                async with anyio.create_task_group() as group:
+                    group.start_soon(dispatcher.run)
+                    try:
+                        info = await self._eras.greet(channel, self.server)
+                        watchdog.cancel()
+                        self._envelope = Envelope.of(
+                            info.era, info.protocol_version, _US, info.capabilities, self.server.client
+                        )
+                        self._channel = channel
+                        self._greeted.set_result(info)
+                        if info.era == "modern" and self._on_change is not None:
+                            group.start_soon(self._listen, channel, info.capabilities)
+                        await self._closing.wait()
+                    finally:
+                        self._closing.set()  # before any waiter is notified, so that waiters know why
+                        channel.end()
+                        group.cancel_scope.cancel()
         except asyncio.CancelledError:
             if not self._is_late:
                 raise
@@ -274,17 +424,17 @@ class Connection:
             if not self._greeted.done():
                 self._greeted.set_exception(self.failure())
 
-    async def _converse(self, session: ClientSession, greeting: Greeting, lane: Lane) -> None:
-        """Stay until somebody ends it; meanwhile hear of changes, which the new era tells only to who asks."""
-        async with anyio.create_task_group() as group:
-            if greeting.era == "modern" and self._on_change is not None:
-                group.start_soon(_listen, session)
-            try:
-                await self._closing.wait()
-            finally:
-                self._closing.set()  # before anyone who waits is told, so that they know why
-                lane.end()
-                group.cancel_scope.cancel()
+    async def _listen(self, channel: RequestChannel, offered: JsonObject) -> None:
+        """Ask a server of the new era to report changes; its reports arrive like every notification."""
+        wanted = {
+            f"{kind}ListChanged": True
+            for kind in ("tools", "prompts", "resources")
+            if as_object(offered.get(kind)).get("listChanged") is True
+        }
+        if wanted:
+            method, params = "subscriptions/listen", self._envelope.params({"notifications": wanted})
+            with suppress(MCPError):  # a server that reports nothing is listed from time to time
+                await channel.ask(method, params, self._envelope.headers(method, params))
 
     def _give_up(self) -> None:
         self._is_late = True
@@ -296,43 +446,22 @@ class Connection:
             self._fault = self._fault or fault
             self._closing.set()
 
-    async def _notified(self, message: IncomingMessage) -> None:
-        if isinstance(message, _CHANGES) and self._on_change is not None:
+    def _notified(self, method: str, params: JsonObject, context: Context | None) -> None:
+        if method == "notifications/message":
+            self.events.note(params, context)
+        elif method in _CHANGES and self._on_change is not None:
             self._on_change(self.server.identity)
 
 
 def _left(task_id: str) -> str:
-    """Return what a task that was left is known by among requests, whose numbers it must not be taken for."""
+    """Return the key of an abandoned task among requests; it cannot equal a request number."""
     return f"task {task_id}"
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    await asyncio.to_thread(work)
 
 
 def _is_closed(refusal: MCPError) -> bool:
     # Servers use the same code for faults of their own, with words of their own.
     return refusal.code == CONNECTION_CLOSED and refusal.error.message == "Connection closed"
-
-
-async def _listen(session: ClientSession) -> None:
-    """Ask a server of the new era to tell of changes; what it tells comes in like every notification."""
-    offered = session.server_capabilities
-    try:
-        async with listen(
-            session,
-            tools_list_changed=bool(offered and offered.tools and offered.tools.list_changed),
-            prompts_list_changed=bool(offered and offered.prompts and offered.prompts.list_changed),
-            resources_list_changed=bool(offered and offered.resources and offered.resources.list_changed),
-        ) as subscription:
-            async for _ in subscription:
-                pass
-    except (MCPError, SubscriptionLost, TimeoutError):
-        return
-
-
-def _greeting(session: ClientSession, era: Era) -> Greeting:
-    info, offered = session.server_info, session.server_capabilities
-    return Greeting(
-        era=era,
-        protocol_version=session.protocol_version or "",
-        server_info=info.model_dump(by_alias=True, mode="json", exclude_none=True) if info else {},
-        capabilities=offered.model_dump(by_alias=True, mode="json", exclude_none=True) if offered else {},
-        instructions=session.instructions or "",
-    )

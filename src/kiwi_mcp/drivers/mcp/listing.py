@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
-from kiwi_mcp.drivers.mcp.connection import Connection, Greeting
-from kiwi_mcp.drivers.mcp.eras import Era
-from kiwi_mcp.drivers.mcp.failures import harmless
-from kiwi_mcp.manifest.schema import schema_faults
+from kiwi_mcp.domain.mcp import Era, ServerListing
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.mcp.connection import ServerConnection, ServerInfo
+from kiwi_mcp.manifest.json_schema import schema_faults
 
 MOST_ITEMS = 10_000
 """The most items of one kind that are taken from a server."""
 MOST_PAGES = 1_000
 """The most pages in which it may give them."""
 MOST_BYTES = 64_000_000
-"""How much a server may say of all its items together, in bytes."""
+"""The maximum size of the descriptions of all items of a server together, in bytes."""
 MOST_ISSUES = 100
-"""The most faults of one listing that are told."""
+"""The maximum number of issues of one listing that are reported."""
 _BREATH = 16
 """Items after which others have their turn."""
 _LONGEST_NAME = 256
@@ -33,24 +33,8 @@ _METHOD_NOT_FOUND: Final = -32601
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerListing:
-    """What a server said of itself and of each thing it offers; what was not sound is an issue instead."""
-
-    server_info: JsonObject
-    protocol_version: str
-    era: Era
-    instructions: str
-    tools: tuple[JsonObject, ...] = ()
-    prompts: tuple[JsonObject, ...] = ()
-    resources: tuple[JsonObject, ...] = ()
-    templates: tuple[JsonObject, ...] = ()
-    issues: tuple[Issue, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One kind of thing: how it is listed, under which word, by what it is named, and when it is sound."""
+class _ListKind(Struct, frozen=True):
+    """One kind of item: how it is listed, under which key, which field names it, and when it is valid."""
 
     method: str
     word: str
@@ -58,9 +42,8 @@ class _Kind:
     check: Callable[[JsonObject, str, Era], list[Issue]] = lambda _item, _at, _era: []
 
 
-@dataclass(slots=True)
-class _Taking:
-    """A listing under way: how much was said, what was not sound, and where it was cut short."""
+class _Taking(Struct):
+    """A listing in progress: its size so far, its issues, and where it was cut short."""
 
     era: Era
     size: int = 0
@@ -80,12 +63,12 @@ class _Taking:
         self.untold += len(faults) - len(fitting)
 
     def issues(self) -> tuple[Issue, ...]:
-        """Return what is to be told."""
+        """Return the issues to report."""
         more = Issue("items", f"have {self.untold:,} more faults", "The items with faults are left out.")
         return (*self.faults, *([more] if self.untold else []), *self.limits)
 
 
-async def listed(connection: Connection) -> ServerListing:
+async def listed(connection: ServerConnection) -> ServerListing:
     """Ask a server for everything it offers."""
     greeting = await connection.greeted()
     taking = _Taking(greeting.era)
@@ -103,7 +86,9 @@ async def listed(connection: Connection) -> ServerListing:
     )
 
 
-async def _all(connection: Connection, greeting: Greeting, kind: _Kind, taking: _Taking) -> tuple[JsonObject, ...]:
+async def _all(
+    connection: ServerConnection, greeting: ServerInfo, kind: _ListKind, taking: _Taking
+) -> tuple[JsonObject, ...]:
     if kind.method.partition("/")[0] not in greeting.capabilities:
         return ()
     kept: dict[str, JsonObject] = {}
@@ -126,7 +111,7 @@ async def _all(connection: Connection, greeting: Greeting, kind: _Kind, taking: 
     return tuple(kept.values())
 
 
-async def _take(kind: _Kind, page: JsonObject, kept: dict[str, JsonObject], taking: _Taking) -> bool:
+async def _take(kind: _ListKind, page: JsonObject, kept: dict[str, JsonObject], taking: _Taking) -> bool:
     """Keep what is sound on a page; whether all of the page was looked at."""
     items, before = as_list(page.get(kind.word)), len(kept)
     for number, item in enumerate(items[: MOST_ITEMS - before]):
@@ -138,9 +123,9 @@ async def _take(kind: _Kind, page: JsonObject, kept: dict[str, JsonObject], taki
     return len(items) <= MOST_ITEMS - before
 
 
-def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject], taking: _Taking) -> None:
+def _keep(kind: _ListKind, item: JsonObject, place: str, kept: dict[str, JsonObject], taking: _Taking) -> None:
     name = as_text(item.get(kind.named_by))
-    at = f"{kind.word}.{harmless(name)[:_LONGEST_NAME]}" if name else place
+    at = f"{kind.word}.{strip_controls(name)[:_LONGEST_NAME]}" if name else place
     faults = _name_faults(kind, name, at) or kind.check(item, at, taking.era)
     if name in kept:
         faults = [Issue(at, "is listed twice", "The first one is kept.", severity="warning")]
@@ -149,7 +134,7 @@ def _keep(kind: _Kind, item: JsonObject, place: str, kept: dict[str, JsonObject]
         kept[name] = item
 
 
-def _name_faults(kind: _Kind, name: str, at: str) -> list[Issue]:
+def _name_faults(kind: _ListKind, name: str, at: str) -> list[Issue]:
     longest = _LONGEST_NAME if kind.named_by == "name" else 8 * _LONGEST_NAME
     if name and len(name) <= longest and not _CONTROLS.search(name):
         return []
@@ -163,13 +148,13 @@ def _tool_faults(item: JsonObject, at: str, era: Era) -> list[Issue]:
         if schema is None and word == "outputSchema":
             continue
         if not isinstance(schema, dict) or (word == "inputSchema" and schema.get("type") != "object"):
-            found.append(Issue(f"{at}.{word}", "is not the schema of an object", "The server must mend it."))
+            found.append(Issue(f"{at}.{word}", "is not the schema of an object", "The server must fix it."))
         else:
             found += schema_faults(schema, f"{at}.{word}")
     # Since the new era words of a schema become names of headers; one that cannot be a name could be anything.
     if era == "modern" and (reason := find_invalid_x_mcp_header(item.get("inputSchema"))) is not None:
-        fix = "The server must mend it."
-        found.append(Issue(f"{at}.inputSchema", f"names headers wrongly: {harmless(reason)[:_LONGEST_NAME]}", fix))
+        wrong = f"names headers wrongly: {strip_controls(reason)[:_LONGEST_NAME]}"
+        found.append(Issue(f"{at}.inputSchema", wrong, "The server must fix it."))
     return found
 
 
@@ -179,22 +164,22 @@ def _prompt_faults(item: JsonObject, at: str, _: Era) -> list[Issue]:
         return []
     if isinstance(arguments, list) and all(as_text(as_object(each).get("name")) for each in arguments):
         return []
-    return [Issue(f"{at}.arguments", "are not a list of arguments with names", "The server must mend it.")]
+    return [Issue(f"{at}.arguments", "are not a list of arguments with names", "The server must fix it.")]
 
 
 _KINDS = (
-    _Kind("tools/list", "tools", "name", _tool_faults),
-    _Kind("prompts/list", "prompts", "name", _prompt_faults),
-    _Kind("resources/list", "resources", "uri"),
-    _Kind("resources/templates/list", "resourceTemplates", "uriTemplate"),
+    _ListKind("tools/list", "tools", "name", _tool_faults),
+    _ListKind("prompts/list", "prompts", "name", _prompt_faults),
+    _ListKind("resources/list", "resources", "uri"),
+    _ListKind("resources/templates/list", "resourceTemplates", "uriTemplate"),
 )
 
 
-def _too_many(kind: _Kind) -> Issue:
+def _too_many(kind: _ListKind) -> Issue:
     reason = f"the list has more than {MOST_ITEMS:,} items, {MOST_PAGES:,} pages or {MOST_BYTES:,} bytes"
     return Issue(kind.word, reason, "The rest is left out.", severity="warning")
 
 
-def _refused(kind: _Kind, refusal: MCPError) -> Issue:
-    said = harmless(refusal.error.message)[:_LONGEST_NAME]
-    return Issue(kind.word, f"cannot be listed ({refusal.code}: {said})", "Ask whoever made the server.")
+def _refused(kind: _ListKind, refusal: MCPError) -> Issue:
+    said = strip_controls(refusal.error.message)[:_LONGEST_NAME]
+    return Issue(kind.word, f"cannot be listed ({refusal.code}: {said})", "Ask the author of the server.")

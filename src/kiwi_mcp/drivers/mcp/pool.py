@@ -1,8 +1,4 @@
-"""Connections that are kept: one for each server and its credentials, made at first use, ended when nobody uses it.
-
-A server that asks its callers things without saying which call it is about gets further ones: whoever can be asked has
-a connection alone then, so that what comes on it can only be about their call.
-"""
+"""Connections shared and ended when idle; circuit breaker."""
 
 from __future__ import annotations
 
@@ -10,32 +6,80 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from time import monotonic
 
-from kiwi_mcp.domain.errors import LoginRequired, Unavailable
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.errors import KiwiError, LoginRequired, Unavailable
 from kiwi_mcp.domain.outcome import silent
-from kiwi_mcp.drivers.mcp.circuit import Circuit
-from kiwi_mcp.drivers.mcp.connection import Connection
-from kiwi_mcp.drivers.mcp.eras import Eras
-from kiwi_mcp.drivers.mcp.server import Server
-from kiwi_mcp.drivers.packages import have_package
-from kiwi_mcp.drivers.process.environments.install import Installer, install_level
+from kiwi_mcp.drivers.environments.installer import Installer, install_level
+from kiwi_mcp.drivers.environments.server_package import have_package
+from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
+from kiwi_mcp.drivers.mcp.server import ServerConfig
+
+OPENS_AFTER = 5
+"""Failures in a row after which a server is left alone for a while."""
+REST, LONGEST_REST = 30.0, 300.0
+"""How long it is left alone at first, and at most, in seconds."""
+_LONGEST_WAIT = 15.0
+
+
+class CircuitBreaker(Struct):
+    """The failures of one server in a row, and when it may be tried again."""
+
+    failures: int = 0
+    until: float = 0.0
+    last: str = ""
+
+    def failed(self, server: ServerConfig, fault: KiwiError) -> None:
+        """Count a failure; the first costs no wait, so that a server that died once is back at the next call."""
+        self.failures += 1
+        self.last = fault.message
+        self.until = monotonic() + self._wait(server)
+
+    def worked(self) -> None:
+        """Forget the failures: the server answered."""
+        self.failures = 0
+
+    def wait(self, server: ServerConfig) -> float:
+        """Return how long to wait before the next start, or refuse it where that is not worth waiting for."""
+        left = max(0.0, self.until - monotonic())
+        if left and (self.failures >= OPENS_AFTER or not server.reconnect):
+            raise self._refusal(server, left)
+        return left
+
+    def _wait(self, server: ServerConfig) -> float:
+        if self.failures >= OPENS_AFTER:
+            return min(REST * 2.0 ** min(self.failures - OPENS_AFTER, 10), LONGEST_REST)
+        return min(server.reconnect_delay * (2.0 ** (self.failures - 1) - 1), _LONGEST_WAIT)
+
+    def _refusal(self, server: ServerConfig, left: float) -> Unavailable:
+        again = datetime.now(UTC) + timedelta(seconds=left)
+        times = f"{self.failures} time{'s' if self.failures > 1 else ''}"
+        return Unavailable(
+            f"The MCP server {server.name!r} failed {times} in a row and is not tried again before "
+            f"{again:%H:%M:%S} UTC (in {left:.0f} s). Last: {self.last}",
+            suggestion="Fix the cause of the last failure, or try again then.",
+            server=server.identity,
+            retry_in=round(left, 1),
+        )
+
 
 IDLE = 300.0
-"""How long a connection that nobody uses is kept, in seconds, where its server says nothing else."""
+"""How many seconds an unused connection is kept, if its server does not say otherwise."""
 MOST = 64
 """Connections that are kept at the same time."""
 MOST_FURTHER = 4
 """Connections that one server gets beside its first."""
 _REMEMBERED = 1_000
-"""Servers whose failures are remembered."""
+"""The number of servers for which failures are remembered."""
 
 
-@dataclass(eq=False, slots=True)
-class _Place:
+class _PooledConnection(Struct, eq=False):
     """The place of one connection: itself, and how many use it now."""
 
-    connection: Connection | None = None
+    connection: ServerConnection | None = None
     users: int = 0
     askable: int = 0
     """How many of them can be asked."""
@@ -51,46 +95,44 @@ class _Place:
         return self.connection is not None and self.connection.is_usable
 
 
-@dataclass(eq=False, slots=True)
-class _Slot:
+class _ServerSlot(Struct, eq=False):
     """One server with its credentials: its connections, and how often they failed."""
 
-    places: list[_Place] = field(default_factory=lambda: [_Place()])
-    circuit: Circuit = field(default_factory=Circuit)
-    asks_blindly: bool = False
+    places: list[_PooledConnection] = field(default_factory=lambda: [_PooledConnection()])
+    circuit: CircuitBreaker = field(default_factory=CircuitBreaker)
+    asks_without_call: bool = False
     """Whether the server has asked something without saying for which call, over any connection."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses any of it, and nothing of it is kept."""
+        """Whether none of its connections is used or kept."""
         return all(not place.users and place.connection is None for place in self.places)
 
     def learn(self) -> None:
         """Note how the server asks."""
-        if any(place.connection is not None and place.connection.asks_blindly for place in self.places):
-            self.asks_blindly = True
+        if any(place.connection is not None and place.connection.events.asks_without_call for place in self.places):
+            self.asks_without_call = True
 
-    def place(self, *, is_askable: bool) -> _Place:
+    def place(self, *, is_askable: bool) -> _PooledConnection:
         """Return where a call is made: with the others, unless one that can be asked has to be alone."""
-        if not self.asks_blindly:
+        if not self.asks_without_call:
             return self.places[0]
         for place in self.places:
             if not place.users if is_askable else not place.askable:
                 return place
         if len(self.places) > MOST_FURTHER:
-            return self.places[0]  # where it may be that nobody can be asked
-        self.places.append(_Place())
+            return self.places[0]  # a shared connection, where the caller possibly cannot be asked
+        self.places.append(_PooledConnection())
         return self.places[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """A connection in use, for as long as the block lasts."""
 
-    connection: Connection
-    _slot: _Slot
-    _place: _Place
-    _end: Callable[[Connection], None]
+    connection: ServerConnection
+    _slot: _ServerSlot
+    _place: _PooledConnection
+    _end: Callable[[ServerConnection], None]
 
     def worked(self) -> bool:
         """Note that the server answered, and say whether it did so over another connection before."""
@@ -101,23 +143,23 @@ class Lease:
         return is_back
 
     def retire(self) -> None:
-        """Let nobody else begin to use the connection, and end it, unless others use it now."""
+        """Let no other caller start to use the connection, and end it unless others use it now."""
         if self._place.connection is self.connection and self._place.users <= 1:
             self._place.connection = None
             self._end(self.connection)
 
 
-class Pool:
+class ConnectionPool:
     """The connections of one event loop."""
 
     def __init__(
-        self, eras: Eras, on_change: Callable[[str], None] | None = None, *, idle: float = IDLE, most: int = MOST
+        self, eras: EraCache, on_change: Callable[[str], None] | None = None, *, idle: float = IDLE, most: int = MOST
     ) -> None:
         self._eras = eras
         self._on_change = on_change
         self._idle = idle
         self._most = most
-        self._slots: OrderedDict[str, _Slot] = OrderedDict()
+        self._slots: OrderedDict[str, _ServerSlot] = OrderedDict()
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -127,16 +169,16 @@ class Pool:
 
     @asynccontextmanager
     async def using(
-        self, server: Server, secrets: Mapping[str, str], *, is_askable: bool = False
+        self, server: ServerConfig, secrets: Mapping[str, str], *, is_askable: bool = False
     ) -> AsyncIterator[Lease]:
-        """Use a connection to a server; it is opened if need be, by whoever comes first, and shared where it can be.
+        """Use a connection to a server; the first caller opens it, and others share it if possible.
 
-        `is_askable` says whether the server may ask something of whoever uses it.
+        `is_askable` says whether the server may ask its caller something.
         """
         slot = self._slot(server.key(secrets))
         slot.learn()
         place = slot.place(is_askable=is_askable)
-        if is_askable and slot.asks_blindly:
+        if is_askable and slot.asks_without_call:
             self._clear(place)
         place.users += 1
         place.askable += is_askable
@@ -171,44 +213,46 @@ class Pool:
         while self._ending:
             await asyncio.wait(self._ending)
 
-    def _places(self) -> Iterator[_Place]:
+    def _places(self) -> Iterator[_PooledConnection]:
         return (place for slot in self._slots.values() for place in slot.places)
 
-    def _slot(self, key: str) -> _Slot:
-        slot = self._slots.setdefault(key, _Slot())
+    def _slot(self, key: str) -> _ServerSlot:
+        slot = self._slots.setdefault(key, _ServerSlot())
         self._slots.move_to_end(key)
         if len(self._slots) > _REMEMBERED:
             for old in [old for old, kept in self._slots.items() if kept.is_idle and kept is not slot]:
                 del self._slots[old]
         return slot
 
-    def _clear(self, place: _Place) -> None:
-        """Let go of a connection on which a call that was left may still be what the server asks about."""
-        if not place.users and place.connection is not None and not place.connection.is_clear:
+    def _clear(self, place: _PooledConnection) -> None:
+        """Release a connection if a question of the server may still belong to an abandoned call."""
+        if not place.users and place.connection is not None and not place.connection.events.is_quiet:
             self._let_go(place)
 
-    async def _connected(self, slot: _Slot, place: _Place, server: Server, secrets: Mapping[str, str]) -> Connection:
+    async def _connected(
+        self, slot: _ServerSlot, place: _PooledConnection, server: ServerConfig, secrets: Mapping[str, str]
+    ) -> ServerConnection:
         if not place.is_open:
             self._noticed(slot, place)
             await asyncio.sleep(slot.circuit.wait(server))
             if server.package is not None:
                 # Not within the time that a server has to start: what is fetched for the first time may take longer.
-                await have_package(server.package, Installer(server.space, install_level(server.jail.level), silent))
+                await have_package(server.package, Installer(server.space, install_level(server.profile.level), silent))
         if place.connection is None or not place.is_open:  # another caller may have been first meanwhile
             self._make_room()
-            place.connection = Connection(server, secrets, self._eras, self._on_change)
+            place.connection = ServerConnection(server, secrets, self._eras, self._on_change)
             place.opened += 1
         connection = place.connection
         await connection.greeted()
         return connection
 
-    def _noticed(self, slot: _Slot, place: _Place) -> None:
-        """Count the end of a connection that ended by itself, once, and let go of it."""
+    def _noticed(self, slot: _ServerSlot, place: _PooledConnection) -> None:
+        """Count the end of a connection that ended by itself, once, and release it."""
         connection = place.connection
         if connection is None or connection.is_usable:
             return
         self._let_go(place)
-        # A server that wants a login is well, and is asked again as soon as somebody has logged in.
+        # A server that requires a login works, and is asked again after the login.
         if connection.is_lost and not isinstance(failure := connection.failure(), LoginRequired):
             slot.circuit.failed(connection.server, failure)
 
@@ -222,16 +266,16 @@ class Pool:
             )
         self._reap(idle)
 
-    def _reap(self, place: _Place) -> None:
+    def _reap(self, place: _PooledConnection) -> None:
         if not place.users:
             self._let_go(place)
 
-    def _let_go(self, place: _Place) -> None:
+    def _let_go(self, place: _PooledConnection) -> None:
         connection, place.connection = place.connection, None
         if connection is not None:
             self._end(connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: ServerConnection) -> None:
         task = asyncio.get_running_loop().create_task(connection.aclose())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, MISSING_REQUIRED_CLIENT_CAPABILITY
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.drivers.heard import NotJson, parse
-from kiwi_mcp.drivers.mcp.bind import Wanted
-from kiwi_mcp.drivers.mcp.failures import QUOTED, harmless
-from kiwi_mcp.manifest.schema import faults
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.mcp.errors import QUOTED
+from kiwi_mcp.drivers.mcp.server import ServerRequest
+from kiwi_mcp.drivers.output import NotJsonOutput, parse
+from kiwi_mcp.manifest.json_schema import faults
 
 MOST_BLOCKS = 10_000
 """The most parts that one answer may have."""
 _ENVELOPE = {"_meta", "resultType", "ttlMs", "cacheScope"}
 _AWAY = frozenset({502, 503, 504})
-_SUGGESTION = "The message is the server's own; mend the parameters, or load the tool to see what it takes."
+_SUGGESTION = "The message is that of the server. Fix the parameters, or load the tool to see what it takes."
 _ASKED: Final[JsonObject] = {"input_required": True}
 """What tells that a call failed for want of an answer to a question."""
 
 
-class Ended(Exception):
+class CallFailed(Exception):
     """A request that ended without an answer to it, and how."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -36,7 +37,7 @@ class Ended(Exception):
         self.outcome = outcome
 
 
-def outcome_of(wanted: Wanted, answer: JsonObject, outputs: JsonObject) -> Outcome:
+def outcome_of(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -> Outcome:
     """Return what an answer means, and the answer itself for who speaks the same protocol.
 
     `outputs` is the schema that the tool declares for its result, if it has one.
@@ -44,8 +45,8 @@ def outcome_of(wanted: Wanted, answer: JsonObject, outputs: JsonObject) -> Outco
     try:
         compact(answer).encode()
     except UnicodeEncodeError:  # halves of characters, which no text can hold
-        mended = as_object(json.loads(_shown(answer)))
-        outcome = _meaning(wanted, mended, outputs)
+        record_or_reset = as_object(json.loads(_shown(answer)))
+        outcome = _meaning(wanted, record_or_reset, outputs)
         return replace(outcome, details={**outcome.details, "replaced_characters": True})
     except (ValueError, RecursionError):
         return failed("The answer holds numbers that JSON has not, or is nested too deeply.")
@@ -58,7 +59,7 @@ def unanswered(fault: Unanswered) -> Outcome:
 
 
 def for_want_of(fault: Unanswered | None, outcome: Outcome) -> Outcome:
-    """Return an outcome that tells of a question which was not answered, where the call failed after it."""
+    """Return an outcome that reports an unanswered question, if the call failed after it."""
     if fault is None or outcome.status != "error":
         return outcome
     return replace(outcome, suggestion=fault.suggestion, details={**outcome.details, **fault.details, **_ASKED})
@@ -70,7 +71,7 @@ def refused(name: str, refusal: MCPError) -> Outcome:
     data: Json = refusal.error.data
     if data is not None and len(shown := _shown(data)) <= QUOTED:
         details["mcp_data"] = json.loads(shown)
-    message = harmless(refusal.error.message)[:QUOTED]
+    message = strip_controls(refusal.error.message)[:QUOTED]
     if refusal.code == MISSING_REQUIRED_CLIENT_CAPABILITY and _asks(as_object(data)):
         details |= _ASKED
     return Outcome(
@@ -82,24 +83,24 @@ def refused(name: str, refusal: MCPError) -> Outcome:
 
 
 def _is_away(refusal: MCPError) -> bool:
-    """Whether there was nobody to answer: something in between says so, or an answer that had begun broke off."""
+    """Whether the server was unreachable: an intermediary reports that, or an answer broke off after it began."""
     if refusal.code == CONNECTION_CLOSED and refusal.error.message.startswith("SSE stream"):
         return True
     return isinstance(refusal.error.data, dict) and refusal.error.data.get("http_status") in _AWAY
 
 
 def _asks(data: JsonObject) -> bool:
-    """Whether what a server misses in its client is that somebody can be asked."""
+    """Whether the client capability that a server requires is one for asking the client."""
     return bool(as_object(data.get("requiredCapabilities")).keys() & {"elicitation", "sampling", "roots"})
 
 
-def _meaning(wanted: Wanted, answer: JsonObject, outputs: JsonObject) -> Outcome:
+def _meaning(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -> Outcome:
     match wanted.method:
         case "tools/call":
             return _called(answer, outputs)
         case "prompts/get":
-            told = {word: value for word, value in answer.items() if word not in _ENVELOPE}
-            return Outcome("success", result=told, passed=answer)
+            response = {word: value for word, value in answer.items() if word not in _ENVELOPE}
+            return Outcome("success", result=response, passed=answer)
         case "resources/read":
             return Outcome("success", result=_read(answer), passed=answer)
 
@@ -109,7 +110,7 @@ def _called(answer: JsonObject, outputs: JsonObject) -> Outcome:
     if len(blocks) > MOST_BLOCKS:
         return failed(f"The answer has {len(blocks):,} parts, more than {MOST_BLOCKS:,}.")
     if answer.get("isError") is True:
-        said = harmless("\n".join(_texts(blocks)))[:QUOTED].strip()
+        said = strip_controls("\n".join(_texts(blocks)))[:QUOTED].strip()
         return Outcome(
             "error",
             result=answer.get("structuredContent", _content(blocks, {}) if len(blocks) > 1 else None),
@@ -148,7 +149,7 @@ def _content(blocks: Sequence[Json], outputs: JsonObject) -> Json:
     if outputs:
         try:
             return parse(texts[0].encode(errors="replace")).value
-        except NotJson:
+        except NotJsonOutput:
             return texts[0]
     return texts[0]
 

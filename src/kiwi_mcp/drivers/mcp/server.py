@@ -1,30 +1,82 @@
-"""An MCP server as its manifest describes it: how it is reached, and what is known of it before it was."""
+"""Server configuration, OAuth configuration, plan of one request."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Literal, TypeAlias
+from urllib.parse import quote
 
-from kiwi_mcp.domain.call import Space
-from kiwi_mcp.domain.chain import Chain
-from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.domain.isolation import Jail, strictest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
+from kiwi_mcp.domain.isolation import SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
-from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
-from kiwi_mcp.drivers.mcp.oauth.words import OAuth, oauth_words
-from kiwi_mcp.drivers.packages import Package, packaged
-from kiwi_mcp.drivers.process.environments import Environment
-from kiwi_mcp.drivers.process.surroundings import base_env, find_program
-from kiwi_mcp.drivers.words import Words, declared_env, seconds
-from kiwi_mcp.manifest.render import defaulted, escape, render_text, variables
-from kiwi_mcp.primitives.program import search_path
-from kiwi_mcp.primitives.secrets import Revealed
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
+from kiwi_mcp.drivers.environments.server_package import Package, server_package
+from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, seconds
+from kiwi_mcp.manifest.templates import defaulted, escape, render_text, variables
+from kiwi_mcp.primitives.process.spawn import search_path
+from kiwi_mcp.primitives.secrets.reveal import Revealed
+
+Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
+
+
+class OAuthConfig(Struct, frozen=True):
+    """How the tokens of a server are had: by a person who logs in, or by credentials of Kiwi's own."""
+
+    name: str
+    """What they are kept under: the server, as one manifest in one place describes it."""
+    folder: Path
+    """The folder of the user's state."""
+    grant: Grant = "authorization_code"
+    client_id: str = ""
+    client_secret: str = ""
+    private_key: str = ""
+    """Like the secret, the name of a variable: `${NAME}`."""
+    signing_algorithm: str = "ES256"
+    token_auth: str = ""
+    client_metadata_url: str = ""
+    issuer: str = ""
+    scopes: tuple[str, ...] = ()
+    redirect_port: int = 0
+    is_declared: bool = False
+    """Whether the manifest says that tokens are needed; otherwise the server's own answer does."""
+
+    @property
+    def words(self) -> Json:
+        """All texts that contain variables."""
+        return [self.client_secret, self.private_key]
+
+
+def oauth_words(auth: JsonObject, name: str, folder: Path) -> OAuthConfig:
+    """Return what the `auth` of a manifest says; nothing is as good as an empty one, since servers can ask later."""
+    port = auth.get("redirect_port")
+    return OAuthConfig(
+        name,
+        folder,
+        grant="client_credentials" if auth.get("grant") == "client_credentials" else "authorization_code",
+        client_id=as_text(auth.get("client_id")),
+        client_secret=as_text(auth.get("client_secret")),
+        private_key=as_text(auth.get("private_key")),
+        signing_algorithm=as_text(auth.get("signing_algorithm")) or "ES256",
+        token_auth=as_text(auth.get("token_auth")),
+        client_metadata_url=as_text(auth.get("client_metadata_url")),
+        issuer=as_text(auth.get("issuer")),
+        scopes=tuple(map(as_text, as_list(auth.get("scopes")))),
+        redirect_port=port if isinstance(port, int) else 0,
+        is_declared=auth.get("type") == "oauth",
+    )
+
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "websocket"]
 
@@ -47,8 +99,7 @@ _SPELLINGS: Mapping[str, Transport] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class ServerConfig(Struct, frozen=True):
     """One server: its identity, the single act by which it is reached, and its limits."""
 
     identity: str
@@ -56,9 +107,9 @@ class Server:
     transport: Transport
     spec: ProcessSpec | HttpSpec
     space: Space
-    """Where it is started from, and where what Kiwi keeps for it lies."""
-    jail: Jail = Jail(strictest(()))  # noqa: RUF009 - frozen all through
-    """How its process is held; whoever does not say gets the strictest."""
+    """Where it is started, and where Kiwi keeps its files."""
+    profile: SandboxProfile = SandboxProfile(strictest(()))
+    """The sandbox of its process; the default is the strictest."""
     package: Package | None = None
     """What it is started from, where its command would fetch a package."""
     has_folder: bool = False
@@ -68,14 +119,16 @@ class Server:
     reconnect_delay: float = RECONNECT_DELAY
     max_bytes: int = MAX_BYTES
     idle_timeout: float | None = None
-    """How long it is kept while nobody uses it, in seconds, where its manifest says so."""
+    """How many seconds it is kept while it is not used, if its manifest says so."""
     variables: tuple[str, ...] = ()
     """Every `${NAME}` by which it is reached."""
     defaulted: tuple[str, ...] = ()
     """Those of them that it can do without."""
     warnings: tuple[str, ...] = ()
-    oauth: OAuth | None = None
+    oauth: OAuthConfig | None = None
     """How its tokens are had, where it can have any."""
+    client: tuple[str, ...] = ()
+    """What it may ask of the client that calls it, as its owner allowed it: `roots`, `sampling`, `questions`."""
 
     @property
     def name(self) -> str:
@@ -83,31 +136,32 @@ class Server:
         return self.identity.rpartition("/")[2].partition("@")[0]
 
     def key(self, secrets: Mapping[str, str]) -> str:
-        """Return what a connection is shared by: the server, where and how it runs, whose credentials, which hosts."""
+        """Return the key for sharing a connection: the server, where and how it runs, the credentials, the hosts."""
         where: Json
         match self.spec:
             case ProcessSpec(cwd=cwd):
-                where = [cwd, _jail_text(self.jail)]
+                where = [cwd, _profile_text(self.profile)]
             case HttpSpec(granted=granted, denied=denied):
                 where = [list(granted), list(denied)]
         # What a stored secret is for may be narrowed while a connection is open, which must not go on with it then.
         bounds = secrets.bounds if isinstance(secrets, Revealed) else {}
         held: Json = [[name, list(bound.hosts), bound.form] for name, bound in sorted(bounds.items())]
         given: Json = sorted([*pair] for pair in secrets.items())
-        parts: Json = [self.identity, self.digest, self.transport, where, given, held]
+        # What a server may ask is fixed at its start, for the whole connection.
+        parts: Json = [self.identity, self.digest, self.transport, where, given, held, list(self.client)]
         return sha256(compact(parts).encode(errors="surrogatepass")).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def _jail_text(jail: Jail) -> str:
-    return compact(jail.to_json())
+def _profile_text(profile: SandboxProfile) -> str:
+    return compact(profile.to_json())
 
 
-_servers: OrderedDict[tuple[int, Space, str], tuple[Tool, Server]] = OrderedDict()
+_servers: OrderedDict[tuple[int, Space, str], tuple[Tool, ServerConfig]] = OrderedDict()
 _SERVERS_KEPT = 512
 
 
-def server_of(link: Tool, space: Space) -> Server:
+def server_of(link: Tool, space: Space) -> ServerConfig:
     """Return the server that a manifest describes, read once for as long as the catalog gives the same manifest."""
     key = (id(link), space, search_path())
     known = _servers.get(key)
@@ -118,7 +172,7 @@ def server_of(link: Tool, space: Space) -> Server:
     return known[1]
 
 
-def _read(link: Tool, space: Space) -> Server:
+def _read(link: Tool, space: Space) -> ServerConfig:
     config = link.manifest.config
     transport = _SPELLINGS.get(as_text(config.get("transport")))
     if transport is None:
@@ -129,7 +183,7 @@ def _read(link: Tool, space: Space) -> Server:
     spec, package = _process(link, space) if transport == "stdio" else (_address(config, max_bytes), None)
     oauth = _oauth(link, space, spec) if isinstance(spec, HttpSpec) and transport in _WITH_TOKENS else None
     words: Json = [_words(spec), oauth.words if oauth else None]
-    return Server(
+    return ServerConfig(
         identity=link.identity,
         digest=link.digest,
         transport=transport,
@@ -150,7 +204,7 @@ def _read(link: Tool, space: Space) -> Server:
 
 
 def _words(spec: ProcessSpec | HttpSpec) -> Json:
-    """Return all words of a spec in which variables may stand."""
+    """Return all texts of a spec that may contain variables."""
     match spec:
         case ProcessSpec():
             return [list(spec.argv), dict(spec.env)]
@@ -158,11 +212,11 @@ def _words(spec: ProcessSpec | HttpSpec) -> Json:
             return [spec.url, dict(spec.headers), list(spec.basic or ())]
 
 
-def _oauth(link: Tool, space: Space, spec: HttpSpec) -> OAuth | None:
-    """Return how the tokens of a server are had; None for one whose manifest says what it is sent instead."""
+def _oauth(link: Tool, space: Space, spec: HttpSpec) -> OAuthConfig | None:
+    """Return how to get the tokens of a server; None if its manifest says what to send instead."""
     if spec.basic is not None or "authorization" in {name.lower() for name in spec.headers}:
         return None
-    home = str(space.project_ai) if link.origin.source == "project" else ""
+    home = str(space.project_ai) if link.origin.is_in_project else ""
     name = compact([home, link.identity.partition("@")[0]])
     return oauth_words(as_object(link.manifest.config.get("auth")), name, space.user / "state")
 
@@ -181,17 +235,19 @@ _PROJECT = "{project}"
 
 def _process(link: Tool, space: Space) -> tuple[ProcessSpec, Package | None]:
     config = link.manifest.config
-    own = {name: escape(value) for name, value in base_env(Chain((link,), ""), space, Environment()).items()}
+    own = {name: escape(value) for name, value in base_env(link, space, Environment()).items()}
     here = str(space.project)
     command = as_text(config.get("command")).replace(_PROJECT, here)
     written = [text_of(word) for word in as_list(config.get("args"))]
-    found = packaged(command, written, space.cache)
+    found = server_package(command, written, space.cache)
     package, (command, *lead), arguments = (
         (found[0], found[0].command, found[1]) if found else (None, (command,), tuple(written))
     )
     # The program of a package is known by its whole name, and is there once the package is.
     program = (
-        command if package and "/" in command else find_program(command, Words(link.id, command=()), Environment())
+        command
+        if package and "/" in command
+        else find_program(command, RuntimeConfig(link.id, command=()), Environment(), search_path())
     )
     rendered = (render_text(word, {"project": here}) for word in arguments)
     declared = {name: render_text(value, {"project": here}) for name, value in declared_env(link).items()}
@@ -224,3 +280,111 @@ def _auth_headers(auth: JsonObject) -> Mapping[str, str]:
             return {as_text(auth.get("name")) or as_text(auth.get("header")) or "X-API-Key": secret}
         case _:
             return {}
+
+
+Method: TypeAlias = Literal["tools/call", "prompts/get", "resources/read"]
+
+# Of the templates that resources may have, the forms that represent one value: `{name}`, and `{+name}` as it is.
+_EXPRESSION = re.compile(r"\{(\+?)([A-Za-z0-9_.]+)\*?\}")
+
+
+class ServerRequest(Struct, frozen=True):
+    """One request that a server is asked: its method, and what of the server it is about."""
+
+    method: Method
+    name: str
+
+    def params(self, inputs: JsonObject) -> dict[str, Json]:
+        """Return the request's parameters for a caller's inputs."""
+        match self.method:
+            case "tools/call":
+                return {"name": self.name, "arguments": dict(inputs)}
+            case "prompts/get":
+                return {"name": self.name, "arguments": {name: text_of(value) for name, value in inputs.items()}}
+            case "resources/read":
+                return {"uri": self.name}
+
+
+def bind_mcp(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+    """Return the plan of an item of a server: how the server is reached, and what it is asked."""
+    tool, server = chain.tool, server_of(chain.executor, space)
+    wanted = wanted_of(chain, inputs)
+    spec = replace(server.spec, timeout=seconds(tool.manifest.config.get("timeout"), server.spec.timeout))
+    return Plan(
+        identity=tool.identity,
+        tool_digest=tool.digest,
+        driver="mcp",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=spec,
+        inputs=inputs,
+        variables=server.variables,
+        defaulted=server.defaulted,
+        facts={"mcp": {"method": wanted.method, "name": wanted.name, "transport": server.transport}},
+        effect=tool.manifest.effect or ("at_most_once" if wanted.method == "tools/call" else "idempotent"),
+        only_reads=_only_reads(wanted, spec, tool),
+        warnings=server.warnings,
+    )
+
+
+def plan_server(chain: Chain, space: Space) -> Plan:
+    """Return the plan of what is done with a server itself: how it is started or reached."""
+    tool, server = chain.tool, server_of(chain.tool, space)
+    return Plan(
+        identity=tool.identity,
+        tool_digest=tool.digest,
+        driver="mcp",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=server.spec,
+        inputs={},
+        variables=server.variables,
+        defaulted=server.defaulted,
+        effect="idempotent",
+        warnings=server.warnings,
+    )
+
+
+def _only_reads(wanted: ServerRequest, spec: ProcessSpec | HttpSpec, tool: Tool) -> bool:
+    """Whether a request changes nothing: it asks for a prompt or a resource, or for a tool that only reads.
+
+    A tool of a remote server only reads if the owner accepted its definition and the server says so (`readOnlyHint`).
+    What a file says about a server's tool does not count. For a local process, the sandbox profile shows what it may
+    change and reach.
+    """
+    if wanted.method != "tools/call":
+        return True
+    return isinstance(spec, HttpSpec) and tool.integrity == "accepted" and not tool.manifest.mutates_state
+
+
+def wanted_of(chain: Chain, inputs: JsonObject) -> ServerRequest:
+    """Return what an item asks of its server."""
+    config = chain.tool.manifest.config
+    if uri := as_text(config.get("mcp_resource_uri")):
+        return ServerRequest("resources/read", _expanded(chain.tool.id, uri, inputs))
+    if prompt := as_text(config.get("mcp_prompt_name")):
+        return ServerRequest("prompts/get", prompt)
+    return ServerRequest("tools/call", as_text(config.get("mcp_tool_name")))
+
+
+def planned(plan: Plan) -> ServerRequest:
+    """Return what a plan asks of its server."""
+    facts = as_object(plan.facts.get("mcp"))
+    match facts.get("method"):
+        case "prompts/get" | "resources/read" as method:
+            return ServerRequest(method, as_text(facts.get("name")))
+        case _:
+            return ServerRequest("tools/call", as_text(facts.get("name")))
+
+
+def planned_client(plan: Plan) -> tuple[str, ...]:
+    """Return what the server of a plan may ask of the client."""
+    return tuple(map(as_text, as_list(as_object(plan.facts.get("mcp")).get("client"))))
+
+
+def _expanded(tool_id: str, template: str, inputs: JsonObject) -> str:
+    missing = [name for _, name in _EXPRESSION.findall(template) if name not in inputs]
+    if missing:
+        fix = "Send it: the resource's address is made with it."
+        raise InvalidArguments(tool_id, [Issue(name, "is missing", fix) for name in missing])
+    return _EXPRESSION.sub(
+        lambda found: quote(text_of(inputs[found[2]]), safe=":/?#[]@!$&'()*+,;=" if found[1] else ""), template
+    )

@@ -1,5 +1,5 @@
-"""The process driver: a tool's files and its runtime's words become one process, and what it says a result."""
+"""The process driver: builds one process from a tool's files and its runtime's config, and a result from its output."""
 
-from kiwi_mcp.drivers.process.drive import Process
+from kiwi_mcp.drivers.process.driver import Process
 
-driver = Process()
+create_driver = Process

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from kiwi_mcp.domain.isolation import Level
 from kiwi_mcp.domain.outcome import Logs, Outcome
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.heard import Heard, NotJson, json_or_text, parse
-from kiwi_mcp.primitives.subprocess import ProcessResult
+from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
+from kiwi_mcp.primitives.process.run import ProcessResult
 
 _SUGGESTIONS = {
-    "error": "The logs hold all that it said; mend the tool or the parameters, then run it again.",
+    "error": "The logs contain all its output. Fix the tool or the parameters, then run it again.",
     "timeout": "Give it less to do, or a longer `config.timeout`.",
 }
 
 
-_OUT_OF_REACH = re.compile(
+_OUT_OF_REACH = lazy_pattern(
     r"no such file|file ?not ?found|enoent|read-only file system|erofs|permission denied|eacces|not permitted"
     r"|network is unreachable|enetunreach|connection refused|econnrefused|name resolution|not resolve|eai_again"
     r"|name or service not known|enotfound|address family not supported|eafnosupport",
@@ -40,9 +43,8 @@ def with_needs(outcome: Outcome, level: Level) -> Outcome:
     return outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Hearing:
-    """How to understand one process: where its result is, and whose files the folders it names really are."""
+class Hearing(Struct, frozen=True):
+    """How to interpret one process: where its result is, and which real folders its folder names stand for."""
 
     tool_id: str
     result_from: str
@@ -61,7 +63,7 @@ class Hearing:
             return self._failed(process, "error", f"gave a result of more than {self.spec.result_limit:,} bytes")
         try:
             return self._succeeded(process)
-        except NotJson as fault:
+        except NotJsonOutput as fault:
             return self._failed(process, "error", f"gave a result that is not JSON: {fault}")
 
     def _succeeded(self, process: ProcessResult) -> Outcome:
@@ -72,16 +74,16 @@ class Hearing:
             heard.value,
             logs=self._logs(process, is_stdout_shown=not is_spoken),
             exit_code=0,
-            details={"replaced_characters": True} if heard.is_mended else {},
+            details={"replaced_characters": True} if heard.is_repaired else {},
         )
 
-    def _hear(self, process: ProcessResult) -> Heard:
+    def _hear(self, process: ProcessResult) -> ParsedOutput:
         """Return the result: from the channel where anything came through it, else as the runtime says."""
         if process.result:
             return parse(process.result)
         match self.result_from:
             case "channel":
-                return Heard(None)
+                return ParsedOutput(None)
             case "json_stdout":
                 return parse(process.stdout)
             case _:

@@ -1,6 +1,6 @@
 """Snapshots: the exact bytes that were verified, in a folder of their own, from which they run.
 
-An edit of the author's files between verifying and running cannot slip in, because nobody runs the author's files.
+An edit between verification and run has no effect, because the author's files themselves are never run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from stat import S_ISREG
 from uuid import uuid4
 
-from kiwi_mcp.catalog.read import load_bytes
+from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.items import Tool
 
 _LINK = "node_modules"
@@ -23,7 +23,7 @@ _verified: OrderedDict[tuple[str, int, int, int, int], str] = OrderedDict()
 
 
 def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
-    """Return where a link's snapshot is, or will be: a folder named by all that is in it."""
+    """Return where a link's snapshot is, or will be: a folder named by its whole content."""
     # Not by the tool's digest alone: that one does not change when a file is signed, and the file does.
     listed = "\n".join(f"{file.sha256} {file.is_executable} {file.path}" for file in tool.files)
     return cache / "tools" / sha256(f"{linked}\n{listed}".encode()).hexdigest()
@@ -32,14 +32,15 @@ def snapshot_folder(tool: Tool, cache: Path, *, linked: str = "") -> Path:
 def take_snapshot(tool: Tool, cache: Path, *, linked: str = "") -> Path:
     """Have a link's files as they were verified, and return their folder."""
     folder = snapshot_folder(tool, cache, linked=linked)
-    have_snapshot(tool, folder, linked=linked)
+    have_snapshot(tool, str(folder), linked=linked)
     return folder
 
 
-def have_snapshot(tool: Tool, folder: Path, *, linked: str = "") -> None:
+def have_snapshot(tool: Tool, path: str, *, linked: str = "") -> None:
     """Have a link's files, as they were verified, in the folder that is named by them."""
-    if _is_exact(tool, str(folder)):
+    if _is_exact(tool, path):
         return
+    folder = Path(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
     try:
@@ -64,7 +65,7 @@ def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
     try:
         fresh.rename(folder)
     except OSError:
-        # Another kernel was faster, which is as good; or what stands there was tampered with.
+        # Another kernel was faster, which is fine; or the existing folder was tampered with.
         if _is_exact(tool, str(folder)):
             return
         spoiled = fresh.with_name(f"{fresh.name}.spoiled")
@@ -74,7 +75,10 @@ def _publish(fresh: Path, folder: Path, tool: Tool) -> None:
 
 
 def _is_exact(tool: Tool, folder: str) -> bool:
-    return os.path.isdir(folder) and all(_hash(f"{folder}/{file.path}") == file.sha256 for file in tool.files)  # noqa: PTH112 - on the way of every run
+    for file in tool.files:
+        if _hash(f"{folder}/{file.path}") != file.sha256:
+            return False
+    return bool(tool.files) or os.path.isdir(folder)  # noqa: PTH112 - on the way of every run
 
 
 def _hash(path: str) -> str:

@@ -1,23 +1,127 @@
-"""A checkpoint around a run: what stood there before, and exactly what the run changed."""
+"""Whether a run gets one; begin, finish, prune."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from typing import Literal, Protocol, get_args
 
-from kiwi_mcp.domain.call import Space
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.kernel.checkpoints.copies import Copies
-from kiwi_mcp.kernel.checkpoints.git import repository
-from kiwi_mcp.kernel.checkpoints.guard import Guard, Unguarded, Wish, not_made
-from kiwi_mcp.kernel.checkpoints.record import Record, side
-from kiwi_mcp.kernel.checkpoints.tree import SECONDS, Snapshot, Survey, survey
-from kiwi_mcp.kernel.checkpoints.vault import Vault
-from kiwi_mcp.primitives.children import completed
+from kiwi_mcp.domain.items import Chain, Lifetime, Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.kernel.checkpoints.change_record import CheckpointRecord, side
+from kiwi_mcp.kernel.checkpoints.file_tree import SECONDS, Snapshot, Survey, survey
+from kiwi_mcp.kernel.checkpoints.git_store import Git, store_for
+from kiwi_mcp.primitives.process.spawn import completed
+
+Mode = Literal["auto", "explicit", "disabled"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+_OFFER: JsonObject = {
+    "saved": False,
+    "hint": "This tool changes state. Send `checkpoint: true` (`--checkpoint`) to be able to undo a run.",
+}
+_ELSEWHERE: JsonObject = {"saved": False, "hint": "Nothing was saved: this item changes no file of the project."}
+
+
+class Guard(Protocol):
+    """Stands around a run: entered before it, left after it, however it ends."""
+
+    @property
+    def summary(self) -> JsonObject | None:
+        """What the answer says about it."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What could not be saved, and why."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+class Unguarded:
+    """A run of which nothing is saved."""
+
+    def __init__(self, summary: JsonObject | None = None, warnings: tuple[str, ...] = ()) -> None:
+        self.summary = summary
+        self.warnings = warnings
+
+    async def __aenter__(self) -> None:
+        """Do nothing."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Do nothing."""
+
+
+UNGUARDED = Unguarded()
+
+
+class CheckpointRequest(Struct, frozen=True):
+    """What is wanted for one run."""
+
+    is_made: bool = False
+    is_asked: bool = False
+    """Whether the call itself asks: then it is not made without."""
+    is_offered: bool = False
+    """Whether the item changes something, and nothing is saved unless the call asks."""
+    is_disabled: bool = False
+    is_elsewhere: bool = False
+    """Whether the item acts through no process here, and so changes no file."""
+
+
+NOTHING = CheckpointRequest()
+
+
+def wish(manifest: Manifest, plan: Plan, lifetime: Lifetime, owner: str, *, is_asked: bool) -> CheckpointRequest:
+    """Return what is wanted for a run of an item; what acts elsewhere alone changes no file here."""
+    if not (is_asked or manifest.mutates_state):
+        return NOTHING
+    if not isinstance(plan.spec, ProcessSpec):
+        return CheckpointRequest(is_asked=is_asked, is_elsewhere=True)
+    mode = mode_of(owner) or mode_of(manifest.extra.get("checkpoint")) or "explicit"
+    is_made = mode != "disabled" and (is_asked or mode == "auto")
+    # A server rarely changes this folder, so a hint at every call would not help.
+    is_offered = mode == "explicit" and not is_asked and lifetime == "call"
+    is_offered = is_offered and manifest.written.get("mutates_state") is True
+    return CheckpointRequest(is_made, is_asked, is_offered, is_disabled=mode == "disabled")
+
+
+async def guard_of(space: Space, owner: str, chain: Chain, plan: Plan, run_id: str, *, is_asked: bool) -> Guard:
+    """Return the guard of a run: a checkpoint if one is wanted; the owner's setting has priority."""
+    tool = chain.tool
+    wanted = wish(tool.manifest, plan, chain.traits[0].lifetime, owner, is_asked=is_asked)
+    if wanted.is_made:
+        return await begin(space, tool.id, run_id, wanted)
+    if wanted.is_disabled and wanted.is_asked:
+        raise not_made(f"checkpoints of {tool.id!r} are disabled.")
+    if wanted.is_elsewhere and wanted.is_asked:
+        return Unguarded(_ELSEWHERE)
+    return Unguarded(_OFFER) if wanted.is_offered else UNGUARDED
+
+
+def not_made(reason: str) -> Unavailable:
+    """Return the error for a checkpoint that was asked for and cannot be had."""
+    return Unavailable(
+        f"A checkpoint was asked for and cannot be made: {reason}",
+        suggestion="Nothing ran. Fix that, or run without `checkpoint`.",
+    )
+
+
+def mode_of(written: Json) -> Mode | None:
+    """Return the mode that a manifest or the owner's policy sets, alone or together with paths.
+
+    An unknown value counts as `auto`, because the author wanted something and saving is the safe choice.
+    """
+    word = as_object(written).get("mode") if isinstance(written, Mapping) else written
+    return next((mode for mode in MODES if mode == word), "auto" if word else None)
+
 
 KEPT = 200
 """How many checkpoints of a project are kept."""
@@ -28,11 +132,11 @@ _TOLD = ("changed", "changed_paths", "left_out", "beside")
 class Checkpoint:
     """What was saved before a run; leaving it finds out what the run changed."""
 
-    def __init__(self, space: Space, vault: Vault, record: Record) -> None:
+    def __init__(self, space: Space, store: Git, record: CheckpointRecord) -> None:
         self._space = space
-        self._vault = vault
+        self._store = store
         self._record = record
-        self.told: JsonObject | None = None
+        self.summary: JsonObject | None = None
         self.warnings: tuple[str, ...] = ()
 
     async def __aenter__(self) -> None:
@@ -45,115 +149,94 @@ class Checkpoint:
     async def _finish(self) -> None:
         try:
             async with asyncio.timeout(SECONDS):
-                self.told = await self._ended()
+                self.summary = await self._ended()
         except (KiwiError, OSError, TimeoutError) as reason:
             run_id = self._record.run_id
-            self.told = {"saved": True, "unfinished": True, "undo": run_id}
-            self.warnings = (f"What the run changed could not be told: {_words(reason)} All before it is saved.",)
+            self.summary = {"saved": True, "unfinished": True, "undo": run_id}
+            self.warnings = (f"The changes of the run are unknown: {_words(reason)} All before it is saved.",)
 
     async def _ended(self) -> JsonObject:
         before = self._record.saved or {}
-        found = await look(self._space, self._vault, self._record)
+        found = await look(self._space, self._store, self._record)
         fresh = {path: entry for path, entry in found.items() if before.get(path) != entry}
-        kept = await self._vault.keep(fresh) if fresh else {}
+        kept = await self._store.keep(fresh) if fresh else {}
         same = {path: entry for path, entry in found.items() if path not in fresh}
         record = self._record.ended(_now(), {**same, **kept})
         if not record.changes:
-            await self._vault.drop([record.run_id])
+            await self._store.drop([record.run_id])
             return {"saved": True, "changed": []}
-        await seal(self._vault, record)
-        told = replace(record, beside=await self._tidied(record)).summary()
-        return {"saved": True, "undo": record.run_id, **{word: told[word] for word in _TOLD if word in told}}
+        await seal(self._store, record)
+        response = replace(record, beside=await self._tidied(record)).summary()
+        return {"saved": True, "undo": record.run_id, **{word: response[word] for word in _TOLD if word in response}}
 
-    async def _tidied(self, record: Record) -> tuple[str, ...]:
+    async def _tidied(self, record: CheckpointRecord) -> tuple[str, ...]:
         """Forget the oldest checkpoints, and note which runs went on beside this one."""
-        runs = await self._vault.runs()
-        near = await self._vault.records(runs[-_LOOKED_AT:])
+        runs = await self._store.runs()
+        near = await self._store.records(runs[-_LOOKED_AT:])
         beside = tuple(other.run_id for other in near if record.overlaps(other))
         if beside:
-            await seal(self._vault, replace(record, beside=beside))
+            await seal(self._store, replace(record, beside=beside))
         with suppress(KiwiError):  # the next run forgets what this one could not
-            await self._vault.drop(runs[:-KEPT])
+            await self._store.drop_oldest(runs[:-KEPT])
         return beside
 
 
-async def begin(space: Space, tool_id: str, run_id: str, wanted: Wish) -> Guard:
-    """Save what a run may change, and return what stands around it.
+async def begin(space: Space, tool_id: str, run_id: str, wanted: CheckpointRequest) -> Guard:
+    """Save what a run may change, and return the guard of the run.
 
-    A checkpoint that the call asks for and cannot be made refuses the run; one that the owner or the item wants is
-    told as missing.
+    If the call asks for a checkpoint that cannot be made, the run is refused. If only the owner or the item asks for
+    one, the answer says that it is missing.
     """
     try:
         async with asyncio.timeout(SECONDS):
-            return await _begun(space, tool_id, run_id, wanted.paths)
+            return await _begun(space, tool_id, run_id)
     except (KiwiError, OSError, TimeoutError) as reason:
         if wanted.is_asked:
             raise not_made(_words(reason)) from reason
         return Unguarded({"saved": False}, (f"Nothing was saved before the run: {_words(reason)}",))
 
 
-async def _begun(space: Space, tool_id: str, run_id: str, paths: tuple[str, ...]) -> Checkpoint:
+async def _begun(space: Space, tool_id: str, run_id: str) -> Checkpoint:
     started = _now()
-    vault = await vault_for(space, paths)
-    listing = await vault.paths()
-    found = await look_at(space, vault, listing.paths)
-    saved = await vault.keep(found.entries)
-    record = Record(
+    store = await store_for(space)
+    listing = await store.paths()
+    found = await look_at(space, store, listing.paths)
+    saved = await store.keep(found.entries)
+    record = CheckpointRecord(
         run_id,
         tool_id,
         started,
         saved=saved,
-        scope=vault.granted if isinstance(vault, Copies) else (),
         left_out=tuple(sorted({*found.left_out, *listing.repositories})),
         unsaved=(*found.left_out, *listing.ignored, *(f"{path}/" for path in listing.repositories)),
     )
     try:
-        await vault.seal(record, {"before": saved})
+        await store.seal(record, {"before": saved})
     except asyncio.CancelledError:
         # Nothing will run, so nothing must look like a run that was killed.
         with suppress(KiwiError):
-            await completed(vault.drop([run_id]))
+            await completed(store.drop([run_id]))
         raise
-    return Checkpoint(space, vault, record)
+    return Checkpoint(space, store, record)
 
 
-async def vault_for(space: Space, paths: tuple[str, ...]) -> Vault:
-    """Return where a project's checkpoints are kept; outside a repository only what a tool says it changes can be."""
-    if (git := await repository(space)) is not None:
-        return git
-    if not space.project_ai.is_dir():
-        raise Unavailable(
-            "the project is neither a git repository nor has it an `.ai` folder.",
-            suggestion="Make one of them: `git init`, or `kiwi init`.",
-        )
-    if not paths:
-        raise Unavailable(
-            "the project is no git repository, and the tool does not say which paths it changes.",
-            suggestion="Make it one with `git init`, or write `needs: {write: [...]}` in the tool's manifest.",
-        )
-    return Copies(space.project, paths)
+async def look(space: Space, store: Git, record: CheckpointRecord) -> Snapshot:
+    """Return the current state of all paths that a run may have changed, including those that git ignores by now."""
+    listed = (await store.paths()).paths
+    if scope := record.scope:
+        below = tuple(f"{path}/" for path in scope)
+        listed = [*scope, *(path for path in listed if path.startswith(below))]
+    return record.seen((await look_at(space, store, [*listed, *(record.saved or ())])).entries)
 
 
-async def vaults(space: Space) -> list[Vault]:
-    """Return every place in which checkpoints of a project may be kept."""
-    git = await repository(space)
-    return [*([git] if git else []), Copies(space.project)]
+async def look_at(space: Space, store: Git, paths: Sequence[str]) -> Survey:
+    """Return the state of some paths."""
+    return await asyncio.to_thread(survey, space.project, paths, store.algorithm)
 
 
-async def look(space: Space, vault: Vault, record: Record) -> Snapshot:
-    """Return what stands now at all paths that a run may have changed, those among them that git ignores by now."""
-    listed = (await vault.paths()).paths
-    return record.seen((await look_at(space, vault, [*listed, *(record.saved or ())])).entries)
-
-
-async def look_at(space: Space, vault: Vault, paths: Sequence[str]) -> Survey:
-    """Return what stands at some paths."""
-    return await asyncio.to_thread(survey, space.project, paths, vault.algorithm)
-
-
-async def seal(vault: Vault, record: Record) -> None:
+async def seal(store: Git, record: CheckpointRecord) -> None:
     """Keep the record of a run that has ended, with the contents on both sides of its changes."""
-    await vault.seal(record, {word: side(record.changes, word) for word in ("before", "after")})
+    await store.seal(record, {word: side(record.changes, word) for word in ("before", "after")})
 
 
 def _now() -> int:

@@ -1,4 +1,4 @@
-"""OpenAPI documents, read into api tools."""
+"""OpenAPI documents as API tools."""
 
 from kiwi_mcp.manifest.openapi.tools import OpenApiImport, tools_from_openapi
 

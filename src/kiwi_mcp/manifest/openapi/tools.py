@@ -1,22 +1,114 @@
-"""From an OpenAPI document to the manifests of api tools."""
+"""Operations of a document as manifests of API tools, with credentials."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.openapi.bodies import Body, accepted, body_of
-from kiwi_mcp.manifest.openapi.document import Api, Inexpressible, Operation, read_api
-from kiwi_mcp.manifest.openapi.schemas import Schemas, TooWide
-from kiwi_mcp.manifest.openapi.security import Credentials, credentials_of
-from kiwi_mcp.manifest.openapi.servers import path_template, server_url
-from kiwi_mcp.manifest.openapi.slots import Slot, named, slots_of, template
-from kiwi_mcp.manifest.openapi.words import semantic, sentence, short_name, snake, tool_ids
-from kiwi_mcp.manifest.schema import schema_faults
+from kiwi_mcp.manifest.openapi.document import (
+    Api,
+    Inexpressible,
+    Operation,
+    path_template,
+    read_api,
+    semantic,
+    sentence,
+    server_url,
+    short_name,
+    snake,
+    tool_ids,
+    variable_name,
+)
+from kiwi_mcp.manifest.openapi.parameters import (
+    Body,
+    Schemas,
+    Slot,
+    TooWide,
+    accepted,
+    body_of,
+    is_header,
+    is_wire_name,
+    named,
+    slots_of,
+    template,
+)
+
+
+class Credentials(Struct, frozen=True):
+    """The `auth` word of a tool, and what headers and query carry beside it; values are `${NAME}`."""
+
+    auth: JsonObject = field(default_factory=dict)
+    headers: JsonObject = field(default_factory=dict)
+    query: JsonObject = field(default_factory=dict)
+
+    def carries(self, slot: Slot) -> bool:
+        """Whether a slot would be filled by the credentials already."""
+        is_auth = slot.where == self.auth.get("in") and slot.wire.lower() == as_text(self.auth.get("name")).lower()
+        taken = {"header": self.headers, "query": self.query}.get(slot.where, {})
+        return is_auth or slot.wire.lower() in {name.lower() for name in taken}
+
+
+def credentials_of(api: Api, operation: Operation, prefix: str, auth: JsonObject) -> Credentials:
+    """Return the first way to authenticate that the words of an api tool can say; `auth` where none is asked for."""
+    ways = as_list(operation.words.get("security", api.root.get("security")))
+    if not ways:
+        return Credentials(auth)
+    for way in ways:
+        if (found := _expressed(api, list(as_object(way)), variable_name(prefix))) is not None:
+            return found
+    names = sorted({name for way in ways for name in as_object(way)})
+    raise Inexpressible(
+        f"it asks for {', '.join(names)[:200]}, which an api tool cannot give", "Write a script for this operation."
+    )
+
+
+def _expressed(api: Api, names: list[str], prefix: str) -> Credentials | None:
+    """Return the credentials for schemes that are all asked for at once."""
+    schemes = as_object(api.components.get("securitySchemes"))
+    auth: JsonObject = {}
+    headers: dict[str, Json] = {}
+    query: dict[str, Json] = {}
+    for name in names:
+        scheme = api.follow(schemes.get(name))
+        word = _auth(scheme, f"{prefix}_{_key_suffix(api, name)}", prefix)
+        if word and not auth and (len(names) == 1 or word["type"] != "api_key"):
+            auth = word
+        elif not word or word["type"] != "api_key":
+            return None
+        else:
+            (query if word["in"] == "query" else headers)[as_text(word["name"])] = word["key"]
+    return Credentials(auth, headers, query)
+
+
+def _auth(scheme: JsonObject, key: str, prefix: str) -> JsonObject:
+    """Return the `auth` word of one scheme; empty where there is none for it."""
+    match scheme.get("type"), as_text(scheme.get("scheme")).lower(), scheme.get("in"):
+        case ("http", "bearer", _) | ("oauth2" | "openIdConnect", _, _):
+            return {"type": "bearer", "token": f"${{{prefix}_TOKEN}}"}
+        case ("http", "basic", _):
+            return {"type": "basic", "username": f"${{{prefix}_USERNAME}}", "password": f"${{{prefix}_PASSWORD}}"}
+        case ("apiKey", _, "header" | "query" as place):
+            name = as_text(scheme.get("name"))
+            is_name = is_header(name) if place == "header" else is_wire_name(name)
+            return {"type": "api_key", "key": f"${{{key}}}", "name": name, "in": place} if is_name else {}
+        case ("apiKey", _, "cookie") if is_header(name := as_text(scheme.get("name"))):
+            return {"type": "api_key", "key": f"{name}=${{{key}}}", "name": "Cookie", "in": "header"}
+        case _:
+            return {}
+
+
+def _key_suffix(api: Api, name: str) -> str:
+    """`API_KEY` for the only key of a document, the scheme's name where there are several."""
+    schemes = as_object(api.components.get("securitySchemes"))
+    keys = [each for each in schemes if api.follow(schemes[each]).get("type") == "apiKey"]
+    return snake(name).upper() if len(keys) > 1 and snake(name) else "API_KEY"
+
 
 MAX_DESCRIPTION = 400
 MAX_SCHEMA_BYTES = 48_000
@@ -29,16 +121,14 @@ _DEPTHS = (12, 5, 3, 2, 1, 0, -1)
 """How deep schemas are spelled out: as deep as fits. A body goes one level deeper, so the last makes it bare too."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenApiImport:
+class OpenApiImport(Struct, frozen=True):
     """The tools a document makes, and the operations it does not make tools of, each with its reason."""
 
     manifests: tuple[JsonObject, ...]
     skipped: tuple[Issue, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
+class _Wish(Struct, frozen=True):
     """What the caller asked for besides the document itself."""
 
     prefix: str
@@ -50,8 +140,7 @@ class _Wish:
         return not self.only.isdisjoint({tool_id, operation.name, operation.place})
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """The slots of an operation and the schema they make, at the depth that fits."""
 
     slots: tuple[Slot, ...]

@@ -1,1 +1,1 @@
-"""How a store came to be: numbered steps, one folder for each dialect, applied in order and never changed."""
+"""Schema migrations: numbered steps, one folder for each dialect, applied in order and never changed."""

@@ -1,4 +1,4 @@
-"""What every view is drawn with: data to stdout, talk to stderr, and issues a person can act on."""
+"""Output of all views: data to stdout, messages and hints to stderr."""
 
 from __future__ import annotations
 
@@ -6,42 +6,66 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from shutil import get_terminal_size
 
+from msgspec import Struct
+
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.search.words import stem
-from kiwi_mcp.surfaces.cli.terminal import shown
+from kiwi_mcp.domain.safe_text import escape_controls
+from kiwi_mcp.kernel.verb import (
+    Data,
+    Hint,
+    JsonData,
+    Notice,
+    TableRow,
+    ViewItem,
+    issue_text,
+    message_items,
+    warning_items,
+)
+from kiwi_mcp.search.tokens import stem
 
 _WORD = re.compile(r"[^\W_]+")
-# A full stop within a number, a name or an abbreviation such as `e.g.` ends nothing.
-_SENTENCE_END = re.compile(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
+class Screen(Struct, frozen=True):
     """Where data goes: as it is into a pipe or where raw text is wanted, safe on a terminal."""
 
     is_raw: bool = False
 
     def data(self, text: str) -> None:
         """Write data."""
-        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else shown(text)) + "\n")
+        sys.stdout.write((text if self.is_raw or not sys.stdout.isatty() else escape_controls(text)) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str, marks: Iterable[str] = ()) -> None:
-        """Write a line of a table; what a terminal has no room for is cut, and forms of the marked words stand out."""
+        """Write a line of a table; cut what does not fit the terminal, and highlight forms of the marked words."""
         if not sys.stdout.isatty():
             self.data(text)
             return
-        whole = fitted(shown(text), get_terminal_size().columns)
+        whole = fitted(escape_controls(text), get_terminal_size().columns)
         sys.stdout.write((whole if os.environ.get("NO_COLOR") else strong(whole, marks)) + "\n")
         sys.stdout.flush()
 
     def json(self, value: Json) -> None:
         """Write a value as JSON for people."""
         self.data(json.dumps(value, ensure_ascii=False, indent=2))
+
+    def show(self, items: Iterable[ViewItem]) -> None:
+        """Write what a view yields."""
+        for item in items:
+            match item:
+                case Data(text):
+                    self.data(text)
+                case TableRow(text, bold):
+                    self.line(text, bold)
+                case JsonData(value):
+                    self.json(value)
+                case Notice(text):
+                    talk(text)
+                case Hint(text):
+                    talk(f"hint: {text}")
 
 
 def fitted(text: str, width: int) -> str:
@@ -50,47 +74,44 @@ def fitted(text: str, width: int) -> str:
 
 
 def strong(text: str, marks: Iterable[str]) -> str:
-    """Return a text in which some words stand out on a terminal, in whichever form they are written."""
+    """Return a text with some words highlighted on a terminal, in any form they are written."""
     stems = {stem(word) for word in marks}
     return _WORD.sub(lambda one: f"\x1b[1m{one[0]}\x1b[0m" if stem(one[0].lower()) in stems else one[0], text)
 
 
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a description."""
-    line = text.strip().partition("\n")[0]
-    return line[: found.end()].rstrip() if (found := _SENTENCE_END.search(line)) else line
-
-
 def talk(text: str) -> None:
     """Write something a person should read and a program should not."""
-    sys.stderr.write(shown(text) + "\n")
-
-
-def issue_text(issue: JsonObject) -> str:
-    """Return an issue with its place, its reason and its fix."""
-    line = f" (line {issue['line']})" if issue.get("line") else ""
-    place = as_text(issue.get("place"))
-    mark = "!" if issue.get("severity") == "warning" else "✗"
-    fault = f"  {mark} {place + ': ' if place else ''}{as_text(issue.get('reason'))}{line}"
-    return f"{fault}\n      fix: {as_text(issue.get('fix'))}"
+    sys.stderr.write(escape_controls(text) + "\n")
 
 
 def show_warnings(content: JsonObject) -> None:
     """Tell what the owner should know of an answer."""
-    for warning in as_list(content.get("warnings")):
-        talk(issue_text(warning) if isinstance(warning, Mapping) else f"warning: {text_of(warning)}")
+    Screen().show(warning_items(content))
 
 
 def show_message(content: JsonObject, screen: Screen) -> None:
     """Show an answer that is a sentence."""
+    screen.show(message_items(content))
+
+
+def show_error(content: JsonObject, *, is_json: bool) -> None:
+    """Show a refusal or a failure, with what to do next."""
+    if is_json:
+        Screen().json(content)
+        return
+    logs = as_object(content.get("logs"))
+    for name in ("stdout", "stderr"):
+        if printed := as_text(logs.get(name)).rstrip():
+            talk(printed)
     show_warnings(content)
-    screen.data(as_text(content.get("message")) or json.dumps(content, ensure_ascii=False))
-    for word in ("path", "trash_path", "signature"):
-        if value := as_text(content.get(word)):
-            talk(f"  {word}: {value}")
-    for name in as_list(content.get("created")):
-        talk(f"  + {text_of(name)}")
-    for issue in as_list(content.get("skipped")):
-        talk(issue_text(as_object(issue)))
-    if following := as_text(content.get("next")):
-        talk(f"hint: {following}")
+    talk(f"error: {as_text(content.get('message')) or as_text(content.get('error'))}")
+    issues = [as_object(issue) for issue in as_list(content.get("issues"))]
+    for issue in issues:
+        talk(issue_text(issue))
+    if (result := content.get("result")) is not None:
+        talk(f"reply: {text_of(result)[:2000]}")
+    if diff := as_text(content.get("diff")):
+        talk(diff.rstrip())
+    hint = as_text(content.get("suggestion"))
+    if hint and hint not in [issue.get("fix") for issue in issues]:
+        talk(f"hint: {hint}")

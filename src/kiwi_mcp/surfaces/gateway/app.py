@@ -19,43 +19,55 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kiwi_mcp.domain.errors import Internal, InvalidRequest, KiwiError, NotFound, RequestFailed
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.kernel.registry.wire import EVENTS, HEALTH, READ, WRITE
-from kiwi_mcp.store.registry import Registry
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.remote.http import BLOBS, INDEX, LAYOUT
+from kiwi_mcp.surfaces.gateway import api
+from kiwi_mcp.surfaces.gateway.auth import Authenticator, VisitedKernel
 from kiwi_mcp.surfaces.gateway.mcp import MCP, McpEndpoint
 from kiwi_mcp.surfaces.gateway.registry import RegistryRoutes
 from kiwi_mcp.surfaces.gateway.settings import WELL_KNOWN
-from kiwi_mcp.surfaces.gateway.visitors import Door
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 """What answers the requests for one address."""
 
 _log = logging.getLogger("kiwi.gateway")
 _SECONDS = 240.0
-_QUERY_WORDS = frozenset({"after", "limit", "tool_id"})
+HEALTH = "/health"
+_QUERY_WORDS = frozenset({"tool_id"})
 _NO_ROUTE = 404
 _OUR_FAULT = 500
 _WAITS = {429: "60", 503: "2"}
 """After how many seconds a client may try again."""
 
 
-def gateway(registry: Registry, door: Door, *, mcp: McpEndpoint | None = None, seconds: float = _SECONDS) -> ASGIApp:
-    """Return the application that serves a registry, and tools if it may, behind a door."""
+def gateway(
+    registry: Registry,
+    door: Authenticator,
+    *,
+    mcp: McpEndpoint | None = None,
+    kernel: VisitedKernel | None = None,
+    seconds: float = _SECONDS,
+) -> ASGIApp:
+    """Return the application that serves a registry, and tools and verbs if it may, with authentication."""
     routes = RegistryRoutes(registry)
     app = Starlette(
         routes=[
             Route(HEALTH, _health, methods=["GET"]),
-            Route(EVENTS, answered(routes.events), methods=["GET"]),
-            Route(READ, answered(routes.read), methods=["POST"]),
-            Route(WRITE, answered(routes.write), methods=["POST"]),
+            Route(LAYOUT, answered(routes.layout), methods=["GET"]),
+            Route(INDEX, answered(routes.index), methods=["GET"]),
+            Route(INDEX, answered(routes.put_index), methods=["PUT"]),
+            Route(BLOBS + "/{digest}", answered(routes.blob), methods=["GET"]),
+            Route(BLOBS + "/{digest}", answered(routes.put_blob), methods=["PUT"]),
             *_well_known(door),
+            *(api.routes(kernel, answered) if kernel is not None else ()),
         ],
         exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False
-    return Guarded(door, Limited(app, seconds), mcp)
+    return AuthMiddleware(door, TimeoutMiddleware(app, seconds), mcp, verbs=app)
 
 
-def _well_known(door: Door) -> Sequence[Route]:
+def _well_known(door: Authenticator) -> Sequence[Route]:
     """Return where clients read which identity provider to go to; its address may follow that of the resource."""
     if (metadata := door.metadata) is None:
         return ()
@@ -66,13 +78,17 @@ def _well_known(door: Door) -> Sequence[Route]:
     return [Route(path, tell, methods=["GET"]) for path in (WELL_KNOWN, WELL_KNOWN + "/{resource:path}")]
 
 
-class Guarded:
-    """Lets a request through if the door does, with the visitor noted on it, and says why if it does not."""
+class AuthMiddleware:
+    """Lets a request through if the door does, with the visitor noted on it, and says why if it does not.
 
-    def __init__(self, door: Door, app: ASGIApp, mcp: McpEndpoint | None) -> None:
+    `verbs` answers the API, within the limits of the MCP endpoint.
+    """
+
+    def __init__(self, door: Authenticator, app: ASGIApp, mcp: McpEndpoint | None, verbs: ASGIApp) -> None:
         self._door = door
         self._app = app
         self._mcp = mcp
+        self._verbs = verbs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -90,18 +106,23 @@ class Guarded:
             await _answer(error, self._door.challenge(error, headers), is_mcp=is_mcp)(scope, receive, send)
 
     async def _passed(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == MCP:
+        is_api = api.is_api(scope["path"])
+        if is_api or scope["path"] == MCP:
             if self._mcp is None:
                 hint = "Let its owner start `kiwi up` without `--read-only`, or use another server."
                 raise NotFound("This server is read-only, and has no tools.", suggestion=hint)
-            await self._mcp(scope, receive, send)
+            if not is_api:
+                await self._mcp(scope, receive, send)
+                return
+            self._door.check_tools(scope["kiwi.visitor"])
+            await self._mcp.limited(self._verbs, scope, receive, send)
             return
         if not _is_for_all(scope["path"]):
             self._door.check_reader(scope["kiwi.visitor"])
         await self._app(scope, receive, send)
 
 
-class Limited:
+class TimeoutMiddleware:
     """Gives each request its time, the way of its answer to the client included."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
@@ -164,10 +185,13 @@ async def _health(_: Request) -> Response:
 
 async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these alone
-    told = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
-    hint = f"The registry's routes are below `/registry/v1/`; tools are at `{MCP}`, unless the server is read-only."
+    response = "Nothing is served there." if error.status_code == _NO_ROUTE else "That method is not served there."
+    hint = (
+        f"The registry's layout is at `/registry/index.json`. Tools are at `{MCP}` and verbs below `{api.API}`, "
+        f"as `{api.OPENAPI}` lists them, unless the server is read-only."
+    )
     return JSONResponse(
-        NotFound(told, suggestion=hint).to_response(), status_code=error.status_code, headers=error.headers
+        NotFound(response, suggestion=hint).to_response(), status_code=error.status_code, headers=error.headers
     )
 
 
@@ -175,8 +199,8 @@ def _answer(error: KiwiError, challenge: str = "", *, is_mcp: bool = False) -> R
     headers = {"WWW-Authenticate": challenge} if challenge else {}
     if wait := _WAITS.get(error.http_status):
         headers["Retry-After"] = wait
-    told = _as_rpc(error) if is_mcp else error.to_response()
-    return JSONResponse(told, status_code=error.http_status, headers=headers)
+    response = _as_rpc(error) if is_mcp else error.to_response()
+    return JSONResponse(response, status_code=error.http_status, headers=headers)
 
 
 def _as_rpc(error: KiwiError) -> JsonObject:

@@ -1,26 +1,157 @@
-"""The gateway's `/mcp`: the MCP server over streamable HTTP, for clients of every era, each within its limits."""
+"""`/mcp`: limits per user, sessions, revocation. The limits and the revocation are also those of the API."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from uuid import uuid4
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, AuthorizationContext
 from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http import (
+    MCP_SESSION_ID_HEADER,
+    REQUEST_CANCELLED,
+    StreamableHTTPServerTransport,
+    check_accept_headers,
+)
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.dispatcher import coerce_request_id
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCRequest, RequestId
+from msgspec import Struct, field
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kiwi_mcp.domain.errors import KiwiError, TokenRefused, TooLarge, TooSlow, Unavailable
+from kiwi_mcp.surfaces.gateway.auth import Authenticator, GatewayUser, visiting, visitor_of
+from kiwi_mcp.surfaces.gateway.fast_path import ModernRequest, StreamReply, is_modern_call, read_message
 from kiwi_mcp.surfaces.gateway.registry import declared_length
-from kiwi_mcp.surfaces.gateway.sessions import MAX_BODY, Sessions
-from kiwi_mcp.surfaces.gateway.visited import visiting
-from kiwi_mcp.surfaces.gateway.visitors import Door, Visitor, visitor_of
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.port import LEFT, Context
+from kiwi_mcp.surfaces.mcp.client_requests import askable
+from kiwi_mcp.surfaces.mcp.fast_path import METHOD, Answer, FastRequest, stop
+from kiwi_mcp.surfaces.mcp.protocol import LEFT, Context
 from kiwi_mcp.surfaces.mcp.server import McpServer
+from kiwi_mcp.surfaces.mcp.stdio_server import encoded
+
+MAX_BODY = 4_194_304
+_SESSIONS, _SESSIONS_EACH = 1_024, 256
+"""How many sessions are kept: of everybody, and of one visitor."""
+_IDLE_SECONDS = 1_800.0
+
+
+class Session(StreamableHTTPServerTransport):
+    """The SDK's session; calls take the fast path if their client cannot be asked while it waits."""
+
+    def __init__(self, server: McpServer) -> None:
+        name = uuid4().hex
+        super().__init__(name, idle_timeout=_IDLE_SECONDS)
+        self._server = server
+        self._header = (MCP_SESSION_ID_HEADER.encode(), name.encode())
+        self._exchanges: dict[RequestId, tuple[FastRequest, asyncio.Task[Answer]]] = {}
+
+    async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
+        try:
+            body = await request.body()  # kept by the request for the SDK to read again
+        except ClientDisconnect:
+            return
+        match read_message(body):
+            case JSONRPCNotification(method="notifications/cancelled", params=params):
+                self._call_off(cancelled_request_id_from_params(params))
+            case JSONRPCRequest(method="tools/call") as message if self._is_plain(request):
+                reply = StreamReply(send, encoded, self._header)
+                exchange = FastRequest(
+                    message, reply.tell, message_metadata=ServerMessageMetadata(request_context=request)
+                )
+                if self._begin(exchange):
+                    await self._see_to(exchange, reply, scope, receive, send)
+                    return
+        await super()._handle_post_request(scope, request, receive, send)
+
+    async def terminate(self) -> None:
+        """End the session, and with it what is done for it."""
+        for _, task in self._exchanges.values():
+            if not task.cancelling():
+                task.cancel()
+        await super().terminate()
+
+    def _is_plain(self, request: Request) -> bool:
+        """Whether the SDK would take a request as it is, and its client an answer in either form."""
+        return all(check_accept_headers(request)) and self._check_content_type(request)
+
+    def _begin(self, exchange: FastRequest) -> bool:
+        key, runner = exchange.key, self._server.open_runner(self.mcp_session_id)
+        if runner is None or key in self._exchanges or askable(runner.connection.client_capabilities):
+            return False
+        work = partial(runner.on_request, exchange, METHOD, exchange.request.params)
+        task = asyncio.create_task(exchange.answer(work))
+        self._exchanges[key] = exchange, task
+        task.add_done_callback(lambda _: self._exchanges.pop(key))
+        return True
+
+    async def _see_to(
+        self, exchange: FastRequest, reply: StreamReply, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a client when there is an answer; one that leaves meanwhile does not end the call, in this era."""
+        _, task = self._exchanges[exchange.key]
+        try:
+            await reply.keep_alive(task)
+        finally:
+            await stop(task)
+        if not task.cancelled():
+            await reply.answer(task.result())
+        elif exchange.cancel_requested.is_set():
+            error = ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
+            await reply.answer(JSONRPCError(jsonrpc="2.0", id=exchange.request.id, error=error))
+        elif not await reply.end():
+            response = "Session terminated before the request completed"
+            await self._create_error_response(response, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL_ERROR)(
+                scope, receive, send
+            )
+
+    def _call_off(self, number: RequestId | None) -> None:
+        known = self._exchanges.get(coerce_request_id(number)) if number is not None else None
+        if known is not None:
+            known[0].call_off(known[1])
+
+
+class Sessions(StreamableHTTPSessionManager):
+    """The sessions of all clients; no client can take all of them."""
+
+    def __init__(self, server: McpServer) -> None:
+        super().__init__(server, max_request_body_size=MAX_BODY)
+        self._server = server
+
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is no call of the newest era by its headers is not even read here.
+        if is_modern_call(scope):
+            call = ModernRequest(self._server, Request(scope, receive))
+            if await call.is_answered(send):
+                return
+            receive = call.read_again
+        await super()._handle_request(scope, receive, send)
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        theirs = sum(owner == requestor for owner in self._session_owners.values())
+        if theirs >= _SESSIONS_EACH or len(self._server_instances) >= _SESSIONS or requestor is None:
+            return None
+        session = Session(self._server)
+        assert session.mcp_session_id is not None  # noqa: S101 - each is made with one
+        self._session_owners[session.mcp_session_id] = requestor
+        self._server_instances[session.mcp_session_id] = session
+        return session
+
+    async def end_where(self, is_over: Callable[[str], bool]) -> None:
+        """End the sessions of credentials that no longer exist; their calls are cancelled."""
+        over = [name for name, owner in self._session_owners.items() if is_over(owner["client_id"])]
+        for name in over:
+            if (transport := self._server_instances.get(name)) is not None:
+                await self._discard_session(name, transport)
+
 
 MCP = "/mcp"
 _BODY_SECONDS = 60.0
@@ -37,11 +168,10 @@ _LOOK_SECONDS = 5.0
 """How soon a token that was removed ends what was begun with it."""
 
 
-@dataclass(eq=False, slots=True)
-class _Visit:
+class _Visit(Struct, eq=False):
     """One request on its way, and the limit that ends it."""
 
-    visitor: Visitor
+    visitor: GatewayUser
     is_listening: bool
     limit: asyncio.Timeout
     has_begun: bool = field(default=False)
@@ -55,9 +185,9 @@ class _Visit:
 
 
 class McpEndpoint:
-    """What is behind `/mcp`; whoever gets here was let in by the door."""
+    """The handler of `/mcp`; requests that get here are already authenticated."""
 
-    def __init__(self, server: McpServer, door: Door, calls: Calls) -> None:
+    def __init__(self, server: McpServer, door: Authenticator, calls: Calls) -> None:
         self._sessions = Sessions(server)
         self._calls = calls
         self._door = door
@@ -81,7 +211,7 @@ class McpEndpoint:
             raise fault
 
     async def end(self) -> None:
-        """Take no more requests, and end those under way."""
+        """Accept no further requests, and end those in progress."""
         self._is_ending = True
         for visit in self._visits:
             visit.end()
@@ -90,34 +220,43 @@ class McpEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; refusals are raised before anything was answered."""
         visitor, headers = scope["kiwi.visitor"], Headers(scope=scope)
-        self._door.check_tools(visitor)
+        self._door.check_mcp(visitor)
         is_listening = scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
-        self._check_room(visitor, headers, is_listening=is_listening)
         scope["user"] = _user(visitor)
+        scope[LEFT] = left = asyncio.Event()
+        try:
+            await self.limited(self._sessions.handle_request, scope, receive, send, is_listening=is_listening)
+        finally:
+            left.set()
+
+    async def limited(
+        self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, is_listening: bool = False
+    ) -> None:
+        """Have an application answer a request within the limits of its token, until the token is removed."""
+        visitor = scope["kiwi.visitor"]
+        self._check_room(visitor, Headers(scope=scope), is_listening=is_listening)
         visiting.set(visitor)
         limit = asyncio.timeout(_LISTENING_SECONDS if is_listening else _CALL_SECONDS)
         visit = _Visit(visitor, is_listening, limit)
         self._visits.add(visit)
-        scope[LEFT] = left = asyncio.Event()
         try:
-            await self._answer(visit, scope, timely(receive), send)
+            await self._answer(visit, app, scope, timely(receive), send)
         finally:
             self._visits.discard(visit)
-            left.set()
 
-    async def _answer(self, visit: _Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, visit: _Visit, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         async def noting(message: Message) -> None:
             visit.has_begun = True
             await send(message)
 
         try:
             async with visit.limit:
-                await self._sessions.handle_request(scope, receive, noting)
+                await app(scope, receive, noting)
         except TimeoutError:
             if not visit.has_begun:  # half an answer cannot be taken back: the connection is closed
                 raise (visit.reason or _leaving()) from None
 
-    def _check_room(self, visitor: Visitor, headers: Headers, *, is_listening: bool) -> None:
+    def _check_room(self, visitor: GatewayUser, headers: Headers, *, is_listening: bool) -> None:
         if self._is_ending:
             raise _leaving()
         if (length := declared_length(headers)) > MAX_BODY:
@@ -134,7 +273,7 @@ class McpEndpoint:
             await asyncio.sleep(_LOOK_SECONDS)
             for visit in list(self._visits):
                 is_good = self._door.still_admits(visit.visitor)
-                # A call that was begun in time is finished; news are for those who may hear them now.
+                # A call that began in time is finished; notifications are only for clients that may still get them.
                 if not is_good and (visit.is_listening or visit.visitor.expires_at is None):
                     visit.end(_removed())
             await self._sessions.end_where(self._door.has_removed)
@@ -163,12 +302,12 @@ def timely(receive: Receive) -> Receive:
 
 
 def principal(context: Context) -> str:
-    """Return who has sent a request, as it stands in the record."""
+    """Return the sender of a request, as the record names them."""
     assert isinstance(context.request, Request)  # noqa: S101 - every message came in one
     return visitor_of(context.request).principal
 
 
-def _user(visitor: Visitor) -> AuthenticatedUser:
+def _user(visitor: GatewayUser) -> AuthenticatedUser:
     """Return a visitor as the SDK knows users: what it binds a session to."""
     return AuthenticatedUser(AccessToken(token="", client_id=visitor.principal, scopes=[]))
 

@@ -1,114 +1,196 @@
-"""The registry's part of the gateway: events, versions to read, versions and marks to write, as each token allows."""
+"""The registry's part of the gateway: an OCI image layout, read by GET and pushed by PUT, as each token allows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+import time
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from threading import Lock
+from weakref import finalize
 
+import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kiwi_mcp.catalog.release import check_release
-from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, TooLarge, TooSlow
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, compact
-from kiwi_mcp.domain.registry import Published, Release, VersionName
-from kiwi_mcp.kernel.registry import wire
-from kiwi_mcp.kernel.registry.port import read_named, write_all
-from kiwi_mcp.manifest.sheets import load_sheets
-from kiwi_mcp.store.artifact import bundle, encode, unbundle
-from kiwi_mcp.store.registry import Registry
-from kiwi_mcp.store.words import marks_of
-from kiwi_mcp.surfaces.gateway.visitors import Visitor, visitor_of
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, TooLarge, TooSlow
+from kiwi_mcp.domain.registry import Release, is_digest
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import MAX_BYTES, CheckedRelease
+from kiwi_mcp.store.remote.artifact import MAX_MANIFEST, digest_of
+from kiwi_mcp.store.remote.http import MAX_PUSHED_INDEX, PushedVersion, PushResponse
+from kiwi_mcp.store.remote.layout import INDEX_TYPE
+from kiwi_mcp.store.remote.registry_layout import ArtifactCache, RegistryLayout
+from kiwi_mcp.surfaces.gateway.auth import GatewayUser, visitor_of
 
 _BODY_SECONDS = 60.0
 _AT_ONCE = 4
-"""How many requests that carry versions are worked on at a time, each way: each may hold a large body."""
-_MAX_WISH = 1_000_000
-"""How many bytes the names of wanted versions may take."""
+"""How many requests that carry versions are handled at a time, each way: each may hold a large body."""
+_MAX_BLOB = max(MAX_BYTES, MAX_MANIFEST)
+_MAX_STORED = 2 * MAX_BYTES
+"""The maximum number of bytes that one visitor has sent and not published."""
+_STORED_SECONDS = 900.0
+"""How long a blob is stored that belongs to no version yet."""
+_CACHED = 8
+"""For how many kinds of visitors the index is cached."""
 
 
 class RegistryRoutes:
-    """One registry, as each visitor may see it."""
+    """One registry as a layout, for each visitor with the versions that they may see."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        # Whoever sends slowly keeps others from sending, and nobody from reading.
+        self._artifacts = ArtifactCache()
+        self._pushed = PushedBlobs()
+        self._indexes: dict[tuple[str, ...], tuple[int, bytes]] = {}
+        # A slow sender delays other senders, but no readers.
         self._reads, self._writes = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
 
-    async def events(self, request: Request) -> Response:
-        """Answer with what happened after an event, as far as the visitor may see it."""
-        registry = self._seen_by(visitor_of(request))
-        after, limit = (_number(request, word, default) for word, default in (("after", 0), ("limit", wire.PAGE)))
-        limit = max(1, min(limit, wire.PAGE))
-        # One more than is given tells whether there are more.
-        tool_id = request.query_params.get("tool_id")
-        ask = partial(registry.history, tool_id) if tool_id else registry.events
-        found = await asyncio.to_thread(ask, after, limit + 1)
-        return JSONResponse(
-            {"events": [wire.event_to_json(event) for event in found[:limit]], "more": len(found) > limit}
-        )
+    async def layout(self, _: Request) -> Response:
+        """Answer with the file that says that this is a layout."""
+        return JSONResponse({"imageLayoutVersion": "1.0.0"})
 
-    async def read(self, request: Request) -> Response:
-        """Answer with versions: as many of those asked for as fit, at least the first."""
-        registry = self._seen_by(visitor_of(request))
-        names = wire.names_from((await _body(request, _MAX_WISH)).get("names"))
+    async def index(self, request: Request) -> Response:
+        """Answer with the index: of everything that lists show the visitor, or of all versions of one name."""
+        visitor, tool_id = visitor_of(request), request.query_params.get("tool_id", "")
         async with self._reads:
-            return await asyncio.to_thread(_bundles, registry, names)
+            data = await asyncio.to_thread(self._index, visitor, tool_id)
+        etag = f'"{digest_of(data)}"'
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers={"ETag": etag})
+        return Response(data, media_type=INDEX_TYPE, headers={"ETag": etag})
 
-    async def write(self, request: Request) -> Response:
-        """Take versions and marks in the visitor's name, whoever the versions say published them."""
-        visitor = visitor_of(request)
-        if not visitor.can_write:
-            raise PolicyDenied(visitor.why_not, suggestion="Ask the owner of this registry for a token that may write.")
+    async def blob(self, request: Request) -> Response:
+        """Answer with the bytes of a digest, if a version that the visitor may see has them."""
+        async with self._reads:
+            data = await asyncio.to_thread(self._layout(visitor_of(request)).blob, _digest(request))
+        return Response(data, media_type="application/octet-stream")
+
+    async def put_blob(self, request: Request) -> Response:
+        """Store a blob for a push; no one can read it before the push is complete."""
+        visitor, digest = _writer(request), _digest(request)
         async with self._writes:
-            body = await _body(request, wire.MAX_BODY)
-            published = await asyncio.to_thread(_write, self._seen_by(visitor), visitor, body)
-        return JSONResponse({"published": wire.published_to_json(published)})
+            data = await _body(request, _MAX_BLOB)
+            if digest_of(data) != digest:
+                raise InvalidRequest("The body is not what its digest names.", suggestion="Send the blob again.")
+            await asyncio.to_thread(self._pushed.put, visitor.principal, digest, data)
+        return JSONResponse({})
 
-    def _seen_by(self, visitor: Visitor) -> Registry:
-        return self._registry.as_seen_by(visitor.actor)
+    async def put_index(self, request: Request) -> Response:
+        """Publish the versions of an index in the visitor's name, all of them or none; versions are never removed."""
+        visitor = _writer(request)
+        async with self._writes:
+            body = await _body(request, MAX_PUSHED_INDEX)
+            answer = await asyncio.to_thread(self._push, visitor, body)
+        return Response(answer, media_type="application/json")
+
+    def _push(self, visitor: GatewayUser, body: bytes) -> bytes:
+        def check(release: Release) -> CheckedRelease:
+            # Stored in the name of the visitor, and never as official: items of Kiwi come with Kiwi alone.
+            own = replace(release, published_by=visitor.actor.name, is_official=False, is_builtin=False)
+            return check_release(own)
+
+        used: set[str] = set()
+
+        def read(digest: str, size: int) -> bytes:
+            used.add(digest)
+            return self._pushed.read(visitor.principal, digest, size)
+
+        published = self._layout(visitor).push(body, read, check)
+        self._pushed.drop(visitor.principal, used)
+        rows = [PushedVersion(str(one.name), one.digest, one.closure, one.is_new) for one in published]
+        return msgspec.json.encode(PushResponse(rows))
+
+    def _index(self, visitor: GatewayUser, tool_id: str) -> bytes:
+        layout = self._layout(visitor)
+        if tool_id:
+            return layout.index(tool_id)
+        head, members = self._registry.head(), visitor.actor.namespaces
+        known = self._indexes.get(members)
+        if known is None or known[0] != head:
+            known = (head, layout.index())
+            while len(self._indexes) >= _CACHED and members not in self._indexes:
+                self._indexes.pop(next(iter(self._indexes)), None)
+            self._indexes[members] = known
+        return known[1]
+
+    def _layout(self, visitor: GatewayUser) -> RegistryLayout:
+        return RegistryLayout(self._registry.as_seen_by(visitor.actor), self._artifacts)
 
 
-def _bundles(registry: Registry, names: Sequence[VersionName]) -> Response:
-    bundles: list[Json] = []
-    weight = 0
-    for name in names:
-        (release,) = read_named(registry, [name])
-        weight += wire.weight(release)
-        if bundles and weight > wire.MAX_WEIGHT:
-            break
-        bundles.append(bundle(encode(release), marks_of(release)))
-    return Response(compact({"bundles": bundles}), media_type="application/json")
+class PushedBlobs:
+    """Blobs that visitors sent and did not publish yet, each readable by its sender alone."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._lock = Lock()
+        self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
+        """The size of each blob and when it came, the oldest first."""
+
+    def put(self, visitor: str, digest: str, data: bytes) -> None:
+        """Store a blob. The oldest blobs of the same visitor make room for it."""
+        with self._lock:
+            self._remove((visitor, digest))
+            expired = time.monotonic() - _STORED_SECONDS
+            for key in [key for key, (_, at) in self._sizes.items() if at < expired]:
+                self._remove(key)
+            own = [(key, size) for key, (size, _) in self._sizes.items() if key[0] == visitor]
+            total = sum(size for _, size in own) + len(data)
+            for key, size in own:
+                if total > _MAX_STORED:
+                    self._remove(key)
+                    total -= size
+            self._path(visitor, digest).write_bytes(data)
+            self._sizes[visitor, digest] = (len(data), time.monotonic())
+
+    def read(self, visitor: str, digest: str, size: int) -> bytes:
+        """Return a blob of a visitor; LookupError says why it is not there."""
+        stored, _ = self._sizes.get((visitor, digest), (-1, 0.0))
+        if stored < 0 or stored > size:
+            raise LookupError("it is missing" if stored < 0 else "it is larger than its size")
+        try:
+            return self._path(visitor, digest).read_bytes()
+        except OSError:
+            raise LookupError("it is missing") from None
+
+    def drop(self, visitor: str, digests: Iterable[str]) -> None:
+        """Remove blobs of a visitor."""
+        with self._lock:
+            for digest in digests:
+                self._remove((visitor, digest))
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        if self._sizes.pop(key, None) is not None:
+            self._path(*key).unlink(missing_ok=True)
+
+    def _path(self, visitor: str, digest: str) -> Path:
+        if self._folder is None:
+            self._folder = Path(mkdtemp(prefix="kiwi-push-"))
+            finalize(self, rmtree, self._folder, ignore_errors=True)
+        return self._folder / sha256(f"{visitor} {digest}".encode()).hexdigest()
 
 
-def _write(registry: Registry, visitor: Visitor, body: JsonObject) -> Sequence[Published]:
-    rows, told = as_list(body.get("bundles")), as_list(body.get("marks"))
-    if len(rows) > wire.MAX_NAMES or len(told) > wire.MAX_NAMES:
-        raise TooLarge("The request", size=max(len(rows), len(told)), limit=wire.MAX_NAMES, unit="versions")
-    sheets = load_sheets()
-    releases = [check_release(_taken(unbundle(as_object(row)), visitor), sheets) for row in rows]
-    # What ships with Kiwi is the server's own to bring: the store refuses it from everybody else.
-    return write_all(registry, releases, [wire.event_from(row) for row in told])
+def _writer(request: Request) -> GatewayUser:
+    visitor = visitor_of(request)
+    if not visitor.can_write:
+        raise PolicyDenied(visitor.why_not, suggestion="Ask the owner of this registry for a token that may write.")
+    return visitor
 
 
-def _taken(release: Release, visitor: Visitor) -> Release:
-    """Return a version as it is kept here: in the name of the visitor, and official in nobody's."""
-    return replace(release, published_by=visitor.actor.name, is_official=False, is_builtin=False)
+def _digest(request: Request) -> str:
+    digest = f"sha256:{request.path_params['digest']}"
+    if not is_digest(digest):
+        raise NotFound("That is not the digest of a blob.", suggestion="Write 64 hexadecimal digits.")
+    return digest
 
 
-def _number(request: Request, word: str, default: int) -> int:
-    text = request.query_params.get(word)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 15:  # noqa: PLR2004 - more than there are events
-        raise InvalidRequest(f"`{word}` is not a number.", suggestion=f"Send `?{word}={default}`.")
-    return int(text)
-
-
-async def _body(request: Request, limit: int) -> JsonObject:
-    """Return the body, which has to come within its limits of size and time."""
+async def _body(request: Request, limit: int) -> bytes:
+    """Return the body. It is refused if it is too large or too slow."""
     if declared_length(request.headers) > limit:
         raise TooLarge("The body", size=declared_length(request.headers), limit=limit)
     body = bytearray()
@@ -120,10 +202,10 @@ async def _body(request: Request, limit: int) -> JsonObject:
                     raise TooLarge("The body", size=None, limit=limit)
     except TimeoutError:
         raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
-    return await asyncio.to_thread(wire.read_body, bytes(body), what="The body")
+    return bytes(body)
 
 
 def declared_length(headers: Mapping[str, str]) -> int:
-    """Return how many bytes a body says it has; 0 where it does not say."""
+    """Return the length that a request states for its body; 0 where it states none."""
     text = headers.get("content-length", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0  # noqa: PLR2004 - of any body

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.issues import Issue
@@ -25,9 +26,8 @@ _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 """A scope as RFC 6749 has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class OAuth:
-    """Whose access tokens are taken: the issuer's, made out for our audience, with the scope that allows tools."""
+class IdentityProvider(Struct, frozen=True):
+    """The access tokens that are accepted: of this issuer, for our audience, with the scope that allows tools."""
 
     issuer: str
     audience: str
@@ -56,24 +56,24 @@ class OAuth:
         return urlsplit(self.audience).hostname or ""
 
 
-def oauth_settings(user: Path, *, issuer: str = "", audience: str = "", scope: str = "") -> OAuth | None:
-    """Return the identity provider that the options or the owner's file name; None where there is none."""
+def oauth_settings(user: Path, *, issuer: str = "", audience: str = "", scope: str = "") -> IdentityProvider | None:
+    """Return the identity provider that the options or the owner's file name; None if there is none."""
     given = {"issuer": issuer, "audience": audience, "scope": scope}
     words = {**_written(user / FILE_NAME), **{word: text for word, text in given.items() if text}}
     if not words:
         return None
     if issues := list(_issues(words)):
-        told = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
+        response = "; ".join(f"{issue.place} {issue.reason}" for issue in issues)
         raise InvalidRequest(
-            f"The identity provider cannot be used: {told}.",
+            f"The identity provider cannot be used: {response}.",
             suggestion=issues[0].fix,
             issues=[issue.to_json() for issue in issues],
         )
-    return OAuth(words["issuer"], words["audience"], words.get("scope") or SCOPE)
+    return IdentityProvider(words["issuer"], words["audience"], words.get("scope") or SCOPE)
 
 
 def is_secure(url: str) -> bool:
-    """Whether nobody on the way can change what is read from an address: by TLS, or since it stays on this machine."""
+    """Whether data from an address is safe from changes in transit: by TLS, or because it is on this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
 
@@ -101,7 +101,7 @@ def _is_address(url: str) -> bool:
 
 def _written(path: Path) -> Mapping[str, str]:
     try:
-        # Whoever may write this file decides who may use the tools.
+        # The users that may write this file decide who may use the tools.
         state = path.stat()
         is_private = not state.st_mode & 0o022 and state.st_uid in {os.geteuid(), 0}
         value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
@@ -112,7 +112,7 @@ def _written(path: Path) -> Mapping[str, str]:
     if not is_private:
         raise _unreadable("may be written by others", "Make it yours alone: `chmod 600`.")
     written, known = as_object(value), f"Use one of: {', '.join(_WORDS)}."
-    issues = [Issue(word, "is not a word of these settings", known) for word in written if word not in _WORDS]
+    issues = [Issue(word, "is not a known key", known) for word in written if word not in _WORDS]
     issues += [Issue(word, "is not a text", known) for word in _WORDS if word in written and not as_text(written[word])]
     if issues or (value is not None and not isinstance(value, Mapping)):
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues or [Issue("", "is not a mapping", known)])

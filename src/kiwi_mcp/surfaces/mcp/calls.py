@@ -1,42 +1,134 @@
-"""Calls of one server on their way: answered at once, waiting behind a question, or gone on as tasks."""
+"""One client call: answered, waiting behind a question (sealed state), or a task."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
+from secrets import token_bytes, token_hex
+from time import monotonic
 from typing import TypeAlias
 
 import anyio.lowlevel
 import mcp_types as types
 from mcp.server.lowlevel import Server
+from mcp.server.request_state import AESGCMRequestStateCodec, InvalidRequestState
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec import Struct, field
 from pydantic import BaseModel
 
-from kiwi_mcp.domain.caller import unheard
+from kiwi_mcp.domain.calls import unheard
 from kiwi_mcp.domain.errors import Unanswered
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.domain.offers import TaskUse
+from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.store.tasks import Task, Tasks
-from kiwi_mcp.surfaces.mcp.errands import Errand, Result, Work, is_unhurried
-from kiwi_mcp.surfaces.mcp.hearing import hearing
-from kiwi_mcp.surfaces.mcp.parked import MOST_PARKED, Parked
-from kiwi_mcp.surfaces.mcp.port import Context
-from kiwi_mcp.surfaces.mcp.questions import as_request, ask_client, askable
-from kiwi_mcp.surfaces.mcp.sealed import bind
-from kiwi_mcp.surfaces.mcp.task_methods import TaskMethods, declares_tasks, missing_tasks
-from kiwi_mcp.surfaces.mcp.task_news import TaskNews
-from kiwi_mcp.surfaces.mcp.tasks import TaskDesk, told
+from kiwi_mcp.surfaces.mcp.client_requests import as_request, ask_client, askable
+from kiwi_mcp.surfaces.mcp.notifications import hearing
+from kiwi_mcp.surfaces.mcp.protocol import Context
+from kiwi_mcp.surfaces.mcp.running_call import Result, RunningCall, Work, is_unhurried
+from kiwi_mcp.surfaces.mcp.task_methods import TaskMethods, TaskSubscriptions, declares_tasks, missing_tasks
+from kiwi_mcp.surfaces.mcp.tasks import TaskManager, task_to_json
+
+_LONGEST = 4_096
+"""The longest state that is looked at, in characters; ours are far shorter."""
+
+
+def bind(principal: str, method: str, name: str, arguments: JsonObject) -> str:
+    """Return the digest of what a state is good for: one principal's call of one name with the same arguments."""
+    # As ASCII with sorted names: the same call gives the same text, whatever it holds.
+    text = json.dumps([principal, method, name, arguments], sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+class StateCodec:
+    """Seals tickets into states and opens them, by a key that no other process has."""
+
+    def __init__(self) -> None:
+        # The call of a ticket is in this process's memory, so the key may end with the process.
+        self._codec = AESGCMRequestStateCodec([token_bytes(32)])
+
+    def close(self, ticket: str, binding: str, *, seconds: float) -> str:
+        """Return a state that gives the ticket back to the same call, valid for `seconds`."""
+        return self._codec.seal(json.dumps([ticket, binding, monotonic() + seconds]).encode())
+
+    def open(self, state: str, binding: str) -> str | None:
+        """Return the ticket in a state; None where it is not ours, not this call's, or too old."""
+        try:
+            ticket, bound, until = json.loads(self._codec.unseal(state[:_LONGEST]))
+        except InvalidRequestState:
+            return None
+        return str(ticket) if bound == binding and monotonic() < until else None
+
+
+PARKED_SECONDS = 600.0
+"""How long a call waits for its client to come back."""
+MOST_PARKED = 64
+"""How many calls of one principal may wait."""
+_MOST_IN_ALL = 1_024
+
+
+class _Place(Struct, frozen=True):
+    errand: RunningCall
+    end: asyncio.TimerHandle
+    """The timer that stops the call if no client returns."""
+
+
+class WaitingCalls:
+    """The calls that wait, each by a ticket that is good once."""
+
+    def __init__(self, *, seconds: float = PARKED_SECONDS) -> None:
+        self._seconds = seconds
+        self._seal = StateCodec()
+        self._places: dict[str, _Place] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def park(self, errand: RunningCall, binding: str) -> str | None:
+        """Let a call wait, and return the state by which its client comes back; None where too many wait already."""
+        own = sum(place.errand.principal == errand.principal for place in self._places.values())
+        if own >= MOST_PARKED or len(self._places) >= _MOST_IN_ALL:
+            return None
+        ticket = token_hex(16)
+        end = asyncio.get_running_loop().call_later(self._seconds, self._drop, ticket)
+        self._places[ticket] = _Place(errand, end)
+        return self._seal.close(ticket, binding, seconds=self._seconds)
+
+    def take(self, state: str, binding: str) -> RunningCall | None:
+        """Return the call that a state is for; None where it is not for this one, or the call waits no longer."""
+        ticket = self._seal.open(state, binding)
+        place = self._places.pop(ticket, None) if ticket is not None else None
+        if place is None:
+            return None
+        place.end.cancel()
+        return place.errand
+
+    def end_where(self, is_over: Callable[[str], bool]) -> None:
+        """Stop the calls of some principals."""
+        for ticket, place in list(self._places.items()):
+            if is_over(place.errand.principal):
+                place.end.cancel()
+                self._drop(ticket)
+
+    async def aclose(self) -> None:
+        """Stop every call that waits."""
+        self.end_where(lambda _: True)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _drop(self, ticket: str) -> None:
+        ending = asyncio.create_task(self._places.pop(ticket).errand.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
 
 Reply: TypeAlias = Result
 """What a request is answered with: its result, the questions that come first, or the task that it has become."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class ClientCall(Struct, frozen=True):
     """One request, as far as it tells which call it is about."""
 
     method: str
@@ -61,8 +153,9 @@ class Asked:
 class Calls:
     """The calls of one server.
 
-    `tasks` gives the store of tasks, if there is one; `task_after` the seconds after which a long call becomes one, for
-    a client that has tasks; `principal` says who makes a request: nobody can answer for another, or see their tasks.
+    `tasks` gives the store of tasks, if there is one; `task_after` the seconds after which a long call becomes a task,
+    for a client that supports tasks; `principal` says who makes a request: a principal cannot answer for another, or
+    see their tasks.
     """
 
     def __init__(
@@ -72,30 +165,30 @@ class Calls:
         task_after: Callable[[], float],
         principal: Callable[[Context], str],
     ) -> None:
-        self._desk = TaskDesk(tasks) if tasks is not None else None
-        self._parked = Parked()
+        self._manager = TaskManager(tasks) if tasks is not None else None
+        self._parked = WaitingCalls()
         self._task_after = task_after
         self._principal = principal
 
     def serve(self, server: Server[dict[str, object]]) -> None:
-        """Let a server's clients ask about tasks, and hear of them on the streams that it has by now."""
-        if self._desk is not None:
-            TaskMethods(self._desk, self._principal).serve(server)
-            TaskNews(self._desk, self._principal).serve(server)
+        """Let a server's clients ask about tasks, and follow them on the streams that the server already has."""
+        if self._manager is not None:
+            TaskMethods(self._manager, self._principal).serve(server)
+            TaskSubscriptions(self._manager, self._principal).serve(server)
 
     async def aclose(self) -> None:
         """Stop everything that is under way."""
         await self._parked.aclose()
-        if self._desk is not None:
-            await self._desk.aclose()
+        if self._manager is not None:
+            await self._manager.aclose()
 
     def end_where(self, is_over: Callable[[str], bool]) -> None:
         """Stop what waits behind questions, and what has become tasks, of principals who may do nothing more."""
         self._parked.end_where(is_over)
-        if self._desk is not None:
-            self._desk.end_where(is_over)
+        if self._manager is not None:
+            self._manager.end_where(is_over)
 
-    async def answer(self, context: Context, asked: Asked, work: Work, *, task: TaskUse = "never") -> Reply:
+    async def answer(self, context: Context, asked: ClientCall, work: Work, *, task: TaskUse = "never") -> Reply:
         """Answer a request with what its work gives, with what the work asks first, or with the task it has become."""
         use = self._use(context, asked, task)
         if asked.request_state is not None and is_modern(context):
@@ -115,9 +208,9 @@ class Calls:
                 errand.start(work, has_listener=is_heard, answers=asked.answers)
             return await self._followed(context, asked, errand, None if use == "never" else self._task_after())
 
-    def _use(self, context: Context, asked: Asked, task: TaskUse) -> TaskUse:
+    def _use(self, context: Context, asked: ClientCall, task: TaskUse) -> TaskUse:
         """Return when a call becomes a task, as far as its client has tasks at all."""
-        if task == "never" or asked.method != "tools/call" or (self._desk is None and task != "required"):
+        if task == "never" or asked.method != "tools/call" or (self._manager is None and task != "required"):
             return "never"
         if declares_tasks(context):
             return task
@@ -125,19 +218,19 @@ class Calls:
             raise missing_tasks("This tool runs as a task only")
         return "never"
 
-    def _errand(self, context: Context) -> Errand:
+    def _errand(self, context: Context) -> RunningCall:
         session = context.session
         # A client of the new era comes back with the answers; one of the old era is asked while it waits, if it can be.
         is_askable = is_modern(context) or session.can_send_request
         capabilities = askable(session.client_capabilities) if is_askable else {}
         ask = None if is_modern(context) else partial(ask_client, context)
-        told = session.client_params
-        return Errand(self._principal(context), capabilities, ask, told.client_info.name if told else "")
+        response = session.client_params
+        return RunningCall(self._principal(context), capabilities, ask, response.client_info.name if response else "")
 
-    def _binding(self, context: Context, asked: Asked) -> str:
+    def _binding(self, context: Context, asked: ClientCall) -> str:
         return bind(self._principal(context), asked.method, asked.name, asked.params)
 
-    def _resumed(self, context: Context, asked: Asked, state: str) -> Errand:
+    def _resumed(self, context: Context, asked: ClientCall, state: str) -> RunningCall:
         """Return the call that a client comes back to, with its answers delivered."""
         errand = self._parked.take(state, self._binding(context, asked))
         if errand is None:
@@ -150,15 +243,15 @@ class Calls:
         errand.deliver(asked.answers)
         return errand
 
-    async def _followed(self, context: Context, asked: Asked, errand: Errand, limit: float | None) -> Reply:
-        """Wait until a call has ended, asks something, or has taken so long that it becomes a task."""
+    async def _followed(self, context: Context, asked: ClientCall, errand: RunningCall, limit: float | None) -> Reply:
+        """Wait until a call has ended, asks something, or has run past the limit and becomes a task."""
         try:
             while True:
                 try:
                     async with asyncio.timeout(limit):
                         await errand.turn()
                 except TimeoutError:
-                    limit = None  # where no task can be kept, the client goes on waiting
+                    limit = None  # if no task can be stored, the client continues to wait
                     # It may have ended, or asked, in the same moment.
                     is_slow = not (errand.is_over or errand.pending)
                     if is_slow and (kept := await self._kept(errand, asked)) is not None:
@@ -173,19 +266,19 @@ class Calls:
             await errand.end()
             raise
 
-    async def _kept(self, errand: Errand, asked: Asked) -> Task | None:
-        return await self._desk.open(errand, asked.method, asked.identity) if self._desk is not None else None
+    async def _kept(self, errand: RunningCall, asked: ClientCall) -> Task | None:
+        return await self._manager.open(errand, asked.method, asked.identity) if self._manager is not None else None
 
-    async def _gone_on(self, errand: Errand, task: Task) -> Reply:
+    async def _gone_on(self, errand: RunningCall, task: Task) -> Reply:
         """Answer with the task that a call has become, and see to its end."""
-        assert self._desk is not None  # noqa: S101 - it has kept the task
-        self._desk.attend(task)
+        assert self._manager is not None  # noqa: S101 - it has kept the task
+        self._manager.attend(task)
         try:
-            await anyio.lowlevel.checkpoint()  # here a client that has cancelled meanwhile is heard
+            await anyio.lowlevel.checkpoint()  # a cancellation by the client takes effect here
         except asyncio.CancelledError:
             await errand.end()
             raise
-        return {"resultType": "task", **told(task)}
+        return {"resultType": "task", **task_to_json(task)}
 
 
 def is_modern(context: Context) -> bool:
@@ -193,13 +286,13 @@ def is_modern(context: Context) -> bool:
     return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
-def _questions(errand: Errand, state: str) -> types.InputRequiredResult:
+def _questions(errand: RunningCall, state: str) -> types.InputRequiredResult:
     errand.hear, errand.log = silent, unheard
     asked = {name: as_request(question) for name, question in errand.pending.items()}
     return types.InputRequiredResult(input_requests=asked, request_state=state)
 
 
-def _too_many(errand: Errand) -> Unanswered:
+def _too_many(errand: RunningCall) -> Unanswered:
     return Unanswered(
         sorted({question.method for question in errand.pending.values()}),
         message=f"The tool asks a question, and {MOST_PARKED} calls wait for answers already.",

@@ -1,25 +1,70 @@
-"""Prompts: directives as programs for the client's own model, and prompts of MCP servers as they are."""
+"""Prompts, directives as text, argument completion."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.caller import Caller
-from kiwi_mcp.domain.json import Json, JsonObject, as_object
-from kiwi_mcp.domain.offers import Offer
-from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
-from kiwi_mcp.surfaces.mcp.listing import prompts_of
-from kiwi_mcp.surfaces.mcp.marks import marked
-from kiwi_mcp.surfaces.mcp.menu import Menu
-from kiwi_mcp.surfaces.mcp.passed import passed_prompt
-from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
-from kiwi_mcp.surfaces.mcp.programs import program_text
-from kiwi_mcp.surfaces.mcp.refusals import refused, unreadable
-from kiwi_mcp.surfaces.mcp.whole import whole
+from kiwi_mcp.domain.calls import NO_CALLER, Caller
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.mcp import Offer
+from kiwi_mcp.kernel.kernel import whole
+from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply
+from kiwi_mcp.surfaces.mcp.errors import refused, unreadable
+from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
+from kiwi_mcp.surfaces.mcp.results import passed_prompt, with_label
+from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, ClientToolList, tail
+from kiwi_mcp.surfaces.mcp.tools import prompts_of
+
+_TOLD = ("name", "description", "action")
+
+
+def program_text(program: JsonObject) -> str:
+    """Return the program that a directive is, as Markdown."""
+    return "\n".join(_lines(program)).strip() + "\n"
+
+
+def _lines(program: JsonObject) -> Iterator[str]:
+    yield f"# {as_text(program.get('name'))}"
+    yield from ("", as_text(program.get("description")))
+    yield from _section("Context", _facts(program.get("context")))
+    yield from _section("Inputs", _inputs(program))
+    yield from _section("Steps", _steps(program))
+    yield from _section("Outputs", _facts(program.get("outputs")))
+    yield from _section("Done when", (f"- {text_of(one)}" for one in as_list(program.get("success_criteria"))))
+
+
+def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
+    if found := list(lines):
+        yield from ("", f"## {title}", "", *found)
+
+
+def _inputs(program: JsonObject) -> Iterator[str]:
+    given = as_object(program.get("provided_inputs"))
+    for one in map(as_object, as_list(program.get("inputs"))):
+        name = as_text(one.get("name"))
+        value = text_of(given[name]) if name in given else "(not given)"
+        about = as_text(one.get("description"))
+        yield f"- {name}: {value}{f' ({about})' if about else ''}"
+
+
+def _steps(program: JsonObject) -> Iterator[str]:
+    for number, step in enumerate(map(as_object, as_list(program.get("process"))), 1):
+        name, description, action = (as_text(step.get(word)).strip() for word in _TOLD)
+        yield f"{number}. {': '.join(filter(None, (name, description)))}"
+        yield from (f"   {line}" for line in action.splitlines())
+        yield from (f"   {word}: {text_of(value)}" for word, value in step.items() if word not in _TOLD)
+
+
+def _facts(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    yield from (f"- {word}: {text_of(inner)}" for word, inner in as_object(value).items())
+
 
 _NAME = 100
 
@@ -27,7 +72,7 @@ _NAME = 100
 class Prompts:
     """What `prompts/list` and `prompts/get` are answered with."""
 
-    def __init__(self, kernel: KernelApi, menu: Menu, calls: Calls) -> None:
+    def __init__(self, kernel: KernelApi, menu: ClientToolList, calls: Calls) -> None:
         self._kernel = kernel
         self._menu = menu
         self._calls = calls
@@ -47,7 +92,7 @@ class Prompts:
         async def work(caller: Caller) -> types.GetPromptResult:
             return await self._get(offer, given, caller, context)
 
-        asked = Asked("prompts/get", params.name, given, params.input_responses, params.request_state)
+        asked = ClientCall("prompts/get", params.name, given, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work)
 
     async def find(self, name: str) -> Offer | None:
@@ -58,7 +103,7 @@ class Prompts:
         return self._kernel.offered(name, "prompt")
 
     async def _get(self, offer: Offer, given: JsonObject, caller: Caller, context: Context) -> types.GetPromptResult:
-        payload: JsonObject = {"item_type": "directive", "item_id": offer.identity, "parameters": given}
+        payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": given}
         answer = await self._kernel.call("execute", payload, caller)
         if answer.is_error:
             raise refused(answer, context)
@@ -66,13 +111,14 @@ class Prompts:
             prompt = passed_prompt(answer.passed, revision=context.protocol_version)
             if prompt is None:
                 raise unreadable(offer.name)
-            return marked(prompt, answer, "instructions")
+            # The user chose a prompt of a server that the owner accepted.
+            return with_label(prompt, replace(answer, is_instructions=True))
         program = as_object((await whole(self._kernel, answer)).get("result"))
         prompt = types.GetPromptResult(
             description=offer.description or None,
             messages=[types.PromptMessage(role="user", content=types.TextContent(text=program_text(program)))],
         )
-        return marked(prompt, answer, "instructions")
+        return with_label(prompt, answer)
 
 
 def typed(arguments: Mapping[str, str], schema: JsonObject) -> JsonObject:
@@ -86,6 +132,65 @@ def _typed(value: str, kind: Json) -> Json:
         return value
     try:
         read: Json = json.loads(value)
-    except ValueError:  # it is told to be no number where it is checked
+    except ValueError:  # the check of the value reports that it is not a number
         return value
     return read
+
+
+_MOST = 100
+"""How many values the protocol allows in one answer."""
+
+
+class Completions:
+    """What `completion/complete` is answered with; nothing where nothing is known."""
+
+    def __init__(self, kernel: KernelApi, menu: ClientToolList, prompts: Prompts) -> None:
+        self._kernel = kernel
+        self._menu = menu
+        self._prompts = prompts
+
+    async def complete(self, _context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
+        """Return what may follow on what was typed: our own values that begin like it, else what a server proposes."""
+        offer, known = await self._about(params)
+        typed = params.argument.value.casefold()
+        found = [value for value in known if value.casefold().startswith(typed)]
+        if not known and offer is not None and offer.identity:
+            given = (params.context.arguments if params.context else None) or {}
+            argument = params.argument
+            found = [*await self._kernel.complete(offer.identity, argument.name, argument.value, given)]
+        completion = types.Completion(values=found[:_MOST], total=len(found), has_more=len(found) > _MOST)
+        return types.CompleteResult(completion=completion)
+
+    async def _about(self, params: types.CompleteRequestParams) -> tuple[Offer | None, Sequence[str]]:
+        """Return what a completion is for, and the values for it that are known here."""
+        if isinstance(params.ref, types.PromptReference):
+            prompt = await self._prompts.find(params.ref.name)
+            return prompt, values_of(_property(prompt.parameters, params.argument.name)) if prompt else ()
+        uri = params.ref.uri
+        if uri.startswith(HELP):
+            response = await self._kernel.call("help", {}, NO_CALLER)
+            return None, [text_of(topic) for topic in as_list(response.content.get("topics"))]
+        if uri.startswith(KNOWLEDGE):
+            return None, sorted({*await self._listed(), *await self._found(params.argument.value)})
+        return next((one for one in (await self._menu.now()).templates if one.name == uri), None), ()
+
+    async def _listed(self) -> Sequence[str]:
+        named = (tail(offer.name, KNOWLEDGE) for offer in (await self._menu.now()).resources)
+        return [name for name in named if name]
+
+    async def _found(self, typed: str) -> Sequence[str]:
+        query: JsonObject = {"query": typed, "item_type": "knowledge", "limit": _MOST}
+        found = await self._kernel.call("search", query, NO_CALLER)
+        return [as_text(as_object(one).get("name")) for one in as_list(found.content.get("results"))]
+
+
+def values_of(schema: JsonObject) -> Sequence[str]:
+    """Return the values that a schema allows by name."""
+    if schema.get("type") == "boolean":
+        return ("true", "false")
+    named = [schema["const"]] if "const" in schema else as_list(schema.get("enum"))
+    return [text_of(value) for value in named]
+
+
+def _property(schema: JsonObject, name: str) -> JsonObject:
+    return as_object(as_object(schema.get("properties")).get(name))

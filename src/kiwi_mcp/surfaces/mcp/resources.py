@@ -1,20 +1,73 @@
-"""Resources: pages of help, knowledge, and the resources of MCP servers as they are."""
+"""Resources and templates."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote
+
 import mcp_types as types
 
-from kiwi_mcp.domain.caller import Caller
+from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text, text_of
-from kiwi_mcp.surfaces.mcp.addresses import HELP, KNOWLEDGE, match, tail
-from kiwi_mcp.surfaces.mcp.calls import Asked, Calls, Reply
-from kiwi_mcp.surfaces.mcp.listing import resources_of, templates_of
-from kiwi_mcp.surfaces.mcp.marks import marked
-from kiwi_mcp.surfaces.mcp.menu import Menu
-from kiwi_mcp.surfaces.mcp.passed import passed_resource
-from kiwi_mcp.surfaces.mcp.port import Context, KernelApi
-from kiwi_mcp.surfaces.mcp.refusals import RESOURCE_NOT_FOUND, not_found, refused, unreadable
-from kiwi_mcp.surfaces.mcp.whole import whole
+from kiwi_mcp.domain.mcp import Offer, Offers
+from kiwi_mcp.kernel.kernel import whole
+from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply
+from kiwi_mcp.surfaces.mcp.errors import RESOURCE_NOT_FOUND, not_found, refused, unreadable
+from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
+from kiwi_mcp.surfaces.mcp.results import passed_resource, with_label
+from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, ClientToolList, tail
+
+_EXPRESSION = re.compile(r"\{(\+?)([A-Za-z0-9_.]+)\*?\}")
+_BORDERS = frozenset("/?#")
+"""The end of a part of an address: `{name}` matches one part, `{+name}` several."""
+
+
+def match(template: str, uri: str) -> Mapping[str, str] | None:
+    """Return what a template has to be filled with to be an address; None where it cannot be that address."""
+    head, *rest = _EXPRESSION.split(template)
+    if not rest or not uri.startswith(head):
+        return None
+    left, values = uri.removeprefix(head), dict[str, str]()
+    for at in range(0, len(rest), 3):
+        plus, name, literal = rest[at : at + 3]
+        if at + 3 == len(rest):
+            value = left.removesuffix(literal) if left.endswith(literal) else ""
+        elif literal:
+            value, _, left = left.partition(literal)
+        else:  # two adjacent values could be separated in many ways
+            return None
+        if not value or (not plus and _BORDERS & set(value)):
+            return None
+        values[name] = unquote(value)
+    return values
+
+
+def resources_of(offers: Offers) -> list[types.Resource]:
+    """Return the resources that are offered."""
+    return [
+        types.Resource(
+            uri=offer.name,
+            name=offer.title or offer.name,
+            description=offer.description or None,
+            mime_type=offer.mime_type or None,
+        )
+        for offer in offers.resources
+    ]
+
+
+def templates_of(offers: Offers) -> list[types.ResourceTemplate]:
+    """Return the templates of addresses that are offered."""
+    return [
+        types.ResourceTemplate(
+            uri_template=offer.name,
+            name=offer.title or offer.name,
+            description=offer.description or None,
+            mime_type=offer.mime_type or None,
+        )
+        for offer in offers.templates
+    ]
+
 
 _MARKDOWN = "text/markdown"
 
@@ -22,7 +75,7 @@ _MARKDOWN = "text/markdown"
 class Resources:
     """What the requests about resources are answered with."""
 
-    def __init__(self, kernel: KernelApi, menu: Menu, calls: Calls) -> None:
+    def __init__(self, kernel: KernelApi, menu: ClientToolList, calls: Calls) -> None:
         self._kernel = kernel
         self._menu = menu
         self._calls = calls
@@ -46,35 +99,34 @@ class Resources:
                 raise not_found(params.uri, revision=context.protocol_version)
             return found
 
-        asked = Asked("resources/read", params.uri, {}, params.input_responses, params.request_state)
+        asked = ClientCall("resources/read", params.uri, {}, params.input_responses, params.request_state)
         return await self._calls.answer(context, asked, work)
 
     async def _read(self, uri: str, caller: Caller, context: Context) -> types.ReadResourceResult | None:
         if topic := tail(uri, HELP):
             page = await self._kernel.call("help", {"topic": topic}, caller)
-            told = _text(uri, as_text(page.content.get("help")))
-            return None if page.is_error else marked(told, page, "instructions")
-        identity, filled = await self._found(uri)
-        return await self._execute(uri, identity, filled, caller, context) if identity else None
+            response = _text(uri, as_text(page.content.get("help")))
+            return None if page.is_error else with_label(response, page)
+        offer, filled = await self._found(uri)
+        return await self._execute(uri, offer, filled, caller, context) if offer else None
 
-    async def _found(self, uri: str) -> tuple[str, JsonObject]:
-        """Return the item that an address leads to, empty where it leads nowhere, and what the address is made with."""
+    async def _found(self, uri: str) -> tuple[Offer | None, JsonObject]:
+        """Return the item that an address leads to, None where it leads nowhere, and what the address is made with."""
         offers = await self._menu.now()
         for offer in offers.resources:
             if offer.name == uri:
-                return offer.identity, {}
+                return offer if offer.identity else None, {}
         if name := tail(uri, KNOWLEDGE):  # an address must never run anything: only what can be read is found
-            known = self._kernel.offered(name, "resource")
-            return known.identity if known else "", {}
+            return self._kernel.offered(name, "resource"), {}
         for offer in offers.templates:
             if offer.identity and (filled := match(offer.name, uri)) is not None:
-                return offer.identity, filled
-        return "", {}
+                return offer, filled
+        return None, {}
 
     async def _execute(
-        self, uri: str, identity: str, filled: JsonObject, caller: Caller, context: Context
+        self, uri: str, offer: Offer, filled: JsonObject, caller: Caller, context: Context
     ) -> types.ReadResourceResult:
-        payload: JsonObject = {"item_type": "knowledge", "item_id": identity, "parameters": filled}
+        payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": filled}
         answer = await self._kernel.call("execute", payload, caller)
         if answer.is_error and answer.content.get("mcp_code") == RESOURCE_NOT_FOUND:
             raise not_found(uri, revision=context.protocol_version)
@@ -84,9 +136,9 @@ class Resources:
             held = passed_resource(answer.passed)
             if held is None:
                 raise unreadable(uri)
-            return marked(held, answer)
+            return with_label(held, answer)
         result = (await whole(self._kernel, answer)).get("result")
-        return marked(_text(uri, as_text(as_object(result).get("content")) or text_of(result)), answer)
+        return with_label(_text(uri, as_text(as_object(result).get("content")) or text_of(result)), answer)
 
 
 def _text(uri: str, text: str) -> types.ReadResourceResult:

@@ -1,25 +1,269 @@
-"""Answers of the owner's own tools as MCP results: what the tool gave, and nothing around it."""
+"""A kernel response as an MCP result, with content label and token cost."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from mcp_types import CallToolResult, TextContent
+import mcp_types as types
+from mcp_types import SERVER_INFO_META_KEY, CallToolResult, ContentBlock, TextContent
+from pydantic import ValidationError
 
-from kiwi_mcp.domain.json import Json, JsonObject, text_of
-from kiwi_mcp.domain.offers import Offer
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.mcp import Offer
+from kiwi_mcp.domain.token_cost import TokenCost, cost_of
 from kiwi_mcp.kernel import Answer
-from kiwi_mcp.manifest.schema import faults
-from kiwi_mcp.surfaces.mcp.gist import beside
-from kiwi_mcp.surfaces.mcp.listing import declares_result
-from kiwi_mcp.surfaces.mcp.passed import passed_call
-from kiwi_mcp.surfaces.mcp.port import KernelApi
-from kiwi_mcp.surfaces.mcp.replies import as_result, safe_text
-from kiwi_mcp.surfaces.mcp.whole import whole
+from kiwi_mcp.kernel.kernel import whole
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.store.outputs import INLINE_LIMIT
+from kiwi_mcp.surfaces.mcp.protocol import ANY_STRUCTURE_SINCE, BLOCKS_SINCE, STRUCTURED_SINCE, KernelApi
+from kiwi_mcp.surfaces.mcp.summary import beside, summarize
+
+
+def cost_of_result(result: types.Result) -> TokenCost:
+    """Return what the words of a result cost."""
+    match result:
+        case types.CallToolResult():
+            response = "\n".join(_texts(result.content))
+            return cost_of(max(response, _structure(result), key=len))
+        case types.GetPromptResult():
+            return cost_of("\n".join(_texts(message.content for message in result.messages)))
+        case types.ReadResourceResult():
+            return cost_of("\n".join(_contents(result.contents)))
+        case _:
+            return TokenCost()
+
+
+def _structure(result: types.CallToolResult) -> str:
+    if result.structured_content is None:
+        return ""
+    try:
+        return compact(result.structured_content)
+    except (ValueError, TypeError, RecursionError):  # a server sent invalid JSON; only its text is counted
+        return ""
+
+
+def _texts(blocks: Iterable[object]) -> Iterator[str]:
+    for block in blocks:
+        match block:
+            case types.TextContent(text=text):
+                yield text
+            case types.EmbeddedResource(resource=resource):
+                yield from _contents([resource])
+
+
+def _contents(contents: Iterable[object]) -> Iterator[str]:
+    yield from (part.text for part in contents if isinstance(part, types.TextResourceContents))
+
+
+CONTENT = "kiwi/content"
+"""The key of the mark in the `_meta` of a result."""
+COST = "kiwi/context"
+"""The key beside it, of what the result costs: bytes, and about how many tokens."""
+_BUILTIN = "builtin/"
+_KIWI = "kiwi"
+ResultT = TypeVar("ResultT", bound=types.Result)
+
+
+def with_label(result: ResultT, answer: Answer) -> ResultT:
+    """Return a result with its mark; a refusal is data."""
+    source = as_text(answer.content.get("identity")) or as_text(answer.content.get("full_name")) or _KIWI
+    mark: dict[str, Json] = {
+        "kind": "instructions" if answer.is_instructions and not answer.is_error else "data",
+        "source": source,
+        "trust": _trust(source, answer.content),
+    }
+    cost = dict(cost_of_result(result).to_json())
+    return result.model_copy(update={"meta": {**(result.meta or {}), CONTENT: mark, COST: cost}})
+
+
+def _trust(source: str, content: JsonObject) -> str:
+    """Return how far it is known where a source comes from."""
+    if source == _KIWI or source.startswith(_BUILTIN):
+        return _KIWI
+    held = as_object(content.get("isolation"))
+    return as_text(held.get("provenance")) or as_text(content.get("integrity")) or "unknown"
+
+
+_OURS = {"resultType", "cacheScope"}
+"""What every server says for itself: who may share an answer of Kiwi's is not for the server behind it to say."""
+
+
+def passed_call(passed: JsonObject, *, revision: str) -> types.CallToolResult | None:
+    """Return the answer to a call; None where it is not one that a client of that revision could read."""
+    result = _read(types.CallToolResult, {**passed, "content": _blocks(passed.get("content"), revision)})
+    if result is None or _has_structure(result, revision):
+        return result
+    return result.model_copy(update={"structured_content": None})
+
+
+def passed_prompt(passed: JsonObject, *, revision: str) -> types.GetPromptResult | None:
+    """Return a prompt's messages; None where they are not such that a client of that revision could read."""
+    messages = [
+        {**message, "content": _block(message.get("content"), revision)}
+        for message in map(as_object, as_list(passed.get("messages")))
+    ]
+    return _read(types.GetPromptResult, {**passed, "messages": messages})
+
+
+def passed_resource(passed: JsonObject) -> types.ReadResourceResult | None:
+    """Return what a resource holds; None where it is nothing that a client could read."""
+    result = _read(types.ReadResourceResult, passed)
+    return result if result is not None and result.contents else None
+
+
+def _read(kind: type[ResultT], passed: JsonObject) -> ResultT | None:
+    plain = {word: value for word, value in passed.items() if word not in _OURS}
+    meta = {word: value for word, value in as_object(passed.get("_meta")).items() if word != SERVER_INFO_META_KEY}
+    try:
+        return kind.model_validate({**plain, "_meta": meta or None}, by_name=False)
+    except ValidationError:
+        return None
+
+
+def _has_structure(result: types.CallToolResult, revision: str) -> bool:
+    is_object = isinstance(result.structured_content, Mapping)
+    return revision >= (STRUCTURED_SINCE if is_object else ANY_STRUCTURE_SINCE)
+
+
+def _blocks(blocks: Json, revision: str) -> list[Json]:
+    return [_block(block, revision) for block in as_list(blocks)]
+
+
+def _block(block: Json, revision: str) -> Json:
+    """Return a block of content, as text if the client's revision has no such blocks."""
+    kind = as_text(as_object(block).get("type"))
+    if revision >= BLOCKS_SINCE.get(kind, ""):
+        return block
+    said = [as_text(as_object(block).get(word)) for word in ("name", "description", "mimeType", "uri")]
+    return {"type": "text", "text": f"[{kind}: {' '.join(filter(None, said))}]"}
+
+
+_PREVIEWED = ("result_is_preview", "result_characters", "result_handle")
+_TOLD = ("type", "name", "uri", "mimeType")
+_BASE64 = 3, 4
+
+
+def blocks_of(answer: Answer, *, revision: str) -> Sequence[ContentBlock]:
+    """Return the parts of a server's answer that are no text, as a client of that revision can read them."""
+    given = _given(answer.passed or {})
+    others = [block for block in given if not _is_text(block)]
+    passed = passed_call({"content": others}, revision=revision) if others else None
+    return passed.content if passed else ()
+
+
+def noted(answer: Answer) -> JsonObject:
+    """Return what an answer holds, with a note in the place of each part that is passed on as a block."""
+    given = _given(answer.passed or {})
+    if all(map(_is_text, given)) or "result" not in answer.content or "structuredContent" in (answer.passed or {}):
+        return answer.content
+    result: Json = [block if _is_text(block) else _note(as_object(block)) for block in given]
+    if len(compact(result)) > INLINE_LIMIT:  # texts as long as these are read from the output, as ever
+        return answer.content
+    rest = {word: value for word, value in answer.content.items() if word not in _PREVIEWED}
+    return {**rest, "result": result}
+
+
+def in_words(content: JsonObject) -> JsonObject:
+    """Return an answer with the joined texts as its result, if the result is a list of blocks."""
+    result = content.get("result")
+    blocks = [as_object(block) for block in as_list(result)]
+    if not blocks or not any(map(_is_text, blocks)) or not all(block.get("type") for block in blocks):
+        return content
+    return {**content, "result": "\n".join(as_text(block.get("text")) for block in blocks if _is_text(block))}
+
+
+def _given(passed: JsonObject) -> Sequence[Json]:
+    """Return the parts of an answer as blocks; those of a resource are embedded ones unless they are text."""
+    if "contents" not in passed:
+        return as_list(passed.get("content"))
+    return [
+        {"type": "resource", "resource": part} if "blob" in as_object(part) else {**as_object(part), "type": "text"}
+        for part in as_list(passed["contents"])
+    ]
+
+
+def _is_text(block: Json) -> bool:
+    return as_object(block).get("type") == "text"
+
+
+def _note(block: JsonObject) -> JsonObject:
+    """Return what a block is, without what it holds."""
+    held = {**block, **as_object(block.get("resource")), "type": block.get("type")}
+    response: dict[str, Json] = {word: held[word] for word in _TOLD if as_text(held.get(word))}
+    if encoded := as_text(held.get("data")) or as_text(held.get("blob")):
+        response["bytes"] = len(encoded.rstrip("=")) * _BASE64[0] // _BASE64[1]
+    elif text := as_text(held.get("text")):
+        response["bytes"] = len(text.encode(errors="replace"))
+    return response
+
+
+_DEEPEST = 100
+"""How deep an answer may be nested: parsers of other languages refuse more than a few hundred levels."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def as_result(answer: Answer, *, revision: str) -> CallToolResult:
+    """Return an answer in the form that a client of that revision reads."""
+    blocks = blocks_of(answer, revision=revision)
+    text = safe_text(noted(answer) if blocks else answer.content)
+    if revision < STRUCTURED_SINCE:
+        return CallToolResult(content=[TextContent(text=text), *blocks], is_error=answer.is_error)
+    content: JsonObject = json.loads(text)
+    response = summarize(in_words(content) if blocks else content)
+    return CallToolResult(
+        content=[TextContent(text=response), *blocks], structured_content=dict(content), is_error=answer.is_error
+    )
+
+
+def safe_text(content: JsonObject) -> str:
+    """Return an answer as JSON that every parser takes, whatever a tool has put into it."""
+    try:
+        text = compact(content)
+        is_deep = text.count("{") + text.count("[") > _DEEPEST and _depth(content) > _DEEPEST
+    except (ValueError, TypeError, RecursionError):
+        text, is_deep = "", True
+    if is_deep:
+        text = compact(_plain(content, _DEEPEST))
+    return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+
+
+def _depth(value: Json) -> int:
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return 0
+    parts = value.values() if isinstance(value, Mapping) else value
+    return 1 + max(map(_depth, parts), default=0)
+
+
+def _plain(value: object, levels: int) -> Json:
+    """Return a value as JSON: what JSON cannot represent becomes text, and what is nested too deeply is left out."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if not isinstance(value, Mapping | Sequence):
+        return str(value)
+    if levels == 0:
+        return "…"
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, levels - 1) for name, part in value.items()}
+    return [_plain(part, levels - 1) for part in value]
+
+
+"""The maximum number of pages that are read: sixteen million characters."""
+
+
+def declares_result(offer: Offer, revision: str) -> bool:
+    """Whether a client of a revision gets the result schema of a tool."""
+    since = STRUCTURED_SINCE if offer.outputs.get("type") == "object" else ANY_STRUCTURE_SINCE
+    return bool(offer.outputs) and revision >= since
 
 
 async def tool_result(kernel: KernelApi, answer: Answer, offer: Offer, *, revision: str) -> CallToolResult:
-    """Return what a tool gave: a server's answer word for word, else the result, else why there is none."""
+    """Return the result of a tool: a server's answer unchanged, else the result, else why there is none."""
     is_declared = declares_result(offer, revision)
     if (passed := _passed(answer, revision)) and not (is_declared and _lacks_structure(passed)):
         return passed
@@ -56,12 +300,12 @@ def _differs(content: JsonObject, offer: Offer) -> Answer | None:
     found = faults(offer.outputs, content.get("result"), place="result")
     if not found:
         return None
-    told: dict[str, Json] = {
+    response: dict[str, Json] = {
         "error": "Execution failed",
         "code": "execution_failed",
         "item_type": "tool",
         "message": f"The result is not what `outputs` declares: {found[0].place} {found[0].reason}.",
-        "suggestion": "Mend the tool, or what its manifest declares.",
+        "suggestion": "Fix the tool, or the schema in its manifest.",
         "issues": [issue.to_json() for issue in found],
     }
-    return Answer({**told, **content}, is_error=True)
+    return Answer({**response, **content}, is_error=True)

@@ -1,30 +1,34 @@
-"""The official SDK's server over the kernel: one object for every transport and every client."""
+"""The SDK server object; what it would answer, as text."""
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 
+import anyio
 import mcp_types as types
 from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.connection import Connection
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.runner import ServerRunner
+from mcp.shared.message import SessionMessage
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from kiwi_mcp import __version__
+from kiwi_mcp.domain.json import JsonObject, compact
 from kiwi_mcp.kernel.verbs import INSTRUCTIONS
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.changes import Changes
-from kiwi_mcp.surfaces.mcp.completions import Completions
-from kiwi_mcp.surfaces.mcp.levels import set_level
-from kiwi_mcp.surfaces.mcp.port import Context, KernelApi, connection_of
-from kiwi_mcp.surfaces.mcp.prompts import Prompts
+from kiwi_mcp.surfaces.mcp.notifications import set_level
+from kiwi_mcp.surfaces.mcp.prompts import Completions, Prompts
+from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi, connection_of
 from kiwi_mcp.surfaces.mcp.resources import Resources
+from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 from kiwi_mcp.surfaces.mcp.tools import Tools
 
 _DISCOVERY_IS_FRESH_MS = 300_000
 _LIST_IS_FRESH_MS = 5_000
-"""A client that cannot hear of changes sees what the owner prefers now soon after."""
+"""A client that gets no notifications sees changes of the owner's preferences soon after."""
 _LISTS: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 _HINTS: dict[CacheableMethod, CacheHint] = {
     "server/discover": CacheHint(_DISCOVERY_IS_FRESH_MS),
@@ -63,8 +67,8 @@ class McpServer(Server[dict[str, object]]):
         )
 
 
-def build_server(kernel: KernelApi, *, calls: Calls, changes: Changes) -> McpServer:
-    """Return the server that passes everything on to the kernel; whoever mounts it closes `calls` and `changes`."""
+def build_server(kernel: KernelApi, *, calls: Calls, changes: ToolListWatcher) -> McpServer:
+    """Return the server that passes everything on to the kernel; its user must close `calls` and `changes`."""
     tools = Tools(kernel, changes, calls)
     prompts = Prompts(kernel, changes.menu, calls)
     resources = Resources(kernel, changes.menu, calls)
@@ -95,3 +99,46 @@ def build_server(kernel: KernelApi, *, calls: Calls, changes: Changes) -> McpSer
     changes.serve(server)
     calls.serve(server)
     return server
+
+
+_CLIENT: JsonObject = {"name": "rehearsal", "version": "0"}
+ENVELOPE: JsonObject = {
+    "_meta": {
+        types.PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
+        types.CLIENT_CAPABILITIES_META_KEY: {},
+        types.CLIENT_INFO_META_KEY: _CLIENT,
+    }
+}
+"""What every request of the modern era carries."""
+
+
+def handshake(version: str) -> JsonObject:
+    """Return the parameters of a handshake."""
+    return {"protocolVersion": version, "capabilities": {}, "clientInfo": _CLIENT}
+
+
+async def tool_lists(server: McpServer) -> dict[str, str]:
+    """Return the list of tools, by era."""
+    return {
+        "legacy": await answer(server, "tools/list", {}, is_legacy=True),
+        "modern": await answer(server, "tools/list", ENVELOPE),
+    }
+
+
+async def answer(server: McpServer, method: str, params: JsonObject, *, is_legacy: bool = False) -> str:
+    """Return the result that a new client would get."""
+    to_server, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](4)
+    outbound, from_server = anyio.create_memory_object_stream[SessionMessage](4)
+    async with to_server, from_server, anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, inbound, outbound, server.create_initialization_options())
+        if is_legacy:
+            await to_server.send(_request("initialize", handshake(LATEST_HANDSHAKE_VERSION)))
+            await from_server.receive()
+        await to_server.send(_request(method, params))
+        reply = json.loads((await from_server.receive()).message.model_dump_json(by_alias=True, exclude_unset=True))
+        tasks.cancel_scope.cancel()
+    return compact(reply["result"])
+
+
+def _request(method: str, params: JsonObject) -> SessionMessage:
+    return SessionMessage(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method, params=dict(params)))

@@ -1,4 +1,4 @@
-"""Tasks, as MCP's extension has them: calls that go on once their client was answered, and can be asked about."""
+"""Task manager: running here, stored, heartbeat, back-off."""
 
 from __future__ import annotations
 
@@ -6,23 +6,51 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from secrets import token_hex
 from typing import TypeVar, cast
 
 import anyio
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from msgspec.structs import replace
 from pydantic import BaseModel
 
-from kiwi_mcp.domain.caller import unheard
+from kiwi_mcp.domain.calls import unheard
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, compact
 from kiwi_mcp.domain.outcome import silent
-from kiwi_mcp.domain.run import iso
-from kiwi_mcp.store.tasks import KEPT_MS, Task, Tasks, TaskStatus, Wish
-from kiwi_mcp.surfaces.mcp.errands import TIDY_SECONDS, Errand, Result
-from kiwi_mcp.surfaces.mcp.trouble import Trouble
+from kiwi_mcp.domain.times import iso
+from kiwi_mcp.store.tasks import KEPT_MS, Task, TaskCommand, Tasks, TaskStatus
+from kiwi_mcp.surfaces.mcp.running_call import TIDY_SECONDS, Result, RunningCall
+
+_log = logging.getLogger("kiwi")
+
+LONGEST_PAUSE = 10.0
+"""The maximum pause after failures of the store, in seconds; a task counts as lost soon after."""
+
+
+class StoreBackoff:
+    """How it is with the store, which is asked the less often the longer it fails."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def failed(self, error: KiwiError) -> None:
+        """Note that it failed."""
+        if not self._failures:
+            _log.warning("tasks cannot be kept for now: %s", error.message)
+        self._failures += 1
+
+    def worked(self) -> None:
+        """Note that it works."""
+        if self._failures:
+            _log.warning("tasks are kept again, after %d failures", self._failures)
+        self._failures = 0
+
+    def pause(self, seconds: float) -> float:
+        """Return how long to wait before the next request, instead of `seconds`."""
+        return min(seconds * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
+
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = 1_000
@@ -34,18 +62,17 @@ LARGEST_RESULT = 1_000_000
 LOOK_SECONDS = 1.0
 """How often it is looked what others want of the tasks under way."""
 BEAT_SECONDS = 3.0
-"""How often it is told that they still are."""
+"""How often it is recorded that they still are."""
 
 KeptT = TypeVar("KeptT")
-_log = logging.getLogger("kiwi")
 _DETAILS: Mapping[TaskStatus, str] = {"input_required": "inputRequests", "completed": "result", "failed": "error"}
 _ENDED: JsonObject = {"code": INTERNAL_ERROR, "message": "Kiwi was ended while it ran, and stopped it."}
 
 
-class Running:
-    """A task that this process makes: its errand, and what is told of it."""
+class RunningTask:
+    """A task that this process runs: its call, and its reported state."""
 
-    def __init__(self, task: Task, errand: Errand) -> None:
+    def __init__(self, task: Task, errand: RunningCall) -> None:
         self.errand = errand
         self._task = task
 
@@ -72,7 +99,7 @@ class Running:
         return self._task
 
 
-class TaskDesk:
+class TaskManager:
     """The tasks under way in this process, and through the store those of others and those that have ended.
 
     Everything of the store is done in other threads.
@@ -83,14 +110,14 @@ class TaskDesk:
         self._look = look
         self._beat = beat
         self._owner = token_hex(16)
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningTask] = {}
         self._watch: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._is_closing = False
         self._news: asyncio.Future[None] | None = None
-        self._trouble = Trouble()
+        self._trouble = StoreBackoff()
 
-    async def open(self, errand: Errand, method: str, identity: str) -> Task | None:
+    async def open(self, errand: RunningCall, method: str, identity: str) -> Task | None:
         """Keep a call as a task, durably; None where that cannot be, and the call is as it was before."""
         own = sum(running.errand.principal == errand.principal for running in self._running.values())
         if own >= MOST_RUNNING or self._is_closing:
@@ -98,7 +125,7 @@ class TaskDesk:
         now = milliseconds()
         task = Task(token_hex(16), errand.principal, method, identity, self._owner, now, now, now + KEPT_MS, now)
         try:
-            # Whoever cancels the call now does so right after this: a row must not be left without its task.
+            # A cancellation of the call takes effect right after this: a row must not be left without its task.
             with anyio.CancelScope(shield=True):
                 is_kept = await asyncio.to_thread(lambda: self._tasks().add(task))
         except KiwiError as error:
@@ -107,9 +134,9 @@ class TaskDesk:
         self._trouble.worked()
         if not is_kept:
             return None
-        self._running[task.id] = Running(task, errand)
+        self._running[task.id] = RunningTask(task, errand)
         errand.on_change = self._announce
-        errand.hear, errand.log = silent, unheard  # whoever asks about it hears the last of its progress
+        errand.hear, errand.log = silent, unheard  # a caller that asks about the task gets the latest progress
         return task
 
     def attend(self, task: Task) -> None:
@@ -136,7 +163,7 @@ class TaskDesk:
         return task
 
     async def update(self, task_id: str, principal: str, answers: Mapping[str, Json]) -> None:
-        """Give answers to what a task asks; it may be another process that makes it."""
+        """Send answers to the questions of a task; another process may be running it."""
         if (running := self._own(task_id, principal)) is not None:
             running.errand.deliver(answers)
         elif not (await self.get(task_id, principal)).is_over:
@@ -178,7 +205,7 @@ class TaskDesk:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _own(self, task_id: str, principal: str) -> Running | None:
+    def _own(self, task_id: str, principal: str) -> RunningTask | None:
         running = self._running.get(task_id)
         return running if running is not None and running.errand.principal == principal else None
 
@@ -188,7 +215,7 @@ class TaskDesk:
         except KiwiError as error:
             raise MCPError(INTERNAL_ERROR, error.message, {"suggestion": error.suggestion}) from error
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: RunningTask) -> None:
         ended = running.end(is_shutdown=self._is_closing)
         self._announce()
         ending = asyncio.create_task(self._keep(ended))
@@ -204,12 +231,12 @@ class TaskDesk:
             self._running.pop(ended.id, None)
 
     async def _watch_over(self) -> None:
-        beaten_at, told = time.monotonic(), dict[str, TaskStatus]()
+        beaten_at, response = time.monotonic(), dict[str, TaskStatus]()
         while self._running:
             await asyncio.sleep(self._trouble.pause(self._look))
             seen = [running.seen() for running in self._running.values()]
             statuses = {task.id: task.status for task in seen}
-            is_due = statuses != told or time.monotonic() - beaten_at >= self._beat
+            is_due = statuses != response or time.monotonic() - beaten_at >= self._beat
             try:
                 wishes = await asyncio.to_thread(self._exchange, seen if is_due else ())
             except KiwiError as error:
@@ -217,13 +244,13 @@ class TaskDesk:
                 continue
             self._trouble.worked()
             if is_due:
-                beaten_at, told = time.monotonic(), statuses
+                beaten_at, response = time.monotonic(), statuses
                 for task in seen:
                     if task.is_over:  # its end could not be kept at once, and is now
                         self._running.pop(task.id, None)
             self._fulfil(wishes)
 
-    def _exchange(self, seen: Sequence[Task]) -> Sequence[Wish]:
+    def _exchange(self, seen: Sequence[Task]) -> Sequence[TaskCommand]:
         """Tell the store of the tasks under way, and return what others want of them."""
         tasks = self._tasks()
         for ended in (task for task in seen if task.is_over):
@@ -232,7 +259,7 @@ class TaskDesk:
             tasks.beat(self._owner, milliseconds(), [task for task in seen if not task.is_over])
         return tasks.wishes(self._owner)
 
-    def _fulfil(self, wishes: Sequence[Wish]) -> None:
+    def _fulfil(self, wishes: Sequence[TaskCommand]) -> None:
         for wish in wishes:
             if (running := self._running.get(wish.id)) is not None:
                 running.errand.deliver(wish.answers)
@@ -240,7 +267,7 @@ class TaskDesk:
                     running.errand.work.cancel()
 
 
-def told(task: Task) -> dict[str, object]:
+def task_to_json(task: Task) -> dict[str, object]:
     """Return a task as a client reads it."""
     shown: dict[str, object] = {
         "taskId": task.id,
@@ -258,7 +285,7 @@ def told(task: Task) -> dict[str, object]:
 
 
 def dumped(result: Result) -> dict[str, object]:
-    """Return a result as it goes on the wire."""
+    """Return a result as it is sent."""
     return result.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(result, BaseModel) else result
 
 

@@ -1,17 +1,138 @@
-"""Who gives out tokens for a server: what the server says of itself, and what its authorization server does."""
+"""Protected-resource and authorization-server metadata; guarded requests."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_server_url
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from kiwi_mcp.domain.errors import Unavailable, Untrusted
+from kiwi_mcp.domain.errors import AddressDenied, RequestFailed, Unavailable, Untrusted
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.drivers.mcp.oauth.web import Web
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.manifest.templates import escape
+from kiwi_mcp.primitives.http import client, token_request
+
+_TIMEOUT = 20.0
+_LARGEST = 500_000
+_OK, _FAULT, _TOO_MANY = 200, 500, 429
+_FORM = "application/x-www-form-urlencoded"
+_SAID = 300
+
+
+class TokenForm(Struct, frozen=True):
+    """What is sent to get a token: words that may hold `${NAME}`, and the secrets of those names."""
+
+    words: Mapping[str, str]
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    basic: tuple[str, str] | None = None
+    """A user name and a password, where the client proves itself so."""
+
+
+class OAuthReply(Struct, frozen=True):
+    """What an authorization server answered: a status, the object in the body if there is one, and secrets of it."""
+
+    status: int
+    content: JsonObject
+    secrets: Mapping[str, Secret]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it did what it was asked."""
+        return _OK <= self.status < _OK + 100
+
+    @property
+    def reason(self) -> str:
+        """Why it did not, in the server's own words as far as they can be shown."""
+        words = [as_text(self.content.get(word)) for word in ("error", "error_description")]
+        said = strip_controls(": ".join(filter(None, words))).replace("\n", " ")[:_SAID]
+        return f"{said} ({self.status})" if said else f"it answered {self.status}"
+
+
+class OAuthHttp(Struct, frozen=True):
+    """The way to authorization servers, under the rules that the way to the MCP server itself is under."""
+
+    granted: tuple[str, ...]
+    denied: tuple[str, ...]
+    secrets: Mapping[str, str]
+    """The values of the variables that the server's manifest names."""
+
+    def __repr__(self) -> str:
+        return f"OAuthHttp(granted={self.granted!r}, denied={self.denied!r})"
+
+    async def get(self, url: str) -> OAuthReply:
+        """Read a document."""
+        return await self._ask(HttpSpec("GET", escape(url), {"Accept": "application/json"}))
+
+    async def post_json(self, url: str, body: JsonObject, words: Collection[str]) -> OAuthReply:
+        """Send an object; the values of `words` in the answer are secrets."""
+        spec = HttpSpec("POST", escape(url), {"Accept": "application/json"}, body, has_body=True)
+        return await self._ask(spec, words)
+
+    async def post_form(self, url: str, form: TokenForm, words: Collection[str]) -> OAuthReply:
+        """Send a form; the values of `words` in the answer are secrets."""
+        headers = {"Accept": "application/json", "Content-Type": _FORM}
+        spec = HttpSpec("POST", escape(url), headers, dict(form.words), has_body=True, basic=form.basic)
+        return await self._ask(spec, words, self.secrets, form.secrets)
+
+    async def check(self, url: str) -> None:
+        """Refuse an address that this machine may not be sent to, though it is the person's browser that goes."""
+        host, port = refuse_plain(url)
+        await client.network.addresses(host, port, self.granted)
+
+    async def _ask(
+        self,
+        spec: HttpSpec,
+        words: Collection[str] = (),
+        secrets: Mapping[str, str] | None = None,
+        own: Mapping[str, Secret] | None = None,
+    ) -> OAuthReply:
+        refuse_plain(spec.url)
+        bounded = replace(
+            spec,
+            timeout=_TIMEOUT,
+            max_bytes=_LARGEST,
+            max_redirects=0,  # a server that moves names its new address in its documents
+            granted=self.granted,
+            denied=self.denied,
+        )
+        reply = await token_request.take(bounded, words=words, secrets=secrets or {}, own=own or {})
+        if reply.status >= _FAULT or reply.status == _TOO_MANY:
+            where = spec.url.partition("?")[0]
+            raise RequestFailed(f"{where} answered {reply.status}.", suggestion="Try again later.", cause="status")
+        return OAuthReply(reply.status, reply.content, reply.secrets)
+
+
+def refuse_plain(url: str) -> tuple[str, int]:
+    """Return the host and port of an address; one at which others could listen is refused."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    else:
+        if host and parts.scheme == "https":
+            return host, port or 443
+        if parts.scheme == "http" and _is_here(host):
+            return host, port or 80
+    raise AddressDenied(
+        f"The server names {url[:500]!r} for its login, which is not an https address.",
+        suggestion="Do not log in there; ask the operator of the server.",
+    )
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 _PARAMETER = re.compile(r'([A-Za-z_]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 _RESOURCE, _SERVER, _OPENID = (
@@ -24,8 +145,7 @@ _MOST = 100
 _NOT_THERE = frozenset({401, 403, 404, 405})
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Struct, frozen=True):
     """What a server asked for when it refused a request."""
 
     error: str = ""
@@ -39,23 +159,13 @@ class Challenge:
         found = {word.lower(): quoted or bare for word, quoted, bare in _PARAMETER.findall(header[:10_000])}
         return cls(found.get("error", ""), found.get("scope", ""), found.get("resource_metadata", ""))
 
-    @classmethod
-    def of(cls, record: JsonObject) -> Challenge:
-        """Return a challenge that was kept."""
-        return cls(*(as_text(record.get(word)) for word in ("error", "scope", "metadata")))
-
-    def to_json(self) -> JsonObject:
-        """Return the challenge to be kept."""
-        return {"error": self.error, "scope": self.scope, "metadata": self.metadata}
-
     @property
     def wants_more(self) -> bool:
         """Whether it asks for rights that the token does not have."""
         return self.error == "insufficient_scope"
 
 
-@dataclass(frozen=True, slots=True)
-class Authority:
+class AuthorizationServer(Struct, frozen=True):
     """An authorization server, as its own document describes it."""
 
     issuer: str
@@ -72,7 +182,7 @@ class Authority:
     """Whether it sends its name along with every code."""
 
     @classmethod
-    def read(cls, document: JsonObject) -> Authority:
+    def read(cls, document: JsonObject) -> AuthorizationServer:
         """Return the server that a document describes."""
         methods = _texts(document, "token_endpoint_auth_methods_supported")
         return cls(
@@ -88,23 +198,22 @@ class Authority:
         )
 
     @classmethod
-    def assumed(cls, origin: str) -> Authority:
-        """Return the server that stands where the first revision of the protocol put it, and describes nothing."""
+    def assumed(cls, origin: str) -> AuthorizationServer:
+        """Return the server at the addresses of the first protocol revision, without a description of its own."""
         return cls(origin, f"{origin}/token", f"{origin}/authorize", f"{origin}/register")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class OAuthMetadata(Struct, frozen=True):
     """The server's name for itself, who gives out tokens for it, and which rights it knows."""
 
     resource: str
-    authority: Authority
+    authority: AuthorizationServer
     scopes: tuple[str, ...] = ()
     is_assumed: bool = False
     """Whether nothing says that there is such an authority."""
 
 
-async def discover(url: str, challenge: Challenge, issuer: str, web: Web) -> Found:
+async def discover(url: str, challenge: Challenge, issuer: str, web: OAuthHttp) -> OAuthMetadata:
     """Return who gives out tokens for the server at an address; `issuer` is the one that the owner wants, if any."""
     document = await _resource_document(url, challenge, web)
     if document is None:
@@ -113,7 +222,7 @@ async def discover(url: str, challenge: Challenge, issuer: str, web: Web) -> Fou
     if not check_resource_allowed(resource_url_from_server_url(url), resource):
         raise Untrusted(
             f"The server at {_shown(url)} describes itself as {resource[:500]!r}, which it is not.",
-            suggestion="Do not log in there; ask whoever runs the server.",
+            suggestion="Do not log in there; ask the operator of the server.",
         )
     if issuer and issuer not in named:
         raise Untrusted(
@@ -124,10 +233,10 @@ async def discover(url: str, challenge: Challenge, issuer: str, web: Web) -> Fou
     authority = await _authority(wanted, _places(wanted), web)
     if authority is None:
         raise _undescribed(wanted)
-    return Found(resource, authority, _texts(document, "scopes_supported"))
+    return OAuthMetadata(resource, authority, _texts(document, "scopes_supported"))
 
 
-async def is_offered(url: str, web: Web) -> bool:
+async def is_offered(url: str, web: OAuthHttp) -> bool:
     """Whether a server says, or shows in the oldest way, that tokens for it can be had by logging in."""
     if await _resource_document(url, Challenge(), web) is not None:
         return True
@@ -137,7 +246,7 @@ async def is_offered(url: str, web: Web) -> bool:
     return (await web.get(_at(url, "/authorize"))).status not in _NOT_THERE
 
 
-async def _resource_document(url: str, challenge: Challenge, web: Web) -> JsonObject | None:
+async def _resource_document(url: str, challenge: Challenge, web: OAuthHttp) -> JsonObject | None:
     path = urlsplit(url).path.rstrip("/")
     places = [challenge.metadata, _at(url, f"{_RESOURCE}{path}"), _at(url, _RESOURCE)]
     for place in dict.fromkeys(filter(None, places)):
@@ -147,26 +256,26 @@ async def _resource_document(url: str, challenge: Challenge, web: Web) -> JsonOb
     return None
 
 
-async def _without_document(url: str, issuer: str, web: Web) -> Found:
+async def _without_document(url: str, issuer: str, web: OAuthHttp) -> OAuthMetadata:
     """Return who gives out tokens for a server that says nothing of itself: the owner knows, or it does so itself."""
     wanted = issuer or _at(url, "")
     authority = await _authority(wanted, _places(wanted) if issuer else [_at(url, _SERVER)], web)
     if authority is None and issuer:
         raise _undescribed(issuer)
     resource = resource_url_from_server_url(url)
-    return Found(resource, authority or Authority.assumed(wanted), is_assumed=authority is None)
+    return OAuthMetadata(resource, authority or AuthorizationServer.assumed(wanted), is_assumed=authority is None)
 
 
-async def _authority(issuer: str, places: list[str], web: Web) -> Authority | None:
+async def _authority(issuer: str, places: list[str], web: OAuthHttp) -> AuthorizationServer | None:
     for place in places:
         reply = await web.get(place)
         if not reply.is_ok or not as_text(reply.content.get("issuer")):
             continue
-        found = Authority.read(reply.content)
+        found = AuthorizationServer.read(reply.content)
         if not is_same(found.issuer, issuer):
             raise Untrusted(
                 f"{place} describes {found.issuer[:500]!r} and not {issuer!r}.",
-                suggestion="Do not log in there; ask whoever runs the server.",
+                suggestion="Do not log in there; ask the operator of the server.",
             )
         if not found.token_endpoint:
             raise _undescribed(issuer)
@@ -204,5 +313,5 @@ def _shown(url: str) -> str:
 def _undescribed(issuer: str) -> Unavailable:
     return Unavailable(
         f"The authorization server {issuer[:500]} does not say how tokens are had from it.",
-        suggestion="Check `config.auth.issuer` of the server, or ask whoever runs it.",
+        suggestion="Check `config.auth.issuer` of the server, or ask its operator.",
     )

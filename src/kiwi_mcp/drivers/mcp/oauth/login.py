@@ -8,16 +8,22 @@ from hashlib import sha256
 from secrets import token_urlsafe
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from kiwi_mcp.domain.caller import Ask, Question
+from kiwi_mcp.domain.calls import Ask, Question
 from kiwi_mcp.domain.errors import InvalidRequest, RequestFailed, Unavailable, Untrusted
-from kiwi_mcp.domain.mcp import plain
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.drivers.mcp.oauth.account import Account, Record, account_of
-from kiwi_mcp.drivers.mcp.oauth.client import Client, owners_client, registered
-from kiwi_mcp.drivers.mcp.oauth.discovery import Authority, Challenge, Found, discover
-from kiwi_mcp.drivers.mcp.oauth.tokens import Desk, Refused, Tokens, joined
-from kiwi_mcp.drivers.mcp.oauth.web import Web
-from kiwi_mcp.drivers.mcp.server import Server
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.mcp.oauth.account import Account, LoginRecord, account_of
+from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, Challenge, OAuthHttp, OAuthMetadata, discover
+from kiwi_mcp.drivers.mcp.oauth.token_endpoint import (
+    NoTokenGiven,
+    OAuthClient,
+    TokenEndpoint,
+    TokenSet,
+    joined,
+    owners_client,
+    registered,
+)
+from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.primitives import browser
 
 LIMIT = 300.0
@@ -26,28 +32,28 @@ _OFFLINE = "offline_access"
 _SAID = 300
 
 
-def account_for(server: Server, secrets: Mapping[str, str]) -> Account:
+def account_for(server: ServerConfig, secrets: Mapping[str, str]) -> Account:
     """Return the account of a server that a person can log in to."""
     if server.oauth is None or not isinstance(server.spec, HttpSpec):
         raise InvalidRequest(
-            f"{server.name!r} is started here, or its manifest says what it is sent, so nobody logs in to it.",
-            suggestion="A server whose transport is `http` or `sse`, and which has no `auth` of another type, can.",
+            f"{server.name!r} is started here, or its manifest says what it is sent, so it needs no login.",
+            suggestion="Only servers with the transport `http` or `sse` and no other `auth` have a login.",
         )
     return account_of(server.spec, server.oauth, secrets)
 
 
-async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[str] = ()) -> Tokens:
+async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[str] = ()) -> TokenSet:
     """Have a person allow what a server asks for, and keep the tokens; `ask` shows them the address to open."""
     if account.oauth.grant == "client_credentials":
         raise InvalidRequest(
-            f"{server!r} knows Kiwi by credentials of its own, so nobody logs in to it.", suggestion="Just call it."
+            f"{server!r} knows Kiwi by credentials of its own, so it needs no login.", suggestion="Just call it."
         )
-    before = account.mended()
+    before = account.record_or_reset()
     challenge = before.challenge or Challenge()
     found = await discover(account.url, challenge, account.oauth.issuer, account.web)
     _refuse_unfit(found.authority)
-    # What one authorization server knows of Kiwi and of the person is none of another one's business.
-    known = before if before.authority and before.authority.issuer == found.authority.issuer else Record()
+    # What one authorization server knows about Kiwi and the person must not reach another one.
+    known = before if before.authority and before.authority.issuer == found.authority.issuer else LoginRecord()
     scope = _scope(account, found, challenge, known, scopes)
     state, verifier = token_urlsafe(32), token_urlsafe(64)
     port = account.oauth.redirect_port or (urlsplit(known.client.redirect).port if known.client else None) or 0
@@ -72,17 +78,19 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
         await _shown(address, ask, server)
         words = await back.words(LIMIT)
         code = _code(words, found.authority)
-        desk = Desk(found.authority, client, found.resource, account.oauth, account.web)
+        endpoint = TokenEndpoint(found.authority, client, found.resource, account.oauth, account.web)
         try:
-            tokens = await desk.exchanged(code, verifier, back.address, scope)
-        except Refused as refusal:
+            tokens = await endpoint.exchanged(code, verifier, back.address, scope)
+        except NoTokenGiven as refusal:
             raise RequestFailed(f"{refusal.message}.", suggestion="Log in again.", cause="status") from None
-    async with account.held():
-        account.keep(Record(found.authority, found.resource, client, tokens))
+    async with account.locked():
+        account.keep(LoginRecord(found.authority, found.resource, client, tokens))
     return tokens
 
 
-async def _registered(found: Found, redirect: str, scope: str, known: Client | None, web: Web, server: str) -> Client:
+async def _registered(
+    found: OAuthMetadata, redirect: str, scope: str, known: OAuthClient | None, web: OAuthHttp, server: str
+) -> OAuthClient:
     try:
         return await registered(found.authority, redirect, scope, known, web)
     except (RequestFailed, Unavailable) as fault:
@@ -92,10 +100,10 @@ async def _registered(found: Found, redirect: str, scope: str, known: Client | N
 
 
 def no_login(server: str) -> Unavailable:
-    """Return the refusal of a login to a server that names nobody who gives out tokens, and gives out none itself."""
+    """Return the refusal of a login to a server that names no authorization server, and issues no tokens itself."""
     return Unavailable(
-        f"The MCP server {server!r} wants a token and offers no OAuth, so nobody can log in to it.",
-        suggestion=f"Get a token from whoever runs it, set it as a variable, `kiwi mcp remove {server}`, and then "
+        f"The MCP server {server!r} requires a token and offers no OAuth, so a login is not possible.",
+        suggestion=f"Get a token from its operator, set it as a variable, `kiwi mcp remove {server}`, and then "
         f"`kiwi mcp add {server} --url URL --header Authorization='Bearer ${{NAME}}'`.",
     )
 
@@ -109,7 +117,7 @@ def _refuse_other_port(account: Account, address: str) -> None:
         )
 
 
-def _refuse_unfit(authority: Authority) -> None:
+def _refuse_unfit(authority: AuthorizationServer) -> None:
     if not authority.authorization_endpoint:
         raise Unavailable(
             f"{authority.issuer} has no page where a person could log in.",
@@ -118,11 +126,13 @@ def _refuse_unfit(authority: Authority) -> None:
     if not authority.has_pkce:
         raise Unavailable(
             f"{authority.issuer} does not protect its codes (PKCE with S256), so they could be stolen on their way.",
-            suggestion="Do not log in there; ask whoever runs the server.",
+            suggestion="Do not log in there; ask the operator of the server.",
         )
 
 
-def _scope(account: Account, found: Found, challenge: Challenge, known: Record, scopes: Sequence[str]) -> str:
+def _scope(
+    account: Account, found: OAuthMetadata, challenge: Challenge, known: LoginRecord, scopes: Sequence[str]
+) -> str:
     """Return the rights to ask for: what the owner says, else what the server asked for, else all that it knows."""
     before = known.tokens.scope if known.tokens else ""
     asked = " ".join(scopes or account.oauth.scopes) or challenge.scope or before or " ".join(found.scopes)
@@ -146,19 +156,21 @@ async def _shown(address: str, ask: Ask, server: str) -> None:
         raise Unavailable("The login was called off.", suggestion=f"`kiwi mcp login {server}` starts it again.")
 
 
-def _code(words: browser.Words, authority: Authority) -> str:
+def _code(words: browser.Words, authority: AuthorizationServer) -> str:
     """Return the code, once it is sure that it comes from the server that the person was sent to (RFC 9207)."""
     named = words.get("iss")
     if named != authority.issuer if named is not None else authority.names_itself:
         raise Untrusted(
-            f"The answer to the login came from {plain(named or '')[:_SAID]!r}, not from {authority.issuer!r}.",
-            suggestion="Do not log in there; ask whoever runs the server.",
+            f"The answer to the login came from {strip_controls(named or '')[:_SAID]!r}, "
+            f"not from {authority.issuer!r}.",
+            suggestion="Do not log in there; ask the operator of the server.",
         )
     if code := words.get("code", ""):
         return code
     reason = ": ".join(filter(None, (words.get("error"), words.get("error_description")))) or "no code was given"
     raise Unavailable(
-        f"{authority.issuer} did not allow it: {plain(reason)[:_SAID]}.", suggestion="Log in again, and allow it."
+        f"{authority.issuer} did not allow it: {strip_controls(reason)[:_SAID]}.",
+        suggestion="Log in again, and allow it.",
     )
 
 

@@ -1,0 +1,142 @@
+"""Calls: the folders, the request, the caller, and the questions to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.items import ItemType
+from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.outcome import Report, silent
+from kiwi_mcp.domain.registry import Actor
+
+
+class Space(Struct, frozen=True):
+    """The folders that a call uses: a project, the user's own, and a cache for derived files."""
+
+    project: Path
+    user: Path
+    cache: Path
+
+    @property
+    def project_ai(self) -> Path:
+        """The project's `.ai` folder."""
+        return self.project / ".ai"
+
+    def folder(self, source: Literal["project", "user"]) -> Path:
+        """Return the `.ai` folder with the project's items, or with the user's."""
+        return {"project": self.project_ai, "user": self.user}[source]
+
+
+class CallOrigin(Struct, frozen=True):
+    """The thread that made a call: its id, the key of the call in it, and the nesting depth."""
+
+    thread: str = ""
+    key: str = ""
+    depth: int = 0
+
+
+PERSON = CallOrigin()
+"""The origin of a call that no thread made."""
+
+
+class Call(Struct, frozen=True):
+    """One request to run an item: its reference and its parameters."""
+
+    tool_id: str
+    space: Space
+    parameters: JsonObject = field(default_factory=dict)
+    is_frozen: bool = False
+    """Whether a chain that differs from the lockfile is refused instead of reported."""
+    item_type: ItemType | None = None
+    """Which type of item is meant; None means the one that the name resolves to."""
+    has_checkpoint: bool = False
+    """Whether the caller asks for a checkpoint: then nothing runs without one."""
+    origin: CallOrigin = PERSON
+    run_id: str = ""
+    """The id that was reserved for the run; empty where the run gets a new one."""
+
+
+IdentityKind = Literal["owner", "agent", "service", "thread"]
+"""The owner, an agent or a person that works for the owner, a program, or a thread that Kiwi runs."""
+IDENTITY_KINDS: tuple[IdentityKind, ...] = get_args(IdentityKind)
+
+
+class Principal(Struct, frozen=True):
+    """Who acts: a kind, and the name that rules call them by."""
+
+    kind: IdentityKind
+    name: str
+
+
+OWNER = Principal("owner", "")
+"""The user who started Kiwi. Only the rules for all principals apply to them."""
+STRANGER = Principal("agent", "")
+"""An unknown principal."""
+
+QuestionMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
+"""The kinds of questions: input or a decision of the owner, a completion of the model, the folders of the client."""
+
+
+class Question(Struct, frozen=True):
+    """One question that a call must have answered, in MCP format, so that it is passed on unchanged."""
+
+    method: QuestionMethod
+    params: JsonObject
+    is_own: bool = False
+    """Whether Kiwi itself asks. Such a question cannot have an answer before it is asked."""
+
+
+Questions: TypeAlias = Mapping[str, Question]
+"""Questions that are asked together, each under a key."""
+Answers: TypeAlias = Mapping[str, JsonObject]
+"""An answer to each question, under the same keys, in MCP format: `{"action": "accept", "content": {…}}`."""
+Ask: TypeAlias = Callable[[Questions], Awaitable[Answers]]
+"""Asks and waits for every answer; a question that cannot be asked raises `Unanswered`."""
+Note: TypeAlias = Callable[[JsonObject], None]
+"""Takes one line that a tool logs, as MCP has it: `level`, `data`, perhaps `logger`. It must not block."""
+
+
+async def no_answers(questions: Questions) -> Answers:
+    """Refuse to answer: there is no one to ask."""
+    raise Unanswered(sorted({question.method for question in questions.values()}))
+
+
+def unheard(_: JsonObject) -> None:
+    """Discard a log line."""
+
+
+class Caller(Struct, frozen=True):
+    """The party that waits for the result of a call."""
+
+    report: Report = silent
+    ask: Ask = no_answers
+    note: Note = unheard
+    capabilities: JsonObject = field(default_factory=dict)
+    """What it can be asked, as MCP's clients declare it: `elicitation`, `sampling`, `roots`."""
+    is_owner: bool = False
+    """Whether its answers are those of the owner, so that it may approve plans."""
+    name: str = ""
+    """The caller's name if it is not the owner of the store. Its runs are recorded under this name."""
+    identity: Principal = OWNER
+    """The principal that rules apply to."""
+    can_author: bool = False
+    """Whether it may change items, where a kernel serves others than its owner."""
+    actor: Actor | None = None
+    """The user of the registry that it is, where a kernel serves others than its owner; None sees public items only."""
+    can_write: bool = False
+    """Whether it may change the registry, where a kernel serves others than its owner."""
+    is_direct: bool = False
+    """Whether a program sends this to the gateway's API, and no model does over MCP."""
+    can_manage: bool = False
+    """Whether its token may call the verbs of the owner, where the call is direct."""
+    client: str = ""
+    """The name that the calling program reports; no decision depends on it."""
+
+
+NO_CALLER = Caller()
+"""A caller that gets no progress and answers no question."""

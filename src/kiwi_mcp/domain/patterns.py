@@ -1,0 +1,24 @@
+"""Regular expressions that are compiled at their first use: most commands need few of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+
+class LazyPattern:
+    """A pattern with the methods of `re.Pattern`."""
+
+    def __init__(self, text: str, flags: int) -> None:
+        self._text = text
+        self._flags = flags
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(re.compile(self._text, self._flags), name)
+        setattr(self, name, found)  # from now on it is found without this function
+        return found
+
+
+def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+    """Return a pattern for a module that many commands import and few use; compiling it takes a millisecond or so."""
+    return cast("re.Pattern[str]", LazyPattern(text, flags))

@@ -1,0 +1,1 @@
+"""Packages that tools need, installed once, as data says."""

@@ -1,0 +1,115 @@
+"""The environment of a tool: its folder of packages, its variables and its programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.manifest.runtime import RuntimeConfig, texts
+from kiwi_mcp.primitives.process.spawn import search_path
+
+
+class Environment(Struct, frozen=True):
+    """A folder of installed packages, named by its content; without packages it is only an interpreter."""
+
+    kind: str = ""
+    folder: str = ""
+    packages: tuple[str, ...] = ()
+    bin: str = ""
+    """Stands first on the PATH of the process."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Commands that mean a program of this environment, whatever the PATH says."""
+    linked: str = ""
+    """The folder of modules that must be found beside the tool's files."""
+    lock: str = ""
+    """The file of the tool's that says which versions and hashes; empty where Kiwi finds out."""
+
+    def to_json(self) -> JsonObject:
+        """Return what a plan says about it."""
+        own = {"lock": self.lock} if self.lock else {}
+        return {"kind": self.kind, "folder": self.folder, "packages": list(self.packages), "linked": self.linked, **own}
+
+    @classmethod
+    def from_json(cls, fact: JsonObject) -> Environment:
+        """Return the environment that a plan names, as far as making it needs."""
+        return cls(
+            kind=as_text(fact.get("kind")),
+            folder=as_text(fact.get("folder")),
+            packages=texts(fact.get("packages")),
+            linked=as_text(fact.get("linked")),
+            lock=as_text(fact.get("lock")),
+        )
+
+
+def refuse_others(tool: Tool, packages: Sequence[str], is_one: Callable[[str], bool]) -> None:
+    """Refuse requirements that are not a name and versions: addresses, paths, options."""
+    fix = "Write a name and versions, such as `httpx>=0.27`."
+    issues = [
+        Issue("config.requires", f"{package!r} is not a package of an index", fix)
+        for package in packages
+        if not is_one(package)
+    ]
+    if issues:
+        raise InvalidManifest(f"{tool.id!r}", issues)
+
+
+def text_in(tool: Tool, path: str) -> str:
+    """Return the text of one file of a tool, empty where it has no such file."""
+    for file in tool.files:
+        if file.path == path:
+            return load_bytes(tool, file).decode("utf-8", errors="replace")
+    return ""
+
+
+def address(*parts: str) -> str:
+    """Return the name of a folder, derived from these parts alone."""
+    return sha256("\0".join(parts).encode()).hexdigest()
+
+
+def base_env(tool: Tool, space: Space, environment: Environment) -> Mapping[str, str]:
+    """Return the variables every process gets; no other one is inherited."""
+    return {
+        "PATH": search_path(environment.bin),
+        "HOME": os.environ.get("HOME") or str(Path.home()),
+        "LANG": "C.UTF-8",
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),  # noqa: S108 - where temporary files usually are
+        "USER": os.environ.get("USER", ""),
+        "KIWI_PROJECT": str(space.project),
+        "KIWI_TOOL_ID": tool.id,
+    }
+
+
+def find_program(command: str, words: RuntimeConfig, environment: Environment, path: str) -> str:
+    """Return where a program is now: in the environment, absolute as written, or in a folder of `path`."""
+    if command in environment.programs:
+        return environment.programs[command]
+    found = _on_path(command, path) if _is_plain(command) else None
+    if found is None and words.shell and os.access(words.shell, os.X_OK):
+        found = words.shell
+    if found is None:
+        raise CommandMissing(command, needed_by=words.runtime_id, install=words.install)
+    return found
+
+
+def _on_path(command: str, path: str) -> str | None:
+    """Return where a program is now: in the first folder that has it."""
+    for folder in ("",) if command.startswith("/") else path.split(":"):
+        place = f"{folder}/{command}" if folder else command
+        if os.access(place, os.X_OK) and not os.path.isdir(place):  # noqa: PTH112 - on the way of every call
+            return place
+    return None
+
+
+def _is_plain(command: str) -> bool:
+    # A name, or an absolute path; a relative path would mean a file of the project.
+    return bool(command) and ("/" not in command or command.startswith("/"))

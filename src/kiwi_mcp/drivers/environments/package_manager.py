@@ -1,0 +1,351 @@
+"""Packages that tools require, installed once into a folder, as the `packages` of their runtime say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache as remembered
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from sysconfig import get_platform
+
+import uv
+
+from kiwi_mcp.domain.errors import CommandMissing, EnvironmentFailed, InvalidManifest, PackageChanged
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import Json, as_list, as_object, compact, text_of
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.drivers.environments.build_cache import make_once
+from kiwi_mcp.drivers.environments.environment import Environment, address, refuse_others, text_in
+from kiwi_mcp.drivers.environments.installer import Indexes, Installer, failure, indexes_of, is_done
+from kiwi_mcp.manifest.formats import is_requirement_of, package_name
+from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageLock, Packages
+from kiwi_mcp.manifest.runtime import texts
+from kiwi_mcp.manifest.templates import render
+from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.primitives.process.spawn import search_path
+from kiwi_mcp.sandbox.command_files import program_at
+from kiwi_mcp.sandbox.levels import base_profile
+
+MODULES = "node_modules"
+_SHOWN = 80
+_COMMENT = lazy_pattern(r"^[ \t\f]*#.*$", re.MULTILINE)
+_PYTHON_NAME = lazy_pattern(r"^[A-Za-z0-9._-]+")
+_NAME = r"(?:@[\w~-][\w.~-]*/)?[\w~-][\w.~-]*"
+_PLACE = lazy_pattern(rf"{MODULES}/{_NAME}(?:/{MODULES}/{_NAME})*", re.ASCII)
+_PACKAGE = lazy_pattern(_NAME, re.ASCII)
+_VERSION = lazy_pattern(r"\d+\.\d+\.\d+(?:[-+][\w.+-]*)?", re.ASCII)
+_REPOSITORY = lazy_pattern(
+    r"https://(?:[^/]*@)?(?:www\.)?(?:(?:gist\.)?github\.com|gitlab\.com|bitbucket\.org|git\.sr\.ht)(?:[:/?#]|$)",
+    re.IGNORECASE,
+)
+"""An address that npm does not fetch but clones, so that no hash holds."""
+_HASHES = lazy_pattern(r"sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2}(?: +sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2})*")
+_LARGEST = 8_388_608
+_CHANGED = re.compile(rb"hash mismatch|EINTEGRITY|hashes?\b[^\n]*\bdo(?:es)? not match", re.IGNORECASE)
+"""What uv and npm say where an index offers other bytes than those that were locked."""
+
+
+class PackageManager:
+    """Plans and makes the environments of one runtime."""
+
+    def __init__(self, packages: Packages, runtime: Tool) -> None:
+        self._kind = packages.kind if packages.is_shipped else "other"
+        self._config = packages.config
+        # A runtime that does not ship with Kiwi shares no folder with others.
+        self._own = () if packages.is_shipped else (runtime.digest,)
+
+    def plan(self, tool: Tool, default_packages: Sequence[str], cache: Path) -> Environment:
+        """Name the environment that a tool needs, by all that decides about its content; nothing is installed."""
+        config, lock = self._config, self._config.lock
+        packages = _required(config, tool, default_packages)
+        if not packages:
+            return self.bare()
+        locked = text_in(tool, lock.file) if lock else ""
+        if lock and locked:
+            _refuse_unlocked(tool, config, lock, packages, locked)
+        hashed = (sha256(locked.encode()).hexdigest(),) if locked else ()
+        base = (sys.version, get_platform(), base_interpreter()) if config.uses_python else (get_platform(),)
+        folder = cache / "envs" / self._kind / address(*self._own, *base, *packages, *hashed)
+        return Environment(
+            kind=self._kind,
+            folder=str(folder),
+            packages=packages,
+            bin=str(folder / config.bin) if config.bin else "",
+            programs={name: str(folder / path) for name, path in config.programs.items()},
+            linked=str(folder / config.link) if config.link else "",
+            lock=lock.file if lock and locked else "",
+        )
+
+    def bare(self) -> Environment:
+        """Name the environment without any package."""
+        if not self._config.uses_python:
+            return Environment(kind=self._kind)
+        python = base_interpreter()
+        return Environment(
+            self._kind, bin=str(Path(python).parent), programs=dict.fromkeys(self._config.programs, python)
+        )
+
+    async def make(self, environment: Environment, tool: Tool, installer: Installer) -> None:
+        """Install the packages by the lock of the tool, or else of the first time, unless they are there."""
+        if environment.packages:
+            own = text_in(tool, environment.lock) if environment.lock else ""
+            build = partial(
+                build_environment, self._config, packages=environment.packages, own=own, installer=installer
+            )
+            await make_once(Path(environment.folder), build, proof=self._config.proof)
+
+
+@remembered
+def base_interpreter() -> str:
+    """Return the interpreter below any virtual environment that Kiwi itself runs in."""
+    # Python keeps it under a private name only; without one, this process runs in no virtual environment.
+    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+
+def _required(config: PackageConfig, tool: Tool, default_packages: Sequence[str]) -> tuple[str, ...]:
+    """Return the packages of a tool in one spelling, those that are listed in its file among them."""
+    written = texts(tool.manifest.config.get("requires"))
+    if config.listed_in and config.listed_in.form == "json":
+        listed = _listed_as_json(tool, config.listed_in.file, config.listed_in.at)
+        wanted = {**_by_name(default_packages), **listed, **_by_name(written)}
+        packages = tuple(f"{name}@{versions}" for name, versions in sorted(wanted.items()))
+        refuse_others(tool, packages, is_requirement_of(config.requirement))
+        return packages
+    text = text_in(tool, config.listed_in.file) if config.listed_in else ""
+    lines = (line.partition(" #")[0].strip() for line in text.splitlines())
+    everything = [*default_packages, *written, *(line for line in lines if line and not line.startswith("#"))]
+    refuse_others(tool, everything, is_requirement_of(config.requirement))
+    return tuple(sorted({_SPELLED.get(config.requirement, str.strip)(one) for one in everything}))
+
+
+def _listed_as_json(tool: Tool, file: str, at: str) -> Mapping[str, str]:
+    if not (text := text_in(tool, file)):
+        return {}
+    try:
+        written = as_object(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        issue = Issue(file, f"is not JSON: {error}", "Write a JSON object.")
+        raise InvalidManifest(f"{tool.id!r}", [issue]) from error
+    return {name: text_of(version) for name, version in as_object(written.get(at)).items()}
+
+
+def _by_name(packages: Sequence[str]) -> Mapping[str, str]:
+    """Return `name@range` texts as a mapping; the `@` of a scope comes first and does not count."""
+    found = {}
+    for package in packages:
+        at = package.find("@", 1)
+        found[package if at < 0 else package[:at]] = "*" if at < 0 else package[at + 1 :]
+    return found
+
+
+def _python_spelling(requirement: str) -> str:
+    """Return a requirement in the one spelling that it shares with others that mean the same."""
+    versions, mark, marker = requirement.partition(";")
+    rest = _PYTHON_NAME.sub("", "".join(versions.split()))
+    return f"{package_name(versions)}{rest}{mark}{marker.strip()}"
+
+
+_SPELLED: Mapping[str, Callable[[str], str]] = {"pep508": _python_spelling}
+
+
+def _refuse_unlocked(tool: Tool, config: PackageConfig, lock: PackageLock, packages: Sequence[str], text: str) -> None:
+    """Refuse a lock that leaves out a package, or says anything but versions and hashes."""
+    read = _faults_of_table if lock.form == "npm" else _faults_of_lines
+    if faults := [*read(tool, config, lock, packages, text)]:
+        raise InvalidManifest(
+            f"{tool.id!r}", [Issue(lock.file, fault, f"Renew it: `{lock.renew}`.") for fault in faults]
+        )
+
+
+def _faults_of_lines(
+    _tool: Tool, _config: PackageConfig, lock: PackageLock, packages: Sequence[str], text: str
+) -> Iterator[str]:
+    row_of = re.compile(lock.row, re.ASCII)
+    rows = {line: row_of.fullmatch(line) for line in _lines(text)}
+    known = {package_name(row[1]) for row in rows.values() if row}
+    yield from (f"{line[:_SHOWN]!r} is not a version with its hashes" for line, row in rows.items() if row is None)
+    missing = (one for one in packages if package_name(one.partition(";")[0]) not in known)
+    yield from (f"{one!r} is not locked" for one in missing)
+
+
+def _lines(lock: str) -> Sequence[str]:
+    """Return the lines of a lock as uv reads them: a comment ends with its line, whatever it contains."""
+    plain = lock.replace("\r\n", "\n").replace("\r", "\n")
+    joined = _COMMENT.sub("", plain).replace("\\\n", " ")
+    return [*filter(None, (line.strip() for line in joined.split("\n")))]
+
+
+def _faults_of_table(
+    tool: Tool, config: PackageConfig, lock: PackageLock, packages: Sequence[str], text: str
+) -> Iterator[str]:
+    try:
+        entries = as_object(as_object(json.loads(text)).get("packages"))
+    except (ValueError, RecursionError) as error:
+        issue = Issue(lock.file, f"is not JSON: {error}", "Write it as npm does.")
+        raise InvalidManifest(f"{tool.id!r}", [issue]) from error
+    indexes = indexes_of(config.index)
+    yield from (fault for path, entry in entries.items() if path for fault in faults_of(path, entry, indexes))
+    missing = (name for name in _by_name(packages) if f"{MODULES}/{name}" not in entries)
+    yield from (f"{name!r} is not locked" for name in missing)
+
+
+def faults_of(path: str, entry: Json, indexes: Indexes) -> Iterator[str]:
+    """Yield what is wrong with one package of a lock: npm accepts an address in place of any name or version."""
+    said = as_object(entry)
+    name, resolved = said.get("name"), said.get("resolved")
+    if not _PLACE.fullmatch(path) or said.get("link") or (name is not None and not _PACKAGE.fullmatch(text_of(name))):
+        yield f"{path!r} is not a package of an index"
+    if not _VERSION.fullmatch(text_of(said.get("version"))):
+        yield f"{path!r} has no version"
+    place = text_of(resolved)
+    if resolved is not None and (_REPOSITORY.match(place) or not indexes.may_offer(place)):
+        yield f"{path!r} is fetched from elsewhere than an index: {place[:_SHOWN]!r}"
+    if not _HASHES.fullmatch(text_of(said.get("integrity"))):
+        yield f"{path!r} has no hash"
+
+
+async def build_environment(
+    config: PackageConfig, folder: Path, *, packages: Sequence[str], installer: Installer, own: str = ""
+) -> None:
+    """Install packages into a folder, by a lock: the one given, or else the one of the first time."""
+    installer.report(Progress(f"Installing {', '.join(packages)}"))
+    step = _Step(config, folder, tuple(packages), installer)
+    if config.create:
+        _demand(await step.run(config.create, (InstallTry(offline=True),)), packages)
+    if config.listed_in:
+        (folder / config.listed_in.file).write_text(_as_file(config, packages), encoding="utf-8")
+    if config.lock:
+        place = folder / config.lock.file
+        if text := own or _stored_lock(folder):
+            place.write_text(text, encoding="utf-8")
+        else:
+            _demand(await step.run(config.resolve, config.tries), packages)
+            _store_lock(folder, place)
+    result = await step.run(config.install, config.tries)
+    if not is_done(result):
+        shown = (config.lock.file if own else str(_lock_of(folder))) if config.lock else ""
+        raise _lock_failure(packages, result, shown) if shown else failure(packages, result)
+    if config.link:
+        (folder / config.link).mkdir(exist_ok=True)
+
+
+def _as_file(config: PackageConfig, packages: Sequence[str]) -> str:
+    if config.listed_in and config.listed_in.form == "json":
+        return compact({"private": True, config.listed_in.at: dict(_by_name(packages))})
+    return "\n".join(packages) + "\n"
+
+
+def _demand(result: ProcessResult, packages: Sequence[str]) -> None:
+    if not is_done(result):
+        raise failure(packages, result)
+
+
+class _Step:
+    """Runs the commands of one installation."""
+
+    def __init__(self, config: PackageConfig, folder: Path, packages: tuple[str, ...], installer: Installer) -> None:
+        self._config = config
+        self._folder = folder
+        self._packages = packages
+        self._installer = installer
+
+    async def run(self, command: Sequence[str], tries: Sequence[InstallTry]) -> ProcessResult:
+        """Run a command in each way that is left, until it succeeds; packages are built only if that was missing."""
+        config, result = self._config, None
+        reads = program_at(base_interpreter(), base_profile().covers).roots if config.uses_python else ()
+        for attempt in tries:
+            needs_build = result is not None and re.search(config.build_if.encode(), result.stderr, re.IGNORECASE)
+            if attempt.builds and not (config.build_if and needs_build):
+                break
+            argv = self._filled((*command, *attempt.args))
+            result = await self._installer.install(argv, self._folder, config, attempt, reads=reads)
+            if is_done(result):
+                break
+        assert result is not None  # noqa: S101 - there is at least one try that builds nothing
+        return result
+
+    def _filled(self, words: Sequence[str]) -> tuple[str, ...]:
+        config, values = self._config, {"folder": str(self._folder), "packages": list(self._packages)}
+        if config.lock:
+            values["lock"] = str(self._folder / config.lock.file)
+        if config.listed_in:
+            values["requirements"] = str(self._folder / config.listed_in.file)
+        if config.uses_python:
+            values["python"] = base_interpreter()
+        if "{index}" in words:
+            values["index"] = self._index()
+        filled: list[str] = []
+        for word in as_list(render(list(words), values)):
+            filled += map(text_of, word if isinstance(word, list) else [word])
+        return (_program(filled[0], config), *filled[1:])
+
+    def _index(self) -> str:
+        if places := indexes_of(self._config.index).places:
+            return places[0]
+        named = " or ".join(self._config.index.variables)
+        raise EnvironmentFailed(
+            f"No index of packages is named, so {', '.join(self._packages)} cannot be installed.",
+            suggestion=f"Set {named} to the address or the folder of an index.",
+            packages=list(self._packages),
+        )
+
+
+def _program(name: str, config: PackageConfig) -> str:
+    """Return where an installer is: uv comes with Kiwi, any other one is on the PATH."""
+    if name == "uv":
+        return uv_program()
+    if "/" not in name and (found := shutil.which(name, path=search_path())):
+        return found
+    raise CommandMissing(name, needed_by="packages", install=config.hint)
+
+
+def uv_program() -> str:
+    """Return where uv is."""
+    try:
+        return uv.find_uv_bin()
+    except FileNotFoundError:
+        install = "Install Kiwi again with its dependencies, or `pip install uv` beside it."
+        raise CommandMissing("uv", needed_by="python_runtime", install=install) from None
+
+
+def _lock_of(folder: Path) -> Path:
+    """Return where the lock of an environment is stored, beside all environments of the cache."""
+    kind, environments = folder.parent, folder.parent.parent
+    return environments.parent / "locks" / kind.name / folder.name
+
+
+def _stored_lock(folder: Path) -> str:
+    """Return what an environment was made of the first time; nothing where it never was."""
+    with suppress(OSError), _lock_of(folder).open("rb") as file:
+        return file.read(_LARGEST).decode(errors="replace")
+    return ""
+
+
+def _store_lock(folder: Path, made: Path) -> None:
+    """Store the lock that an installer wrote."""
+    path = _lock_of(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{token_hex(8)}")
+    try:
+        draft.write_bytes(made.read_bytes())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _lock_failure(packages: Sequence[str], result: ProcessResult, lock: str) -> EnvironmentFailed | PackageChanged:
+    """Return why packages could not be installed from a lock; `lock` is its location, for the message."""
+    said = failure(packages, result)
+    if _CHANGED.search(result.stderr) or _CHANGED.search(result.stdout):
+        return PackageChanged(packages, lock=lock, said=said.message)
+    said.suggestion = f"{said.suggestion} Versions that the index no longer has: renew or remove {lock}."
+    return said

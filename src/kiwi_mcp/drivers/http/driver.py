@@ -1,0 +1,185 @@
+"""One request to an outcome; JSONPath on the reply."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import lru_cache
+from typing import cast
+
+from jsonpath import JSONPath, JSONPathEnvironment, JSONPathError
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.errors import InvalidManifest, KiwiError, TooLarge
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.outcome import Outcome, Progress, Report
+from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.http.plan import bind_request
+from kiwi_mcp.drivers.output import NotJsonOutput, parse
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
+
+_COST_LIMIT = 5_000_000
+"""The most nodes a path may visit: the size of the reply, to the power of the path's searches in depth."""
+
+_environment = JSONPathEnvironment(strict=True)
+# A regular expression in a filter can take for ever on a short text, and nothing can interrupt it.
+for _name in ("match", "search"):
+    del _environment.function_extensions[_name]
+
+
+def transform(path: str, reply: Json) -> Json:
+    """Return what the path names: one value where it can name only one, else the list of all it names."""
+    compiled = compile_path(path)
+    # A filter that begins at the root again looks at the whole reply for each of its nodes.
+    depth = max(1, path.count("..")) + path.count("$") - 1
+    size = _count(reply)
+    if size**depth > _COST_LIMIT:
+        raise TooLarge(f"The reply, for {path!r},", size=None, limit=_COST_LIMIT, unit="steps")
+    found = cast("list[Json]", compiled.findall(reply))
+    if compiled.singular_query():
+        return found[0] if found else None
+    return found
+
+
+@lru_cache(maxsize=256)
+def compile_path(path: str) -> JSONPath:
+    """Return the compiled path; regular expressions are not part of it."""
+    try:
+        compiled = _environment.compile(path)
+    except (JSONPathError, RecursionError) as error:
+        reason = str(error).partition("\n")[0] or "is nested too deeply"
+        issue = Issue("config.response_transform", reason, "Write an RFC 9535 path such as `$.items[0:5].name`.")
+        raise InvalidManifest("The tool", [issue]) from error
+    assert isinstance(compiled, JSONPath)  # noqa: S101 - the strict environment makes no compound paths
+    return compiled
+
+
+def _count(value: Json) -> int:
+    total, waiting = 0, [value]
+    while waiting:
+        node = waiting.pop()
+        total += 1
+        if isinstance(node, dict):
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+    return total
+
+
+_FIRST_FAILURE = 400
+_HINTS = {
+    401: "The service does not accept the credentials: look at the variables the tool uses (`why`).",
+    403: "The service refuses these credentials for this request.",
+    404: "The service has nothing at this address: look at the tool's url and the parameters.",
+    429: "The service asks for fewer requests: wait, or give the tool a `retry`.",
+}
+
+
+class Http:
+    """Makes the one request of an api tool."""
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Judge the path that picks the result out of a reply."""
+        try:
+            compile_path(as_text(chain.tool.manifest.config.get("response_transform")) or "$")
+        except InvalidManifest as invalid:
+            return invalid.issues
+        return ()
+
+    async def aclose(self) -> None:
+        """Close the connections that are kept between calls."""
+        await client.aclose()
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan the request."""
+        return bind_request(chain, inputs)
+
+    async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
+        """Check nothing: no process is started."""
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+    ) -> Outcome:
+        """Send the request and give its reply as a result."""
+        assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other
+        ledger = TrafficLog()
+        try:
+            if plan.spec.stream:
+                received = await _collect(plan.spec, secrets, caller.report, ledger)
+                return Outcome("success", result=received, sent=ledger.to_json())
+            reply = await client.send(plan.spec, secrets=secrets, report=caller.report, ledger=ledger)
+        except KiwiError as error:
+            if error.details.get("cause") == "timeout":
+                sent, response = ledger.to_json(), error.details
+                return Outcome(
+                    "timeout", message=error.message, suggestion=error.suggestion, details=response, sent=sent
+                )
+            raise
+        return replace(_outcome(reply, as_text(plan.facts.get("response_transform"))), sent=ledger.to_json())
+
+
+async def _collect(spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: TrafficLog) -> Json:
+    """Return everything a stream sends, up to the limits of the plan."""
+    received: list[Json] = []
+    async with aclosing(_stream(spec, secrets, report, ledger)) as stream:
+        async for item in stream:
+            received.append(item)
+            report(Progress(f"{len(received)} received", done=len(received)))
+    return received
+
+
+async def _stream(
+    spec: HttpSpec, secrets: Mapping[str, str], report: Report, ledger: TrafficLog
+) -> AsyncGenerator[Json, None]:
+    match spec.stream:
+        case "sse":
+            async for event in client.events(spec, secrets=secrets, report=report, ledger=ledger):
+                yield {"event": event.event, "data": _parsed(event.data), "id": event.id}
+        case "lines":
+            async for line in client.lines(spec, secrets=secrets, report=report, ledger=ledger):
+                yield _parsed(line)
+        case _:
+            async for message in client.websocket(spec, secrets=secrets, ledger=ledger):
+                yield _parsed(message) if isinstance(message, str) else {"base64": b64encode(message).decode("ascii")}
+
+
+def _outcome(reply: client.HttpReply, path: str) -> Outcome:
+    details: dict[str, Json] = {"http_status": reply.status}
+    if reply.is_truncated:
+        details["truncated"] = True
+    if reply.attempts > 1:
+        details["attempts"] = reply.attempts
+    body = _decoded(reply)
+    if reply.status >= _FIRST_FAILURE:
+        return Outcome(
+            "error",
+            result=body,
+            message=f"The service answered {reply.status}.",
+            suggestion=_HINTS.get(reply.status, "The reply's body says more; check the parameters, then try again."),
+            details=details,
+        )
+    return Outcome("success", result=transform(path, body) if path else body, details=details)
+
+
+def _decoded(reply: client.HttpReply) -> Json:
+    media_type = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not reply.body:
+        return None
+    try:
+        text = reply.body.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"media_type": media_type, "base64": b64encode(reply.body).decode("ascii")}
+    return _parsed(text) if not media_type or media_type.endswith("json") else text
+
+
+def _parsed(text: str) -> Json:
+    """Return the JSON value a text is, or the text itself."""
+    try:
+        return parse(text.encode()).value
+    except NotJsonOutput:
+        return text

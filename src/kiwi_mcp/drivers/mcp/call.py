@@ -1,0 +1,242 @@
+"""One request to its end: rounds of questions, tasks polled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+from typing import Final
+
+from mcp.shared.exceptions import MCPError
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Caller
+from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.outcome import Outcome, Progress, silent
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.mcp.connection import ServerConnection
+from kiwi_mcp.drivers.mcp.errors import QUOTED
+from kiwi_mcp.drivers.mcp.result import CallFailed, failed, for_want_of, outcome_of, refused, unanswered
+from kiwi_mcp.drivers.mcp.rpc import ProgressCallback
+from kiwi_mcp.drivers.mcp.server import ServerRequest
+from kiwi_mcp.drivers.mcp.server_events import LONGEST_REPORT, CallerChannel, answered
+
+SOONEST, USUAL, LATEST = 0.1, 1.0, 30.0
+"""How long to wait before a task is asked for again: at least, where the server does not say, and at most."""
+MOST_POLLS = 10
+"""How often one task may ask questions."""
+_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
+_INTERNAL: Final = -32603
+
+
+class TaskPoller:
+    """One task at a server, for as long as its caller waits."""
+
+    def __init__(self, connection: ServerConnection, name: str, created: JsonObject, talk: CallerChannel) -> None:
+        self._connection = connection
+        self._name = name
+        self._id = as_text(created.get("taskId"))
+        self._task = created
+        self._talk = talk
+        self._answered: set[str] = set()
+        self._rounds = self._steps = 0
+        self._told = ""
+
+    async def result(self) -> JsonObject:
+        """Return what the call gives in the end; a caller who leaves before calls the task off."""
+        if not self._id:
+            raise CallFailed(failed("The server made a task of the call and did not name it."))
+        try:
+            while True:
+                self._report()
+                if self._task.get("status") == "input_required":
+                    await self._answer()
+                await asyncio.sleep(poll_after(self._task))
+                self._task = await self._asked("tasks/get")
+                if self._task.get("status") in _TERMINAL:
+                    return self._finished()
+        except (asyncio.CancelledError, Unanswered):
+            self._connection.call_off(self._id)
+            raise
+
+    async def _asked(self, method: str, **more: Json) -> JsonObject:
+        try:
+            return await self._connection.ask(method, {"taskId": self._id, **more}, caller=self._talk.caller)
+        except MCPError as refusal:
+            raise CallFailed(self._gone(refusal)) from refusal
+
+    async def _answer(self) -> None:
+        asked = as_object(self._task.get("inputRequests"))
+        if fresh := {key: one for key, one in asked.items() if key not in self._answered}:
+            self._rounds += 1
+            if self._rounds > MOST_POLLS:
+                raise Unanswered([], message=f"The task asked questions more than {MOST_POLLS} times.")
+            answers = await answered(fresh, self._talk, self._connection.server)
+            self._answered |= fresh.keys()
+            await self._asked("tasks/update", inputResponses=answers)
+
+    def _report(self) -> None:
+        said = strip_controls(as_text(self._task.get("statusMessage")))[:LONGEST_REPORT]
+        if said and said != self._told and self._talk.caller.report is not silent:
+            self._told = said
+            self._steps += 1
+            self._talk.caller.report(Progress(said, done=self._steps))
+
+    def _finished(self) -> JsonObject:
+        said = strip_controls(as_text(self._task.get("statusMessage")))[:QUOTED]
+        match self._task.get("status"):
+            case "completed":
+                return as_object(self._task.get("result"))
+            case "cancelled":
+                raise CallFailed(
+                    Outcome(
+                        "cancelled",
+                        message=f"The server called off the task that {self._name!r} had become. {said}".rstrip(),
+                        suggestion="Call it again if it is still wanted.",
+                        details={"task": "cancelled"},
+                    )
+                )
+            case _:
+                outcome = refused(self._name, _error_of(as_object(self._task.get("error")), said))
+                raise CallFailed(replace(outcome, details={**outcome.details, "task": "failed"}))
+
+    def _gone(self, refusal: MCPError) -> Outcome:
+        said = strip_controls(refusal.error.message)[:QUOTED]
+        return Outcome(
+            "unavailable",
+            message=f"The server does not know the task any more that {self._name!r} had become "
+            f"({refusal.code}: {said}).",
+            suggestion="Whether it was done is not known: look before you call it again.",
+            details={"task": "gone", "mcp_code": refusal.code},
+        )
+
+
+def poll_after(task: JsonObject) -> float:
+    """Return how long to wait before a task is asked for again, in seconds."""
+    wanted = task.get("pollIntervalMs")
+    if task.get("status") in _TERMINAL:  # as it was made: what it gave has still to be asked for
+        return 0.0
+    if not isinstance(wanted, int | float) or isinstance(wanted, bool):
+        return USUAL
+    return max(SOONEST, min(LATEST * 1_000, wanted) / 1_000)  # in this order: it may be no number at all
+
+
+def _error_of(error: JsonObject, said: str) -> MCPError:
+    code = error.get("code")
+    return MCPError(
+        code if isinstance(code, int) else _INTERNAL,
+        as_text(error.get("message")) or said or "The server gave no reason.",
+        error.get("data"),
+    )
+
+
+MOST_ROUNDS = 10
+"""How often a server may ask back before it answers one request."""
+_BREATH = 0.1
+"""How long a server that asks for another try and nothing else is left alone, in seconds."""
+_HEADER_MISMATCH: Final = -32020
+_PAGES = 100
+
+
+class ServerCall(Struct):
+    """One request on its way: what is asked, with what, for how long, and who waits for it."""
+
+    wanted: ServerRequest
+    inputs: JsonObject
+    timeout: float
+    parameters: JsonObject
+    outputs: JsonObject
+    caller: Caller
+    is_repeatable: bool
+    asked_at: float = 0.0
+    unanswered: Unanswered | None = None
+    """The first question on the way that was not answered."""
+    not_passed: Sequence[Unanswered] = ()
+    """Why requests of the server were not passed to the caller."""
+
+    @property
+    def progress(self) -> ProgressCallback | None:
+        """The callback for the server's progress, if the caller listens."""
+        if self.caller.report is silent:
+            return None
+
+        def report(done: float, total: float | None, message: str) -> None:
+            self.caller.report(Progress(strip_controls(message)[:LONGEST_REPORT], done=done, total=total))
+
+        return report
+
+
+async def asked(connection: ServerConnection, request: ServerCall) -> Outcome:
+    """Return the outcome of a request; what the server refuses is raised as the SDK's error."""
+    request.asked_at = monotonic()
+    async with asyncio.timeout(request.timeout) as limit:
+        talk = CallerChannel(request.caller, limit)
+        try:
+            await connection.listen(request.caller)
+            with connection.events.talking(talk):
+                answer = await _settled(connection, request, talk)
+        except Unanswered as fault:
+            return unanswered(fault)
+        except CallFailed as end:
+            return end.outcome
+        finally:
+            request.unanswered, request.not_passed = talk.unanswered, talk.not_passed
+    return for_want_of(talk.unanswered, outcome_of(request.wanted, answer, request.outputs))
+
+
+async def _settled(connection: ServerConnection, request: ServerCall, talk: CallerChannel) -> JsonObject:
+    """Return the answer itself, however often the server asks back first."""
+    first = params = request.wanted.params(request.inputs)
+    is_modern = (await connection.greeted()).era == "modern"
+    for _ in range(MOST_ROUNDS + 1):
+        answer = await _sent(connection, request, params)
+        match answer.get("resultType", "complete") if is_modern else "complete":
+            case "complete":
+                return answer
+            case "input_required":
+                params = {**first, **await _supplied(connection, answer, talk)}
+            case "task" if request.wanted.method == "tools/call" and connection.has_tasks:
+                return await TaskPoller(connection, request.wanted.name, answer, talk).result()
+            case _:
+                raise CallFailed(failed("The server answered with a kind of result that this client does not know."))
+    raise CallFailed(failed(f"The server asked back more than {MOST_ROUNDS} times and never answered."))
+
+
+async def _supplied(connection: ServerConnection, answer: JsonObject, talk: CallerChannel) -> JsonObject:
+    """Return what the next try carries: the answers that were asked for, and the server's state as it gave it."""
+    more: dict[str, Json] = {}
+    if wanted := answer.get("inputRequests"):
+        more["inputResponses"] = await answered(wanted, talk, connection.server)
+    else:
+        await asyncio.sleep(_BREATH)
+    if "requestState" in answer:
+        more["requestState"] = answer["requestState"]
+    return more
+
+
+async def _sent(connection: ServerConnection, request: ServerCall, params: JsonObject) -> JsonObject:
+    wanted, caller, progress = request.wanted, request.caller, request.progress
+    # Only over HTTP are there headers, in which a server may want parts of the arguments too.
+    schema = request.parameters if connection.server.transport == "http" else None
+    try:
+        return await connection.ask(wanted.method, params, caller=caller, progress=progress, schema=schema)
+    except MCPError as refusal:
+        if refusal.code != _HEADER_MISMATCH:
+            raise
+        # It wants others than the tool's manifest knows of; which ones, its own list says.
+        response = await _schema(connection, wanted.name)
+        return await connection.ask(wanted.method, params, caller=caller, progress=progress, schema=response)
+
+
+async def _schema(connection: ServerConnection, name: str) -> Json:
+    cursor = ""
+    for _ in range(_PAGES):
+        page = await connection.ask("tools/list", {"cursor": cursor} if cursor else {})
+        for tool in map(as_object, as_list(page.get("tools"))):
+            if tool.get("name") == name:
+                return tool.get("inputSchema")
+        if not (cursor := as_text(page.get("nextCursor"))):
+            break
+    return None

@@ -1,0 +1,277 @@
+"""`McpDriver`: bind, drive, list, complete, log in and out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from mcp.shared.exceptions import MCPError
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Ask, Caller, Space, no_answers
+from kiwi_mcp.domain.errors import LoginRequired, Unavailable
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.mcp import ServerListing
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.drivers.driver import unavailable
+from kiwi_mcp.drivers.held import open_sandbox
+from kiwi_mcp.drivers.mcp.call import ServerCall, asked
+from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
+from kiwi_mcp.drivers.mcp.listing import listed
+from kiwi_mcp.drivers.mcp.oauth.account import forget, settled
+from kiwi_mcp.drivers.mcp.oauth.login import account_for, log_in
+from kiwi_mcp.drivers.mcp.pool import ConnectionPool, Lease
+from kiwi_mcp.drivers.mcp.result import for_want_of, refused
+from kiwi_mcp.drivers.mcp.server import ServerConfig, bind_mcp, plan_server, planned, planned_client, server_of
+from kiwi_mcp.drivers.mcp.server_events import missing_grant
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.origin_client import is_session_lost
+
+MOST_PROPOSALS = 100
+"""The most proposals that are taken: as many as the protocol allows."""
+
+
+async def completions(
+    connection: ServerConnection, chain: Chain, argument: str, value: str, context: Mapping[str, str]
+) -> list[str]:
+    """Ask a server for its proposals; one that has none for anything is not asked."""
+    about = _reference(chain)
+    if about is None or "completions" not in (await connection.greeted()).capabilities:
+        return []
+    params: dict[str, Json] = {"ref": about, "argument": {"name": argument, "value": value}}
+    if context:
+        params["context"] = {"arguments": dict(context)}
+    answer = await connection.ask("completion/complete", params)
+    proposed = as_list(as_object(answer.get("completion")).get("values"))
+    return [one for one in proposed if isinstance(one, str)][:MOST_PROPOSALS]
+
+
+def _reference(chain: Chain) -> JsonObject | None:
+    config = chain.tool.manifest.config
+    if uri := as_text(config.get("mcp_resource_uri")):
+        return {"type": "ref/resource", "uri": uri}
+    if prompt := as_text(config.get("mcp_prompt_name")):
+        return {"type": "ref/prompt", "name": prompt}
+    return None
+
+
+_OTHER_ERA: Final = -32022
+_CHANGED: Final = frozenset({_OTHER_ERA, -32600, -32601})
+"""What a server may say that was replaced by one of the other era."""
+_COMPLETING = 5.0
+"""How long a server may take to complete what is being typed, in seconds."""
+
+
+class McpDriver:
+    """Calls MCP servers.
+
+    `on_change` gets the identity of a server with a list that has changed, or may have changed. `eras` remembers the
+    protocol era of each server.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[str], None] | None = None
+        self.eras = EraCache()
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ConnectionPool] = WeakKeyDictionary()
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Judge nothing: what a server offers is known only when it is asked."""
+        return ()
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan the request."""
+        return bind_mcp(chain, inputs, space)
+
+    async def aclose(self) -> None:
+        """End every connection of this event loop."""
+        if (pool := self._pools.pop(asyncio.get_running_loop(), None)) is not None:
+            await pool.aclose()
+        await settled()
+        await client.aclose()
+
+    async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
+        """Refuse a level of isolation that this machine does not have, for a server that is a process."""
+        if isinstance(plan.spec, ProcessSpec) and plan.profile is not None:
+            await open_sandbox(plan.profile, space)
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+    ) -> Outcome:
+        """Ask the server, and give its answer as a result."""
+        server = _server_in(plan, chain.executor, space)
+        request = ServerCall(
+            planned(plan),
+            plan.inputs,
+            server.spec.timeout,
+            chain.tool.manifest.parameters,
+            chain.tool.manifest.outputs,
+            caller,
+            is_repeatable=plan.effect in ("pure", "idempotent"),
+        )
+        try:
+            return await self._ask(server, secrets, request)
+        except Unavailable as fault:
+            return unavailable(fault)
+
+    def plan_server(self, chain: Chain, space: Space) -> Plan:
+        """Plan how a server is started or reached, to list it or to log in; `chain` is the server's own."""
+        return plan_server(chain, space)
+
+    async def list_items(self, plan: Plan, chain: Chain, space: Space, secrets: Mapping[str, str]) -> ServerListing:
+        """Return everything that a server offers; `chain` is the server's own."""
+        server = _server_in(plan, chain.tool, space)
+        async with self._pool().using(server, secrets) as lease:
+            try:
+                async with lease.connection.watched(), asyncio.timeout(server.spec.timeout):
+                    found = await listed(lease.connection)
+            except TimeoutError:
+                lease.retire()
+                raise _slow(server) from None
+            lease.worked()
+            return found
+
+    async def log_in(
+        self,
+        plan: Plan,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        ask: Ask,
+        scopes: Sequence[str] = (),
+    ) -> str:
+        """Have a person log in to the server of this chain, and return the rights that they gave."""
+        server = _server_in(plan, chain.tool, space)
+        account = account_for(server, secrets)
+        if account.record_or_reset().challenge is None:
+            try:  # what the server wants, it says when it is asked without
+                await self.list_items(plan, chain, space, secrets)
+            except Unavailable as fault:
+                if not isinstance(fault, LoginRequired):
+                    raise
+        tokens = await log_in(account, ask, server=server.name, scopes=scopes)
+        await self._pool().end(server.identity)  # connections that began under another login are not reused
+        return tokens.scope
+
+    async def log_out(self, link: Tool, space: Space) -> bool:
+        """Forget the tokens of a server, and say whether there were any."""
+        server = server_of(link, space)
+        await self._pool().end(server.identity)
+        return server.oauth is not None and forget(server.oauth)
+
+    async def complete(
+        self,
+        plan: Plan,
+        chain: Chain,
+        space: Space,
+        secrets: Mapping[str, str],
+        argument: str,
+        value: str,
+        context: Mapping[str, str],
+    ) -> list[str]:
+        """Return what a server proposes for an argument of a prompt or a template, of which `value` is typed so far.
+
+        `context` are the arguments that are known already. A server that proposes nothing, or not in time, gives an
+        empty list.
+        """
+        server = _server_in(plan, chain.executor, space)
+        async with self._pool().using(server, secrets) as lease:
+            try:
+                async with lease.connection.watched(), asyncio.timeout(min(server.spec.timeout, _COMPLETING)):
+                    return await completions(lease.connection, chain, argument, value, context)
+            except (MCPError, TimeoutError):
+                return []
+
+    def _pool(self) -> ConnectionPool:
+        loop = asyncio.get_running_loop()
+        if (pool := self._pools.get(loop)) is None:
+            pool = self._pools[loop] = ConnectionPool(self.eras, self.on_change)
+        return pool
+
+    async def _ask(self, server: ServerConfig, secrets: Mapping[str, str], request: ServerCall) -> Outcome:
+        pool, is_askable = self._pool(), bool(server.client) and request.caller.ask is not no_answers
+        for is_last in (False, True):
+            async with pool.using(server, secrets, is_askable=is_askable) as lease:
+                try:
+                    async with lease.connection.watched():
+                        outcome = await asked(lease.connection, request)
+                except Unavailable as fault:
+                    return _with_findings(unavailable(fault), lease.connection)
+                except MCPError as refusal:
+                    if server.transport == "http" and _is_changed(refusal):
+                        lease.retire()
+                        if not is_last and (request.is_repeatable or _was_not_heard(refusal)):
+                            continue
+                    lacking = missing_grant(refusal, server)
+                    outcome = (
+                        Outcome("error", message=lacking.message, suggestion=lacking.suggestion)
+                        if lacking
+                        else for_want_of(request.unanswered, refused(request.wanted.name, refusal))
+                    )
+                except TimeoutError:
+                    late = replace(_late(lease, request), sent=lease.connection.left())
+                    return _with_findings(late, lease.connection)
+                if lease.worked() and self.on_change is not None:
+                    self.on_change(server.identity)  # a server that came back may be another version of itself
+                if outcome.status == "error" and (remedy := lease.connection.lacking(outcome.message)):
+                    outcome = replace(outcome, suggestion=remedy)
+                if outcome.status == "error" and request.not_passed:
+                    outcome = replace(outcome, suggestion=request.not_passed[0].suggestion)
+                outcome = _with_findings(replace(outcome, sent=lease.connection.left()), lease.connection)
+                notices: list[Json] = [*lease.connection.notices()]
+                notices += [f"{fault.message} {fault.suggestion}" for fault in request.not_passed]
+                return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
+        raise AssertionError("the last attempt has an outcome")
+
+
+def _with_findings(outcome: Outcome, connection: ServerConnection) -> Outcome:
+    """Return an outcome that names the settings of other programs that the server's process created."""
+    found = connection.quarantined()
+    if not (warnings := tuple(found.warnings())):
+        return outcome
+    passed = outcome.passed
+    if passed is not None:  # a client that gets the server's own answer also gets the warnings
+        passed = {**passed, "content": [*as_list(passed.get("content")), {"type": "text", "text": "\n".join(warnings)}]}
+    details = {**outcome.details, **found.to_json()}
+    return replace(outcome, details=details, warnings=(*outcome.warnings, *warnings), passed=passed)
+
+
+def _is_changed(refusal: MCPError) -> bool:
+    return refusal.code in _CHANGED or _was_not_heard(refusal)
+
+
+def _was_not_heard(refusal: MCPError) -> bool:
+    """Whether the server surely did nothing: it speaks another era, or has forgotten the session."""
+    return refusal.code == _OTHER_ERA or is_session_lost(refusal.error.data)
+
+
+def _late(lease: Lease, request: ServerCall) -> Outcome:
+    # A server that sent nothing at all in the meantime hangs: it is restarted for the next call. A server that did send
+    # something is only slow with this call, and was asked to stop.
+    if lease.connection.heard_at < request.asked_at:
+        lease.retire()
+    return Outcome(
+        "timeout",
+        message=f"The MCP server {lease.connection.server.name!r} did not answer {request.wanted.name!r} within "
+        f"{request.timeout:g} seconds; it was cancelled.",
+        suggestion="Ask for less, or give the tool a longer `config.timeout`.",
+    )
+
+
+def _server_in(plan: Plan, link: Tool, space: Space) -> ServerConfig:
+    """Return the server of a plan as the plan says that it is reached; without a sandbox there, the strictest."""
+    assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - this driver plans nothing else
+    server = replace(server_of(link, space), spec=plan.spec, client=planned_client(plan))
+    return server if plan.profile is None else replace(server, profile=plan.profile)
+
+
+def _slow(server: ServerConfig) -> Unavailable:
+    return Unavailable(
+        f"The MCP server {server.name!r} did not list what it offers within {server.spec.timeout:g} seconds.",
+        suggestion="Give it a longer `timeout`, or ask its author.",
+        server=server.identity,
+    )

@@ -1,0 +1,170 @@
+"""Why a server failed; which grant would help."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import CONNECTION_CLOSED
+from pydantic import ValidationError
+
+from kiwi_mcp.domain.errors import Denied, InvalidRequest, KiwiError, LoginRequired, Unavailable
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.mcp.oauth.account import NoOAuthOffered
+from kiwi_mcp.drivers.mcp.oauth.login import no_login
+from kiwi_mcp.drivers.mcp.server import ServerConfig
+from kiwi_mcp.drivers.mcp.transport import LoginNeeded, ServerStreams
+from kiwi_mcp.primitives.http.origin_client import is_login_wanted
+from kiwi_mcp.sandbox.command_files import Around, is_too_wide, program_at
+from kiwi_mcp.sandbox.levels import HOME, base_profile
+
+_MOST = 4
+_PATH = re.compile(r"(?<![\w:/.])(/[^\s'\":,;()<>|*?\[\]]{2,400})")
+_ABSENT = re.compile(r"(?i)no such file|does not exist|not found|enoent|no module named|cannot find|denied|eacces")
+_FIXED = re.compile(r"(?i)read-?only file ?system|erofs")
+_UNREACHED = re.compile(
+    r"(?i)enotfound|eai_again|econnrefused|getaddrinfo|name or service not known|name resolution|unreachable"
+    r"|fetch failed|proxy|not permitted|cannot connect|connection refused|connecterror|failed to resolve"
+)
+_HOST = re.compile(
+    r"(?im)(?:https?://|wss?://|getaddrinfo \w+ |resolve '|host[=:] ?'?|^)((?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d{1,5})?)"
+)
+_OURS = (f"{HOME}/", "/proc/", "/dev/", "/sys/")
+"""Where every sandbox has files of its own."""
+
+
+def lacking(server: ServerConfig, said: str, refused: tuple[str, ...] = ()) -> str:
+    """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
+
+    `said` are its last words, `refused` the hosts that it asked for in vain.
+    """
+    if server.transport != "stdio" or server.profile.level in {"trusted", "standard"}:
+        return ""
+    words = [*_paths(server, said), *(f"--host {host}" for host in (refused or tuple(_hosts(said))))]
+    if not words:
+        return ""
+    listed = " ".join(dict.fromkeys(words[:_MOST]))
+    command = f"kiwi mcp allow {server.name} {listed}"
+    return f"Its process sees and reaches only what it was given. If it is to have it: `{command}`."
+
+
+def _paths(server: ServerConfig, said: str) -> Iterator[str]:
+    """Yield what of this machine's a server speaks of and does not have."""
+    is_fixed = _FIXED.search(said) is not None
+    if not is_fixed and not _ABSENT.search(said):
+        return
+    seen = (*server.profile.readable, *server.profile.writable, *_brought(server))
+    for text in dict.fromkeys(_PATH.findall(said)):
+        path = Path(os.path.realpath(text.rstrip(".")))
+        # What is nowhere is to be made, which takes the folder around it.
+        is_made = is_fixed or not path.exists()
+        wanted = path.parent if is_made and not path.is_dir() else path
+        if _may_be_given(wanted, server) and not _is_in(wanted, server.profile.writable if is_made else seen):
+            yield f"{'--write' if is_made else '--read'} {wanted}"
+
+
+def _brought(server: ServerConfig) -> tuple[str, ...]:
+    """Return what the program of a server brings with it: paths of it in a complaint are not what is missing."""
+    if not isinstance(server.spec, ProcessSpec):
+        return ()
+    program = shutil.which(server.spec.argv[0], path=server.spec.env.get("PATH"))
+    around = Around(trusted=(str(server.space.cache), sys.prefix, sys.base_prefix))
+    return program_at(program, base_profile().covers, around).roots if program else ()
+
+
+def _may_be_given(path: Path, server: ServerConfig) -> bool:
+    """Whether a path is there, and is neither of every sandbox's own nor Kiwi's, nor as wide as a home."""
+    is_own = any(path.is_relative_to(own.resolve()) for own in (server.space.cache, server.space.user))
+    is_everywhere = f"{path}/".startswith(_OURS) or base_profile().covers(str(path))
+    return path.exists() and not is_own and not is_everywhere and not is_too_wide(path)
+
+
+def _is_in(path: Path, folders: Iterable[str]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _hosts(said: str) -> Iterator[str]:
+    if _UNREACHED.search(said):
+        yield from (host.lower() for host in _HOST.findall(said))
+
+
+QUOTED = 4_000
+"""The most of a server's last words that an error quotes, in characters."""
+_LINE = 300
+
+
+class UnsupportedVersion(Exception):
+    """A server speaks no revision of the protocol that Kiwi speaks."""
+
+
+def failure_of(
+    server: ServerConfig, wire: ServerStreams | None, fault: BaseException | None, *, is_late: bool, was_greeted: bool
+) -> KiwiError:
+    """Return why there is no conversation with a server."""
+    root = _root(fault)
+    if isinstance(root, Denied | InvalidRequest):  # nothing was sent, so there is nothing else to tell
+        return root
+    if isinstance(root, LoginNeeded) or (isinstance(root, MCPError) and is_login_wanted(root.error.data)):
+        return LoginRequired(server.name, server.identity)
+    if isinstance(root, NoOAuthOffered):
+        return no_login(server.name)
+    complaints = strip_controls(wire.complaints())[-QUOTED:].strip() if wire else ""
+    said = f" It said: {_last_line(complaints)}" if complaints else ""
+    what = "ended" if was_greeted else "did not start"
+    reason = _reason(server, wire, root, is_late=is_late)
+    return Unavailable(
+        f"The MCP server {server.name!r} {what}: {reason}.{said}",
+        suggestion=_suggestion(server, wire, root, is_late=is_late),
+        server=server.identity,
+        **({"stderr": complaints} if complaints else {}),
+        **(root.details if isinstance(root, KiwiError) else {}),
+    )
+
+
+def _reason(server: ServerConfig, wire: ServerStreams | None, root: BaseException | None, *, is_late: bool) -> str:
+    if is_late:
+        return f"it did not greet within {server.startup_timeout:g} seconds"
+    match root:
+        case KiwiError():
+            return strip_controls(root.message).rstrip(".")
+        case MCPError() if root.code != CONNECTION_CLOSED:
+            return f"it refused the greeting ({root.code}: {strip_controls(str(root))[:_LINE]})"
+        case ValidationError():
+            return "its greeting is not one of this protocol"
+        case UnsupportedVersion():
+            return strip_controls(str(root))[:_LINE]
+        case _:
+            return (wire.ending() if wire else "") or "it ended the connection"
+
+
+def _suggestion(server: ServerConfig, wire: ServerStreams | None, root: BaseException | None, *, is_late: bool) -> str:
+    if wire is not None and (remedy := lacking(server, strip_controls(wire.complaints()), wire.refused())):
+        return remedy
+    if is_late:
+        return "Give it a longer `startup_timeout`, or run its command by hand to see what it waits for."
+    if isinstance(root, KiwiError) and root.suggestion:
+        return root.suggestion
+    if server.transport == "stdio":
+        level = server.profile.level
+        note = f" It runs in a sandbox ({level}): `kiwi help mcp`." if level != "trusted" else ""
+        return f"Run its command by hand to see its output; it is started again at the next call.{note}"
+    return "Check that the server is running and that its url is right; it is tried again at the next call."
+
+
+def _root(fault: BaseException | None) -> BaseException | None:
+    """Return the first fault within groups of them, those that say more before those that say less."""
+    if not isinstance(fault, BaseExceptionGroup):
+        return fault
+    found = [_root(inner) for inner in fault.exceptions]
+    return next((one for one in found if isinstance(one, KiwiError)), found[0])
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:_LINE] if lines else ""

@@ -1,0 +1,238 @@
+"""Which paths a run changed, as JSON; diff for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import unified_diff
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.times import iso
+from kiwi_mcp.kernel.checkpoints.file_tree import FileState, Snapshot
+
+_SHOWN = 50
+"""How many paths an answer lists."""
+_PENDING_MS = 3_600_000
+"""After this time a run that never came to its end is not taken to be still going on."""
+
+
+class FileChange(Struct, frozen=True):
+    """One path: its state before a run, and after it."""
+
+    path: str
+    before: FileState | None
+    after: FileState | None
+
+    @property
+    def word(self) -> str:
+        """What happened to the path."""
+        if self.before is None:
+            return "created"
+        return "deleted" if self.after is None else "changed"
+
+
+class CheckpointRecord(Struct, frozen=True):
+    """What is kept of one run, besides the contents themselves."""
+
+    run_id: str
+    tool_id: str
+    started: int
+    """In milliseconds since 1970, as is the end."""
+    finished: int | None = None
+    """None while the run continues, and permanently if it was killed."""
+    saved: Snapshot | None = None
+    """All that was saved, until it is known what of it was changed."""
+    scope: tuple[str, ...] = ()
+    """The paths that it is about, where it is not about the whole project, as an undo is."""
+    changes: tuple[FileChange, ...] = ()
+    left_out: tuple[str, ...] = ()
+    unsaved: tuple[str, ...] = ()
+    """Everything that existed and was not saved, folders with a slash at the end: a run may make it visible."""
+    beside: tuple[str, ...] = ()
+    """Other runs at the same time: their changes cannot be separated from the changes of this run."""
+    undoes: str = ""
+    is_marked: bool = False
+    """Whether it bears the mark of this Kiwi for this project; records of earlier versions have none."""
+
+    def overlaps(self, other: CheckpointRecord) -> bool:
+        """Whether another run may have changed files while this one, which ends now, did."""
+        end = self.finished if self.finished is not None else self.started
+        if other.run_id == self.run_id or other.started > end:
+            return False
+        if other.finished is None:
+            return end - other.started < _PENDING_MS
+        return other.finished > self.started
+
+    def seen(self, found: Snapshot) -> Snapshot:
+        """Return what was found, without what already existed before the run and was not saved then."""
+        hidden = {*self.unsaved}
+        return {path: entry for path, entry in found.items() if hidden.isdisjoint(_ways(path))} if hidden else found
+
+    def summary(self) -> JsonObject:
+        """Return what a list shows."""
+        response: dict[str, Json] = {
+            "run_id": self.run_id,
+            "tool_id": self.tool_id,
+            "started_at": iso(self.started),
+            "changed": [{"path": shown(change.path), "change": change.word} for change in self.changes[:_SHOWN]],
+        }
+        if len(self.changes) > _SHOWN:
+            response["changed_paths"] = len(self.changes)
+        if self.finished is None:
+            response["unfinished"] = True
+        for word in ("left_out", "beside"):
+            if listed := getattr(self, word):
+                response[word] = [shown(path) for path in listed[:_SHOWN]]
+        return {**response, "undoes": self.undoes} if self.undoes else response
+
+    def to_text(self) -> bytes:
+        """Return the record as one line of JSON."""
+        return json.dumps(
+            {
+                "run_id": self.run_id,
+                "tool_id": self.tool_id,
+                "started": self.started,
+                "finished": self.finished,
+                "saved": None if self.saved is None else [[path, *_row(entry)] for path, entry in self.saved.items()],
+                "scope": list(self.scope),
+                "changes": [[change.path, _row(change.before), _row(change.after)] for change in self.changes],
+                "left_out": list(self.left_out),
+                "unsaved": list(self.unsaved),
+                "beside": list(self.beside),
+                "undoes": self.undoes,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def of_text(cls, text: bytes, run_id: str) -> CheckpointRecord | None:
+        """Return the record that a text holds; None where it is not one that Kiwi wrote for the run."""
+        try:
+            written: Json = json.loads(text)
+            record = _record(as_object(written))
+        except (ValueError, TypeError, IndexError, RecursionError):
+            return None
+        return record if record.run_id == run_id else None
+
+    def ended(self, now: int, after: Snapshot) -> CheckpointRecord:
+        """Return the record of a run that has ended and left these entries."""
+        return replace(self, finished=now, saved=None, unsaved=(), changes=changes(self.saved or {}, after))
+
+
+def changes(before: Snapshot, after: Snapshot) -> tuple[FileChange, ...]:
+    """Return every path that differs, in order."""
+    paths = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
+    return tuple(FileChange(path, before.get(path), after.get(path)) for path in paths)
+
+
+def side(listed: Iterable[FileChange], word: str) -> Snapshot:
+    """Return the state of the changed paths `before`, or `after`."""
+    entries = ((change.path, getattr(change, word)) for change in listed)
+    return {path: entry for path, entry in entries if entry is not None}
+
+
+def _ways(path: str) -> Iterator[str]:
+    """Yield a path and each folder that contains it, with a slash at the end."""
+    yield path
+    for place, letter in enumerate(path):
+        if letter == "/":
+            yield path[: place + 1]
+
+
+def shown(path: str) -> str:
+    """Return a path as text that every surface can write."""
+    return path.encode(errors="replace").decode()
+
+
+def _row(entry: FileState | None) -> Sequence[Json]:
+    return [] if entry is None else [entry.mode, entry.id, entry.size]
+
+
+def _entry(row: Json) -> FileState | None:
+    match row:
+        case [int() as mode, str() as name, int() as size] if name.isalnum() and name.isascii():
+            return FileState(mode, name, size)
+        case []:
+            return None
+        case _:
+            raise ValueError(row)
+
+
+def _path(value: Json) -> str:
+    # Restored files stay below the project, even if the record was written by others.
+    path = as_text(value)
+    if not path or "\0" in path or any(part in {"", ".", "..", ".git"} for part in path.lower().split("/")):
+        raise ValueError(path)
+    return path
+
+
+def _record(written: JsonObject) -> CheckpointRecord:
+    saved, finished = written.get("saved"), written.get("finished")
+    rows = [as_list(row) for row in as_list(saved)]
+    entries = {_path(row[0]): _entry(row[1:]) for row in rows}
+    return CheckpointRecord(
+        as_text(written.get("run_id")),
+        as_text(written.get("tool_id")),
+        int(str(written.get("started"))),
+        None if finished is None else int(str(finished)),
+        None if saved is None else {path: entry for path, entry in entries.items() if entry is not None},
+        tuple(map(_path, as_list(written.get("scope")))),
+        tuple(
+            FileChange(_path(row[0]), _entry(row[1]), _entry(row[2]))
+            for row in map(as_list, as_list(written.get("changes")))
+        ),
+        tuple(map(as_text, as_list(written.get("left_out")))),
+        tuple(map(as_text, as_list(written.get("unsaved")))),
+        tuple(map(as_text, as_list(written.get("beside")))),
+        as_text(written.get("undoes")),
+    )
+
+
+_LARGEST = 100_000
+"""The largest content that is compared line by line, in bytes."""
+_MOST = 60_000
+"""The maximum length of a diff, in characters."""
+
+
+def differences(listed: Sequence[FileChange], contents: Mapping[str, bytes]) -> str:
+    """Return one text that shows every change, cut where it is long."""
+    text = ""
+    for place, change in enumerate(listed):
+        text += _one(change, contents)
+        if len(text) > _MOST:
+            return f"{text[:_MOST]}\n… and {len(listed) - place - 1} more paths\n"
+    return text
+
+
+def _one(change: FileChange, contents: Mapping[str, bytes]) -> str:
+    path = shown(change.path)
+    before, after = (path if entry else "/dev/null" for entry in (change.before, change.after))
+    lines = [_lines(entry, contents) for entry in (change.before, change.after)]
+    if lines[0] is None or lines[1] is None:
+        return f"{path}: not text, or long; {_size(change.before)} → {_size(change.after)}\n"
+    found = "".join(unified_diff(lines[0], lines[1], before, after))
+    if change.before and change.after and change.before.mode != change.after.mode:
+        found = f"{path}: mode {change.before.mode:o} → {change.after.mode:o}\n{found}"
+    return found or f"{path}: {_size(change.before)} → {_size(change.after)}\n"
+
+
+def _lines(entry: FileState | None, contents: Mapping[str, bytes]) -> list[str] | None:
+    if entry is None:
+        return []
+    data = contents.get(entry.id)
+    if data is None or len(data) > _LARGEST or b"\0" in data:
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    kept = [line if line.isprintable() else json.dumps(line, ensure_ascii=False)[1:-1] for line in text.split("\n")]
+    last = kept.pop()
+    return [*(f"{line}\n" for line in kept), *([f"{last}\n\\ no newline at the end\n"] if last else [])]
+
+
+def _size(entry: FileState | None) -> str:
+    return "nothing" if entry is None else f"{entry.size:,} bytes"

@@ -1,1 +1,0 @@
-"""The owner's keys, and those of publishers: who vouches for an item."""

@@ -1,0 +1,748 @@
+"""`Recorder`, `CallRecord`, `Run`, `AuditHead`: run row, receipt, output file, written in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from asyncio import CancelledError, to_thread
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Self
+
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Call, Space
+from kiwi_mcp.domain.errors import (
+    ApprovalRequired,
+    ApprovalsWaiting,
+    Denied,
+    Internal,
+    InvalidArguments,
+    InvalidManifest,
+    InvalidRequest,
+    KiwiError,
+    PolicyDenied,
+    StoreDamaged,
+    StoreUnavailable,
+)
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.domain.records import ApprovedBy, AuditLevel, Effects, Receipt, ReceiptHead, RunRecord, RunStatus
+from kiwi_mcp.domain.times import iso
+from kiwi_mcp.kernel.checkpoints.checkpoint import UNGUARDED, Guard
+from kiwi_mcp.kernel.paths import AUDIT_KEY, outputs_home
+from kiwi_mcp.kernel.prepared import Prepared
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.verb import Answer
+from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
+from kiwi_mcp.manifest.names import short
+from kiwi_mcp.manifest.owner_file import changing
+from kiwi_mcp.manifest.signatures import canonical, sha256_hex
+from kiwi_mcp.policy.approval_rules import effects_of
+from kiwi_mcp.primitives.process.spawn import completed
+from kiwi_mcp.primitives.secrets.key_storage import Mac
+from kiwi_mcp.primitives.secrets.redaction import redact
+from kiwi_mcp.primitives.secrets.reveal import Revealed
+from kiwi_mcp.store.kernel_lock import KernelLock
+from kiwi_mcp.store.open import masked
+from kiwi_mcp.store.outputs import (
+    INLINE_LIMIT,
+    Retention,
+    StoredOutput,
+    keep,
+    preview,
+    result_bytes,
+    result_text,
+    rewrite,
+    shorten,
+)
+from kiwi_mcp.store.receipts import Receipts
+from kiwi_mcp.store.runs import EndedRun, Runs, new_run
+from kiwi_mcp.store.sql import LONGEST
+
+FILE, KEY = "state/audit.head", AUDIT_KEY
+_PERIOD = 5.0
+"""For how many seconds a receipt may be without its place in the head; its place in the store it has at once."""
+_LARGEST = 1_000_000
+
+
+class AuditHead:
+    """The file that remembers the ends of chains: written in the background, and when the kernel ends."""
+
+    def __init__(self, user: Path, store: Store) -> None:
+        self._path = user / FILE
+        self._mac = Mac(user / KEY)
+        self._store = store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    def note(self) -> None:
+        """Note that a receipt was added: its place is kept within seconds."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(_PERIOD, self._begin)
+
+    def _begin(self) -> None:
+        if self._loop is not None:
+            self._saving = self._loop.create_task(asyncio.to_thread(self._save))
+            self._loop = None
+
+    async def aclose(self) -> None:
+        """Keep the place of what was added since."""
+        if self._saving is not None and self._saving.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait({self._saving})
+        if self._loop is not None:
+            self._loop = self._saving = None
+            await asyncio.to_thread(self._save)
+
+    def _save(self) -> None:
+        # The receipts are in the store; what cannot be saved here is saved the next time, or `verify` reports it.
+        with suppress(KiwiError):
+            receipts = self._store.receipts()
+            with changing(self._path) as write:
+                heads, head = self._read(), receipts.settled_head()
+                # A chain that is not the one that was kept is not kept in its place: `verify` has to find it.
+                if receipts.holds(heads.get(receipts.url, ReceiptHead())):
+                    write(self._written({**heads, receipts.url: head}))
+
+    def issues(self, receipts: Receipts) -> tuple[Issue, ...]:
+        """Return what the kept end of a chain says against it."""
+        fix = f"Compare the store with a backup or an export. To begin anew from what is there, remove {self._path}."
+        try:
+            kept = self._read().get(receipts.url)
+        except KiwiError as error:
+            return (Issue("the end of the chain", error.message, fix),)
+        if kept is None:
+            reason = f"{self._path} does not know it, so receipts may have been cut off unseen"
+            issue = Issue("the end of the chain", reason, "The next call that is made notes it.")
+            return (issue,) if receipts.after(0, 1) else ()
+        if receipts.holds(kept):
+            return ()
+        reason = f"receipt {kept.count} was its end and is gone, or is another one: the end was cut off or replaced"
+        return (Issue("the end of the chain", reason, fix),)
+
+    def _read(self) -> Mapping[str, ReceiptHead]:
+        """Return the end of the chain of each store, by its URL."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_LARGEST)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{self._path} cannot be read: {error.strerror or error}.", suggestion="Make it readable."
+            ) from error
+        try:
+            written = as_object(json.loads(data))
+        except (ValueError, RecursionError):
+            written = {}
+        stores = as_object(written.get("stores"))
+        if not self._mac.fits(canonical(stores), as_text(written.get("mac"))):
+            raise StoreDamaged(
+                f"{self._path} was changed by another program, or is damaged.",
+                suggestion="Check the receipts against a backup, then remove the file.",
+            )
+        return {url: _head(as_object(one)) for url, one in stores.items()}
+
+    def _written(self, heads: Mapping[str, ReceiptHead]) -> bytes:
+        stores: dict[str, Json] = {url: {"count": head.count, "hash": head.hash} for url, head in heads.items()}
+        return json.dumps({"stores": stores, "mac": self._mac.of(canonical(stores))}, indent=1).encode()
+
+
+def _head(written: JsonObject) -> ReceiptHead:
+    count = written.get("count")
+    return ReceiptHead(count if isinstance(count, int) else 0, as_text(written.get("hash")))
+
+
+_SEARCHES = frozenset({"search", "load"})
+"""Verbs that only look, and are written down all the same: what is looked for is part of what a model does."""
+_NAMES = (
+    "item_id", "approval_id", "rule_id", "server", "name", "remote", "task_id", "run_id", "path", "client", "tool_id",
+    "item", "publisher", "key",
+)  # fmt: skip
+"""The words by which requests name what they are about, the most telling first."""
+_LONGEST_NAME = 200
+_SECRET_NAME = re.compile(
+    rb"(?i)(?:passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie).{0,60}\Z",
+    re.DOTALL,
+)
+_LONGEST_SECRET_NAME = 80
+_DENIED = frozenset({PolicyDenied.code, Denied.code, ApprovalRequired.code, ApprovalsWaiting.code})
+_NOT_KEPT = "not kept: they may hold a secret"
+_TOO_LONG = "not kept: they are too long"
+
+
+class CallRecord:
+    """One call, from its request to its receipt; `level` says how much the receipt tells."""
+
+    def __init__(
+        self,
+        action: str,
+        payload: JsonObject,
+        surface: str,
+        level: Callable[[], AuditLevel],
+        *,
+        needs_receipt: bool,
+    ) -> None:
+        self.is_written = False
+        """Whether its receipt was given for the run that the call left, and so must not be written again."""
+        self.is_of_look = action in _SEARCHES
+        """Whether the call changed nothing."""
+        self.needs_receipt = needs_receipt
+        """Whether the call is refused where its receipt cannot be written."""
+        self.is_begun = False
+        """Whether the call is stored as started."""
+        self._action = action
+        self._payload = payload
+        self._surface = surface
+        self._level = level
+        self._began = time.time_ns() // 1_000_000
+        self._id, self._at = new_run(self._began)
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the call runs an item: then its run is begun."""
+        return self._action == "run"
+
+    def of_run(
+        self, run: RunRecord, secrets: Mapping[str, str] | None, outcome: bytes | None, detail: JsonObject
+    ) -> Receipt:
+        """Return the receipt of a call that left a run.
+
+        `secrets` are those of the plan, None where the call was refused before they were known: then its arguments
+        may hold one of them. `outcome` is what came of it, without secrets already; `detail` names the rule or the
+        approval by which it continued.
+        """
+        self.is_written = True
+        level = self._level()
+        arguments = None if level == "minimal" or secrets is None else self._arguments(secrets)
+        response: JsonObject = {"project": run.project, **({"message": run.message} if run.message else {}), **detail}
+        return Receipt(
+            id=run.id,
+            at=run.started_at,
+            actor=run.actor,
+            surface=self._surface,
+            action=self._action,
+            item=run.tool_id,
+            status=run.status,
+            level=level,
+            code=run.code,
+            identity=run.identity,
+            digest=run.digest,
+            plan_digest=run.plan_digest,
+            verdict="deny" if run.code in _DENIED else "allow" if run.plan_digest else "",
+            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
+            outcome_sha256=sha256_hex(outcome) if outcome is not None and level != "minimal" else "",
+            duration_ms=run.duration_ms,
+            cost_micros=run.cost_micros,
+            detail=_detail(response, arguments, secrets or {})
+            if level == "verbose"
+            else compact(detail)
+            if detail
+            else "",
+        )
+
+    def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
+        """Return the receipt of a call that left no run, from what was answered to it."""
+        level, code = self._level(), as_text(answer.get("code"))
+        arguments = None if level == "minimal" else self._arguments({})
+        return Receipt(
+            id=self._id,
+            at=self._at,
+            actor=actor,
+            surface=self._surface,
+            action=self._action,
+            item=self._item() or as_text(answer.get("tool_id")),
+            status=status,
+            level=level,
+            code=code,
+            identity=as_text(answer.get("identity")),
+            digest=as_text(answer.get("digest")) or as_text(answer.get("hash")),
+            verdict="deny" if code in _DENIED else "allow" if status == "success" else "",
+            arguments_sha256=sha256_hex(arguments) if arguments is not None else "",
+            duration_ms=max(0, time.time_ns() // 1_000_000 - self._began),
+            detail=_word_of(answer),
+        )
+
+    def _item(self) -> str:
+        """Return the short name of what a request is about, as far as it names anything."""
+        named = {**as_object(self._payload.get("parameters")), **self._payload}
+        for word in _NAMES:
+            if text := as_text(named.get(word)):
+                return masked(short(text) if word == "item_id" else text)[:_LONGEST_NAME]
+        return ""
+
+    def _arguments(self, secrets: Mapping[str, str]) -> bytes | None:
+        """Return the canonical arguments; None if they may contain a secret, which could be guessed from a hash.
+
+        Only `execute` has `parameters`, and the verbs that read have a query or a name. The arguments of other verbs
+        are not stored, as they may contain anything.
+        """
+        try:
+            data = canonical(self._payload if self.is_of_look else self._payload["parameters"])
+        except (KeyError, InvalidRequest):
+            return None
+        text = data.decode() if secrets else ""
+        return None if names_secret(data) or redact(text, secrets) != text else data
+
+
+def names_secret(data: bytes) -> bool:
+    """Whether a key in some JSON, or what looks like one, says that its value is a secret."""
+    # From the end of each key back to its beginning: a long text between two keys is not gone through letter by letter.
+    for before in data.split(b'":')[:-1]:
+        if _SECRET_NAME.search(before.rpartition(b'"')[2][-_LONGEST_SECRET_NAME:]):
+            return True
+    return False
+
+
+def _word_of(answer: JsonObject) -> str:
+    """Return, as JSON, what the owner accepted without a trusted signature; it is stored at every level."""
+    taken = as_list(answer.get("acknowledged"))
+    text = compact({"acknowledged": taken}) if taken else ""
+    return text if len(text) <= LONGEST else compact({"acknowledged": len(taken)})
+
+
+def _detail(answer: JsonObject, arguments: bytes | None, secrets: Mapping[str, str]) -> str:
+    """Return more words as JSON that can be kept whole: without the arguments, or none, where they are too long."""
+    sent: Json = _NOT_KEPT if arguments is None else json.loads(arguments)
+    for one in (sent, _TOO_LONG):
+        text = redact(compact({**answer, "arguments": one}), secrets)
+        if len(text) <= LONGEST:
+            return text
+    return ""
+
+
+def recorded(verb: str, payload: JsonObject) -> str:
+    """Return the word under which a request is written down; empty where it is not."""
+    return changes(verb, payload) or (verb if verb in _SEARCHES else "")
+
+
+def changes(verb: str, payload: JsonObject) -> str:
+    """Return the word for what a request would run or change; empty where it only looks."""
+    known = BY_NAME.get(verb)
+    if known is None or payload.get("dry_run") is True:
+        return ""
+    if (declared := find_verb(verb, payload)) is not None:
+        return declared.receipt if declared.leaves_receipt(payload) else ""
+    return _unknown_action(verb, payload)
+
+
+def _unknown_action(verb: str, payload: JsonObject) -> str:
+    """Return the word for a request with an action that does not exist; `execute` alone is recorded without it."""
+    action = as_text(payload.get("action"))
+    is_word = action.isidentifier() and len(action) < _LONGEST_NAME
+    return f"{verb} {action}" if is_word and verb != "execute" else verb
+
+
+class RunWriter:
+    """Writes the runs of one kernel; those that end in one turn of the event loop share a transaction."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        """How many runs have begun and not ended."""
+        self._waiting: list[tuple[Runs, EndedRun, asyncio.Future[bool]]] = []
+
+    async def write(self, runs: Runs, ended: EndedRun, data: bytes | None) -> None:
+        """Write a run that has ended; it is written although the task that waits for it is cancelled."""
+        if data is None and self.under_way <= 1 and runs.record_now([ended]):
+            return
+        await completed(self._write(runs, ended, data))
+
+    async def _write(self, runs: Runs, ended: EndedRun, data: bytes | None) -> None:
+        if data is None and self.under_way > 1 and await self._is_written_with_others(runs, ended):
+            return
+        write = runs.finish if ended.is_begun else runs.add
+        await to_thread(write, ended.run, data, ended.receipt)
+
+    def _is_written_with_others(self, runs: Runs, ended: EndedRun) -> asyncio.Future[bool]:
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        done: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append((runs, ended, done))
+        return done
+
+    def _flush(self) -> None:
+        """Write all that waits; what could not be written together is written by itself, each where it waits."""
+        waiting, self._waiting = self._waiting, []
+        first = waiting[0][0]
+        together = [one for one in waiting if one[0].is_beside(first)]
+        is_written = False
+        try:
+            is_written = first.record_now([ended for _, ended, _ in together])
+        except KiwiError:
+            pass
+        finally:  # also after a fault of ours: a run that waits here could not even be cancelled
+            for one in waiting:
+                one[2].set_result(is_written and one in together)
+
+
+class Recorder:
+    """The receipts of one kernel's calls, as they are written."""
+
+    def __init__(self, user: Path, store: Store, surface: str) -> None:
+        self.head = AuditHead(user, store)
+        self._store = store
+        self._surface = surface
+        self._writer = RunWriter()
+
+    def call(self, verb: str, payload: JsonObject) -> CallRecord | None:
+        """Return the record of a call, before its request is parsed; None for a call that leaves no receipt."""
+        if not (action := recorded(verb, payload)):
+            return None
+        declared = find_verb(verb, payload)
+        needs_receipt = declared is not None and declared.must_be_recorded(payload)
+        return CallRecord(action, payload, self._surface, self._store.audit_level, needs_receipt=needs_receipt)
+
+    def run(self, call: Call, runs: Runs | KiwiError, record: CallRecord | None) -> Run:
+        """Return the run of a call, which is recorded however it ends; `runs` may be why it cannot be."""
+        return Run(call, runs, self._store.kernel_lock, record, self._writer)
+
+    def sketch(self, call: Call) -> Run:
+        """Return a run that is planned and judged, and never begun or recorded."""
+        return Run(call, _SKETCH, self._store.kernel_lock, None, self._writer)
+
+    async def begin(self, record: CallRecord | None, actor: str) -> None:
+        """Store that a call starts which changes something and leaves no run, before it changes anything.
+
+        Where that cannot be done, a call that needs a receipt is refused.
+        """
+        if record is None or record.is_of_look or record.is_of_run:
+            return
+        try:
+            receipt = record.of_answer(actor or self._store.actor.name, "started", {})
+            record.is_begun = True  # also where it is cancelled on the way
+            await completed(asyncio.to_thread(self._begin, receipt))
+        except KiwiError:
+            record.is_begun = False
+            if record.needs_receipt:
+                raise
+
+    def _begin(self, receipt: Receipt) -> None:
+        self._store.receipts().begin(receipt, self._store.kernel_lock.name())
+
+    async def enter(self, record: CallRecord, answer: Answer, actor: str) -> Answer:
+        """Write a call down that left no run, and return its answer, which tells if that could not be done."""
+        if record.is_written:
+            self.head.note()
+        if record.is_written or (answer.content.get("status") == "planned" and not record.is_begun):
+            return answer
+        try:
+            await self._write(record, _status(answer), answer.content, actor)
+        except KiwiError as reason:
+            known = as_list(answer.content.get("warnings"))
+            response = _missing(record, answer, reason)
+            warnings = known if response in known else [*known, response]
+            return replace(answer, content={**answer.content, "warnings": warnings})
+        return answer
+
+    async def enter_cancelled(self, record: CallRecord, actor: str) -> None:
+        """Write a call down that was cancelled before it left a run."""
+        # A task that was cancelled may be so again while it waits; the thread writes the receipt all the same.
+        if not record.is_written:
+            with suppress(KiwiError, asyncio.CancelledError):
+                await self._write(record, "cancelled", {"code": "cancelled"}, actor)
+
+    async def _write(self, record: CallRecord, status: RunStatus, answer: JsonObject, actor: str) -> None:
+        receipt = record.of_answer(actor or self._store.actor.name, status, answer)
+        # Verbs that read answer sooner without a switch to another thread and back.
+        if not (record.is_of_look and self._is_added_now(receipt)):
+            write = self._finish if record.is_begun else partial(self._add, is_of_look=record.is_of_look)
+            await asyncio.to_thread(write, receipt)
+        self.head.note()
+
+    def _is_added_now(self, receipt: Receipt) -> bool:
+        """Write a receipt where nothing has to be waited for, and say whether that was done."""
+        receipts = self._store.receipts_if_open()
+        return receipts is not None and receipts.add_now(receipt)
+
+    def _finish(self, receipt: Receipt) -> None:
+        self._store.receipts().finish(receipt)
+
+    def _add(self, receipt: Receipt, *, is_of_look: bool) -> None:
+        receipts = self._store.receipts()
+        if not (is_of_look and receipts.add_now(receipt)):
+            receipts.add(receipt)
+
+    async def aclose(self) -> None:
+        """Keep the place of what was written."""
+        await self.head.aclose()
+
+
+def _missing(record: CallRecord, answer: Answer, reason: KiwiError) -> str:
+    """Return the message for a receipt that could not be written."""
+    if record.is_of_look and isinstance(reason, InvalidManifest):  # the settings: the caller may need to know
+        return f"{reason.message} {reason.suggestion}"
+    response = "No receipt was written" if answer.is_error else "It was done, and no receipt of it was written"
+    return f"{response}: {reason.message}"
+
+
+def _status(answer: Answer) -> RunStatus:
+    if not answer.is_error:
+        return "success"
+    return "error" if answer.content.get("code") == Internal.code else "refused"
+
+
+_RETENTION = Retention()
+_SKETCH = StoreUnavailable("A plan that is only shown is not recorded.", suggestion="Run it.")
+
+
+class Run:
+    """One call of one item on its way through the pipeline: what it became, and what is recorded of it.
+
+    Entered, it records how the call ends: refused, cancelled or failed where nothing was finished.
+    """
+
+    prepared: Prepared
+    chain: Chain
+    """The item and all it runs on."""
+    plan: Plan
+    outcome: Outcome
+
+    def __init__(
+        self, call: Call, runs: Runs | KiwiError, lock: KernelLock, record: CallRecord | None, writer: RunWriter
+    ) -> None:
+        self.call = call
+        self._writer = writer
+        self._runs = runs
+        self._lock = lock
+        self._record = record
+        self._is_begun = self._is_finished = False
+        self.digest = ""
+        """The digest of the plan; empty before there is one."""
+        self.judged_inputs: JsonObject | None = None
+        """The inputs that conditions are judged by; None where they only fill the places of real ones."""
+        self.secrets: Revealed | None = None
+        """The secrets of the plan, once they are known."""
+        self.approved_by: ApprovedBy | None = None
+        """The rule or the approval, where the plan needed one."""
+        self.checkpoint: Guard = UNGUARDED
+        self.duration_ms = 0
+        self.output: StoredOutput | None = None
+        """The output file in the project, if it could be written."""
+        self.is_recorded = False
+        """Whether the run is in the store."""
+        self.response: JsonObject = {}
+        """The part of a response that carries the result."""
+        self._network: JsonObject = {}
+        self._faults: list[str] = []
+        self._began = time.monotonic()
+        new_id, self._started_at = new_run(time.time_ns() // 1_000_000)
+        self.id = call.run_id or new_id
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the owner should know: of the item, of the plan, and of what could not be saved or recorded."""
+        found = self.outcome.warnings if self._is_finished else ()
+        return (*self.prepared.warnings, *self.plan.warnings, *self.checkpoint.warnings, *found, *self._faults)
+
+    def bound(self, prepared: Prepared, plan: Plan, digest: str) -> None:
+        """Take the plan, and the moment from which the tool's time counts."""
+        self.prepared, self.chain, self.plan, self.digest = prepared, prepared.chain, plan, digest
+        self._began = time.monotonic()
+
+    async def begin(self) -> None:
+        """Store a run that changes or sends something as `started`; nothing starts where that cannot be done.
+
+        The tool's clock starts here: the time that the owner took to answer is not the tool's.
+        """
+        if effects_of(self.plan, self.chain) != Effects():
+            await self._begin()
+        self._began = time.monotonic()
+
+    async def _begin(self) -> None:
+        if not isinstance(self._runs, Runs):
+            raise _not_started(self._runs)
+        run = self._row("started", "", "", 0)
+        receipt = self._receipt(run, None)
+        if self._record:
+            self._record.is_written = False  # it is written when the run ends
+        self._is_begun = True  # also where it is cancelled on the way
+        try:
+            kernel = self._lock.name()
+            if not self._runs.begin_now(run, receipt, kernel):
+                await completed(to_thread(self._runs.begin, run, receipt, kernel))
+        except KiwiError as reason:
+            raise _not_started(reason) from reason
+
+    async def __aenter__(self) -> Self:
+        """Return the run."""
+        self._writer.under_way += 1
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Record a call that gave no outcome; that this fails must not hide the error itself."""
+        try:
+            await self._record_ending(error)
+        finally:
+            self._writer.under_way -= 1
+
+    async def _record_ending(self, error: BaseException | None) -> None:
+        if error is None or self._is_finished or not isinstance(self._runs, Runs):
+            return
+        status, code, message = _ending(error)
+        run = self._row(status, code, redact(message, self.secrets or {}), self._elapsed())
+        with suppress(CancelledError):
+            try:
+                await self._write(self._runs, run, None, self._receipt(run, None))
+            except KiwiError:
+                if self._record:
+                    self._record.is_written = False
+
+    async def finish(self, outcome: Outcome) -> Run:
+        """Record what happened; what cannot be recorded becomes a warning, and the result is given all the same."""
+        self._is_finished = True
+        self.outcome, self.duration_ms, text = outcome, self._elapsed(), result_text(outcome.result)
+        data = result_bytes(text) if len(text) > INLINE_LIMIT else None
+        record = self._output_record()
+        self.output = self._write_output(record)
+        self._network = {**_network(outcome), **_quarantined(outcome)}
+        code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
+        run = self._row(outcome.status, code, outcome.message, self.duration_ms, data)
+        self.is_recorded = await self._store(run, data, text)
+        if self.is_recorded and self.output and data is not None:
+            self._shorten_output(self.output, {**record, **preview(text), "result_sha256": run.result_sha256})
+        self.response = shorten(outcome.result, self.output, text)
+        return self
+
+    def _receipt(self, run: RunRecord, outcome: bytes | None) -> Receipt | None:
+        detail = {**(self.approved_by.to_json() if self.approved_by else {}), **self._network}
+        return self._record.of_run(run, self.secrets, outcome, detail) if self._record else None
+
+    def _elapsed(self) -> int:
+        return round((time.monotonic() - self._began) * 1_000)
+
+    def _row(
+        self, status: RunStatus, code: str, message: str, duration_ms: int, data: bytes | None = None
+    ) -> RunRecord:
+        is_bound = bool(self.digest)
+        is_done = hasattr(self, "outcome")
+        return RunRecord(
+            id=self.id,
+            tool_id=self.chain.tool.id if is_bound else self.call.tool_id,
+            status=status,
+            started_at=self._started_at,
+            duration_ms=duration_ms,
+            actor=self._runs.actor if isinstance(self._runs, Runs) else "",
+            project=str(self.call.space.project),
+            identity=self.plan.identity if is_bound else "",
+            digest=self.plan.tool_digest if is_bound else "",
+            plan_digest=self.digest,
+            code=code,
+            message=message,
+            exit_code=self.outcome.exit_code if is_done else None,
+            cost_micros=self.outcome.cost.micros if is_done else 0,
+            output=self.output.handle if self.output else "",
+            result_sha256=None if data is None else sha256_hex(data),
+            result_size=None if data is None else len(data),
+        )
+
+    def _output_record(self) -> JsonObject:
+        outcome = self.outcome
+        return {
+            "tool_id": self.chain.tool.id,
+            "run_id": self.id if isinstance(self._runs, Runs) else None,
+            "identity": self.plan.identity,
+            "digest": self.plan.tool_digest,
+            "plan_digest": self.digest,
+            "status": outcome.status,
+            "result": outcome.result,
+            "message": outcome.message,
+            "exit_code": outcome.exit_code,
+            "details": {**outcome.details, "network": outcome.sent} if outcome.sent else outcome.details,
+            "logs": outcome.logs.to_json(),
+            "finished_at": f"{iso(time.time_ns() // 1_000_000)[:-1]}+00:00",
+            "execution_time_ms": self.duration_ms,
+        }
+
+    def _write_output(self, record: JsonObject) -> StoredOutput | None:
+        """Write the record as a file; a project that cannot be written loses the file, not the result."""
+        space = self.call.space
+        own = _home(space)
+        home = outputs_home(own, space.user)
+        try:
+            kept = keep(home, self.chain.tool.id, record, now=datetime.now(UTC), retention=_RETENTION)
+        except OSError as error:
+            self._faults.append(f"The output could not be kept: {error.strerror or error}.")
+            return None
+        return kept if home is own else replace(kept, path=str(home.parent / kept.path))
+
+    async def _store(self, run: RunRecord, data: bytes | None, text: str) -> bool:
+        """Store the run with its receipt, and return whether that was done."""
+        reason = self._runs
+        if isinstance(reason, Runs):
+            receipt = self._receipt(run, data or result_bytes(text))
+            try:
+                await self._write(reason, run, data, receipt)
+            except KiwiError as fault:
+                reason = fault
+            else:
+                return True
+        elif self._record:
+            self._record.is_written = True  # that there is no receipt either is reported once
+        self._faults.append(f"The run was not recorded: {reason.message}")
+        return False
+
+    async def _write(self, runs: Runs, run: RunRecord, data: bytes | None, receipt: Receipt | None) -> None:
+        await self._writer.write(runs, EndedRun(run, receipt, self._is_begun), data)
+
+    def _shorten_output(self, kept: StoredOutput, record: JsonObject) -> None:
+        # The file holds the whole result until the store does, so that there is no moment without it.
+        with suppress(OSError):
+            rewrite(outputs_home(_home(self.call.space), self.call.space.user), kept, record)
+
+
+@lru_cache(maxsize=64)
+def _home(space: Space) -> Path:
+    return space.project_ai
+
+
+_ROOM = 1_000
+"""How much of a receipt the hosts that a process reached may take, in characters."""
+_CODES = {"error": "execution_failed"}
+"""The codes of failures that are not the words of their statuses."""
+
+
+def _network(outcome: Outcome) -> JsonObject:
+    """Return what was sent and received, for a receipt: the sums, and as many hosts as have room."""
+    network = as_object(outcome.details.get("network")) or outcome.sent
+    hosts = rows = as_list(network.get("hosts"))
+    while len(compact(hosts)) > _ROOM:
+        hosts = hosts[: len(hosts) // 2]
+    left_out = {"left_out": len(rows) - len(hosts)} if len(hosts) < len(rows) else {}
+    return {"network": {**network, "hosts": hosts, **left_out}} if network else {}
+
+
+def _quarantined(outcome: Outcome) -> JsonObject:
+    """Return how many files were moved to quarantine, for a receipt; the output file names them."""
+    count = as_object(outcome.details.get("quarantine")).get("count")
+    return {"quarantined": count} if count else {}
+
+
+def _not_started(reason: KiwiError) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"Nothing ran: what changes or sends something is recorded before it starts. {reason.message}",
+        suggestion=reason.suggestion,
+    )
+
+
+def _ending(error: BaseException) -> tuple[RunStatus, str, str]:
+    """Return how a call ended that gave no outcome: the status, the code and the sentence for its record."""
+    match error:
+        case InvalidArguments():  # its message quotes the parameters, and those are not recorded
+            return "refused", error.code, f"Parameters that do not fit: {', '.join(one.place for one in error.issues)}."
+        case KiwiError():
+            return "refused", error.code, error.message
+        case CancelledError():
+            return "cancelled", "cancelled", "The call was cancelled."
+        case _:
+            return "error", "internal", "Something went wrong inside Kiwi."

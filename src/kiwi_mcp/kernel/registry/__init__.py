@@ -1,1 +1,0 @@
-"""Registries: what is published, and how it travels from one to another."""

@@ -1,0 +1,107 @@
+"""The owner's key: signs items and releases, writes the signature line."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.manifest.signatures import DETACHED, is_apart, line, sidecar, sign, statement_for
+from kiwi_mcp.manifest.trust import FILE_NAME, LOCAL, TrustedKey, owner_trust
+from kiwi_mcp.policy.secret_access import vault_folder
+
+KEYS_FOLDER = "keys"
+"""Where the private keys are, beside the secrets."""
+_TOLD = 12
+"""How many keys back a publication tells how its key came to be."""
+
+
+class Pairs(Protocol):
+    """The owner's private keys."""
+
+    def make(self) -> str:
+        """Make a pair, and return its public key."""
+
+    def sign(self, public: str, data: bytes) -> str:
+        """Return the signature of some bytes by one of the keys."""
+
+
+def pairs_of(user: Path) -> Pairs:
+    """Return the private keys of a user; what opens them is loaded when they are asked for."""
+    state = vault_folder(user).parent
+    make: Callable[[Path, Callable[[], bytes]], Pairs] = import_module(
+        "kiwi_mcp.primitives.secrets.encrypted_records"
+    ).KeyPairs
+    key: Callable[[], bytes] = import_module("kiwi_mcp.primitives.secrets.store_key").vault_key(state)
+    return make(state / KEYS_FOLDER, key)
+
+
+class Signer(Struct, frozen=True):
+    """Signs with one key of the owner's."""
+
+    key: TrustedKey
+    pairs: Pairs
+    history: tuple[str, ...] = ()
+    """The statements by which keys before it handed over, the oldest first."""
+
+    @classmethod
+    def of(cls, user: Path) -> Signer | None:
+        """Return the signer of a user: the newest of their keys that is still valid; None if there is none."""
+        own = owner_trust(user / FILE_NAME).own
+        usable = [key for key in own.values() if not key.is_void]
+        if not usable:
+            return None
+        history = tuple(key.rotation for key in own.values() if key.rotation)[-_TOLD:]
+        return cls(max(reversed(usable), key=lambda key: key.since), pairs_of(user), history)
+
+    def prove(self, tool: Tool, namespace: str, timestamp: str) -> str:
+        """Return the signature of an item as it is, for a namespace."""
+        public = self.key.public
+        data = statement_for(tool.manifest, namespace=namespace, digest=tool.digest, timestamp=timestamp, key=public)
+        return self.pairs.sign(public, data)
+
+
+def signed_files(
+    tool: Tool, data: bytes, *, namespace: str, timestamp: str, signer: Signer | None
+) -> Mapping[str, bytes]:
+    """Return the file with an item's manifest as it is signed for a namespace, and the file beside it, if it takes one.
+
+    Without a signer the line says only that nothing changed.
+    """
+    name, suffix, digest = tool.origin.path.name, tool.origin.path.suffix, tool.digest
+    key, proof = (signer.key.public, signer.prove(tool, namespace, timestamp)) if signer else ("", "")
+    beside = [line(timestamp, digest, key, proof)] if suffix.lower() in DETACHED or (key and is_apart(suffix)) else []
+    beside += signer.history if signer and namespace != LOCAL else ()
+    if suffix.lower() not in DETACHED:
+        data = sign(data.decode(), suffix, timestamp=timestamp, digest=digest, key=key, proof=proof).encode()
+    return {name: data, **({sidecar(name): "".join(f"{one}\n" for one in beside).encode()} if beside else {})}
+
+
+def sign_item(tool: Tool, timestamp: str, signer: Signer | None = None) -> None:
+    """Write the signature line into the file that holds the item's manifest, the rest of it untouched."""
+    path = tool.origin.path
+    data = path.read_bytes()
+    made = signed_files(tool, data, namespace=LOCAL, timestamp=timestamp, signer=signer)
+    beside = path.with_name(sidecar(path.name))
+    if beside.name not in made:
+        beside.unlink(missing_ok=True)
+    # The file beside it comes first: until the line is there as well, it says nothing.
+    for name in sorted(made, key=lambda name: name == path.name):
+        if name != path.name or made[name] != data:
+            _replace(path.with_name(name), made[name], like=path)
+
+
+def _replace(path: Path, data: bytes, *, like: Path) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(data)
+        shutil.copymode(like, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

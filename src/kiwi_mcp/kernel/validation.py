@@ -1,0 +1,188 @@
+"""Every issue of an item or a draft, also by the driver's own syntax check."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.disk import writing
+from kiwi_mcp.catalog.folder_source import MANIFESTS
+from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
+from kiwi_mcp.catalog.item_writer import ItemDraft, write
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.grants import Deny, Rights
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, Source, Tool
+from kiwi_mcp.drivers import Drivers
+from kiwi_mcp.kernel.paths import refuse_nowhere
+from kiwi_mcp.manifest.check import check
+from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
+from kiwi_mcp.manifest.source_file import read_manifest
+from kiwi_mcp.manifest.type_specs import TypeSpecs
+from kiwi_mcp.policy.rights import rights_of
+
+
+class Verdict(Struct, frozen=True):
+    """What checking found: errors keep the item from being used, warnings do not."""
+
+    issues: tuple[Issue, ...]
+    tool_type: str = ""
+    digest: str = ""
+    """The digest of the item, as it was checked."""
+
+    @property
+    def errors(self) -> tuple[Issue, ...]:
+        """The issues that keep the item from being used."""
+        return tuple(issue for issue in self.issues if issue.is_error)
+
+    @property
+    def warnings(self) -> tuple[Issue, ...]:
+        """The issues that an author should know of."""
+        return tuple(issue for issue in self.issues if not issue.is_error)
+
+    def with_issue(self, issue: Issue) -> Verdict:
+        """Return the verdict with one issue more."""
+        return replace(self, issues=(*self.issues, issue))
+
+    def demand(self, what: str) -> None:
+        """Refuse the item if it has errors."""
+        if self.errors:
+            raise InvalidManifest(what, self.errors)
+
+
+async def examine(tool: Tool, catalog: Catalog) -> Verdict:
+    """Return every issue of an item: in its manifest, its files, its chain and its syntax."""
+    below, missing = _executor(tool, catalog)
+    issues = list(
+        check(
+            tool.manifest,
+            sheets=catalog.sheets,
+            file_names=[file.path for file in tool.files],
+            is_folder=tool.origin.is_folder,
+            executor=below.tool.manifest if below else None,
+            executor_missing=missing is not None,
+            lines=_lines(tool, catalog.sheets),
+        )
+    )
+    sheet = catalog.sheets.get(tool.manifest.tool_type)
+    if missing is not None:
+        issues = [_with_guess(issue, tool, catalog) for issue in issues]
+    if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
+        issues.append(Issue("executor", missing.message, missing.suggestion))
+    driver = Drivers().named(sheet.driver) if sheet else None  # a check leaves nothing open
+    if driver and sheet and not any(issue.is_error for issue in issues):
+        links, traits = (below.links, below.traits) if below else ((), ())
+        chain = Chain((tool, *links), (sheet.traits, *traits))
+        refused = _refusal(chain, rights_of(catalog.space.user))
+        issues += [refused] if refused else await driver.check(chain, catalog.space)
+    return Verdict(tuple(issues), tool.manifest.tool_type, tool.digest)
+
+
+def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
+    """Return the issue of a missing executor with the name that was perhaps meant."""
+    near = catalog.near(tool.manifest.executor_id or "")
+    if issue.place != "executor" or not near:
+        return issue
+    return replace(issue, fix=f"Did you mean `{near[0]}`? {issue.fix}")
+
+
+def _refusal(chain: Chain, rights: Rights) -> Issue | None:
+    """Return why the driver is not asked: its check may start a program, so what keeps a call back keeps it back."""
+    for link in chain.links[1:]:
+        if link.integrity == "modified":
+            fix = f"Look at what changed, then sign {link.id!r} again."
+            return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
+    if isinstance(rights.item_verdict([link.identity for link in chain.links]), Deny):
+        reason = "the syntax was not checked, since the owner's policy does not let the item run"
+        return Issue("", reason, "Ask the owner.", severity="warning")
+    return None
+
+
+def _lines(tool: Tool, sheets: TypeSpecs) -> Mapping[str, int]:
+    """Return the line of each place in the manifest, where its format tells."""
+    by_name = {file.path: file for file in tool.files}
+    text = load_bytes(tool, by_name[tool.origin.path.name]).decode("utf-8", errors="replace")
+    written = read_manifest(tool.origin.path, text, sheets=sheets)
+    return written.lines if written else {}
+
+
+def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | None]:
+    if not tool.manifest.executor:
+        return None, None
+    try:
+        return catalog.below(tool), None
+    except KiwiError as error:
+        return None, error
+
+
+async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, catalog: Catalog) -> Verdict:
+    """Return every fault of a draft, as if it were in place; nothing of it stays."""
+    space = catalog.space
+    with writing(space.cache):
+        space.cache.mkdir(parents=True, exist_ok=True)
+        trial = Path(tempfile.mkdtemp(prefix="draft-", dir=space.cache))
+    try:
+        with writing(space.cache):
+            path = write(draft, trial)
+            _share_code(space, source, trial)
+        tool = _read(path, source, trial, catalog)
+        verdict = await examine(tool, catalog)
+        return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _share_code(space: Space, source: Source, trial: Path) -> None:
+    """Let a draft see the code that the tools of its space share."""
+    base = space.user if SOURCE_TRAITS[source].is_in_user_space else space.project_ai
+    tools = trial / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / SHARED_CODE).symlink_to(base / "tools" / SHARED_CODE)
+
+
+def _read(path: Path, source: Source, base: Path, catalog: Catalog) -> Tool:
+    return read_tool(path, source=source, base=base, sheets=catalog.sheets, is_draft=True)
+
+
+def _other_name(asked: str, found: str) -> Issue:
+    return Issue("tool_id", f"the item was asked for as {asked!r} and calls itself {found!r}", "Use one name.")
+
+
+def read_path(path: Path, catalog: Catalog) -> Tool:
+    """Return the item at a path of the project or of the user's space, wherever it is there."""
+    manifest = _manifest_at(path, catalog.space)
+    homes: tuple[tuple[Source, Path], ...] = (("project", catalog.space.project_ai), ("user", catalog.space.user))
+    for source, base in homes:
+        if manifest.is_relative_to(base):
+            return _read(manifest, source, base, catalog)
+    base = manifest.parent.parent if manifest.name in MANIFESTS else manifest.parent
+    return _read(manifest, "project", base, catalog)
+
+
+def _manifest_at(path: Path, space: Space) -> Path:
+    """Return the manifest a path names, which must lie in the project or the user's space."""
+    if "\0" in str(path):
+        raise InvalidRequest("A path cannot hold a NUL character.", suggestion="Check the path.")
+    if not path.is_absolute():
+        refuse_nowhere(space)
+    real = Path(os.path.realpath(path if path.is_absolute() else space.project / path))
+    if not (real.is_relative_to(space.project) or real.is_relative_to(os.path.realpath(space.user))):
+        raise InvalidRequest(
+            f"{path} lies outside the project and the user's space.", suggestion="Name a path inside one of them."
+        )
+    if os.path.isdir(real):  # noqa: PTH112 - pathlib raises for names that are too long
+        found = [real / name for name in MANIFESTS if (real / name).is_file()]
+        if not found:
+            raise NotFound(f"{path} holds no tool.yaml.", suggestion="Name a tool's folder, or a single file.")
+        return found[0]
+    if not os.path.exists(real):  # noqa: PTH110 - pathlib raises for names that are too long
+        raise NotFound(f"{path} does not exist.", suggestion="Check the path.")
+    return real

@@ -1,0 +1,398 @@
+"""approvals: list, show, approve, deny; rules: list, add, remove."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from glob import escape
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import Invalid, PolicyDenied
+from kiwi_mcp.domain.globs import is_plain
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import text_of
+from kiwi_mcp.domain.records import Approval, ApprovalRule
+from kiwi_mcp.kernel.approval_question import ALWAYS
+from kiwi_mcp.kernel.approvals import rule_from
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.paths import refuse_nowhere
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    OWNER,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    message_items,
+    verb,
+)
+from kiwi_mcp.policy.approval_rules import is_of_project
+from kiwi_mcp.store.approvals import Approvals
+from kiwi_mcp.store.runs import new_run
+
+_DAY_MS = 86_400_000
+_ANY_VERSION = "@*"
+_EXAMPLE = (
+    "Name one item (`note`, `note@*` for all its versions), or write out what is meant: `user/local/*`, `*/note@*`."
+)
+_TELL = "Tell the owner that it waits: `kiwi approvals list` shows it to them."
+
+ApprovalId = Annotated[NameText, Meta(min_length=1), Argument("The approval: its id, or the beginning of it.", "ID")]
+
+
+class ApprovalsListRequest(Request, frozen=True, kw_only=True):
+    """Which approvals to list."""
+
+    status: Annotated[
+        Literal["pending", "approved", "denied", "expired", "used", "all"],
+        Option("Also answered, used and expired ones.", "--all", kind="flag", value="all"),
+    ] = "pending"
+    limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
+
+
+class RuleResponse(Response, frozen=True, kw_only=True):
+    """A rule that approves calls beforehand, without what it does not restrict."""
+
+    rule_id: str
+    item: str
+    project: str | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    actor: str | UnsetType = UNSET
+    paths: list[str] | UnsetType = UNSET
+    hosts: list[str] | UnsetType = UNSET
+    argv: list[str] | UnsetType = UNSET
+    created_at: str
+    created_by: str | UnsetType = UNSET
+    expires_at: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class ApprovalResponse(Response, frozen=True, kw_only=True):
+    """One question to the owner and its answer; `preview`, `plan` and `request` for the owner alone."""
+
+    approval_id: str
+    identity: str | UnsetType = UNSET
+    status: str
+    reasons: list[str]
+    actor: str | UnsetType = UNSET
+    project: str | UnsetType = UNSET
+    plan_digest: str | UnsetType = UNSET
+    created_at: str
+    expires_at: str
+    decided_at: str | UnsetType = UNSET
+    decided_by: str | UnsetType = UNSET
+    decided_how: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    run_id: str | UnsetType = UNSET
+    preview: str | UnsetType = UNSET
+    plan: AnyJson | UnsetType = UNSET
+    warning: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    rule: RuleResponse | UnsetType = UNSET
+    request: AnyJson | UnsetType = UNSET
+    """The call to make again; only the owner's own calls have one."""
+
+
+class ItemCount(Response, frozen=True, kw_only=True):
+    """An item, and how many of the listed approvals are about it."""
+
+    identity: str
+    count: int
+
+
+class ApprovalsListResponse(Response, frozen=True, kw_only=True):
+    """Approvals, and the items that they are about."""
+
+    approvals: list[ApprovalResponse]
+    items: list[ItemCount]
+
+
+def _list_view(response: ApprovalsListResponse) -> Iterator[ViewItem]:
+    for one in response.approvals:
+        yield TableRow(f"{one.approval_id}  {one.status:<8}  {one.identity or ''}  {'; '.join(one.reasons)}")
+    if not response.approvals:
+        yield Notice("Nothing waits for you.")
+        return
+    for item in response.items:
+        if item.count != 1:
+            yield Notice(f"{item.identity}: {item.count} of them")
+    yield Hint("`kiwi approvals show ID`, then `approve ID` or `deny ID`.")
+
+
+@verb("list", group="approvals", access=ANYONE, records=False, shows=_list_view)
+async def list_approvals(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
+    """List what waits for your approval."""
+    return await asyncio.to_thread(_listed, request, context)
+
+
+def _listed(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
+    """Return the approvals of a caller; the owner sees all of them."""
+    store = context.services.store.approvals()
+    status = None if request.status == "all" else request.status
+    actor = None if context.is_owner else _actor(store, context)
+    found = store.list(_now(), status=status, actor=actor, limit=request.limit)
+    counted = Counter(one.identity for one in found)
+    return ApprovalsListResponse(
+        approvals=[_response(one) for one in found],
+        items=[ItemCount(identity=identity, count=count) for identity, count in counted.most_common()],
+    )
+
+
+def _actor(store: Approvals, context: VerbContext) -> str:
+    return context.caller.name or store.owner
+
+
+def _response(approval: Approval) -> ApprovalResponse:
+    return msgspec.convert(approval.to_json(), ApprovalResponse)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ApprovalShowRequest(Request, frozen=True, kw_only=True):
+    """Which approval to show."""
+
+    approval_id: ApprovalId
+
+
+def _show_view(response: ApprovalResponse) -> Iterator[ViewItem]:
+    yield Data(response.preview or "")
+    yield Notice(f"status: {response.status}; until {response.expires_at}")
+    for name in ("decided_at", "decided_how", "reason", "run_id", "warning"):
+        if value := getattr(response, name):
+            yield Notice(f"{name.replace('_', ' ')}: {value}")
+    yield Hint("`--json` shows the whole plan.")
+
+
+@verb("show", group="approvals", access=ANYONE, records=False, shows=_show_view)
+async def show_approval(request: ApprovalShowRequest, context: VerbContext) -> ApprovalResponse:
+    """Show one approval: the call, its arguments, what it touches, and when the question expires."""
+    return await asyncio.to_thread(_shown, request.approval_id, context)
+
+
+def _shown(approval_id: str, context: VerbContext) -> ApprovalResponse:
+    """Return one approval; a caller other than the owner sees only the status of its own questions."""
+    store = context.services.store.approvals()
+    found = store.get(approval_id, _now())
+    if not context.is_owner:
+        if found.actor != _actor(store, context):
+            raise PolicyDenied("That question is not yours.", suggestion="Name one that you were given the id of.")
+        return _response(found)
+    response = replace(_response(found), preview=found.preview, plan=found.plan)
+    if found.status == "used" and store.unfinished(found) == found.run_id:
+        warning = f"The run {found.run_id} began, and left no record: whether it was done is unknown."
+        return replace(response, warning=warning)
+    return response
+
+
+class ApproveRequest(Request, frozen=True, kw_only=True):
+    """Which call to approve, and whether also later calls of its tool."""
+
+    approval_id: ApprovalId
+    always: Annotated[
+        Literal["none", "this tool"],
+        Option("Do not ask about this tool again, until it changes.", kind="flag", value="this tool"),
+    ] = "none"
+
+
+def _change_view(response: ApprovalResponse | RuleResponse) -> Iterator[ViewItem]:
+    content = response.to_json()
+    if preview := content.get("preview"):
+        yield Notice(text_of(preview))
+    yield from message_items(content)
+    if isinstance(response, ApprovalResponse) and response.rule:
+        yield Hint(f"`kiwi approvals rules remove {response.rule.rule_id}` takes the rule back.")
+
+
+@verb("approve", group="approvals", access=OWNER, needs_receipt=True, hint=_TELL, shows=_change_view)
+async def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
+    """Approve exactly this call, once; also after a denial."""
+    return await asyncio.to_thread(_approved, request, context)
+
+
+def _approved(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
+    store, now, how = context.services.store.approvals(), _now(), context.services.surface
+    found = store.get(request.approval_id, now)
+    approved = store.decide(found.id, "approved", by=store.owner, how=how, now=now)
+    is_always = request.always != ALWAYS[0]
+    # Only the caller that asked may use the approval, so only the owner's own calls can run at once.
+    is_own = approved.request is not None and approved.actor == store.owner
+    return replace(
+        _response(approved),
+        preview=approved.preview,
+        message=f"{approved.identity} may run once, exactly so.",
+        rule=_rule_response(store.add_rule(rule_from(approved, store.owner))) if is_always else UNSET,
+        request={**(approved.request or {}), "project_path": approved.project} if is_own else UNSET,
+    )
+
+
+class DenyRequest(Request, frozen=True, kw_only=True):
+    """Which call to deny, and why."""
+
+    approval_id: ApprovalId
+    reason: Annotated[LongText | None, Option("Why; the caller sees it.")] = None
+
+
+@verb("deny", group="approvals", access=OWNER, hint=_TELL, shows=_change_view)
+async def deny(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
+    """Deny a call; also after an approval that was not used yet."""
+    return await asyncio.to_thread(_denied, request, context)
+
+
+def _denied(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
+    store, now, how = context.services.store.approvals(), _now(), context.services.surface
+    found = store.get(request.approval_id, now)
+    denied = store.decide(found.id, "denied", by=store.owner, how=how, now=now, reason=request.reason or "")
+    return replace(_response(denied), message=f"{denied.identity} is denied. The same call will be refused.")
+
+
+class RulesListRequest(Request, frozen=True, kw_only=True):
+    """No arguments."""
+
+
+class RulesListResponse(Response, frozen=True, kw_only=True):
+    """All rules."""
+
+    rules: list[RuleResponse]
+
+
+def _rules_view(response: RulesListResponse) -> Iterator[ViewItem]:
+    for rule in response.rules:
+        content = rule.to_json()
+        narrowed = [f"{name}={text_of(content[name])}" for name in _NARROWED if name in content]
+        yield TableRow(f"{rule.rule_id}  {rule.item}  {'  '.join(narrowed)}".rstrip())
+    if not response.rules:
+        yield Notice("There are no rules: you are asked about everything that changes your files or sends data out.")
+
+
+_NARROWED = ("project", "digest", "actor", "paths", "hosts", "argv", "expires_at")
+
+
+@verb(
+    "list", group="approvals rules", wire=("approvals", "rules"), access=OWNER, records=False,
+    aliases=("approvals rules",), shows=_rules_view,
+)  # fmt: skip
+async def list_rules(request: RulesListRequest, context: VerbContext) -> RulesListResponse:  # noqa: ARG001 - a verb
+    """List the rules that approve calls beforehand."""
+    found = await asyncio.to_thread(lambda: context.services.store.approvals().rules())
+    return RulesListResponse(rules=[_rule_response(rule) for rule in found])
+
+
+def _rule_response(rule: ApprovalRule) -> RuleResponse:
+    return msgspec.convert(rule.to_json(), RuleResponse)
+
+
+class RuleAddRequest(Request, frozen=True, kw_only=True):
+    """The items that a rule is for, and how narrowly."""
+
+    item: Annotated[
+        NameText,
+        Meta(min_length=1),
+        Argument("One item, NAME@* for all its versions, or a pattern such as 'user/local/*'.", "ITEM"),
+    ]
+    paths: Annotated[
+        tuple[LongText, ...],
+        Meta(max_length=50),
+        Option("Only if it changes these real paths.", "--path", metavar="PATH"),
+    ] = ()
+    hosts: Annotated[
+        tuple[NameText, ...], Meta(max_length=50), Option("Only if it sends to these hosts.", "--host", metavar="HOST")
+    ] = ()
+    argv: Annotated[
+        tuple[LongText, ...],
+        Meta(max_length=50),
+        Option("The first words of the command, one each, exactly.", "--word", metavar="WORD"),
+    ] = ()
+    actor: Annotated[LongText | None, Option("Only calls of this actor.")] = None
+    days: Annotated[Annotated[int, Meta(ge=1, le=3_650)] | None, Option("For this many days.")] = None
+
+
+@verb(
+    "add",
+    group="approvals rules",
+    wire=("approvals", "add_rule"),
+    access=OWNER,
+    needs_receipt=True,
+    hint=_TELL,
+    shows=_change_view,
+)
+async def add_rule(request: RuleAddRequest, context: VerbContext) -> RuleResponse:
+    """Approve calls of an item beforehand."""
+    catalogs = context.services.catalogs
+    if any(not path.startswith("/") for path in request.paths):
+        issue = Issue("paths", "is not absolute", "Begin it with `/`; links are followed before it is compared.")
+        raise Invalid("A rule names real paths.", suggestion=issue.fix, issues=[issue.to_json()])
+    item, project = await catalogs.near.do(catalogs.space_if_any(None), partial(_items, request.item))
+    return await asyncio.to_thread(_rule_added, request, item, project, context)
+
+
+def _items(item: str, catalog: Catalog) -> tuple[str, str]:
+    """Return the items that a rule is for, as a pattern of full names, and their project if they belong to one.
+
+    A name means the one item that a call of it finds; a rule is for more only if that is written out.
+    """
+    name = item.removesuffix(_ANY_VERSION)
+    if is_plain(name):
+        identity = catalog.resolve(name).tool.identity
+        meant = f"{escape(identity.rpartition('@')[0])}{_ANY_VERSION}" if name != item else escape(identity)
+    elif "/" in item or item.startswith("*"):
+        meant = item
+    else:
+        issue = Issue("item", "is a pattern of no full name", _EXAMPLE)
+        raise Invalid("A rule is for full names.", suggestion=_EXAMPLE, issues=[issue.to_json()])
+    if not is_of_project(meant):
+        return meant, ""
+    refuse_nowhere(catalog.space)
+    return meant, str(catalog.space.project)
+
+
+def _rule_added(request: RuleAddRequest, item: str, project: str, context: VerbContext) -> RuleResponse:
+    store, now = context.services.store.approvals(), _now()
+    rule = ApprovalRule(
+        id=new_run(now)[0],
+        item=item,
+        project=project,
+        created_at=now,
+        created_by=store.owner,
+        actor=request.actor or "",
+        paths=request.paths,
+        hosts=request.hosts,
+        argv=request.argv,
+        expires_at=now + request.days * _DAY_MS if request.days else None,
+    )
+    added = store.add_rule(rule)
+    return replace(_rule_response(added), message=f"{added.item} needs no approval, within the limits of the rule.")
+
+
+class RuleRemoveRequest(Request, frozen=True, kw_only=True):
+    """Which rule to remove."""
+
+    rule_id: Annotated[NameText, Meta(min_length=1), Argument("The rule: its id, or the beginning of it.", "RULE")]
+
+
+@verb(
+    "remove", group="approvals rules", wire=("approvals", "remove_rule"), access=OWNER, hint=_TELL, shows=_change_view
+)
+async def remove_rule(request: RuleRemoveRequest, context: VerbContext) -> RuleResponse:
+    """Remove a rule."""
+    removed = await asyncio.to_thread(lambda: context.services.store.approvals().remove_rule(request.rule_id))
+    return replace(
+        _rule_response(removed), message=f"{removed.item} needs approval again, within the limits of the rule."
+    )

@@ -1,0 +1,448 @@
+"""doctor: what works here, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+
+from kiwi_mcp import __version__
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.release import unseeded
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.domain.errors import IsolationUnavailable, KiwiError
+from kiwi_mcp.domain.isolation import LEVELS, Level
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import SOURCE_TRAITS
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.mcp import Offers
+from kiwi_mcp.drivers.environments.server_package import server_package
+from kiwi_mcp.drivers.held import known_standings, standings
+from kiwi_mcp.kernel.context import Services, VerbContext
+from kiwi_mcp.kernel.permission import ItemVisibility
+from kiwi_mcp.kernel.settings import named_half, search_mode
+from kiwi_mcp.kernel.store import Store
+from kiwi_mcp.kernel.token_meter import context_report
+from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Data, LongText, Request, Response, ViewItem, verb
+from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
+from kiwi_mcp.kernel.verbs.prefer import advice
+from kiwi_mcp.kernel.verbs.relax import holds
+from kiwi_mcp.kernel.verbs.search import SOURCES, card_sources, open_indexes
+from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config
+from kiwi_mcp.manifest.templates import defaulted, variables
+from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
+from kiwi_mcp.manifest.trust import owner_trust
+from kiwi_mcp.policy.policy_files import FILE_NAME, deployments, minimum, owner_policy
+from kiwi_mcp.policy.preferences import owner_preferences
+from kiwi_mcp.policy.secret_access import held, vault_folder
+from kiwi_mcp.primitives.process.spawn import search_path
+from kiwi_mcp.primitives.secrets.key_storage import SEALS, has_keyring, sealed_by
+from kiwi_mcp.primitives.secrets.reveal import Variables
+from kiwi_mcp.sandbox.levels import floor
+from kiwi_mcp.sandbox.self_test import BackendReport, choose
+from kiwi_mcp.search.encoder import encoder_state
+
+_COMMON = (
+    f"what ships with Kiwi runs as you, what you or a model wrote is {floor('owner_written')}, what nobody is known to "
+    f"have written is {floor('unknown')}"
+)
+_UNTESTED = "whether this machine can give that was not tested yet; the first tool does so"
+
+
+def tell_isolation(space: Space) -> str:
+    """Return how tools are isolated, from earlier results; nothing is started to learn more."""
+    known = known_standings(space)
+    reached = [_tell_level(level, known) for level in LEVELS if level != "trusted"] if known else [_UNTESTED]
+    return f"{_COMMON}: {'; '.join(reached)}"
+
+
+def missing_sandbox(space: Space) -> str:
+    """Return what to do where this machine is known to have no sandbox, so that no tool of the owner's own runs."""
+    known = known_standings(space)
+    refused = _refusal(floor("owner_written"), known) if known else None
+    return refused.suggestion if refused else ""
+
+
+def _tell_level(level: Level, known: Sequence[BackendReport]) -> str:
+    if (refused := _refusal(level, known)) is not None:
+        return f"{level} is refused ({refused.suggestion})"
+    return f"{level} by {choose(level, known).backend.name}"
+
+
+def _refusal(level: Level, known: Sequence[BackendReport]) -> IsolationUnavailable | None:
+    try:
+        choose(level, known)
+    except IsolationUnavailable as refused:
+        return refused
+    return None
+
+
+_COUNTED = 200_000
+_LISTED = 20
+_MOST_FIXES = 10
+_ABSENT = "No tool named"
+_WAITING = frozenset({"changed", "new"})
+_WEIGHT = {"ok": 0, "warning": 1, "problem": 2}
+_UNASKED: JsonObject = {}
+_MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
+
+
+class DoctorRequest(Request, frozen=True, kw_only=True):
+    """Which project."""
+
+    project_path: LongText | None = None
+
+
+class DoctorResponse(Response, frozen=True, kw_only=True):
+    """Every check with its status, and the worst status."""
+
+    status: str
+    version: str
+    checks: list[dict[str, AnyJson]]
+    context: dict[str, AnyJson]
+
+    def exit_status(self) -> int:
+        """Return 1 for a problem."""
+        return 1 if self.status == "problem" else 0
+
+
+def _view(response: DoctorResponse) -> Iterator[ViewItem]:
+    for check in response.checks:
+        yield Data(f"{_MARKS[check['status']]} {check['check']}: {check['detail']}")
+        if fix := check.get("fix"):
+            yield Data(f"    fix: {fix}")
+
+
+@verb("doctor", access=ANYONE, records=False, everyday="doctor", shows=_view)
+async def doctor(request: DoctorRequest, context: VerbContext) -> DoctorResponse:
+    """Check this installation: what works, what is missing, and how to get it."""
+    services, project = context.services, request.project_path
+    catalogs = services.catalogs
+    offers = await services.offers(project)
+    servers = await _servers(project, context)
+    await standings(catalogs.space(project))  # tests the machine, unless that was done before
+    suggestions = await advice(project, context) if context.is_owner else None
+    search = await catalogs.far.do(catalogs.space(project), partial(search_status, services))
+    report = context_report(offers, services.response_sizes, suggestions)
+    return examine(catalogs.of(project), services.store, offers, servers, report, search)
+
+
+async def _servers(project: str | None, context: VerbContext) -> Sequence[JsonObject]:
+    """Return the MCP servers as a list shows them; a store that cannot be read is reported separately."""
+    catalogs, rights = context.services.catalogs, context.services.rights(context.caller)
+    try:
+        response = await catalogs.near.do(
+            catalogs.space(project),
+            lambda catalog: all_servers(catalog, catalogs.definitions(), ItemVisibility(catalog, rights)),
+        )
+    except KiwiError:
+        return ()
+    return [as_object(server) for server in as_list(response.to_json().get("servers"))]
+
+
+def examine(
+    catalog: Catalog,
+    store: Store,
+    offers: Offers,
+    servers: Sequence[JsonObject] = (),
+    context: JsonObject = _UNASKED,
+    search: str = "",
+) -> DoctorResponse:
+    """Return every check with its state, and the worst of them.
+
+    `servers` are the MCP servers, as a list shows them; `context` is the report of what a model is given; `search` says
+    how items are found, and how far the index is.
+    """
+    space = catalog.space
+    checks = [
+        *_machine(),
+        *_isolation(catalog, store),
+        *_folders(space),
+        *_cache(space.cache),
+        *_policy(space.user),
+        *_deployment(catalog),
+        *_preferences(space.user, offers),
+        *_context(context),
+        *_secrets(space.user),
+        *_keys(space.user),
+        *_store(store),
+        *_search(search),
+        *_runtimes(catalog),
+        *(check for server in servers for check in _server(server, catalog)),
+        *_items(catalog),
+    ]
+    worst = max((str(check["status"]) for check in checks), key=_WEIGHT.__getitem__)
+    return DoctorResponse(
+        status=worst, version=__version__, checks=[dict(check) for check in checks], context=dict(context)
+    )
+
+
+def _check(name: str, detail: str, *, status: str = "ok", fix: str = "") -> JsonObject:
+    response: dict[str, Json] = {"check": name, "status": status, "detail": detail}
+    return {**response, "fix": fix} if fix else response
+
+
+def _fix(error: KiwiError) -> str:
+    """Return the fix of an error: that of each of its issues, if it has any."""
+    issues = map(as_object, as_list(error.details.get("issues")))
+    fixes = dict.fromkeys(
+        f"{as_text(one.get('place'))}: {as_text(one.get('fix'))}".removeprefix(": ") for one in issues
+    )
+    return " ".join([*fixes][:_MOST_FIXES]) or error.suggestion
+
+
+def _machine() -> Iterator[JsonObject]:
+    yield _check("kiwi", f"{__version__}, MCP SDK {version('mcp')}")
+    yield _check("python", f"{platform.python_version()} ({sys.executable})")
+
+
+def _isolation(catalog: Catalog, store: Store) -> Iterator[JsonObject]:
+    fix = missing_sandbox(catalog.space)
+    yield _check("isolation", tell_isolation(catalog.space), status="problem" if fix else "ok", fix=fix)
+    try:
+        authors = store.authors_if_any()
+        relaxed = [one for one in authors.relaxations() if holds(one, catalog)] if authors else []
+    except KiwiError:  # that the store cannot be read has a line of its own
+        return
+    for one in relaxed:
+        response = f"{one.identity} runs under {one.level} since {one.at[:10]}{f': {one.reason}' if one.reason else ''}"
+        fix = f"`kiwi relax {one.identity.partition('@')[0]} --undo` holds it as its origin says again."
+        yield _check("relaxed", response, status="warning", fix=fix)
+
+
+def _folders(space: Space) -> Iterator[JsonObject]:
+    for name, path in (("user space", space.user), ("cache", space.cache), ("project", space.project_ai)):
+        nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+        if os.access(nearest, os.W_OK):
+            yield _check(name, str(path) if path.exists() else f"{path} (made when needed)")
+        else:
+            yield _check(
+                name, f"{path} cannot be written", status="problem", fix=f"Give yourself write access to {nearest}."
+            )
+
+
+def _cache(cache: Path) -> Iterator[JsonObject]:
+    files = (Path(folder) / name for folder, _, names in os.walk(cache) for name in names)
+    counted = list(islice((file.lstat().st_size for file in files), _COUNTED))
+    more = "more than " if len(counted) == _COUNTED else ""
+    size = f"{more}{sum(counted) / 1_000_000:,.0f} MB"
+    yield _check("cache size", f"{size} of copies, environments and builds; {cache} can be deleted at any time")
+
+
+def _policy(user: Path) -> Iterator[JsonObject]:
+    try:
+        grant = owner_policy(user).grant
+    except KiwiError as error:
+        yield _check("policy", error.message, status="problem", fix=_fix(error))
+        return
+    granted = ", ".join(grant.hosts.allow) or "public addresses only"
+    yield _check(
+        "policy", f"{user / FILE_NAME}: hosts: {granted}; denied items: {', '.join(grant.items.deny) or 'none'}"
+    )
+
+
+def _secrets(user: Path) -> Iterator[JsonObject]:
+    folder = vault_folder(user)
+    try:
+        way = sealed_by(folder.parent)
+    except KiwiError as error:
+        yield _check("secrets", error.message, status="problem", fix=_fix(error))
+        return
+    if not folder.is_dir():
+        yield _check("secrets", "none are kept; `kiwi secrets set NAME` keeps the first one")
+        return
+    response = f"{folder}, opened by the {SEALS[way]}"
+    if way == "keyring" and not has_keyring():
+        fix = "Start Kiwi in a session with a keyring, and with its extra `keyring` installed."
+        yield _check("secrets", f"{response}, and there is no keyring here", status="problem", fix=fix)
+        return
+    is_better = way == "file" and has_keyring()
+    yield _check(
+        "secrets", f"{response}{'; `kiwi secrets seal keyring` would keep its key safer' if is_better else ''}"
+    )
+
+
+def _keys(user: Path) -> Iterator[JsonObject]:
+    """Report the keys that are trusted, if there are any."""
+    try:
+        trusted = owner_trust(user / TRUST_FILE)
+    except KiwiError as error:
+        yield _check("keys", error.message, status="problem", fix=_fix(error))
+        return
+    if trusted.own or trusted.publishers:
+        response = f"{len(trusted.own)} of your own; {len(trusted.publishers)} publishers are known by theirs"
+        yield _check("keys", response)
+
+
+def _deployment(catalog: Catalog) -> Iterator[JsonObject]:
+    """Tell of a managed machine: how it holds processes, and which items that are here are not on its list."""
+    try:
+        found = deployments()
+    except KiwiError as error:
+        yield _check("deployment", error.message, status="problem", fix=_fix(error))
+        return
+    if not found:
+        return
+    least = minimum()
+    yield _check("deployment", f"managed: every process runs at least at {least}" if least else "managed")
+    permission = ItemVisibility(catalog)
+    here = (entry.identity for entry in catalog.all(("project", "user")))
+    for identity in islice((one for one in here if permission.is_hidden(one)), _LISTED):
+        fix = "Ask the administrator of this machine to add it to the list, or remove it."
+        yield _check("deployment", f"{identity} is not loaded: it is not on the list", status="warning", fix=fix)
+
+
+def _preferences(user: Path, offers: Offers) -> Iterator[JsonObject]:
+    if fault := owner_preferences(user).fault:
+        yield _check("preferences", fault.message, status="problem", fix=_fix(fault))
+    seen = f"{', '.join(offers.meta_tools)} and {len(offers.tools)} always-sent tools"
+    yield _check("preferences", f"clients see {seen}, {len(offers.prompts)} prompts, {len(offers.resources)} resources")
+    # What is preferred for all projects need not be in this one.
+    absent = [notice for notice in offers.notices if _ABSENT in notice]
+    absent = absent if len(absent) > 1 else []
+    for notice in (notice for notice in offers.notices if notice not in absent):
+        yield _check("preferences", notice, status="warning", fix="`kiwi prefer` shows what clients see.")
+    if absent:
+        names = ", ".join(notice.partition(" is not sent")[0] for notice in absent[:_MOST_FIXES])
+        response = f"{len(absent)} of what you prefer is not here, and perhaps in another project: {names}"
+        fix = "`kiwi prefer` says more of each; `kiwi prefer remove NAME` is for what is nowhere."
+        yield _check("preferences", f"{response}{', …' if absent[_MOST_FIXES:] else ''}", status="warning", fix=fix)
+
+
+def _context(context: JsonObject) -> Iterator[JsonObject]:
+    if summary := as_text(context.get("summary")):
+        yield _check("context", summary)
+    for one in map(as_object, as_list(context.get("suggestions"))):
+        response = f"{as_text(one.get('name'))} was {as_text(one.get('why'))}"
+        yield _check("context", response, fix=f"`{as_text(one.get('command'))}`")
+
+
+def _store(store: Store) -> Iterator[JsonObject]:
+    try:
+        registry = store.registry()
+        yield _check("store", f"{registry.database.url}: {registry.count()} versions, as {store.actor.name}")
+    except KiwiError as error:
+        yield _check("store", error.message, status="problem", fix=_fix(error))
+        return
+    for name in unseeded(registry):
+        response, fix = (
+            f"{name} here is not the one that ships with Kiwi",
+            "It is never run; ask who writes to this store.",
+        )
+        yield _check("store", response, status="warning", fix=fix)
+    for doubt in registry.database.doubts():
+        yield _check("store", doubt, status="warning", fix="Install `pysqlite3`, which brings a newer SQLite.")
+
+
+def _search(message: str) -> Iterator[JsonObject]:
+    issues: list[Issue] = []
+    named_half(issues)
+    for issue in issues:
+        yield _check("search", f"{issue.place} {issue.reason}, so it is ignored", status="problem", fix=issue.fix)
+    if not message:
+        return
+    is_lame = message.startswith("words only:")
+    fix = "Install Kiwi anew: what is like a request only in its meaning is not found." if is_lame else ""
+    yield _check("search", message, status="warning" if is_lame else "ok", fix=fix)
+
+
+def _runtimes(catalog: Catalog) -> Iterator[JsonObject]:
+    # Whatever can stand below another item may start a program, and lack it.
+    links = {kind for sheet in catalog.sheets.by_type.values() for kind in sheet.executor_types}
+    for entry in (entry for entry in catalog.all() if entry.tool_type in links):
+        try:
+            tool = catalog.find(entry.identity)
+            words = runtime_config(tool)
+        except KiwiError as error:
+            yield _check(entry.tool_id, error.message, status="problem", fix=_fix(error))
+            continue
+        if not tool.manifest.config.get("command") or not words.command:
+            continue
+        program = _program(words, entry, catalog)
+        if not program:
+            yield _check(entry.tool_id, f"what `{words.command[0]}` would fetch is installed by Kiwi")
+        elif found := shutil.which(program, path=search_path()):
+            yield _check(entry.tool_id, found)
+        else:
+            missing = f"`{program}` is not on the PATH"
+            yield _check(entry.tool_id, missing, status="warning", fix=words.install or f"Install {program}.")
+
+
+def _program(words: RuntimeConfig, entry: Card, catalog: Catalog) -> str:
+    """Return the program that an item lacks if it is not on the PATH; empty where all that it takes comes with Kiwi."""
+    command, *args = words.command
+    is_server = catalog.sheets.is_server(entry.tool_type)
+    found = server_package(command, args, catalog.space.cache) if is_server else None
+    if found is None:
+        return command
+    package, _ = found
+    return "" if package.kind == "python" else "node" if package.pin else "npm"
+
+
+def _server(server: JsonObject, catalog: Catalog) -> Iterator[JsonObject]:
+    """Give one line on an MCP server: whether it could be asked, what waits for its owner, and what it lacks."""
+    name, status, states = as_text(server.get("server")), as_text(server.get("status")), as_object(server.get("states"))
+    counted = ", ".join(f"{text_of(count)} {state}" for state, count in states.items()) or "nothing offered"
+    missing = [*_unset(as_text(server.get("identity")), catalog)]
+    said = [f"{status}: {counted}", as_text(server.get("fault")).partition("\n")[0]]
+    said += [as_text(server.get("notice")), f"not set: {', '.join(missing)}" if missing else ""]
+    waits = status == "changed" or not _WAITING.isdisjoint(states)
+    fixes = [
+        f"Set {', '.join(missing)} in the environment or in .env." if missing else "",
+        f"`kiwi mcp diff {name}`, then `kiwi mcp accept {name}`." if waits else "",
+        f"`kiwi mcp refresh {name}` asks it again." if status in {"down", "never asked"} else "",
+    ]
+    fix = " ".join(filter(None, fixes))
+    response = "; ".join(filter(None, said))
+    yield _check(f"MCP server {name}", response, status="warning" if fix else "ok", fix=fix)
+
+
+def _unset(identity: str, catalog: Catalog) -> Iterator[str]:
+    """Yield the variables that a server needs and that are not set."""
+    try:
+        templates: Json = [catalog.find(identity).manifest.config]
+        names, spare = variables(templates), defaulted(templates)
+        stored = held(names, catalog.space.user)
+        found = Variables().locate(names, project=catalog.space.project, user=catalog.space.user)
+    except KiwiError:  # it has a line of its own among the items
+        return
+    yield from (f"${{{name}}}" for name, place in found.items() if place is None and name not in {*stored, *spare})
+
+
+def _items(catalog: Catalog) -> Iterator[JsonObject]:
+    entries = catalog.all()
+    own = [entry for entry in entries if not SOURCE_TRAITS[entry.source].is_built_in]
+    yield _check("items", f"{len(own)} of your own, {len(entries) - len(own)} built in")
+    for issue in catalog.sheets.issues:
+        yield _check(f"type sheet {issue.place}", issue.reason, status="problem", fix=issue.fix)
+    for broken in catalog.broken():
+        yield _check(broken.path, broken.error.message, status="problem", fix=_fix(broken.error))
+    for name in sorted({entry.tool_id for entry in own}):
+        try:
+            hidden = catalog.shadows(catalog.find(name))
+            drift = catalog.resolve(name).drift
+        except KiwiError as error:
+            yield _check(name, error.message, status="problem", fix=_fix(error))
+            continue
+        for sentence in hidden:
+            yield _check(name, sentence, status="warning", fix="Rename one of them, or ask for the full identity.")
+        for sentence in drift:
+            yield _check(name, sentence, status="warning", fix="Change the manifest, or ask the server anew.")
+
+
+def search_status(services: Services, catalog: Catalog) -> str:
+    """Return how items are found, why only by words if so, and the progress of the index."""
+    state = encoder_state() if search_mode(services.user) == "meaning" else "words only, as the owner chose"
+    try:
+        cards, worded, encoded = open_indexes(services).view(card_sources(catalog, SOURCES["all"])).progress
+    except KiwiError as fault:
+        return f"{state}; the progress of the index is unknown: {fault.message}"
+    by_meaning = f", {encoded:,} by meaning" if state.startswith("words and") else ""
+    return f"{state}; of {cards:,} items {worded:,} are found by words{by_meaning}"

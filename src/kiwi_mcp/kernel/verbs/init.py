@@ -1,0 +1,69 @@
+"""init: give a project its `.ai` folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kiwi_mcp.domain.errors import ProjectPathInvalid
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.verb import AUTHOR, LongText, Request, Response, verb
+from kiwi_mcp.manifest.type_specs import load_type_specs
+
+_IGNORED = "# What Kiwi derives or keeps for this machine alone.\noutputs/\n.trash/\n.staging-*/\n.env\n"
+
+
+class InitRequest(Request, frozen=True, kw_only=True):
+    """Which project."""
+
+    project_path: LongText | None = None
+
+
+class InitResponse(Response, frozen=True, kw_only=True):
+    """The folder, and what was created in it."""
+
+    status: str
+    path: str
+    created: list[str]
+    message: str
+    next: str
+
+
+@verb("init", access=AUTHOR, is_local=True, everyday="init")
+async def init(request: InitRequest, context: VerbContext) -> InitResponse:
+    """Create the .ai folder of a project."""
+    project_ai = context.services.catalogs.space(request.project_path).project_ai
+    created = []
+    for name in (name for name, home in load_type_specs().folders.items() if not home.is_old):
+        folder = project_ai / name
+        if not folder.is_dir():
+            _make(folder)
+            created.append(f".ai/{name}/")
+    if ignore_derived(project_ai):
+        created.append(".ai/.gitignore")
+    return InitResponse(
+        status="created" if created else "present",
+        path=str(project_ai),
+        created=created,
+        message=f"The project has its .ai folder ({len(created)} new).",
+        next="Put a tool into .ai/tools/, or run `kiwi create`; `kiwi help tool` shows how.",
+    )
+
+
+def ignore_derived(project_ai: Path) -> bool:
+    """Keep what is derived, and what is for this machine alone, out of git; say whether that was still to be done."""
+    ignore = project_ai / ".gitignore"
+    if os.path.lexists(ignore):  # a link that leads nowhere would be written through
+        return False
+    ignore.write_text(_IGNORED, encoding="utf-8")
+    return True
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ProjectPathInvalid(
+            f"{folder} cannot be made: {error.strerror}.",
+            suggestion="Move away what is in its place, and give yourself write access.",
+        ) from error

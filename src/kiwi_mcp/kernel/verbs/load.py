@@ -1,0 +1,373 @@
+"""Load (definition, output page, copy)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.disk import writing
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.item_writer import ItemDraft, write
+from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
+from kiwi_mcp.catalog.lockfile import SignedBy, lock_at, lost_signatures, record
+from kiwi_mcp.domain.errors import AlreadyExists, IntegrityMismatch, InvalidRequest, KiwiError, NotFound
+from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.domain.items import SOURCE_TRAITS, ItemType, Source, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.paths import outputs_home
+from kiwi_mcp.kernel.permission import ItemVisibility
+from kiwi_mcp.kernel.provenance import AuthorshipLog
+from kiwi_mcp.kernel.tool_names import touch_server_names
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    AUTHOR,
+    ITEM,
+    Answer,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    ItemKind,
+    ItemRequest,
+    NameText,
+    Notice,
+    Option,
+    Response,
+    ViewItem,
+    Where,
+    verb,
+    warning_rows,
+)
+from kiwi_mcp.manifest.files import read_file
+from kiwi_mcp.manifest.signatures import MAX_SIDECAR, is_apart, sidecar
+from kiwi_mcp.policy.authorize import refuse_lost
+from kiwi_mcp.store.outputs import read_page
+
+_TEXT_LIMIT = 200_000
+
+
+class LoadRequest(ItemRequest, frozen=True, kw_only=True):
+    """Which item or which result to read, or where to copy an item."""
+
+    item_type: Annotated[
+        ItemKind | None, Option("", "--type", metavar="TYPE", help="tool, directive, knowledge; output for a result.")
+    ] = None
+    item_id: Annotated[NameText, Argument("Name, name@range or full identity", "ITEM", help=ITEM)]
+    source: Annotated[Source | None, Option("Where it is", help="project, user, registry, mcp or builtin.")] = None
+    destination: Annotated[
+        Where | None,
+        Option(
+            "Copy it there, with the executors it needs",
+            "--to",
+            "--destination",
+            metavar="SPACE",
+            help="Copy it to project or user.",
+        ),
+    ] = None
+    file: Annotated[
+        NameText | None, Option("One file of a tool with several", help="One file of an item with several.")
+    ] = None
+    offset: Annotated[
+        int, Meta(ge=0), Option("Where to go on in an output", help="The first character of an output to show.")
+    ] = 0
+    length: Annotated[int, Meta(ge=1, le=1_000_000)] = 64_000
+
+    def named_item(self) -> str:
+        """Return the item; a result is none."""
+        return "" if self.item_type == "output" else self.item_id
+
+    def named_kind(self) -> tuple[ItemType | None, Source | None]:
+        """Return the type and the source of the item."""
+        return self.of_type, self.source
+
+    def brings(self) -> str:
+        """Return the identity of the copy, with any version."""
+        name = self.item_id.partition("@")[0].rpartition("/")[2]
+        return f"{self.destination}/local/{name}@*" if self.destination else ""
+
+
+class ItemSummary(Struct, frozen=True):
+    """What the manifest of an item says about it."""
+
+    name: str
+    description: str
+    version: str
+    tool_type: str
+    executor_id: str | None
+    category: str
+    tags: list[str]
+
+
+class FileSize(Struct, frozen=True):
+    """A file of an item."""
+
+    path: str
+    size: int
+
+
+class LoadResponse(Response, frozen=True, kw_only=True):
+    """One item, or a page of a result: a page has a `handle`, an item an `identity`."""
+
+    handle: str = ""
+    name: str = ""
+    path: str
+    content: str
+    offset: int = 0
+    total_characters: int = 0
+    next_offset: int | None = None
+    source: str = ""
+    metadata: ItemSummary | None = None
+    parameters: dict[str, AnyJson] = field(default_factory=dict)
+    identity: str = ""
+    digest: str = ""
+    integrity: str = ""
+    trust: str = ""
+    signer: str = ""
+    files: tuple[FileSize, ...] = ()
+    chain: list[str] | None = None
+    problem: str = ""
+    permitted: bool = True
+    not_permitted: str = ""
+    destination: str = ""
+    message: str = ""
+    also_copied: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _view(response: LoadResponse) -> Iterator[ViewItem]:
+    if not response.identity:
+        yield Data(response.content)
+        if response.next_offset is not None:
+            yield Hint(f"go on with --offset {response.next_offset}")
+        return
+    if response.message:
+        yield Data(response.message)
+        yield Notice(f"  path: {response.path}")
+        return
+    yield from warning_rows(response.warnings)
+    signed = f"{response.trust.replace('_', ' ')}, {response.signer}" if response.signer else response.integrity
+    yield Notice(f"{response.identity} ({signed}) {response.path}")
+    if response.chain:
+        yield Notice("chain: " + " → ".join(response.chain))
+    required = as_list(response.parameters.get("required"))
+    for name, schema in as_object(response.parameters.get("properties")).items():
+        yield Notice(f"  {name}: {_parameter_text(as_object(schema), is_required=name in required)}")
+    yield Data(response.content)
+
+
+def _parameter_text(schema: JsonObject, *, is_required: bool) -> str:
+    words = [text_of(schema.get("type", "any"))]
+    if is_required:
+        words.append("required")
+    if "default" in schema:
+        words.append(f"default {text_of(schema['default'])}")
+    if "enum" in schema:
+        words.append("one of " + ", ".join(map(text_of, as_list(schema["enum"]))))
+    described = as_text(schema.get("description"))
+    return ", ".join(words) + (f": {described}" if described else "")
+
+
+@verb(
+    "load",
+    access=lambda request: AUTHOR if request.destination else ANYONE,
+    records=lambda payload: bool(payload.get("destination")),
+    receipt="copy",
+    needs_rules=True,
+    everyday="load",
+    response=LoadResponse,
+    shows=_view,
+)
+async def load(request: LoadRequest, context: VerbContext) -> Answer:
+    """Show one item, or copy it between project and user space."""
+    services, caller = context.services, context.caller
+    is_in_project = any(SOURCE_TRAITS[one].is_in_project for one in (request.source, request.destination) if one)
+    if is_in_project:
+        catalog = services.catalogs.of(request.project_path)
+    else:
+        catalog = services.catalogs.for_item(request.item_id, request.project_path)
+    if request.item_type == "output":
+        return Answer(_page(request, catalog, context))
+    rights, authorship = services.rights(caller), services.authorship(caller)
+    tool = catalog.find(request.item_id, source=request.source, item_type=request.of_type)
+    if request.destination is not None and request.destination != tool.origin.source:
+        response = _copied(tool, catalog, request.destination, authorship)
+    else:
+        response = definition(tool, catalog, request.file, rights)
+        names_type = request.item_type is not None or ItemVisibility(catalog, rights).hides
+        if hidden := () if names_type else catalog.shadows(tool):
+            response = {**response, "warnings": list(hidden)}
+    services.recall_log.add_use(as_text(response["identity"]), catalog.space, caller, is_run=False)
+    return Answer(response, is_instructions=services.provenance.may_instruct(tool))
+
+
+def _page(request: LoadRequest, catalog: Catalog, context: VerbContext) -> JsonObject:
+    """Return a page of a result. The owner reads all results; other callers read only those of their own runs."""
+    services, caller, user = context.services, context.caller, catalog.space.user
+    home = outputs_home(catalog.space.project_ai, user)
+    read = partial(
+        read_page,
+        handle=request.item_id,
+        offset=request.offset,
+        length=request.length,
+        stored=lambda run_id: services.runs(caller).result(run_id),
+        check=services.runs(caller).get if caller.name else None,
+    )
+    try:
+        return read(home)
+    except NotFound:  # a call that was made without a project has left its output with the user
+        if home == user:
+            raise
+        return read(user)
+
+
+def definition(
+    tool: Tool, catalog: Catalog, file: str | None = None, rights: Callable[[], Rights] | None = None
+) -> JsonObject:
+    """Return all that a model or a person needs to know of an item before using it."""
+    manifest = tool.manifest
+    # An item of a server has no text besides this answer, and no location that means anything to a reader.
+    is_offered = bool(tool.origin.server) and file is None
+    return {
+        "name": tool.id,
+        "path": "" if is_offered else str(tool.origin.path),
+        "content": "" if is_offered else _text(tool, file),
+        "source": tool.origin.source,
+        "metadata": {
+            "name": manifest.name or tool.id,
+            "description": manifest.description,
+            "version": manifest.version,
+            "tool_type": manifest.written_type,
+            "executor_id": manifest.executor_id,
+            "category": manifest.category,
+            "tags": list(manifest.tags),
+        },
+        "parameters": manifest.parameters,
+        "identity": tool.identity,
+        "digest": tool.digest,
+        "integrity": tool.integrity,
+        **({"trust": tool.trust} if tool.trust else {}),
+        **({"signer": tool.signer} if tool.signer else {}),
+        "files": [{"path": one.path, "size": one.size} for one in tool.files],
+        **_chain(tool, catalog),
+        **_denial(tool, catalog, rights),
+    }
+
+
+def _chain(tool: Tool, catalog: Catalog) -> JsonObject:
+    try:
+        return {"chain": list(catalog.resolve(tool.identity, item_type=tool.item_type).names)}
+    except KiwiError as error:
+        return {"chain": None, "problem": error.message}
+
+
+def _denial(tool: Tool, catalog: Catalog, rights: Callable[[], Rights] | None) -> JsonObject:
+    """Return that the owner does not let an item run, where that is so: it can be read, and spoken of."""
+    reason = ItemVisibility(catalog, rights).refusal(tool.identity)
+    return {"permitted": False, "not_permitted": reason} if reason else {}
+
+
+def _text(tool: Tool, name: str | None) -> str:
+    wanted = name or tool.origin.path.name
+    for file in tool.files:
+        if file.path == wanted:
+            return load_bytes(tool, file).decode("utf-8", errors="replace")[:_TEXT_LIMIT]
+    listed = ", ".join(file.path for file in tool.files)
+    raise NotFound(f"{tool.id!r} has no file {wanted!r}.", suggestion=f"Its files are: {listed}.", tool_id=tool.id)
+
+
+def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: AuthorshipLog) -> JsonObject:
+    """Copy an item and the executors below it that the destination does not see, then return it as copied."""
+    base = catalog.space.folder(destination)
+    if tool.origin.is_built_in:
+        raise InvalidRequest(
+            f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
+        )
+    links = catalog.resolve(tool.identity, item_type=tool.item_type).links
+    below = [link for link in links[1:] if link.origin.source == tool.origin.source]
+    for link in (tool, *below):
+        if link.integrity == "modified":
+            expected = link.signature.hash if link.signature else ""
+            raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
+    refuse_lost(lost_signatures((tool, *below), catalog.space))
+    copies = [link for link in below if not _is_there(link, catalog, destination)]
+    is_there = _is_there(tool, catalog, destination)
+    authorship.copies(copies if is_there else [tool, *copies], destination)
+    if is_there:
+        path = catalog.find(tool.id, source=destination, item_type=tool.item_type).origin.path
+        message = f"Tool is in {destination} already, with the same content"
+    else:
+        path = _copy(tool, base)
+        if catalog.sheets.is_server(tool.manifest.tool_type):
+            touch_server_names(catalog.space.user)
+        message = f"Tool copied from {tool.origin.source} to {destination}"
+    for link in copies:
+        _copy(link, base)
+    for link in copies if is_there else [tool, *copies]:
+        _record(catalog.find(link.id, source=destination), catalog, base)
+    response: dict[str, Json] = {
+        **definition(catalog.find(tool.id, source=destination, item_type=tool.item_type), catalog),
+        "path": str(path),
+        "source": tool.origin.source,
+        "destination": destination,
+        "message": message,
+    }
+    if copies:
+        response["also_copied"] = [link.id for link in copies]
+    return response
+
+
+def _record(copy: Tool, catalog: Catalog, base: Path) -> None:
+    """Write into the lockfile who signed a copy, so that it does not run once the signature is gone."""
+    path, signer = base / LOCK_NAME, SignedBy.of(copy)
+    if signer and lock_at(path).signer(copy) is None:
+        record(path, catalog.resolve(copy.identity), signer)
+
+
+def _is_there(tool: Tool, catalog: Catalog, destination: Where) -> bool:
+    try:
+        found = catalog.find(tool.id, source=destination, item_type=tool.item_type)
+    except NotFound:
+        return False
+    if found.item_type != tool.item_type:
+        return False
+    if found.digest != tool.digest:
+        raise AlreadyExists(tool.id, path=str(found.origin.path))
+    return True
+
+
+def _copy(tool: Tool, base: Path) -> Path:
+    root = tool.origin.path.parent if tool.origin.is_folder else tool.origin.path
+    shared = {f"lib/{text_of(name)}.py" for name in as_list(tool.manifest.config.get("lib_imports"))}
+    files = {file.path: load_bytes(tool, file) for file in tool.files}
+    executables = frozenset(file.path for file in tool.files if file.is_executable)
+    own = {path: data for path, data in files.items() if path not in shared}
+    beside = _beside(tool)
+    if tool.origin.is_folder:
+        own |= beside
+    path = write(
+        ItemDraft(root.relative_to(tool.origin.base).as_posix(), tool.origin.path.name, own, executables), base
+    )
+    with writing(base):
+        if not tool.origin.is_folder:
+            for name, data in beside.items():
+                path.with_name(name).write_bytes(data)
+        for name in shared & files.keys():
+            target = base / "tools" / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(files[name])
+    return path
+
+
+def _beside(tool: Tool) -> Mapping[str, bytes]:
+    """Return the file that tells who signed an item, where there is one."""
+    path = tool.origin.path.with_name(sidecar(tool.origin.path.name))
+    if not (tool.signature and is_apart(tool.origin.path.suffix) and path.is_file()):
+        return {}
+    return {path.name: read_file(path, limit=MAX_SIDECAR).data}

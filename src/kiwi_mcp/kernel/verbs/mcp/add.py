@@ -1,0 +1,717 @@
+"""mcp add, import, allow: new servers and what they may use; secrets of imported entries go to `.env`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.disk import writing
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, KiwiError
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import CLIENT_REQUESTS, Needs, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.mcp_definitions import launch_of, launch_summary
+from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, key_of, known_servers, new_record
+from kiwi_mcp.kernel.paths import has_project
+from kiwi_mcp.kernel.verb import (
+    OWNER,
+    AnyJson,
+    Argument,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Response,
+    TableRow,
+    ViewItem,
+    verb,
+)
+from kiwi_mcp.kernel.verbs.create import Author, CreateRequest, UpdateRequest, create_item, update_item
+from kiwi_mcp.kernel.verbs.init import ignore_derived
+from kiwi_mcp.kernel.verbs.mcp.servers import (
+    ASK_OWNER,
+    DryRun,
+    McpRequest,
+    ServerChange,
+    ServerItem,
+    ServerName,
+    Warnings,
+    change_view,
+    count_kinds,
+    details_view,
+    item_rows,
+    items_view,
+    next_view,
+    open_context,
+    package_of,
+    warnings_view,
+)
+from kiwi_mcp.manifest.mcp.clients import (
+    Configuration,
+    Scope,
+    client_of,
+    find_configurations,
+    read_configuration,
+    read_text,
+)
+from kiwi_mcp.manifest.mcp.jsonc import read_object
+from kiwi_mcp.manifest.mcp.references import ImportFindings
+from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
+from kiwi_mcp.manifest.owner_file import changing
+from kiwi_mcp.policy.needs import needs_named, needs_told, with_needs
+from kiwi_mcp.policy.secret_access import held
+from kiwi_mcp.primitives.http.addresses import nearby_host
+from kiwi_mcp.primitives.secrets import variables
+from kiwi_mcp.primitives.secrets.reveal import Variables, names_in
+from kiwi_mcp.primitives.secrets.variables import are_same, with_secrets
+
+_REGISTRY_KEYS = frozenset({"packages", "remotes"})
+"""The keys of a `server.json`, in which MCP registries describe a server."""
+
+
+Paths = Annotated[tuple[LongText, ...], Meta(max_length=100)]
+Hosts = Annotated[tuple[NameText, ...], Meta(max_length=100)]
+MayRead = Annotated[Paths, Option("A file or folder that it may read.", metavar="PATH", kind="path")]
+MayWrite = Annotated[Paths, Option("A file or folder that it may change.", metavar="PATH", kind="path")]
+MayReach = Annotated[Hosts, Option("A host that it may reach: NAME or NAME:PORT.", "--host", metavar="HOST")]
+Roots = Annotated[bool, Option("It may ask clients for their folders.")]
+Sampling = Annotated[bool, Option("It may use the models of clients.")]
+Questions = Annotated[bool, Option("It may ask the users of clients.")]
+WithSecrets = Annotated[bool, Option("Write secrets among the arguments into your .env (mode 0600).")]
+NoAccept = Annotated[bool, Option("Leave each of its items to be accepted later.", "--no-accept", value=False)]
+NoStart = Annotated[bool, Option("Do not ask the server for its tools yet.", "--no-start", value=False)]
+Location = Annotated[Scope | None, Option("project or user.")]
+
+
+class NeedsRequest(McpRequest, frozen=True, kw_only=True):
+    """What the owner gives a server."""
+
+    read: MayRead = ()
+    write: MayWrite = ()
+    hosts: MayReach = ()
+    roots: Roots = False
+    sampling: Sampling = False
+    questions: Questions = False
+
+
+class ServerAddRequest(NeedsRequest, frozen=True, kw_only=True):
+    """The server to add: a command, an address or a whole manifest."""
+
+    server: Annotated[NameText | None, Argument("Its new name.", "NAME")] = None
+    command: LongText | None = None
+    args: Annotated[tuple[LongText, ...], Meta(max_length=1_000)] = ()
+    url: Annotated[LongText | None, Option("Its address, if it is not started here.")] = None
+    headers: Annotated[
+        dict[NameText, LongText],
+        Option("NAME=VALUE; secrets as ${NAME}.", "--header", metavar="NAME=VALUE", kind="pairs"),
+    ] = field(default_factory=dict)
+    env: Annotated[
+        dict[NameText, LongText], Option("NAME=VALUE; secrets as ${NAME}.", metavar="NAME=VALUE", kind="pairs")
+    ] = field(default_factory=dict)
+    transport: Annotated[Literal["http", "sse", "websocket"] | None, Option("http (default), sse or websocket.")] = None
+    manifest: dict[str, AnyJson] | None = None
+    with_secrets: WithSecrets = False
+    accept: NoAccept = True
+    start: NoStart = True
+    location: Location = None
+    dry_run: DryRun = False
+
+    def brings(self) -> str:
+        """Return the identity of the server that it adds."""
+        return f"{self.location or 'project'}/local/{self.server or '*'}@*"
+
+
+class ServersImportRequest(McpRequest, frozen=True, kw_only=True):
+    """Where to import servers from."""
+
+    paths: Annotated[Paths, Argument("Configurations; otherwise your own of known clients.", "PATH", kind="path")] = ()
+    all: Annotated[bool, Option("Those of the project too.")] = False
+    with_secrets: WithSecrets = False
+    accept: NoAccept = True
+    start: NoStart = True
+    location: Location = None
+    dry_run: DryRun = False
+
+    def brings(self) -> str:
+        """Return the identity of the servers that it adds."""
+        return f"{self.location or 'project'}/local/*@*"
+
+
+class ServerAllowRequest(NeedsRequest, frozen=True, kw_only=True):
+    """What a server is to be given."""
+
+    server: ServerName
+    dry_run: DryRun = False
+
+
+class ServerAddResponse(Response, frozen=True, kw_only=True):
+    """A server that was added, with what it offers."""
+
+    action: str
+    server: str
+    path: str
+    status: str
+    message: str
+    items: list[ServerItem] | UnsetType = UNSET
+    package: AnyJson | UnsetType = UNSET
+    warnings: Warnings = UNSET
+    next: str | UnsetType = UNSET
+
+
+class ImportedEntry(Response, frozen=True, kw_only=True):
+    """An entry of a configuration, and what became of it."""
+
+    server: str
+    name: str
+    source: str = field(name="from")
+    client: str | UnsetType = UNSET
+    status: str
+    path: str | UnsetType = UNSET
+    location: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+
+
+class ServersImportResponse(Response, frozen=True, kw_only=True):
+    """The servers of other clients, and the variables that must be set for them."""
+
+    action: str
+    status: str
+    message: str
+    servers: list[ImportedEntry]
+    variables: dict[str, str]
+    empty: list[str] | UnsetType = UNSET
+    warnings: Warnings = UNSET
+
+    def exit_status(self) -> int:
+        """Return 1 where a file that was named holds no server."""
+        return 1 if self.empty else 0
+
+
+def _add_view(response: ServerAddResponse) -> Iterator[ViewItem]:
+    yield from warnings_view(response.warnings)
+    yield from items_view(response.items or ())
+    yield Notice(response.message)
+    yield from details_view(response.path, response.package)
+    yield from next_view(response.next)
+
+
+def _import_view(response: ServersImportResponse) -> Iterator[ViewItem]:
+    yield from warnings_view(response.warnings)
+    for server in response.servers:
+        yield TableRow(f"{server.status:<9} {_entry_text(server)}")
+    for name, about in response.variables.items():
+        yield Notice(f"  ${{{name}}}: {about}")
+    yield Notice(response.message)
+
+
+def _entry_text(entry: ImportedEntry) -> str:
+    renamed = f" ← {entry.name}" if entry.name != entry.server else ""
+    place = ", ".join(filter(None, (entry.client or "", entry.source)))
+    target = f" → {entry.location}" if entry.location else ""
+    return f"{entry.server}{renamed} ({place}){target}{f'; {entry.reason}' if entry.reason else ''}"
+
+
+class NewServer(Struct, frozen=True):
+    """A server that is to be added: its manifest, where that goes, and the secrets that were among its words."""
+
+    manifest: JsonObject
+    location: Scope = "project"
+    issues: tuple[Issue, ...] = ()
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """The entry, the file and the client that it came from: `name`, `source`, `client`."""
+    is_here: bool = False
+    """Whether a server that is reached alike is here already, under the name in the manifest."""
+
+    @property
+    def tool_id(self) -> str:
+        """The name the server has here."""
+        return as_text(self.manifest.get("tool_id"))
+
+
+class NewServers(Struct, frozen=True):
+    """The servers of some configurations, those that are left out and why, and the variables that must be set."""
+
+    servers: tuple[NewServer, ...]
+    left_out: tuple[ImportedEntry, ...]
+    issues: tuple[Issue, ...]
+    variables: Mapping[str, str]
+    empty: tuple[str, ...]
+    """The files that were named and hold no server."""
+
+
+def described_server(request: ServerAddRequest, space: Space) -> NewServer:
+    """Return the server that the owner's words describe."""
+    location: Scope = request.location or "project"
+    granted = requested_needs(request, space)
+    if request.manifest is not None:
+        given: JsonObject = request.manifest
+        manifest = {"tool_type": "mcp_server", "version": "1.0.0", "tool_id": request.server, **given}
+        return NewServer(with_needs(manifest, granted), location)
+    if not request.server:
+        raise InvalidRequest("The request names no server.", suggestion="Send `server`, what to call it.")
+    if request.command and request.url:
+        raise InvalidRequest(
+            "A server is started by a command or reached by an address, not both.",
+            suggestion="Send `command` or `url`.",
+        )
+    name, findings = request.server, ImportFindings()
+    words: JsonObject = (
+        {"command": request.command, "args": list(request.args), "env": dict(request.env)}
+        if request.command
+        else {"url": request.url, "type": request.transport, "headers": dict(request.headers)}
+    )
+    origin = EntryOrigin("its owner", Path.home(), space.project)
+    entry = {**words, "description": f"MCP server {name}"}
+    drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
+    if drafted is None:
+        raise InvalidManifest(name, [issue for issue in findings.issues if issue.is_error] or findings.issues)
+    implied = needs_named(as_object(drafted["config"]), findings.issues)
+    drafted = with_needs(drafted, implied, granted)
+    return NewServer(drafted, location, tuple(findings.issues), dict(findings.secrets))
+
+
+def requested_needs(request: NeedsRequest, space: Space) -> Needs:
+    """Return what the owner's request gives a server; a path that does not exist is refused."""
+    return Needs(
+        read=tuple(_granted_path(path, space) for path in request.read),
+        write=tuple(_granted_path(path, space) for path in request.write),
+        hosts=tuple(request.hosts),
+        client=tuple(name for name in CLIENT_REQUESTS if getattr(request, name)),
+    )
+
+
+def _granted_path(text: str, space: Space) -> str:
+    path = Path(os.path.realpath(space.project / Path(text).expanduser()))
+    if any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user)):
+        raise InvalidRequest(f"{text!r} is Kiwi's own, and given to nothing.", suggestion="Name a folder of your own.")
+    if not path.exists():
+        raise InvalidRequest(f"There is no {text!r} to give.", suggestion="Make it first, or name another path.")
+    return str(path.relative_to(space.project)) if path.is_relative_to(space.project) else str(path)
+
+
+def found_servers(request: ServersImportRequest, space: Space, present: Mapping[str, Tool]) -> NewServers:
+    """Return the servers of the named configurations, or of the user's own; with `all`, also the project's.
+
+    A project may come from anyone, and the user did not choose what its files start. Servers of the user's own
+    configurations are meant for every project, and go to the user's space unless the owner says otherwise.
+    """
+    found = find_configurations(Path.home(), space.project)
+    paths = [space.project / path for path in request.paths] or [
+        one.path for one in found if request.all or one.scope == "user"
+    ]
+    if not paths:
+        raise InvalidRequest(
+            "No configuration of a known client is among your own files.",
+            suggestion="Name a file: `kiwi mcp import PATH`; or take the project's too: `kiwi mcp import --all`.",
+        )
+    reader = _ImportReader({name: launch_of(tool.manifest.config) for name, tool in present.items()}, space)
+    for path in paths:
+        reader.take(path, _read(path), request.location or scope_of(path, found, space))
+    return NewServers(
+        tuple(reader.servers),
+        tuple(reader.left_out),
+        tuple(reader.issues),
+        dict(reader.variables),
+        tuple(reader.empty) if request.paths else (),
+    )
+
+
+def scope_of(path: Path, found: Sequence[Configuration], space: Space) -> Scope:
+    """Return the scope of a file's servers: the project, if it is one of the project's files, else the user."""
+    known = {one.path: one.scope for one in found}
+    if not has_project(space):
+        return "user"
+    return known.get(path) or ("project" if path.is_relative_to(space.project) else "user")
+
+
+def shown_path(path: Path, space: Space) -> str:
+    """Return a path as its owner would write it."""
+    if path.is_relative_to(space.project) and space.project != Path.home():
+        return str(path.relative_to(space.project))
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
+
+
+class _ImportReader:
+    """The servers of several configurations, each taken once."""
+
+    def __init__(self, present: Mapping[str, JsonObject], space: Space) -> None:
+        self._here = dict(present)
+        self._taken = dict(present)
+        self._space = space
+        self._secrets: dict[str, Secret] = {}
+        self.servers: list[NewServer] = []
+        self.left_out: list[ImportedEntry] = []
+        self.issues: list[Issue] = []
+        self.variables: dict[str, str] = {}
+        self.empty: list[str] = []
+
+    def take(self, path: Path, imported: ImportedServers, location: Scope) -> None:
+        """Take the servers of one configuration."""
+        self._note(path, imported.issues)
+        if not imported.servers:
+            self.empty.append(shown_path(path, self._space))
+        for draft in imported.servers:
+            origin = self._origin(path, draft)
+            if reason := self._reason_against(draft):
+                self.left_out.append(ImportedEntry(server=draft.name, status="left out", reason=reason, **origin))
+                continue
+            config = as_object(draft.manifest.get("config"))
+            names = {name for text in _texts(config) for name in names_in(text)}
+            mine = {name: secret for name, secret in imported.secrets.items() if name in names}
+            self._compare(path, mine)
+            same = _named(self._taken, launch_of(config))
+            tool_id = same or id_for(draft.name, self._taken)
+            if same and same not in self._here:
+                reason = f"it is the same as {same}"
+                self.left_out.append(ImportedEntry(server=draft.name, status="left out", reason=reason, **origin))
+                continue
+            self._taken[tool_id] = launch_of(config)
+            if not same:
+                needed = {name: about for name, about in imported.variables.items() if name in names}
+                self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
+            issues: list[Issue] = []
+            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues))
+            self._note(path, issues)
+            self.servers.append(NewServer(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
+
+    def _note(self, path: Path, issues: Sequence[Issue]) -> None:
+        self.issues += [replace(one, place=": ".join(filter(None, (path.name, one.place)))) for one in issues]
+
+    def _origin(self, path: Path, draft: ServerDraft) -> Mapping[str, str]:
+        client = client_of(path)
+        origin = {"name": draft.name, "source": shown_path(path, self._space)}
+        return {**origin, "client": client.title} if client else origin
+
+    def _reason_against(self, draft: ServerDraft) -> str:
+        if draft.is_disabled:
+            return "it is disabled there"
+        if draft.project and draft.project != str(self._space.project):
+            return f"it is meant for {draft.project} alone"
+        return ""
+
+    def _compare(self, path: Path, secrets: Mapping[str, Secret]) -> None:
+        for name, secret in secrets.items():
+            if not are_same(self._secrets.setdefault(name, secret), secret):
+                reason = f"has another value in {path.name} than in a configuration before it"
+                self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
+
+
+def _named(known: Mapping[str, JsonObject], launch: JsonObject) -> str:
+    return next((name for name, words in known.items() if words == launch), "")
+
+
+def _about(about: str, tool_id: str) -> str:
+    """Return what a variable is for, with the name that its server has here."""
+    return about if tool_id in about.split() else f"{about}, for {tool_id}"
+
+
+def _read(path: Path) -> ImportedServers:
+    text = read_text(path)
+    if text is not None and _REGISTRY_KEYS & read_object(text, what=str(path)).keys():
+        raise InvalidRequest(
+            f"{path} is a server.json of an MCP registry, which Kiwi does not import. Nothing was imported.",
+            suggestion="Add it by its package (`kiwi mcp add NAME -- npx -y PACKAGE@VERSION`, `uvx` for PyPI) "
+            "or by its address (`kiwi mcp add NAME --url URL`).",
+        )
+    return read_configuration(path)
+
+
+def _texts(value: Json) -> Sequence[str]:
+    match value:
+        case str():
+            return [value]
+        case Mapping():
+            return [text for inner in value.values() for text in _texts(inner)]
+        case list() | tuple():
+            return [text for inner in value for text in _texts(inner)]
+        case _:
+            return []
+
+
+_HOW = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
+
+
+class SavedSecrets(Struct, frozen=True):
+    """What came of secrets: where they were written, which of them were, and what the owner must know."""
+
+    path: Path
+    written: AbstractSet[str] = frozenset()
+    issues: tuple[Issue, ...] = ()
+
+
+def save_secrets(
+    servers: Sequence[NewServer], request: ServerAddRequest | ServersImportRequest, space: Space
+) -> SavedSecrets:
+    """Write the secrets of servers to the user's file if the request asks for that; otherwise report them.
+
+    For servers that already exist, only secrets that are not set are reported.
+    """
+    path = space.user / ".env"
+    secrets = {name: value for new in servers for name, value in new.secrets.items()}
+    if request.with_secrets and not request.dry_run:
+        return _write(secrets, path) if secrets else SavedSecrets(path)
+    issues = []
+    for new in servers:
+        names = _unset(new.secrets, space) if new.is_here else list(new.secrets)
+        if names:
+            what = f"{', '.join(names)} held {'secrets' if len(names) > 1 else 'a secret'}"
+            issues.append(Issue(new.tool_id, f"{what}, which is not in the manifest", _HOW, "warning"))
+    return SavedSecrets(path, issues=tuple(issues))
+
+
+def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
+    found = Variables().locate(tuple(secrets), project=space.project, user=space.user)
+    stored = held(tuple(secrets), space.user)
+    return [name for name in secrets if found.get(name) is None and name not in stored]
+
+
+def _write(secrets: Mapping[str, Secret], path: Path) -> SavedSecrets:
+    with changing(path) as put:
+        variables.read(path)  # refuses what is no text file of the owner's
+        data = path.read_bytes() if path.exists() else b""
+        added = with_secrets(data, secrets)
+        if added.data != data:
+            put(added.data)
+            path.chmod(0o600)
+    differing = (
+        Issue(name, f"is in {path} with another value", "Decide which one holds.", "warning")
+        for name in added.differing
+    )
+    unwritable = (
+        Issue(name, "cannot be written as one line", f"Set {name} yourself.", "warning") for name in added.unwritable
+    )
+    return SavedSecrets(path, frozenset(added.written), (*differing, *unwritable))
+
+
+_CATEGORY = "mcp"
+
+
+@verb("add", group="mcp", access=OWNER, hint=ASK_OWNER.format("add NAME -- COMMAND"), shows=_add_view)
+async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddResponse:
+    """Add a server: kiwi mcp add NAME -- COMMAND ARGS…, or kiwi mcp add NAME --url URL."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    catalog = opened.catalog
+    with servers.changing(is_planned=request.dry_run):
+        new = described_server(request, catalog.space)
+        tool_id, path = await _create(new, opened, is_planned=request.dry_run)
+        saved = save_secrets([replace(new, manifest={**new.manifest, "tool_id": tool_id})], request, catalog.space)
+        warnings: list[AnyJson] = [*map(Issue.to_json, (*new.issues, *saved.issues))]
+        if request.dry_run:
+            return ServerAddResponse(
+                action="add",
+                server=tool_id,
+                path=path,
+                status="planned",
+                message=f"{tool_id} would be added",
+                warnings=warnings or UNSET,
+            )
+        server = _trust(tool_id, new, opened, accepts_first=request.accept)
+        context.caller.report(Progress(f"starting {tool_id}"))
+        offered = await servers.try_refresh(server, catalog, warnings, opened.rights) if request.start else None
+    state = "accepted" if request.accept else "to be accepted"
+    items = f": {count_kinds(offered.definitions)}, {state}" if offered else ""
+    warnings += map(Issue.to_json, offered.issues) if offered else ()
+    return ServerAddResponse(
+        action="add",
+        server=tool_id,
+        path=path,
+        status="added",
+        message=f"{tool_id} was added{items}{_reached([server])}{needs_told(server.manifest.needs)}",
+        items=item_rows(offered.definitions) if offered else [],
+        package=package_of(server, catalog.space),
+        warnings=warnings or UNSET,
+        next=_next(tool_id, offered, is_accepted=request.accept),
+    )
+
+
+@verb(
+    "allow",
+    group="mcp",
+    access=OWNER,
+    needs_receipt=True,
+    hint=ASK_OWNER.format("allow SERVER --read PATH"),
+    shows=change_view,
+)
+async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChange:
+    """Let a server read, change or reach more, or ask something of the clients that call it."""
+    opened, definitions = open_context(request, context), context.services.catalogs.definitions
+    catalog = opened.catalog
+    server = find_server(request.server, catalog)
+    granted = requested_needs(request, catalog.space)
+    if not granted.to_json():
+        raise InvalidRequest(
+            f"The request does not say what {server.id!r} may have.",
+            suggestion=f"`kiwi mcp allow {server.id} --read PATH`, `--write PATH`, `--host HOST`, `--roots`, "
+            "`--sampling` or `--questions`.",
+        )
+    if not server.origin.is_editable:
+        raise InvalidRequest(
+            f"{server.id!r} comes from a registry, so its manifest is not changed here.",
+            suggestion=f"Copy it first: `kiwi load {server.id} --to user`, then say this again.",
+        )
+    was_accepted = catalog.is_meant(server)
+    needs = with_needs({"needs": server.manifest.needs.to_json()}, granted)["needs"]
+    words: dict[str, object] = {"needs": needs, "location": server.origin.source}
+    change = UpdateRequest(item_id=server.id, parameters=words, dry_run=request.dry_run)
+    report, is_owner = context.caller.report, context.is_owner
+    await update_item(change, Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None))
+    if request.dry_run:
+        message = f"{server.id} would be given more"
+        return ServerChange(action="allow", server=server.id, status="planned", message=message, needs=needs)
+    changed = catalog.find(server.id, source=server.origin.source)
+    key = key_of(changed, catalog.space)
+    if was_accepted:
+        definitions().change(key, lambda record, known: (_accepted(record, changed, key), tuple(known)))
+    unaccepted = "" if was_accepted else f"; nothing of it runs before `kiwi mcp accept {server.id}`"
+    return ServerChange(
+        action="allow",
+        server=server.id,
+        status="allowed",
+        message=f"{server.id} was given more{needs_told(changed.manifest.needs)}{unaccepted}",
+        needs=needs,
+        next=_approval_hint(changed),
+    )
+
+
+@verb("import", group="mcp", access=OWNER, hint=ASK_OWNER.format("import"), shows=_import_view)
+async def import_servers(request: ServersImportRequest, context: VerbContext) -> ServersImportResponse:
+    """Add the servers of other clients; secrets become references."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    catalog = opened.catalog
+    with servers.changing(is_planned=request.dry_run):
+        present = {server.id: server for server, _ in known_servers(catalog, servers.definitions())}
+        found = found_servers(request, catalog.space, present)
+        added: list[Tool] = []
+        rows = [*found.left_out]
+        rows += [await _import(new, request, opened, added) for new in found.servers if not new.is_here]
+        saved = save_secrets(found.servers, request, catalog.space)
+        here = [new for new in found.servers if new.is_here]
+        rows += [_here(new, present[new.tool_id], saved) for new in here]
+        warnings: list[AnyJson] = [*map(Issue.to_json, (*found.issues, *saved.issues))]
+        wanted = [*added, *(present[new.tool_id] for new in here if saved.written & new.secrets.keys())]
+        report = context.caller.report
+        offered = await servers.refresh_all(wanted, catalog, warnings, report, opened.rights) if request.start else []
+    return ServersImportResponse(
+        action="import",
+        status="planned" if request.dry_run else "imported",
+        message=_message(rows, offered, found.empty, is_planned=request.dry_run) + _reached(added),
+        servers=rows,
+        variables=dict(found.variables),
+        empty=list(found.empty) or UNSET,
+        warnings=warnings or UNSET,
+    )
+
+
+async def _import(new: NewServer, request: ServersImportRequest, context: Context, added: list[Tool]) -> ImportedEntry:
+    try:
+        _, path = await _create(new, context, is_planned=request.dry_run)
+    except KiwiError as fault:
+        return ImportedEntry(server=new.tool_id, status="refused", reason=fault.message, **new.origin)
+    if not request.dry_run:
+        added.append(_trust(new.tool_id, new, context, accepts_first=request.accept))
+    is_renamed = new.tool_id != id_for(new.origin["name"], ())
+    return ImportedEntry(
+        server=new.tool_id,
+        status="planned" if request.dry_run else "added",
+        path=path,
+        location=new.location,
+        reason="the name is taken" if is_renamed else UNSET,
+        **new.origin,
+    )
+
+
+async def _create(new: NewServer, context: Context, *, is_planned: bool) -> tuple[str, str]:
+    """Write the manifest of a server; return its name and its path."""
+    catalog, project_ai = context.catalog, context.space.project_ai
+    words: dict[str, object] = {"manifest": new.manifest, "category": _CATEGORY, "location": new.location}
+    creation = CreateRequest(parameters=words, dry_run=is_planned)
+    report, is_owner = context.caller.report, context.is_owner
+    author = Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None)
+    is_first = new.location == "project" and not project_ai.is_dir()
+    try:
+        created = await create_item(creation, author)
+    except AlreadyExists as fault:
+        fault.suggestion = _instead(new.tool_id, catalog)
+        raise
+    if is_first and not is_planned:
+        with writing(project_ai):
+            ignore_derived(project_ai)
+    return created.tool_id or "", created.path or ""
+
+
+def _trust(tool_id: str, new: NewServer, context: Context, *, accepts_first: bool) -> Tool:
+    """Store that the owner trusts the server that was just added as it is; return the server."""
+    definitions = context.services.catalogs.definitions()
+    server = context.catalog.find(tool_id, source=new.location)
+    key = key_of(server, context.space)
+    record = replace(new_record(server, key), accepts_first=accepts_first, words=launch_summary(server))
+    # What an older server of this name offered was accepted of that one, not of this one.
+    definitions.remove(key)
+    definitions.change(key, lambda *_: (record, ()))
+    return server
+
+
+def _accepted(record: ServerRecord | None, server: Tool, key: ServerKey) -> ServerRecord:
+    """Return the record of a server after its owner changed the manifest."""
+    return replace(record or new_record(server, key), digest=server.digest, words=launch_summary(server))
+
+
+def _instead(tool_id: str, catalog: Catalog) -> str:
+    is_server = catalog.sheets.is_server(catalog.find(tool_id).manifest.tool_type)
+    return f"`kiwi mcp remove {tool_id}` first, or choose another name." if is_server else "Choose another name."
+
+
+def _here(new: NewServer, server: Tool, saved: SavedSecrets) -> ImportedEntry:
+    """Return the report about an entry for a server that already exists."""
+    written = sorted(saved.written & new.secrets.keys())
+    place = "" if server.origin.source == new.location else f" ({server.origin.source})"
+    reason = f"it is here already, as {server.id}{place}"
+    if written:
+        reason += f"; {', '.join(written)} written into {saved.path}"
+    return ImportedEntry(server=new.origin["name"], status="left out", reason=reason, **new.origin)
+
+
+def _message(
+    rows: Sequence[ImportedEntry], offered: Sequence[RefreshResult], empty: Sequence[str], *, is_planned: bool
+) -> str:
+    number = sum(row.status in {"planned", "added"} for row in rows)
+    if not rows and empty:
+        return f"{', '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no MCP server"
+    done = "would be imported" if is_planned else "imported"
+    count = sum(len(one.definitions) for one in offered)
+    items = f", with {count} item{'s' * (count != 1)}" if offered else ""
+    return f"{number} server{'s' * (number != 1)} {done}{items}"
+
+
+def _reached(servers: Sequence[Tool]) -> str:
+    """Return at which addresses nearby servers may be reached from now on, because their owner named them."""
+    hosts = [nearby_host(as_text(server.manifest.config.get("url"))) for server in servers]
+    listed = ", ".join(dict.fromkeys(filter(None, hosts)))
+    return f"; Kiwi may reach {listed} for {'it' if len(servers) == 1 else 'them'}" if listed else ""
+
+
+def _approval_hint(server: Tool) -> str | UnsetType:
+    """Return what changes for callers of its tools, if it may change files or reach hosts."""
+    if not (server.manifest.needs.write or server.manifest.needs.hosts):
+        return UNSET
+    rule = f"`kiwi approvals rules add 'mcp/{server.id}/*'` says yes beforehand"
+    return f"Its tools ask you from now on; {rule}."
+
+
+def _next(tool_id: str, offered: RefreshResult | None, *, is_accepted: bool) -> str:
+    if offered is None:
+        return f"`kiwi mcp refresh {tool_id}` asks it what it offers."
+    return "`kiwi search` finds what it offers." if is_accepted else f"`kiwi mcp accept {tool_id}` lets it be used."

@@ -1,0 +1,255 @@
+"""mcp connect: Kiwi's entry in the configuration of a client, with undo; servers that Kiwi has too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import Invalid, KiwiError, NotFound
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import as_object
+from kiwi_mcp.domain.mcp import ServerKey
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.mcp_definitions import launch_of
+from kiwi_mcp.kernel.mcp_servers import known_servers, server_secrets
+from kiwi_mcp.kernel.paths import no_project_space
+from kiwi_mcp.kernel.verb import OWNER, Argument, Data, NameText, Notice, Option, Response, ViewItem, verb
+from kiwi_mcp.kernel.verbs.mcp.add import shown_path
+from kiwi_mcp.kernel.verbs.mcp.servers import DryRun, McpRequest, next_view
+from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, plan_connect, plan_undo
+from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, read_configuration
+from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
+from kiwi_mcp.manifest.templates import variables
+from kiwi_mcp.policy.isolation import default_isolation
+from kiwi_mcp.policy.secret_access import held
+from kiwi_mcp.primitives.secrets.reveal import Variables
+from kiwi_mcp.primitives.secrets.variables import are_same
+from kiwi_mcp.store.mcp_definitions import McpDefinitions
+
+
+class ConnectRequest(McpRequest, frozen=True, kw_only=True):
+    """Which client is to use Kiwi."""
+
+    client: Annotated[NameText, Argument("claude-code, claude-desktop, cursor, vscode, windsurf.", "CLIENT")]
+    undo: Annotated[bool, Option("Take Kiwi out again.")] = False
+    replace: Annotated[bool, Option("Take the servers out of the file that Kiwi has too.")] = False
+    location: Annotated[Scope | None, Option("Which file: project or user.")] = None
+    dry_run: DryRun = False
+
+
+class ConnectResponse(Response, frozen=True, kw_only=True):
+    """How the configuration of a client changed."""
+
+    action: str
+    client: str
+    status: str
+    message: str
+    path: str
+    diff: str
+    replaced: list[str] | UnsetType = UNSET
+    put_back: list[str] | UnsetType = UNSET
+    backup: str | UnsetType = UNSET
+    kept: dict[str, str] | UnsetType = UNSET
+    next: str | UnsetType = UNSET
+
+
+def _view(response: ConnectResponse) -> Iterator[ViewItem]:
+    if difference := response.diff.rstrip("\n"):
+        yield Data(difference)
+    yield Data(response.message)
+    yield Notice(f"  path: {response.path}")
+    for name in response.replaced or ():
+        yield Notice(f"  - {name}")
+    for name in response.put_back or ():
+        yield Notice(f"  + {name}")
+    for name, reason in (response.kept or {}).items():
+        yield Notice(f"  {name} stays: {reason}")
+    if response.backup:
+        yield Notice(f"  backup: {response.backup}")
+    yield from next_view(response.next)
+
+
+@verb(
+    "connect",
+    group="mcp",
+    access=OWNER,
+    hint="Ask the owner to type `kiwi connect CLIENT`.",
+    is_local=True,
+    aliases=("connect",),
+    shows=_view,
+)
+async def connect(request: ConnectRequest, context: VerbContext) -> ConnectResponse:
+    """Write Kiwi into a client's configuration, with a backup; --undo takes it out again."""
+    catalogs = context.services.catalogs
+    catalog, definitions = catalogs.at(request.project_path), catalogs.definitions()
+    client, home, space = request.client, Path.home(), catalog.space
+    scope = request.location or _scopes(client)[0]
+    # What others share through git is no place for what only this machine needs.
+    keep_in = space.user / "state" / "backups" if scope == "project" else None
+    if request.undo:
+        change = plan_undo(client, scope, home=home, project=space.project, keep_in=keep_in)
+        return _write(request, change)
+    command = _own_command(scope)
+    plan = partial(plan_connect, client, scope, home=home, project=space.project, command=command, keep_in=keep_in)
+    change = plan()
+    found = find_duplicates(change.path, scope, catalog, definitions) if change.before is not None else Duplicates()
+    if request.replace and found.names:
+        change = plan(without=found.names)
+    response = _write(request, change)
+    hints = _hints(request, scope, command, found, catalog, definitions)
+    return replace(response, kept=dict(found.others) or UNSET, next=" ".join(hints) or UNSET)
+
+
+def _write(request: ConnectRequest, change: ClientFileChange) -> ConnectResponse:
+    """Write a change unless only its plan is wanted."""
+    backup = None if request.dry_run else apply(change)
+    verb = "disconnected from" if request.undo else "connected to"
+    done = "would be " if request.dry_run else "is " if change.is_needed else "was already "
+    moved = change.put_back or change.taken_out
+    count = f"{len(moved)} server{'s' * (len(moved) != 1)}"
+    also = f", and {count} {'put back' if change.put_back else 'taken out of its file'}" if moved else ""
+    return ConnectResponse(
+        action="connect",
+        client=request.client,
+        status="planned" if request.dry_run else "done" if change.is_needed else "same",
+        message=f"Kiwi {done}{verb} {request.client}{also}",
+        path=str(change.path),
+        diff=change.diff,
+        replaced=list(change.taken_out) or UNSET,
+        put_back=list(change.put_back) or UNSET,
+        backup=str(backup) if backup else UNSET,
+    )
+
+
+def _hints(
+    request: ConnectRequest,
+    scope: Scope,
+    command: str,
+    found: Duplicates,
+    catalog: Catalog,
+    definitions: McpDefinitions,
+) -> list[str]:
+    hints = []
+    if scope == "project" and command != ENTRY:
+        hints.append(
+            f"This file starts Kiwi as {command}, which others may not have: put `kiwi` on your PATH and connect again."
+        )
+    if not request.replace:
+        where = f" --location {request.location}" if request.location else ""
+        if found.names:
+            hints.append(_offer(len(found.names), "here", f"{request.client}{where}", "this file"))
+        else:
+            hints += _elsewhere(request, scope, catalog, definitions)
+    return hints
+
+
+def _elsewhere(request: ConnectRequest, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> list[str]:
+    """Return what could be replaced in the client's other file."""
+    client = request.client
+    for other in _scopes(client):
+        path = Path.home() / clients()[client].places(other)[0]
+        if (
+            other == "user" != scope
+            and path.is_file()
+            and (found := find_duplicates(path, other, catalog, definitions)).names
+        ):
+            name = shown_path(path, catalog.space)
+            return [_offer(len(found.names), f"in {name}", f"{client} --location user", "that file")]
+    return []
+
+
+def _offer(count: int, where: str, words: str, file: str) -> str:
+    are = "1 server {} is" if count == 1 else f"{count} servers {{}} are"
+    them = "it" if count == 1 else "them"
+    return f"{are.format(where)} in Kiwi too: `kiwi connect {words} --replace` takes {them} out of {file}."
+
+
+def _scopes(client: str) -> list[Scope]:
+    """Return the scopes of a client's files that Kiwi can be written into: the project first, if there is one."""
+    known = clients().get(client)
+    return [scope for scope in SCOPES if known and known.places(scope) and scope not in known.by_hand] or ["project"]
+
+
+def _own_command(scope: Scope) -> str:
+    """Return by which command a client starts Kiwi: in a file that others share its name, where that finds this one."""
+    beside, found = Path(sys.executable).parent / ENTRY, shutil.which(ENTRY)
+    own = str(beside) if beside.exists() else found
+    if own is None:
+        raise NotFound("The program `kiwi` is not found.", suggestion="Install Kiwi so that `kiwi` is on the PATH.")
+    is_named = found is not None and os.path.realpath(found) == os.path.realpath(own)
+    return ENTRY if scope == "project" and is_named else str(Path(own).absolute())
+
+
+class Duplicates(Struct, frozen=True):
+    """The entries that Kiwi can replace, and those of servers that it has but cannot replace, with the reason."""
+
+    names: tuple[str, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> Duplicates:
+    """Return which entries of a file are servers of Kiwi: reached alike, seen by that client, and accepted."""
+    try:
+        imported = read_configuration(path)
+    except Invalid:  # the code that writes the file reports what is wrong with it
+        return Duplicates()
+    space = catalog.space if scope == "project" else no_project_space(catalog.space.user, catalog.space.cache)
+    known = known_servers(catalog, definitions)
+    judged: dict[str, str] = {}
+    for draft in imported.servers:
+        if draft.project or draft.is_disabled:
+            continue
+        launch = launch_of(as_object(draft.manifest.get("config")))
+        for server, key in known:
+            if launch_of(server.manifest.config) == launch:
+                judged[draft.name] = (
+                    _out_of_scope(server, scope, space)
+                    or _unaccepted(server, key, definitions)
+                    or _other_secrets(draft, imported.secrets, server, catalog, space)
+                )
+    return Duplicates(
+        tuple(name for name, reason in judged.items() if not reason),
+        {name: reason for name, reason in judged.items() if reason},
+    )
+
+
+def _out_of_scope(server: Tool, scope: Scope, space: Space) -> str:
+    is_users = server.origin.path.is_relative_to(space.user) or server.origin.is_published
+    return "" if scope == "project" or is_users else f"{server.id} is in one project, and this file is for all"
+
+
+def _unaccepted(server: Tool, key: ServerKey, definitions: McpDefinitions) -> str:
+    record = definitions.find(key)
+    if record is None or record.digest != server.digest:
+        return f"the manifest of {server.id} is not accepted as it is"
+    is_usable = any(one.state == "accepted" for one in definitions.of(key))
+    return "" if is_usable else f"nothing of {server.id} is accepted"
+
+
+def _other_secrets(
+    draft: ServerDraft, secrets: Mapping[str, Secret], server: Tool, catalog: Catalog, space: Space
+) -> str:
+    """Return that Kiwi would not reach a server with the same secrets, from wherever the client starts it."""
+    mine = [name for name in variables(as_object(draft.manifest.get("config"))) if name in secrets]
+    lasting = Variables().locate(mine, project=space.project, user=space.user, environ={})
+    stored = held(mine, space.user)
+    if missing := [name for name in mine if lasting[name] is None and name not in stored]:
+        return f"{', '.join(missing)} is not kept here: import it with `--with-secrets`"
+    try:
+        chain = catalog.resolve(server.identity)
+        values = server_secrets(chain, space, default_isolation, is_accepted=catalog.is_meant(server))
+    except KiwiError as fault:
+        return fault.message
+    other = [name for name in mine if not are_same(Secret(values[name]), secrets[name])]
+    return f"{', '.join(other)} is another one here" if other else ""

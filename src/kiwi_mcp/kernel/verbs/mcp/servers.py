@@ -1,0 +1,570 @@
+"""mcp: the MCP servers that Kiwi uses; list, refresh, remove, login, logout."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated
+
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import KiwiError, LoginRequired, PolicyDenied, ToolNotFound
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.mcp import Definition, ServerRecord, State
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.safe_text import strip_controls
+from kiwi_mcp.drivers.environments.server_package import server_package
+from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, is_owners, key_of, known_servers
+from kiwi_mcp.kernel.permission import ItemVisibility, one_of
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    OWNER,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    Where,
+    issue_text,
+    verb,
+)
+from kiwi_mcp.kernel.verbs.create import Author, DeleteRequest, delete_item
+from kiwi_mcp.policy.needs import needs_told
+from kiwi_mcp.store.mcp_definitions import McpDefinitions
+
+MAX_ITEMS = 1_000
+"""How many items of a server are shown at once."""
+MARKS: Mapping[str, str] = {"accepted": "✓", "changed": "!", "new": "+", "gone": "-"}
+_LINE = 200
+ASK_OWNER = "Ask the owner to type `kiwi mcp {}`."
+_ROUNDS = 3
+"""How often one login may send the owner to the browser, where a server asks for more each time."""
+ServerName = Annotated[NameText, Argument("The server's name.", "SERVER")]
+MaybeServer = Annotated[NameText | None, Argument("One server; all of them otherwise.", "SERVER")]
+DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
+Warnings = list[AnyJson] | UnsetType
+
+
+class McpRequest(Request, frozen=True, kw_only=True):
+    """What every request about MCP servers has."""
+
+    project_path: LongText | None = None
+
+
+class ServerItem(Response, frozen=True, kw_only=True):
+    """One thing that a server offers."""
+
+    tool_id: str
+    kind: str
+    name: str
+    state: str
+    description: str
+
+
+class ServerRow(Response, frozen=True, kw_only=True):
+    """A server, and how many of its items are in each state."""
+
+    server: str
+    identity: str
+    transport: str
+    path: str
+    needs: AnyJson | UnsetType = UNSET
+    states: dict[str, int]
+    notice: str | UnsetType = UNSET
+    status: str
+    version: str | UnsetType = UNSET
+    protocol_version: str | UnsetType = UNSET
+    seen_at: str | UnsetType = UNSET
+    fault: str | UnsetType = UNSET
+    fault_at: str | UnsetType = UNSET
+
+
+class ServerDetails(ServerRow, frozen=True, kw_only=True):
+    """One server with what it offers."""
+
+    action: str
+    message: str | UnsetType = UNSET
+    package: AnyJson | UnsetType = UNSET
+    items: list[ServerItem]
+    warnings: Warnings = UNSET
+    next: str | UnsetType = UNSET
+
+
+class ServerList(Response, frozen=True, kw_only=True):
+    """Several servers."""
+
+    action: str
+    message: str | UnsetType = UNSET
+    servers: list[ServerRow]
+    suggestion: str | UnsetType = UNSET
+    warnings: Warnings = UNSET
+    next: str | UnsetType = UNSET
+
+
+class ServerChange(Response, frozen=True, kw_only=True):
+    """What was done with a server."""
+
+    action: str
+    server: str
+    status: str
+    message: str
+    needs: AnyJson | UnsetType = UNSET
+    trash_path: str | UnsetType = UNSET
+    next: str | UnsetType = UNSET
+
+
+class LoginResponse(Response, frozen=True, kw_only=True):
+    """A login, with the rights it gave and what the server offers."""
+
+    action: str
+    server: str
+    status: str
+    message: str
+    scope: str
+    items: list[ServerItem]
+    warnings: Warnings = UNSET
+
+
+def warnings_view(warnings: Warnings) -> Iterator[ViewItem]:
+    """Show the warnings of a response."""
+    for one in warnings or ():
+        yield Notice(issue_text(one) if isinstance(one, Mapping) else f"warning: {text_of(one)}")
+
+
+def items_view(items: Sequence[ServerItem]) -> Iterator[ViewItem]:
+    """Show what a server offers."""
+    width = max((len(one.tool_id) for one in items), default=0)
+    for one in items:
+        row = f"{MARKS[one.state]} {one.tool_id.ljust(width)}  {one.kind:<8} {one.state:<8}  {one.description}"
+        yield TableRow(row.rstrip())
+
+
+def details_view(path: str, package: AnyJson | UnsetType) -> Iterator[ViewItem]:
+    """Show where the manifest of a server is, and the package that it is started from."""
+    yield Notice(f"  path: {path}")
+    if package:
+        yield Notice("  package: " + " ".join(text_of(package[word]) for word in ("name", "version", "integrity")))
+
+
+def next_view(following: str | UnsetType) -> Iterator[ViewItem]:
+    """Show what to type next."""
+    if following:
+        yield Hint(following)
+
+
+def change_view(response: ServerChange) -> Iterator[ViewItem]:
+    """Show what was done with a server."""
+    yield Data(response.message)
+    if response.trash_path:
+        yield Notice(f"  trash_path: {response.trash_path}")
+    yield from next_view(response.next)
+
+
+def _servers_view(response: ServerDetails | ServerList) -> Iterator[ViewItem]:
+    yield from warnings_view(response.warnings)
+    if isinstance(response, ServerDetails):
+        yield from items_view(response.items)
+        yield Notice(response.message or _row_text(response))
+        yield from details_view(response.path, response.package)
+        for word, asked in as_object(response.needs or {}).items():
+            yield Notice(f"  {word}: {', '.join(map(text_of, as_list(asked)))}")
+        if response.notice:
+            yield Notice(f"  {response.notice}")
+    else:
+        for server in response.servers:
+            yield TableRow(_row_text(server))
+            if notice := server.notice or server.fault:
+                yield Notice(f"  {notice.partition(chr(10))[0]}")
+        if message := response.message or response.suggestion:
+            yield Notice(message)
+    yield from next_view(response.next)
+
+
+def _row_text(server: ServerRow) -> str:
+    states = ", ".join(f"{count} {state}" for state, count in server.states.items())
+    asked = as_list(as_object(server.needs or {}).get("client"))
+    asks = f"  may ask clients for: {', '.join(map(text_of, asked))}" if asked else ""
+    return f"{server.server:<24} {server.status:<12} {server.transport:<10} {states or 'nothing'}{asks}"
+
+
+def _login_view(response: LoginResponse) -> Iterator[ViewItem]:
+    yield from warnings_view(response.warnings)
+    yield from items_view(response.items)
+    yield Notice(response.message)
+
+
+def open_context(request: McpRequest, context: VerbContext) -> Context:
+    """Return what a verb about servers works with: the catalog of the request's project, the caller, its rights."""
+    services = context.services
+    return services.context(context.caller, services.catalogs.at(request.project_path))
+
+
+class ServersListRequest(McpRequest, frozen=True, kw_only=True):
+    """Which server to show."""
+
+    server: MaybeServer = None
+
+
+@verb("list", group="mcp", access=ANYONE, records=False, needs_rules=True, shows=_servers_view)
+async def list_servers(request: ServersListRequest, context: VerbContext) -> ServerDetails | ServerList:
+    """List the servers, or the tools, prompts and resources of one."""
+    catalogs, name = context.services.catalogs, request.server
+
+    def work(catalog: Catalog) -> ServerDetails | ServerList:
+        definitions = catalogs.definitions()
+        permission = ItemVisibility(catalog, context.services.rights(context.caller))
+        if name:
+            return _known_server(name, catalog, definitions, permission)
+        return all_servers(catalog, definitions, permission)
+
+    return await catalogs.near.do(catalogs.space_if_any(request.project_path), work)
+
+
+def visible_server(name: str, catalog: Catalog, permission: ItemVisibility) -> Tool:
+    """Return a server that is not hidden from the caller; an error names no other servers if some are hidden."""
+    if not permission.hides:
+        return find_server(name, catalog)
+    with suppress(KiwiError):
+        server = find_server(name, catalog)
+        if not permission.is_server_hidden(server):
+            return server
+    raise ToolNotFound(name)
+
+
+def visible_items(server: str, known: Iterable[Definition], permission: ItemVisibility) -> list[Definition]:
+    """Return the items of a server that are not hidden from the caller."""
+    return [one for one in known if not permission.is_hidden(one_of(server, one.tool_id))]
+
+
+def all_servers(catalog: Catalog, definitions: McpDefinitions, permission: ItemVisibility) -> ServerList:
+    """Return the servers that are known here and not hidden from the caller. No server is asked."""
+    rows = [
+        ServerRow(**server_fields(server, definitions.find(key), definitions.states(key)))
+        for server, key in known_servers(catalog, definitions)
+        if not permission.is_server_hidden(server)
+    ]
+    suggestion = "`kiwi mcp add NAME -- COMMAND` adds a server, `kiwi mcp import` those of your clients."
+    return ServerList(action="list", servers=rows, suggestion=UNSET if rows else suggestion)
+
+
+def _known_server(
+    name: str, catalog: Catalog, definitions: McpDefinitions, permission: ItemVisibility
+) -> ServerDetails:
+    """Return one server with what it offered last. It is not asked."""
+    server = visible_server(name, catalog, permission)
+    key = key_of(server, catalog.space)
+    return ServerDetails(
+        action="list",
+        **server_fields(server, definitions.find(key), definitions.states(key)),
+        package=package_of(server, catalog.space),
+        items=item_rows(visible_items(server.id, definitions.first(key, MAX_ITEMS), permission)),
+    )
+
+
+class ServersRefreshRequest(McpRequest, frozen=True, kw_only=True):
+    """Which server to ask."""
+
+    server: MaybeServer = None
+    yes: Annotated[bool, Option("Start it although it was never accepted.")] = False
+
+
+@verb("refresh", group="mcp", access=ANYONE, needs_rules=True, shows=_servers_view)
+async def refresh(request: ServersRefreshRequest, context: VerbContext) -> ServerDetails | ServerList:
+    """Ask servers for their current tools, prompts and resources."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    with servers.changing():
+        if request.server:
+            return await _refresh_one(request.server, opened, servers, may_start=request.yes)
+        return await _refresh_all(opened, servers)
+
+
+async def _refresh_one(name: str, context: Context, servers: McpServers, *, may_start: bool) -> ServerDetails:
+    catalog, permission = context.catalog, ItemVisibility(context.catalog, lambda: context.rights)
+    server = visible_server(name, catalog, permission)
+    if not context.is_owner and not is_owners(server, catalog, servers.definitions()):
+        raise _not_the_owners(server)
+    if not may_start and not _may_start(server, catalog, servers.definitions()):
+        raise _never_accepted(server)
+    if not context.is_owner and not servers.is_due(server, catalog):
+        message = f"{server.id} was asked less than a minute ago; this is what it offered then"
+        known = _known_server(name, catalog, servers.definitions(), permission)
+        return replace(known, action="refresh", message=message)
+    context.caller.report(Progress(f"asking {server.id}"))
+    result = await servers.refresh(server, catalog, context.rights)
+    visible = visible_items(server.id, result.definitions, permission)
+    return ServerDetails(
+        action="refresh",
+        message=f"{server.id}: {count_kinds(visible)}{unaccepted_items(visible)}",
+        **server_fields(server, result.server, result.states),
+        items=item_rows(visible),
+        warnings=[*map(Issue.to_json, result.issues)] or UNSET,
+        next=next_step(server.id, visible),
+    )
+
+
+async def _refresh_all(context: Context, servers: McpServers) -> ServerList:
+    catalog, definitions = context.catalog, servers.definitions()
+    permission = ItemVisibility(catalog, lambda: context.rights)
+    known = [one for one, _ in known_servers(catalog, definitions) if not permission.is_server_hidden(one)]
+    permitted = [server for server in known if _may_ask(server, catalog, definitions)]
+    warnings: list[AnyJson] = []
+    if context.is_owner:
+        wanted = permitted
+        warnings += [_not_asked(server) for server in known if server not in permitted]
+    else:
+        wanted = [one for one in permitted if is_owners(one, catalog, definitions) and servers.is_due(one, catalog)]
+    results = await servers.refresh_all(wanted, catalog, warnings, context.caller.report, context.rights)
+    by_id = {one.server.key.server: one for one in results}
+    changed = [one for one in results if unaccepted_items(one.definitions)]
+    name = changed[0].server.key.server if len(changed) == 1 else "SERVER"
+    return ServerList(
+        action="refresh",
+        message=f"{len(results)} of {len(wanted)} servers answered",
+        servers=[
+            ServerRow(**server_fields(one, by_id[one.id].server, by_id[one.id].states))
+            for one in wanted
+            if one.id in by_id
+        ],
+        warnings=warnings or UNSET,
+        next=next_step(name, [one for each in changed for one in each.definitions]),
+    )
+
+
+class ServerRemoveRequest(McpRequest, frozen=True, kw_only=True):
+    """Which server to remove."""
+
+    server: ServerName
+    dry_run: DryRun = False
+
+
+@verb("remove", group="mcp", access=OWNER, hint=ASK_OWNER.format("remove SERVER"), shows=change_view)
+async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerChange:
+    """Remove a server and its items; its manifest is moved to the trash."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    catalog = opened.catalog
+    server = find_server(request.server, catalog)
+    with servers.changing(is_planned=request.dry_run):
+        trash_path: str | UnsetType = UNSET
+        if server.origin.is_editable:
+            location: Where = "user" if server.origin.is_in_user_space else "project"
+            removal = DeleteRequest(item_id=server.identity, location=location, dry_run=request.dry_run)
+            report, is_owner = context.caller.report, context.is_owner
+            author = Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None)
+            trash_path = delete_item(removal, author).trash_path
+        if request.dry_run:
+            message = f"{server.id} would be removed"
+            return ServerChange(action="remove", server=server.id, status="planned", message=message)
+        servers.definitions().remove(key_of(server, catalog.space))
+        with suppress(KiwiError):  # a server that cannot even be read has no login either
+            await _forget_login(server, opened)
+    return ServerChange(
+        action="remove",
+        server=server.id,
+        status="removed",
+        message=f"{server.id} was removed, with all that it offers",
+        trash_path=trash_path,
+    )
+
+
+class LoginRequest(McpRequest, frozen=True, kw_only=True):
+    """Which server to log in to."""
+
+    server: ServerName
+    scopes: Annotated[
+        tuple[NameText, ...],
+        Meta(max_length=100),
+        Option("A right to ask for, instead of those the server asks for.", "--scope", metavar="SCOPE"),
+    ] = ()
+
+
+@verb("login", group="mcp", access=OWNER, hint=ASK_OWNER.format("login SERVER"), shows=_login_view)
+async def log_in(request: LoginRequest, context: VerbContext) -> LoginResponse:
+    """Log in to a server in your browser."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    catalog = opened.catalog
+    server = find_server(request.server, catalog)
+    offered, fault = None, None
+    for _ in range(_ROUNDS):
+        # Judged anew in each round: the owner may take minutes in the browser.
+        run, secrets = servers.plan(server, catalog, opened.rights)
+        ask, driver = context.caller.ask, servers.driver()
+        scope = await driver.log_in(run.plan, run.chain, catalog.space, secrets, ask, request.scopes)
+        offered, fault = await _list_after_login(server, opened, servers)
+        if not isinstance(fault, LoginRequired):
+            break
+    else:
+        assert fault is not None  # noqa: S101 - each round left one
+        raise fault
+    items = f": {count_kinds(offered.definitions)}{unaccepted_items(offered.definitions)}" if offered else ""
+    unlisted = Issue(server.id, f"could not be asked: {fault.message}", fault.suggestion, "warning") if fault else None
+    return LoginResponse(
+        action="login",
+        server=server.id,
+        status="logged in",
+        message=f"You are logged in to {server.id}{items}",
+        scope=scope,
+        items=item_rows(offered.definitions) if offered else [],
+        warnings=[unlisted.to_json()] if unlisted else UNSET,
+    )
+
+
+async def _list_after_login(
+    server: Tool, context: Context, servers: McpServers
+) -> tuple[RefreshResult | None, KiwiError | None]:
+    try:
+        return await servers.refresh(server, context.catalog, context.rights), None
+    except KiwiError as fault:
+        return None, fault
+
+
+class LogoutRequest(McpRequest, frozen=True, kw_only=True):
+    """Which login to forget."""
+
+    server: ServerName
+
+
+@verb("logout", group="mcp", access=OWNER, hint=ASK_OWNER.format("logout SERVER"), shows=change_view)
+async def log_out(request: LogoutRequest, context: VerbContext) -> ServerChange:
+    """Forget a login to a server."""
+    opened = open_context(request, context)
+    server = find_server(request.server, opened.catalog)
+    had_tokens = await _forget_login(server, opened)
+    message = f"You are logged out of {server.id}" if had_tokens else f"You were not logged in to {server.id}"
+    return ServerChange(action="logout", server=server.id, status="logged out", message=message)
+
+
+async def _forget_login(server: Tool, context: Context) -> bool:
+    """Remove the tokens of a server; return whether there were any."""
+    driver = context.services.one(McpServers).driver()
+    return await driver.log_out(server, context.space)
+
+
+def server_fields(server: Tool, record: ServerRecord | None, counts: Mapping[State, int]) -> dict[str, AnyJson]:
+    """Return the fields of a `ServerRow`."""
+    states: tuple[State, ...] = ("accepted", "changed", "new", "gone")
+    is_changed = record is not None and record.digest != server.digest
+    fields: dict[str, AnyJson] = {
+        "server": server.id,
+        "identity": server.identity,
+        "transport": as_text(server.manifest.config.get("transport")),
+        "path": str(server.origin.path),
+        "needs": server.manifest.needs.to_json() or UNSET,
+        "states": {state: counts[state] for state in states if counts.get(state)},
+        "notice": unaccepted_notice(server) if is_changed else UNSET,
+    }
+    if record is None or not (record.seen_at or record.fault):
+        return {**fields, "status": "never asked"}
+    return {
+        **fields,
+        "status": "changed" if is_changed else "down" if record.fault else "known",
+        "version": record.version,
+        "protocol_version": record.protocol_version,
+        "seen_at": record.seen_at,
+        "fault": record.fault or UNSET,
+        "fault_at": record.fault_at if record.fault else UNSET,
+    }
+
+
+def package_of(server: Tool, space: Space) -> AnyJson | UnsetType:
+    """Return which version of a package a server is started from; unset where it is from none, or not yet."""
+    config = server.manifest.config
+    words = [text_of(word) for word in as_list(config.get("args"))]
+    found = server_package(as_text(config.get("command")), words, space.cache)
+    return (found[0].pin if found else {}) or UNSET
+
+
+def unaccepted_notice(server: Tool) -> str:
+    """Return that a server's manifest is not the one that was accepted, and what follows from that."""
+    return (
+        f"the manifest of {server.id} changed since it was accepted: nothing of it runs before "
+        f"`kiwi mcp accept {server.id}` (`kiwi mcp diff {server.id}` shows what changed)"
+    )
+
+
+def next_step(server: str, known: Sequence[Definition]) -> str | UnsetType:
+    """Return what to type next where things have to be accepted."""
+    return f"`kiwi mcp diff {server}` shows what they are." if unaccepted_items(known) else UNSET
+
+
+def item_rows(known: Sequence[Definition]) -> list[ServerItem]:
+    """Return the items of a server as responses show them."""
+    return [
+        ServerItem(
+            tool_id=one.tool_id,
+            kind=one.kind,
+            name=one.name,
+            state=one.state,
+            description=strip_controls(as_text(one.shown.get("description"))).partition("\n")[0][:_LINE],
+        )
+        for one in known[:MAX_ITEMS]
+    ]
+
+
+def count_kinds(known: Sequence[Definition]) -> str:
+    """Return how many things of each kind are offered, in words."""
+    counts = Counter(one.kind for one in known if one.state != "gone")
+    return ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()) or "nothing is offered"
+
+
+def unaccepted_items(known: Sequence[Definition]) -> str:
+    """Return how many things must be accepted before use, in words; nothing where none must."""
+    counts = Counter(one.state for one in known)
+    found = [f"{counts[state]} {state}" for state in ("changed", "new") if counts[state]]
+    return f"; not usable before they are accepted: {', '.join(found)}" if found else ""
+
+
+def _may_ask(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> bool:
+    """Whether a server may be asked without being named: a server of a project could lead to any address."""
+    is_accepted = not server.origin.is_in_project or is_owners(server, catalog, definitions)
+    return is_accepted and _may_start(server, catalog, definitions)
+
+
+def _may_start(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> bool:
+    """Whether asking a server starts no program that its owner has not accepted."""
+    return not _is_process(server) or server.origin.is_built_in or is_owners(server, catalog, definitions)
+
+
+def _is_process(server: Tool) -> bool:
+    return server.manifest.config.get("transport") == "stdio"
+
+
+def _never_accepted(server: Tool) -> PolicyDenied:
+    """Return the refusal to start what its owner has not looked at; it shows the owner all there is to see."""
+    config = server.manifest.config
+    command = shlex.join(map(text_of, (config.get("command"), *as_list(config.get("args")))))
+    return PolicyDenied(
+        f"{server.id!r} was never accepted as its manifest ({server.origin.path}) is now. To ask it starts "
+        f"`{strip_controls(command)}`{needs_told(server.manifest.needs)}.",
+        suggestion=f"If that is right, `kiwi mcp refresh {server.id} --yes` starts it.",
+        tool_id=server.id,
+    )
+
+
+def _not_asked(server: Tool) -> JsonObject:
+    fix = f"`kiwi mcp refresh {server.id}` {'shows what would be started' if _is_process(server) else 'asks it'}."
+    verb = "started" if _is_process(server) else "asked"
+    return Issue(server.id, f"was never accepted as it is, and was not {verb}", fix, "warning").to_json()
+
+
+def _not_the_owners(server: Tool) -> PolicyDenied:
+    return PolicyDenied(
+        f"The owner has not added {server.id!r} as its manifest is now, so it is not started.",
+        suggestion=f"Ask the owner to look at it and type `kiwi mcp refresh {server.id}` and "
+        f"`kiwi mcp accept {server.id}`.",
+        tool_id=server.id,
+    )

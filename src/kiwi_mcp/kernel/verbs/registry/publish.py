@@ -1,0 +1,414 @@
+"""publish: store an item and its executors as immutable versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.lockfile import lost_signatures
+from kiwi_mcp.catalog.release import check_release, release_of
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import (
+    IntegrityMismatch,
+    InvalidManifest,
+    InvalidRequest,
+    KiwiError,
+    NamespaceDenied,
+    VersionConflict,
+    VersionSealed,
+)
+from kiwi_mcp.domain.items import ItemType, Source, Tool
+from kiwi_mcp.domain.names import Version
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.registry import (
+    BUILTIN_NAMESPACE,
+    Pin,
+    PublishResult,
+    RegistryEvent,
+    VersionName,
+    Visibility,
+    is_same_executor,
+    is_user_namespace,
+)
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.remotes import open_remote
+from kiwi_mcp.kernel.signer import Signer, signed_files
+from kiwi_mcp.kernel.validation import Verdict, examine
+from kiwi_mcp.kernel.verb import (
+    AUTHOR,
+    AnyJson,
+    Data,
+    Hint,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    ViewItem,
+    Where,
+    verb,
+)
+from kiwi_mcp.kernel.verbs.registry.versions import Address, DryRun, Item, save_namespaces, warning_notices
+from kiwi_mcp.manifest.signatures import DETACHED
+from kiwi_mcp.manifest.trust_file import TrustFile
+from kiwi_mcp.policy.authorize import refuse_lost
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.release_check import CheckedRelease
+from kiwi_mcp.store.remote.port import LocalRegistry, RemoteRegistry
+from kiwi_mcp.store.remote.snapshot import VersionQuery
+from kiwi_mcp.store.remote.sync import pull, snapshot_of
+
+
+class PublishRequest(Request, frozen=True, kw_only=True):
+    """Which item to publish, where, and for whom."""
+
+    item_id: Item
+    item_type: Annotated[
+        ItemType | None,
+        Option("tool, directive or knowledge, if several items have this name.", "--type", metavar="TYPE"),
+    ] = None
+    namespace: Annotated[NameText | None, Option("One of yours; the first of them otherwise.")] = None
+    visibility: Annotated[Visibility | None, Option("public, unlisted or private.")] = None
+    changelog: Annotated[
+        Annotated[str, Meta(max_length=20_000)],
+        Option("What changed, in a line or two.", "--changelog", "-m", metavar="TEXT"),
+    ] = ""
+    to: Annotated[
+        Address | None, Option("A remote that gets it as well: a name, a folder, an address.", metavar="REMOTE")
+    ] = None
+    location: Annotated[Where | None, Option("project or user.")] = None
+    dry_run: DryRun = False
+    project_path: LongText | None = None
+
+    def named_item(self) -> str:
+        """Return the item."""
+        return self.item_id
+
+    def named_kind(self) -> tuple[ItemType | None, Source | None]:
+        """Return the type of the item."""
+        return self.item_type, None
+
+    def remote_of(self) -> str:
+        """Return the remote that gets the version."""
+        return self.to or ""
+
+
+class PublishResponse(Response, frozen=True, kw_only=True):
+    """The published version. `also_published` lists its executors that were not published yet."""
+
+    tool_id: str
+    action: str = "publish"
+    status: str
+    message: str
+    identity: str
+    version: str
+    namespace: str
+    visibility: str
+    digest: str
+    files: list[str]
+    next: str
+    closure: str | UnsetType = UNSET
+    also_published: list[str] | UnsetType = UNSET
+    signer: str | UnsetType = UNSET
+    warnings: list[dict[str, AnyJson]] | UnsetType = UNSET
+    to: str | UnsetType = UNSET
+    pushed: list[str] | UnsetType = UNSET
+
+
+def _view(response: PublishResponse) -> Iterator[ViewItem]:
+    yield from warning_notices(response.warnings)
+    yield Data(response.message)
+    yield Notice(f"  digest: {response.digest}")
+    if response.closure:
+        yield Notice(f"  closure: {response.closure}")
+    for name in response.also_published or ():
+        yield Notice(f"  with: {name}")
+    if response.to:
+        yield Notice(f"  to: {response.to}")
+    yield Hint(response.next)
+
+
+@verb(
+    "publish",
+    group="registry",
+    wire=("execute", "publish"),
+    needs_receipt=True,
+    access=AUTHOR,
+    writes_registry=True,
+    aliases=("publish",),
+    everyday="publish",
+    shows=_view,
+)
+async def publish(request: PublishRequest, context: VerbContext) -> PublishResponse:
+    """Publish an item and what it depends on as an immutable version."""
+    services, caller = context.services, context.caller
+    catalog = services.catalogs.for_item(request.item_id, request.project_path)
+    registry, authorship = context.registry(), services.authorship(caller)
+    signer = Signer.of(catalog.space.user) if authorship.is_owner else None
+    caller.report(Progress(f"checking {request.item_id}"))
+    async with save_namespaces(context, is_planned=request.dry_run):
+        publication = await _prepare(request, catalog, registry, signer)
+        if signer and not request.dry_run:
+            TrustFile(catalog.space.user).published(signer.key, publication.name.namespace)
+        response = await _publish(request, publication, catalog.space, context)
+    if not request.dry_run:
+        authorship.vouches(publication.links)  # not what is there now: it may have changed during a push
+    return response
+
+
+async def _publish(
+    request: PublishRequest, publication: Publication, space: Space, context: VerbContext
+) -> PublishResponse:
+    registry, do = context.registry(), _preview if request.dry_run else _seal
+    if request.to is None:
+        published = await asyncio.to_thread(do, publication, registry)
+        return _response(publication, published, is_planned=request.dry_run)
+    # A remote that is not there, or that has other content, is an error before anything is published here.
+    target = open_remote(request.to, context.services.store.settings, space)
+    try:
+        await _refuse_taken(publication, target)
+        published = await asyncio.to_thread(do, publication, registry)
+        response = replace(_response(publication, published, is_planned=request.dry_run), to=target.key)
+        if request.dry_run:
+            return response
+        return replace(response, pushed=await _push(publication.name, request.to, target, registry, context))
+    finally:
+        await target.aclose()
+
+
+async def _push(
+    name: VersionName, address: str, target: RemoteRegistry, registry: Registry, context: VerbContext
+) -> list[str]:
+    """Copy a version that is published here to a remote, and return the versions that are new there."""
+    source, query = LocalRegistry(registry, registry.database.url), VersionQuery.parse(str(name))
+    order, report = registry.actor.order, context.caller.report
+    try:
+        pushed = await pull(source, target, query, check=check_release, namespaces=order, report=report)
+    except KiwiError as error:
+        error.message = f"{name} is published here, and was not sent to {address}: {error.message}"
+        again = f"`kiwi publish {name.tool_id} --namespace {name.namespace} --to {address}`"
+        error.suggestion = f"{error.suggestion} Then send it with {again}; what is published here stays as it is."
+        raise
+    return [str(one.name) for one in pushed if one.is_new]
+
+
+async def _refuse_taken(publication: Publication, target: RemoteRegistry) -> None:
+    """Refuse to publish a version that a remote has with other content."""
+    for release in publication.releases:
+        name, digest = release.name, release.digest
+        there = await snapshot_of(target, VersionQuery.parse(str(name)))
+        if there.versions.get(name, digest) != digest:
+            error = VersionConflict([str(name)])
+            error.message = f"{target.key} has {name} already, with other content; nothing was published."
+            raise error
+
+
+class Publication(Struct, frozen=True):
+    """What will be published: the item, its executors that are not published yet, and what to report."""
+
+    tool: Tool
+    links: tuple[Tool, ...]
+    """The item and what it runs on, as they are published."""
+    releases: tuple[CheckedRelease, ...]
+    verdict: Verdict
+    visibility_before: Visibility | None = None
+    """The visibility of the item until now, if any version of it is published."""
+    signer: Signer | None = None
+    """The key that it is signed with."""
+
+    @property
+    def name(self) -> VersionName:
+        """The name of the item's own version."""
+        return self.releases[-1].name
+
+    @property
+    def visibility(self) -> Visibility:
+        """The new visibility of the item, in all its versions."""
+        return self.releases[-1].visibility
+
+    @property
+    def changes_visibility(self) -> bool:
+        """Whether a published item gets another visibility."""
+        return self.visibility_before not in {None, self.visibility}
+
+
+async def _prepare(request: PublishRequest, catalog: Catalog, registry: Registry, signer: Signer | None) -> Publication:
+    """Return an item as it will be published, validated and signed; nothing is written yet."""
+    tool = catalog.find(request.item_id, source=request.location, item_type=request.item_type)
+    if not tool.origin.is_editable:
+        raise VersionSealed(tool.identity)
+    verdict = await examine(tool, catalog)
+    verdict.demand(tool.id)
+    chain = catalog.resolve(tool.identity, item_type=tool.item_type)
+    if chain.faults:
+        raise InvalidManifest(tool.id, chain.faults)
+    namespace = request.namespace or next(iter(registry.actor.namespaces), "")
+    if not is_user_namespace(namespace) or not registry.actor.is_member(namespace):
+        raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
+    releases = tuple(_releases(chain.links, request, namespace, registry, signer))
+    refuse_lost(lost_signatures(chain.links, catalog.space))
+    return Publication(tool, chain.links, releases, verdict, _visibility(tool.id, namespace, registry), signer)
+
+
+def _seal(publication: Publication, registry: Registry) -> Sequence[PublishResult]:
+    """Publish all of it or nothing; if the version exists already, the error names the next free one."""
+    name = replace(publication.name, version="")
+    shown = RegistryEvent(0, "visibility", name, "", "", "", "", publication.visibility)
+    try:
+        return registry.publish(publication.releases, [shown] if publication.changes_visibility else ())
+    except VersionConflict as error:
+        raise _with_next(error, publication.name, registry) from error
+
+
+def _preview(publication: Publication, registry: Registry) -> Sequence[PublishResult]:
+    """Return the result of publishing, or raise the conflict; nothing is written."""
+    known = {
+        listed.name: listed
+        for release in publication.releases
+        for listed in registry.named(release.name.tool_id, namespace=release.name.namespace)
+    }
+    taken = [
+        str(one.name)
+        for one in publication.releases
+        if (there := known.get(one.name))
+        and not (there.digest == one.digest and is_same_executor(there.executor, one.executor))
+    ]
+    if taken:
+        raise _with_next(VersionConflict(taken), publication.name, registry)
+    return [PublishResult(one.name, one.digest, "", is_new=one.name not in known) for one in publication.releases]
+
+
+def _with_next(error: VersionConflict, name: VersionName, registry: Registry) -> VersionConflict:
+    """Return a conflict that says which version is free."""
+    known = [listed.name.version for listed in registry.named(name.tool_id, namespace=name.namespace)]
+    if name.version in known:  # otherwise it is an executor that changed
+        error.suggestion = f"{error.suggestion} The next free one is {_next(known)!r}."
+    return error
+
+
+def _releases(
+    links: Sequence[Tool], request: PublishRequest, namespace: str, registry: Registry, signer: Signer | None
+) -> Sequence[CheckedRelease]:
+    """Return a release for each link that is in a folder, each pinned to the one below it."""
+    made: list[CheckedRelease] = []
+    below: tuple[VersionName, str] | None = None
+    for link in reversed(links):
+        is_top = link is links[0]
+        ref = link.manifest.executor
+        pin = Pin(ref, *below) if ref and below else None
+        published = _published(link, namespace, registry)
+        if published is not None and not is_top:
+            below = published
+            continue
+        # The requested visibility applies to the item and to links that were not published before.
+        known = _visibility(link.id, namespace, registry)
+        visibility = (request.visibility or known if is_top else known or request.visibility) or "public"
+        release = _release(link, namespace, pin, request.changelog if is_top else "", visibility, signer)
+        made.append(release)
+        below = (release.name, release.digest)
+    return made
+
+
+def _published(tool: Tool, namespace: str, registry: Registry) -> tuple[VersionName, str] | None:
+    """Return the name and digest under which a link is available to others: in the registry, or with Kiwi itself."""
+    digest = f"sha256:{tool.digest}"
+    if tool.origin.is_built_in:
+        return VersionName(BUILTIN_NAMESPACE, tool.id, tool.manifest.version), digest
+    wanted = tool.origin.namespace if tool.origin.is_published else namespace
+    for listed in registry.by_digest(digest):
+        if listed.name.namespace == wanted and listed.name.tool_id == tool.id:
+            return listed.name, digest
+    if tool.origin.is_published:
+        raise InvalidRequest(
+            f"{tool.identity} is not in the registry as it is here.",
+            suggestion="Pull it from the remote that it came from.",
+        )
+    return None
+
+
+def _release(
+    tool: Tool, namespace: str, pin: Pin | None, changelog: str, visibility: Visibility, signer: Signer | None
+) -> CheckedRelease:
+    if tool.integrity == "modified":
+        expected = tool.signature.hash if tool.signature else ""
+        raise IntegrityMismatch(tool.id, expected=expected, actual=tool.digest, where=str(tool.origin.path))
+    if Version.parse(tool.manifest.version) is None or "+" in tool.manifest.version:
+        raise InvalidRequest(
+            f"{tool.id!r} has the version {tool.manifest.version!r}, which is not a semantic version.",
+            suggestion='Write a semantic version without build metadata, such as `version: "1.0.0"`.',
+        )
+    data = {file.path: load_bytes(tool, file) for file in tool.files}
+    made = release_of(
+        tool,
+        {**data, **_signed(tool, data[tool.origin.path.name], namespace, signer)},
+        namespace=namespace,
+        place=tool.origin.place,
+        executor=pin,
+        changelog=changelog,
+        visibility=visibility,
+    )
+    return CheckedRelease.of(made)
+
+
+def _signed(tool: Tool, data: bytes, namespace: str, signer: Signer | None) -> Mapping[str, bytes]:
+    """Return the files with the signature for a namespace; the signature in a folder is valid there only."""
+    is_apart = tool.origin.path.suffix.lower() in DETACHED
+    if signer is None and not (tool.signature and (tool.signature.key or is_apart)):
+        return {}
+    timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return signed_files(tool, data, namespace=namespace, timestamp=timestamp, signer=signer)
+
+
+def _visibility(tool_id: str, namespace: str, registry: Registry) -> Visibility | None:
+    """Return the visibility that an item has already."""
+    return next((listed.visibility for listed in registry.named(tool_id, namespace=namespace)), None)
+
+
+def _next(versions: Sequence[str]) -> str:
+    highest = max(filter(None, map(Version.parse, versions)))
+    return str(Version(highest.major, highest.minor, highest.patch + (not highest.pre)))
+
+
+def _outcome(publication: Publication, *, is_new: bool, is_planned: bool) -> str:
+    would_be = "would be" if is_planned else "is"
+    done = ("would be published" if is_planned else "published") if is_new else "is published already, as it is"
+    if not publication.changes_visibility:
+        return done
+    return (
+        f"{done}; with all its versions it {would_be} {publication.visibility} now, not {publication.visibility_before}"
+    )
+
+
+def _response(publication: Publication, published: Sequence[PublishResult], *, is_planned: bool) -> PublishResponse:
+    top, tool = publication.releases[-1], publication.tool
+    by_name = {one.name: one for one in published}
+    is_new = by_name[top.name].is_new
+    shown = f"{top.name.namespace}/{tool.id}"  # for others the short name may be another item
+    warnings = [dict(issue.to_json()) for issue in publication.verdict.warnings]
+    if publication.signer is None and tool.integrity == "unsigned":
+        fix = f"Run `kiwi sign {tool.id}` before publishing, so that others can tell that nothing changed since."
+        warnings.append({"place": "", "reason": "it is not signed", "fix": fix, "severity": "warning"})
+    return PublishResponse(
+        tool_id=tool.id,
+        status="planned" if is_planned else ("published" if is_new else "unchanged"),
+        message=f"{top.name} {_outcome(publication, is_new=is_new, is_planned=is_planned)}",
+        identity=f"registry/{top.name}",
+        version=top.name.version,
+        namespace=top.name.namespace,
+        visibility=top.visibility,
+        digest=top.digest,
+        files=[file.path for file in top.files],
+        next=f"Others get it with `kiwi pull {shown}`; `kiwi versions {shown}` lists its history.",
+        closure=UNSET if is_planned else by_name[top.name].closure,
+        also_published=[str(release.name) for release in publication.releases[:-1]] or UNSET,
+        signer=publication.signer.key.fingerprint if publication.signer else UNSET,
+        warnings=warnings or UNSET,
+    )

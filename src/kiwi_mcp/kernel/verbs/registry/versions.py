@@ -1,0 +1,661 @@
+"""registry list, versions, diff, verify; and how requests name published versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from difflib import unified_diff
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.refs import Ref
+from kiwi_mcp.catalog.release import trust_of_release
+from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, ToolNotFound, VersionNotFound
+from kiwi_mcp.domain.items import ItemType, Source, Tool
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.names import Range, Version
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, VersionInfo
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.permission import ItemVisibility
+from kiwi_mcp.kernel.tool_names import write_namespaces
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    Where,
+    issue_text,
+    verb,
+)
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.signatures import fingerprint
+from kiwi_mcp.manifest.trust_file import TrustFile
+from kiwi_mcp.policy.admission import lookalikes
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.remote.port import read_named
+
+SHORT_DIGEST = 19
+"""How much of a digest is shown: `sha256:` and twelve digits."""
+_MAX_DIFF = 200_000
+"""The maximum number of characters of differences in one response."""
+_MAX_TEXT = 1_000_000
+_MAX_ISSUES = 1_000
+_LOOKED_AT = 10_000
+_SIGNERS = 200
+"""For how many items the response names the signer: each of these items is read for it."""
+_EXIT_DAMAGED = 5
+_FOLDERS: tuple[Where, ...] = ("project", "user")
+
+Address = Annotated[str, Meta(max_length=2_000)]
+Item = Annotated[NameText, Argument("A name, name@range, server/name, namespace/name, or full identity.", "ITEM")]
+DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
+Only = Annotated[NameText | None, Option("Only this namespace.", "--namespace", metavar="NAMESPACE")]
+AcceptUnsigned = Annotated[bool, Option("Accept items without a signature.")]
+TrustKey = Annotated[NameText | None, Option("Trust the publisher's key with this fingerprint.", metavar="FINGERPRINT")]
+
+
+class PublishedItemRequest(Request, frozen=True, kw_only=True):
+    """The request of a verb about one published item."""
+
+    item_id: Item
+    item_type: ItemType | None = None
+    project_path: LongText | None = None
+
+    def named_item(self) -> str:
+        """Return the item."""
+        return self.item_id
+
+    def named_kind(self) -> tuple[ItemType | None, Source | None]:
+        """Return the type of the item."""
+        return self.item_type, None
+
+
+class VersionStatus(Struct, frozen=True):
+    """When a version got a status, and why."""
+
+    at: str
+    reason: str
+
+
+class VersionLine(Struct, frozen=True, kw_only=True):
+    """A version as lists show it."""
+
+    version: str
+    is_latest: bool
+    digest: str
+    closure: str
+    published_at: str
+    published_by: str
+    executor: str | None
+    changelog: str | UnsetType = UNSET
+    yanked: VersionStatus | UnsetType = UNSET
+    deprecated: VersionStatus | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, listed: VersionInfo) -> VersionLine:
+        """Return the line of a version."""
+        return cls(
+            version=listed.name.version,
+            is_latest=listed.is_latest,
+            digest=listed.digest,
+            closure=listed.closure,
+            published_at=listed.created_at,
+            published_by=listed.published_by,
+            executor=str(listed.executor.name) if listed.executor else None,
+            changelog=listed.changelog or UNSET,
+            yanked=_status(listed, "yanked"),
+            deprecated=_status(listed, "deprecated"),
+        )
+
+
+def _status(listed: VersionInfo, status: str) -> VersionStatus | UnsetType:
+    note = listed.yanked if status == "yanked" else listed.deprecated
+    return VersionStatus(note.at, note.reason) if note is not None else UNSET
+
+
+class RegistryListRequest(Request, frozen=True, kw_only=True):
+    """Which items of the registry to list."""
+
+    namespace: Only = None
+    tool_type: Annotated[NameText | None, Option("Only this type of tool.", "--type", metavar="TYPE")] = None
+    limit: Annotated[int, Meta(ge=1, le=10_000), Option("At most this many.")] = 100
+    project_path: LongText | None = None
+
+
+class PublishedItemLine(Struct, frozen=True, kw_only=True):
+    """A published item as lists show it: its latest version, its signer, and publishers with a similar name."""
+
+    name: str
+    namespace: str
+    version: str
+    tool_type: str
+    description: str
+    visibility: str
+    identity: str
+    digest: str
+    yanked: VersionStatus | UnsetType = UNSET
+    deprecated: VersionStatus | UnsetType = UNSET
+    trust: str | UnsetType = UNSET
+    signer: str | UnsetType = UNSET
+    looks_like: list[str] | UnsetType = UNSET
+
+
+class RegistryListResponse(Response, frozen=True, kw_only=True):
+    """Items of the registry, the user's own first. `total` is missing if there are more than the limit."""
+
+    action: str = "list"
+    registry: str
+    items: list[PublishedItemLine]
+    suggestion: str | UnsetType = UNSET
+    total: int | UnsetType = UNSET
+
+
+def _list_view(response: RegistryListResponse) -> Iterator[ViewItem]:
+    items = response.items
+    width = max((len(f"{one.namespace}/{one.name}") for one in items), default=0)
+    for one in items:
+        notes = [word for word in ("yanked", "deprecated") if getattr(one, word)]
+        if one.signer:
+            notes.append(f"{(one.trust or '').replace('_', ' ')}, {one.signer}")
+        notes += [f"looks like {near}" for near in one.looks_like or ()]
+        text = f"{one.description}{''.join(f' ({note})' for note in notes)}"
+        yield TableRow(f"{f'{one.namespace}/{one.name}'.ljust(width)}  {one.version:<10} {one.tool_type:<12} {text}")
+    yield Notice(f"{len(items)} item{'s' * (len(items) != 1)} in {store_path(response.registry)}")
+    if response.suggestion:
+        yield Hint(response.suggestion)
+
+
+@verb(
+    "list",
+    group="registry",
+    wire=("execute", "list"),
+    access=ANYONE,
+    records=False,
+    needs_rules=True,
+    aliases=("list",),
+    shows=_list_view,
+)
+async def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:
+    """List the items in the registry."""
+    catalog = context.services.catalogs.at(request.project_path)
+    return await asyncio.to_thread(_listed, request, catalog, context)
+
+
+def _listed(request: RegistryListRequest, catalog: Catalog, context: VerbContext) -> RegistryListResponse:
+    registry, limit = context.registry(), request.limit
+    # As many more as ship with Kiwi, so that none of those takes the place of a user's own item.
+    spare = len(registry.find(namespace=BUILTIN_NAMESPACE, tool_type=request.tool_type))
+    permission = ItemVisibility(catalog, context.services.rights(context.caller))
+    most = None if permission.hides else limit + spare + 1
+    found = _visible(registry.find(namespace=request.namespace, tool_type=request.tool_type, limit=most), permission)[
+        : limit + spare
+    ]
+    if not found:
+        _refuse_unknown(request, catalog, registry, permission)
+    ordered = sorted(found, key=lambda one: one.name.namespace == BUILTIN_NAMESPACE)
+    more = f"There are more than {limit}: raise `limit`, or search with `source: registry`."
+    return RegistryListResponse(
+        registry=registry.database.url,
+        items=[*_with_signers(ordered[:limit], catalog, registry)],
+        suggestion=more if len(found) > limit else UNSET,
+        total=UNSET if len(found) > limit else len(found),
+    )
+
+
+def _visible(found: Sequence[VersionInfo], permission: ItemVisibility) -> Sequence[VersionInfo]:
+    """Return the versions that are not hidden from the caller."""
+    return [one for one in found if not permission.is_hidden(f"registry/{one.name}")]
+
+
+def _with_signers(items: Sequence[VersionInfo], catalog: Catalog, registry: Registry) -> Iterator[PublishedItemLine]:
+    """Yield items with the signer of each, and publishers with names that look like its publisher."""
+    trusted = TrustFile(catalog.space.user).now()
+    for number, item in enumerate(items):
+        line, namespace = _item_line(item), item.name.namespace
+        if namespace == BUILTIN_NAMESPACE or number >= _SIGNERS:
+            yield line
+            continue
+        try:
+            found = trust_of_release(read_named(registry, [item.name])[0], trusted, catalog.sheets)
+        except KiwiError:  # it is damaged, which `kiwi verify` reports
+            yield line
+            continue
+        key = found.signature.key if found.signature else ""
+        near = lookalikes(namespace, trusted, registry.actor.namespaces)
+        yield replace(
+            line, trust=found.trust, signer=fingerprint(key) if key else UNSET, looks_like=[*near] if near else UNSET
+        )
+
+
+def _item_line(listed: VersionInfo) -> PublishedItemLine:
+    return PublishedItemLine(
+        name=listed.name.tool_id,
+        namespace=listed.name.namespace,
+        version=listed.name.version,
+        tool_type=listed.tool_type,
+        description=listed.description.partition("\n")[0][:200],
+        visibility=listed.visibility,
+        identity=f"registry/{listed.name}",
+        digest=listed.digest,
+        yanked=_status(listed, "yanked"),
+        deprecated=_status(listed, "deprecated"),
+    )
+
+
+def _refuse_unknown(
+    request: RegistryListRequest, catalog: Catalog, registry: Registry, permission: ItemVisibility
+) -> None:
+    found = _visible(registry.find(limit=_LOOKED_AT), permission)
+    namespaces = {*registry.actor.order, *(listed.name.namespace for listed in found)}
+    types = {*catalog.sheets.by_type, *(listed.tool_type for listed in found)}
+    for what, name, known in (("namespace", request.namespace, namespaces), ("type", request.tool_type, types)):
+        if name is not None and name not in known:
+            raise NotFound(
+                f"There is no {what} {name!r}.",
+                suggestion=f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}.",
+            )
+
+
+class VersionsRequest(PublishedItemRequest, frozen=True, kw_only=True):
+    """Which item."""
+
+
+class VersionsResponse(Response, frozen=True, kw_only=True):
+    """Every version of an item, the newest first."""
+
+    tool_id: str
+    action: str = "versions"
+    namespace: str
+    visibility: str
+    versions: list[VersionLine]
+
+
+def version_rows(versions: Sequence[VersionLine]) -> Iterator[ViewItem]:
+    """Yield a table of versions."""
+    for one in versions:
+        notes = {name: note for name in ("yanked", "deprecated") if (note := getattr(one, name))}
+        state = ", ".join((["latest"] if one.is_latest else []) + [*notes])
+        changelog = (one.changelog or "").partition("\n")[0]
+        line = f"{one.version:<14} {one.published_at[:10]} {one.published_by:<12} {one.digest[:SHORT_DIGEST]}"
+        yield TableRow(f"{line}  {state:<18} {changelog}".rstrip())
+        for name, note in notes.items():
+            if note.reason:
+                yield TableRow(f"{'':<14} {name}: {note.reason}")
+
+
+def _versions_view(response: VersionsResponse) -> Iterator[ViewItem]:
+    return version_rows(response.versions)
+
+
+@verb(
+    "versions",
+    group="registry",
+    wire=("execute", "versions"),
+    access=ANYONE,
+    records=False,
+    aliases=("versions",),
+    shows=_versions_view,
+)
+async def versions(request: VersionsRequest, context: VerbContext) -> VersionsResponse:
+    """List every published version of an item."""
+
+    def work() -> VersionsResponse:
+        found = published_versions(request.item_id, request.project_path, context)
+        return VersionsResponse(
+            tool_id=found[0].name.tool_id,
+            namespace=found[0].name.namespace,
+            visibility=found[0].visibility,
+            versions=[VersionLine.of(listed) for listed in found],
+        )
+
+    return await asyncio.to_thread(work)
+
+
+class RegistryDiffRequest(PublishedItemRequest, frozen=True, kw_only=True):
+    """Which two versions to compare; `project` and `user` mean the item in that folder."""
+
+    first: Annotated[NameText | None, Argument("A version, project or user.", "FROM")] = msgspec.field(
+        default=None, name="from"
+    )
+    second: Annotated[NameText | None, Argument("A version, project or user.", "TO")] = msgspec.field(
+        default=None, name="to"
+    )
+
+
+class ComparedVersion(Struct, frozen=True):
+    """One of two versions that are compared."""
+
+    identity: str
+    digest: str
+
+
+class RegistryDiffResponse(Response, frozen=True, kw_only=True):
+    """What differs between two versions, file by file."""
+
+    tool_id: str
+    action: str = "diff"
+    first: ComparedVersion = msgspec.field(name="from")
+    second: ComparedVersion = msgspec.field(name="to")
+    status: str
+    changes: list[dict[str, AnyJson]]
+
+
+class _Side(Struct, frozen=True):
+    """One of two versions with its files: bytes, and whether it is executable."""
+
+    title: str
+    digest: str
+    files: Mapping[str, tuple[bytes, bool]]
+
+
+def _diff_view(response: RegistryDiffResponse) -> Iterator[ViewItem]:
+    yield Notice(f"{response.first.identity} → {response.second.identity}")
+    for change in response.changes:
+        path = change["path"]
+        if "executable" in change:
+            yield Notice(f"{path} {'is executable now' if change['executable'] else 'is not executable any more'}")
+        if text := str(change.get("diff", "")).rstrip("\n"):
+            yield Data(text)
+        elif "from_bytes" in change:
+            yield Data(f"{path} {change['change']} ({change['from_bytes']} → {change['to_bytes']} bytes)")
+        elif change.get("truncated"):
+            yield Data(f"{path} {change['change']} (too long to show)")
+    if response.status == "same":
+        yield Notice("Nothing differs.")
+
+
+@verb(
+    "diff",
+    group="registry",
+    wire=("execute", "diff"),
+    access=ANYONE,
+    records=False,
+    aliases=("diff",),
+    shows=_diff_view,
+)
+async def diff(request: RegistryDiffRequest, context: VerbContext) -> RegistryDiffResponse:
+    """Show what changed between two versions, or between the latest one and the one in your folders."""
+    catalog = context.services.catalogs.for_item(request.item_id, request.project_path)
+    registry = context.registry()
+
+    def work() -> RegistryDiffResponse:
+        ref = replace(Ref.parse(request.item_id), item_type=request.item_type)
+        with suggesting_names(request.item_id, catalog, registry):
+            first, second = _sides(ref, request, catalog, registry)
+        changes = list(_changes(first, second))
+        return RegistryDiffResponse(
+            tool_id=ref.name,
+            first=ComparedVersion(first.title, first.digest),
+            second=ComparedVersion(second.title, second.digest),
+            status="different" if changes else "same",
+            changes=_bounded(changes),
+        )
+
+    return await asyncio.to_thread(work)
+
+
+def _sides(ref: Ref, request: RegistryDiffRequest, catalog: Catalog, registry: Registry) -> tuple[_Side, _Side]:
+    if request.first and request.second:
+        return _side(ref, request.first, catalog, registry), _side(ref, request.second, catalog, registry)
+    published = every_version(ref, registry)
+    latest = next((listed for listed in published if listed.is_latest), published[0])
+    if request.first:
+        return _side(ref, request.first, catalog, registry), _side(ref, latest.name.version, catalog, registry)
+    here = _here(ref, catalog)
+    if here is not None and not request.second:
+        return _side(ref, latest.name.version, catalog, registry), here
+    if request.second:
+        return _side(ref, latest.name.version, catalog, registry), _side(ref, request.second, catalog, registry)
+    if len(published) < 2:  # noqa: PLR2004 - it takes two
+        raise InvalidRequest(
+            f"{ref.name!r} has one published version and is in no folder here: there is nothing to compare it with.",
+            suggestion="Name two versions with `from` and `to`, or load it into the project and change it.",
+        )
+    newest, before = published[0].name.version, published[1].name.version
+    return _side(ref, before, catalog, registry), _side(ref, newest, catalog, registry)
+
+
+def _side(ref: Ref, version: str, catalog: Catalog, registry: Registry) -> _Side:
+    """Return a version of the registry, or the item in a folder if it is `project` or `user`."""
+    match version:
+        case "project" | "user":
+            return _read(_in_folder(ref, version, catalog))
+        case _:
+            if _is_no_version(version, ref):
+                hint = did_you_mean(version, ("project", "user"))
+                raise InvalidRequest(
+                    f"{version[:60]!r} is neither a version nor `project` or `user`.",
+                    suggestion=f"{hint}`kiwi versions {ref.name}` lists the versions.",
+                )
+            namespace = ref.published_namespace
+            home = f"registry/{namespace}/" if namespace else ""
+            every_version(ref, registry)  # not found if the caller may not see it
+            tool = catalog.find(f"{home}{ref.name}@{version}", source="registry", item_type=ref.item_type)
+            if not registry.named(tool.id, namespace=tool.origin.namespace):
+                raise ToolNotFound(ref.name)
+            return _read(tool)
+
+
+def _is_no_version(text: str, ref: Ref) -> bool:
+    return Version.parse(text) is None and Range.parse(text) is None and not Ref(ref.name, version=text).digest
+
+
+def _in_folder(ref: Ref, source: Where, catalog: Catalog) -> Tool:
+    name = ref.name
+    try:
+        return catalog.find(name, source=source, item_type=ref.item_type)
+    except ToolNotFound as error:
+        raise NotFound(
+            f"There is no {name!r} in the {source} space.",
+            suggestion=f"Copy it there with `kiwi load {name} --destination {source}`, or name two versions.",
+        ) from error
+
+
+def _here(ref: Ref, catalog: Catalog) -> _Side | None:
+    for source in ("project", "user"):
+        try:
+            return _read(catalog.find(ref.name, source=source, item_type=ref.item_type))
+        except KiwiError:
+            continue
+    return None
+
+
+def _read(tool: Tool) -> _Side:
+    files = {file.path: (load_bytes(tool, file), file.is_executable) for file in tool.files}
+    return _Side(tool.identity, f"sha256:{tool.digest}", files)
+
+
+def _changes(first: _Side, second: _Side) -> Iterator[dict[str, Json]]:
+    for path in sorted({*first.files, *second.files}):
+        was, now = first.files.get(path), second.files.get(path)
+        if was == now:
+            continue
+        change = "added" if was is None else "removed" if now is None else "changed"
+        found: dict[str, Json] = {"path": path, "change": change}
+        if was and now and was[1] != now[1]:
+            found["executable"] = now[1]
+        before, after = was[0] if was else b"", now[0] if now else b""
+        if before != after:
+            found |= _difference(path, before, after)
+        yield found
+
+
+def _difference(path: str, before: bytes, after: bytes) -> JsonObject:
+    sizes: JsonObject = {"from_bytes": len(before), "to_bytes": len(after)}
+    if b"\0" in before + after or max(len(before), len(after)) > _MAX_TEXT:
+        return sizes
+    old = before.decode(errors="replace").splitlines(keepends=True)
+    new = after.decode(errors="replace").splitlines(keepends=True)
+    lines = unified_diff(old, new, f"a/{path}", f"b/{path}")
+    return {"diff": "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)}
+
+
+def _bounded(changes: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Return the changes, without the text of those for which there is no room."""
+    room, shown = _MAX_DIFF, list[dict[str, Json]]()
+    for change in changes:
+        size = len(str(change.get("diff", "")))
+        shown.append(change if size <= room else {**change, "diff": "", "truncated": True})
+        room -= min(size, room)
+    return shown
+
+
+class RegistryVerifyRequest(Request, frozen=True, kw_only=True):
+    """Which item to check; everything if none is named."""
+
+    item_id: Annotated[NameText | None, Argument("One item; the whole registry otherwise.", "ITEM")] = None
+    project_path: LongText | None = None
+
+    def named_item(self) -> str:
+        """Return the item."""
+        return self.item_id or ""
+
+
+class RegistryVerifyResponse(Response, frozen=True, kw_only=True):
+    """Every difference from the published content."""
+
+    tool_id: str | UnsetType = UNSET
+    action: str = "verify"
+    status: str
+    registry: str
+    checked: int
+    issues: list[dict[str, AnyJson]]
+    message: str
+
+    def exit_status(self) -> int:
+        """Return 5 for a damaged registry."""
+        return _EXIT_DAMAGED if self.issues else 0
+
+
+def _verify_view(response: RegistryVerifyResponse) -> Iterator[ViewItem]:
+    for issue in response.issues:
+        yield Data(issue_text(issue))
+    count, place = response.checked, store_path(response.registry)
+    yield Notice(f"{response.message}: {count} version{'s' * (count != 1)} in {place}")
+
+
+@verb(
+    "verify",
+    group="registry",
+    wire=("execute", "verify"),
+    access=ANYONE,
+    records=False,
+    aliases=("verify",),
+    shows=_verify_view,
+)
+async def verify(request: RegistryVerifyRequest, context: VerbContext) -> RegistryVerifyResponse:
+    """Check that everything published is unchanged."""
+    context.caller.report(Progress("reading every version again"))
+    return await asyncio.to_thread(_verified, request.item_id, context.registry())
+
+
+def _verified(item: str | None, registry: Registry) -> RegistryVerifyResponse:
+    chosen = covered(Ref.parse(item), registry) if item else None
+    found = list(islice(registry.verify([one.id for one in chosen] if chosen else None), _MAX_ISSUES))
+    return RegistryVerifyResponse(
+        tool_id=chosen[0].name.tool_id if chosen else UNSET,
+        status="damaged" if found else "verified",
+        registry=registry.database.url,
+        checked=len(chosen) if chosen is not None else registry.count(),
+        issues=[dict(issue.to_json()) for issue in found],
+        message=f"{len(found)} fault{'s' * (len(found) != 1)} found" if found else "Everything is as it was sealed",
+    )
+
+
+def published_versions(item: str, project_path: str | None, context: VerbContext) -> Sequence[VersionInfo]:
+    """Return all versions of an item, the newest first; the error says where else the name is used."""
+    registry = context.registry()
+    catalog = context.services.catalogs.for_item(item, project_path)
+    with suggesting_names(item, catalog, registry):
+        return every_version(Ref.parse(item), registry)
+
+
+def every_version(ref: Ref, registry: Registry) -> Sequence[VersionInfo]:
+    """Return all versions of the item that a reference names, the newest first; those of one namespace only."""
+    found = registry.named(ref.name, namespace=ref.published_namespace)
+    if not found:
+        raise ToolNotFound(ref.name)
+    home = found[0].name.namespace
+    return [listed for listed in found if listed.name.namespace == home]
+
+
+def covered(ref: Ref, registry: Registry) -> Sequence[VersionInfo]:
+    """Return the versions that a reference covers, the newest first."""
+    return matching(ref, every_version(ref, registry))
+
+
+def matching(ref: Ref, found: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
+    """Return the versions among some that a reference covers."""
+    matches = [one for one in found if ref.is_exactly(one) or (not ref.digest and ref.covers(one.name.version))]
+    if not matches:
+        raise VersionNotFound(ref.name, ref.version or "", found=[one.name.version for one in found])
+    return matches
+
+
+@contextmanager
+def suggesting_names(item: str, catalog: Catalog, registry: Registry) -> Iterator[None]:
+    """Turn "not found" into an error that says where the name is used: another namespace, a folder, or nowhere."""
+    try:
+        yield
+    except ToolNotFound as error:
+        raise _not_published(item, catalog, registry) from error
+
+
+def _not_published(item: str, catalog: Catalog, registry: Registry) -> KiwiError:
+    ref = Ref.parse(item)
+    if elsewhere := registry.named(ref.name):
+        home = elsewhere[0].name
+        return NotFound(
+            f"The namespace {ref.namespace!r} has no {ref.name!r}.",
+            suggestion=f"Did you mean `{home.namespace}/{home.tool_id}`?",
+            tool_id=ref.name,
+        )
+    for source in _FOLDERS:
+        with suppress(KiwiError):
+            tool = catalog.find(ref.name, source=source)
+            return NotFound(
+                f"{ref.name!r} is not published yet ({tool.origin.path}).",
+                suggestion=f"Publish it with `kiwi publish {ref.name}`.",
+                tool_id=ref.name,
+            )
+    published = {listed.name.tool_id for listed in registry.find(limit=_LOOKED_AT)}
+    near = did_you_mean(ref.name, published).split("`")[1:2]
+    return ToolNotFound(ref.name, near=near or catalog.near(ref.name))
+
+
+@asynccontextmanager
+async def save_namespaces(context: VerbContext, *, is_planned: bool) -> AsyncIterator[None]:
+    """Save the namespaces of the registry, for descriptions, after something may have changed them."""
+    try:
+        yield
+    finally:
+        if not is_planned:
+            await asyncio.to_thread(write_namespaces, context.services.user, context.services.store)
+
+
+def store_path(url: str) -> str:
+    """Return a store's address as a sentence shows it: a file by its path."""
+    return url.removeprefix("sqlite:///")
+
+
+def warning_notices(warnings: Sequence[str | Mapping[str, AnyJson]] | UnsetType) -> Iterator[ViewItem]:
+    """Yield the warnings of a response."""
+    for warning in warnings or ():
+        yield Notice(f"warning: {warning}" if isinstance(warning, str) else issue_text(warning))

@@ -1,0 +1,222 @@
+"""Run, and `--dry-run`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.calls import Call
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.outcome import Outcome, Status
+from kiwi_mcp.kernel.approvals import ApprovalGate
+from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.mcp_servers import McpServers
+from kiwi_mcp.kernel.pipeline import plan_call
+from kiwi_mcp.kernel.pipeline import run as run_call
+from kiwi_mcp.kernel.recorder import Run
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    OF_TYPE,
+    Answer,
+    AnyJson,
+    Argument,
+    Data,
+    DryRun,
+    Hint,
+    ItemKind,
+    ItemRequest,
+    JsonData,
+    Notice,
+    Option,
+    Response,
+    ViewItem,
+    verb,
+    warning_rows,
+)
+
+_FAILURES: dict[Status, tuple[str, str]] = {
+    "error": ("execution_failed", "Execution failed"),
+    "timeout": ("timeout", "Timed out"),
+    "unavailable": ("unavailable", "Unavailable"),
+    "cancelled": ("cancelled", "Cancelled"),
+}
+_EXIT_FAILED = 2
+Parameters = dict[str, AnyJson]
+
+
+class CallRequest(ItemRequest, frozen=True, kw_only=True):
+    """The request of a verb about one call of an item."""
+
+    item_type: Annotated[ItemKind | None, Option(OF_TYPE, "--item-type", metavar="TYPE")] = None
+    parameters: Annotated[Parameters, Argument("The tool's parameters.", "NAME=VALUE", kind="parameters")] = field(
+        default_factory=dict
+    )
+    frozen: bool = False
+    checkpoint: bool = False
+
+    def call(self, context: Context) -> Call:
+        """Return the call in a project."""
+        return Call(
+            self.item_id,
+            context.space,
+            self.parameters,
+            is_frozen=self.frozen,
+            item_type=self.of_type,
+            has_checkpoint=self.checkpoint,
+        )
+
+
+class RunRequest(CallRequest, frozen=True, kw_only=True):
+    """What to run."""
+
+    dry_run: DryRun = False
+    frozen: Annotated[bool, Option("Refuse an item that differs from the lockfile.")] = False
+    checkpoint: Annotated[bool, Option("Save the project's files first, so that the run can be undone.")] = False
+
+
+class PrintedLogs(Struct, frozen=True):
+    """What a tool printed beside its result."""
+
+    stdout: str = ""
+    stderr: str = ""
+    truncated: bool = False
+    stdout_bytes: int = 0
+
+
+class CheckpointNote(Struct, frozen=True):
+    """How a run can be undone."""
+
+    undo: str = ""
+    hint: str = ""
+
+
+class CallResponse(Response, frozen=True, kw_only=True):
+    """The result of a run; with `dry_run` its plan. A driver may add further keys."""
+
+    tool_id: str
+    action: str
+    status: str
+    result: AnyJson = None
+    result_handle: str = ""
+    result_characters: int = 0
+    execution_time_ms: int = 0
+    output_path: str | None = None
+    run_id: str | None = None
+    identity: str = ""
+    integrity: str = ""
+    warnings: tuple[str, ...] = ()
+    checkpoint: CheckpointNote = CheckpointNote()
+    approval: AnyJson = None
+    logs: PrintedLogs = PrintedLogs()
+    plan: AnyJson = None
+    plan_digest: str = ""
+
+
+def _view(response: CallResponse) -> Iterator[ViewItem]:
+    yield from warning_rows(response.warnings)
+    for printed in (response.logs.stdout.rstrip(), response.logs.stderr.rstrip()):
+        if printed:
+            yield Notice(printed)
+    if response.status == "planned":
+        yield JsonData(response.plan)
+        return
+    result = response.result
+    yield Data(result) if isinstance(result, str) else JsonData(result)
+    if response.result_handle:
+        shown = len(result) if isinstance(result, str) else 0
+        yield Notice(f"That is the beginning of {response.result_characters} characters.")
+        yield Hint(f"kiwi load --type output {response.result_handle} --offset {shown}")
+    if response.logs.truncated:
+        written = response.logs.stdout_bytes
+        yield Notice(f"warning: the output was cut; the tool wrote {written} bytes to standard output.")
+    stored = f" · {response.output_path}" if response.output_path else ""
+    yield Notice(f"{response.tool_id}: {response.status} in {response.execution_time_ms} ms{stored}")
+    if response.checkpoint.hint:
+        yield Hint(response.checkpoint.hint)
+    if response.checkpoint.undo:
+        yield Hint(f"`kiwi undo {response.checkpoint.undo}` puts back what it changed.")
+
+
+@verb("run", wire=("execute", "run"), access=ANYONE, everyday="run", asks=True, response=CallResponse, shows=_view)
+async def run(request: RunRequest, context: VerbContext) -> Answer:
+    """Run a tool with its parameters."""
+    services = context.services
+    catalog = services.catalogs.for_item(request.item_id, request.project_path)
+    call_context = services.context(context.caller, catalog)
+    if request.dry_run:
+        return await _plan(request, call_context)
+    return _answer(await run_call(request.call(call_context), call_context, context.record), request, call_context)
+
+
+async def _plan(request: RunRequest, context: Context) -> Answer:
+    """Return what a call would do: the plan, judged by every rule, and nothing done."""
+    planned = plan_call(request.call(context), context)
+    gate = ApprovalGate(context, planned.call)
+    return Answer(
+        {
+            "tool_id": planned.chain.tool.id,
+            "action": "run",
+            "status": "planned",
+            "plan": planned.plan.to_json(),
+            "plan_digest": planned.digest,
+            "approval": await asyncio.to_thread(gate.preview, planned),
+            **_warnings(planned),
+        }
+    )
+
+
+def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
+    """Return the answer to a call that was made, whether or not the tool did what it was asked."""
+    if run.outcome.is_success:
+        _note_use(run, context)
+    outcome, tool = run.outcome, run.chain.tool
+    response: dict[str, Json] = {
+        "tool_id": tool.id,
+        "action": "run",
+        "status": outcome.status,
+        **run.response,
+        "execution_time_ms": run.duration_ms,
+        "output_path": run.output.path if run.output else None,
+        "run_id": run.id if run.is_recorded else None,
+        "identity": tool.identity,
+        "integrity": tool.integrity,
+        **_warnings(run),
+        **({"checkpoint": run.checkpoint.summary} if run.checkpoint.summary else {}),
+        **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
+        **_details(outcome),
+    }
+    if outcome.is_success:
+        return Answer(response, passed=outcome.passed, is_instructions=context.services.provenance.may_instruct(tool))
+    code, title = _FAILURES[outcome.status]
+    failure = {
+        "error": title,
+        "code": code,
+        "item_type": request.item_type,
+        "message": outcome.message or title,
+        "suggestion": outcome.suggestion or "Check tool parameters and logic; the logs say what the tool printed.",
+    }
+    return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED, passed=outcome.passed)
+
+
+def _note_use(run: Run, context: Context) -> None:
+    """Note that an item was of use: for later searches, and for when its server is listed again."""
+    services, chain = context.services, run.chain
+    if chain.server is not None:
+        services.one(McpServers).note_use(chain.server.tool.identity)
+    services.recall_log.add_use(chain.tool.identity, context.space, context.caller, is_run=True)
+
+
+def _details(outcome: Outcome) -> JsonObject:
+    response: dict[str, Json] = dict(outcome.details)
+    if outcome.exit_code not in {None, 0}:
+        response["exit_code"] = outcome.exit_code
+    if logs := outcome.logs.to_json():
+        response["logs"] = logs
+    return response
+
+
+def _warnings(run: Run) -> JsonObject:
+    return {"warnings": list(run.warnings)} if run.warnings else {}

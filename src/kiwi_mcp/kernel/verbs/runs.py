@@ -1,0 +1,304 @@
+"""runs: the records of calls; list, show, prune."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import indent
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, RunNotFound
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text, text_of
+from kiwi_mcp.domain.records import RunRecord, RunStatus
+from kiwi_mcp.domain.times import is_run_id, milliseconds, moment_in
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.paths import outputs_home, user_space
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    verb,
+)
+from kiwi_mcp.manifest.names import did_you_mean, short
+from kiwi_mcp.store.outputs import preview, read_record
+from kiwi_mcp.store.runs import RunFilter, Runs
+
+_MOST_STEPS = 1_000
+_PREFIX = re.compile(r"[0-9A-Za-z]{6,25}")
+"""The beginning of an id, long enough to mean one."""
+_ID_LENGTH = 26
+_NAMED = 20
+_LOOKED_AT = 1_000
+_RESULT_FIELDS = frozenset({"result", "result_is_preview", "result_characters", "result_handle", "logs"})
+_WHEN = "A time, or an age: 2h, 3d."
+
+OnlyProject = Annotated[
+    LongText | None, Option("Only runs in this project.", "--project", "-p", metavar="PATH", kind="path")
+]
+
+
+class RunsListRequest(Request, frozen=True, kw_only=True):
+    """Which runs to list."""
+
+    tool: Annotated[NameText | None, Option("Only of this tool.")] = None
+    status: Annotated[RunStatus | None, Option("success, error, timeout, refused, cancelled, …")] = None
+    since: Annotated[NameText | None, Option(_WHEN, metavar="WHEN")] = None
+    until: Annotated[NameText | None, Option(_WHEN, metavar="WHEN")] = None
+    before: Annotated[NameText | None, Option("Continue after this run of the last page.", metavar="RUN")] = None
+    limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
+    actor: Annotated[LongText | None, Option("Runs of a user of the gateway: the name of a token.")] = None
+    project_path: OnlyProject = None
+
+
+class RunLine(Response, frozen=True, kw_only=True):
+    """A run as lists show it."""
+
+    id: str
+    tool_id: str
+    identity: str | UnsetType = UNSET
+    status: str
+    started_at: str
+    duration_ms: int
+    cost_micros: int
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class RunsListResponse(Response, frozen=True, kw_only=True):
+    """Runs, the newest first, and where the next page begins."""
+
+    runs: list[RunLine]
+    next: str | None
+    suggestion: str | UnsetType = UNSET
+
+
+def _list_view(response: RunsListResponse) -> Iterator[ViewItem]:
+    for run in response.runs:
+        message = (run.message or "").partition("\n")[0]
+        line = f"{run.id}  {run.started_at[:19]}  {run.status:<11} {f'{run.duration_ms} ms':>9}  {run.tool_id}"
+        yield TableRow(f"{line}  {message}" if message else line)
+    if not response.runs:
+        yield Notice(response.suggestion or "No runs to show.")
+    if response.next:
+        yield Hint(f"continue with --before {response.next}")
+
+
+@verb("list", group="runs", access=ANYONE, records=False, aliases=("runs",), shows=_list_view)
+async def list_runs(request: RunsListRequest, context: VerbContext) -> RunsListResponse:
+    """List past runs."""
+    await asyncio.to_thread(context.services.store.close_abandoned)
+    return await asyncio.to_thread(lambda: listed(request, _runs_of(request.actor, context), datetime.now(UTC)))
+
+
+def _runs_of(actor: str | None, context: VerbContext) -> Runs:
+    """Return the runs that a request is about: those of its caller, or of the actor that the owner names."""
+    services = context.services
+    if not actor:
+        return services.runs(context.caller)
+    if not context.is_owner:
+        raise PolicyDenied("Only the owner may see the runs of others.", suggestion="Leave out `actor`.")
+    return services.store.runs().named(actor)
+
+
+def listed(request: RunsListRequest, store: Runs, now: datetime) -> RunsListResponse:
+    """Return one page of runs."""
+    if request.before is not None and not is_run_id(request.before):
+        raise RunNotFound(request.before)
+    wanted = RunFilter(
+        tool_id=short(request.tool) if request.tool else None,
+        status=request.status,
+        project=_project(request.project_path) if request.project_path else None,
+        since=moment_in("since", request.since, now),
+        until=moment_in("until", request.until, now),
+        before=request.before,
+        limit=request.limit + 1,  # one more than is returned shows whether there are more
+    )
+    found = store.list(wanted)
+    page = found[: request.limit]
+    return RunsListResponse(
+        runs=[_line(run) for run in page],
+        next=page[-1].id if len(found) > len(page) else None,
+        suggestion=_known_tools(wanted.tool_id, store) if wanted.tool_id and not page else UNSET,
+    )
+
+
+def _line(run: RunRecord) -> RunLine:
+    return RunLine(
+        id=run.id,
+        tool_id=run.tool_id,
+        identity=run.identity or UNSET,
+        status=run.status,
+        started_at=run.started_at,
+        duration_ms=run.duration_ms,
+        cost_micros=run.cost_micros,
+        code=run.code or UNSET,
+        message=run.message or UNSET,
+    )
+
+
+def _known_tools(tool_id: str, store: Runs) -> str:
+    known = sorted({run.tool_id for run in store.list(RunFilter(limit=_LOOKED_AT))})
+    if tool_id in known:
+        return f"There are runs of {tool_id!r}, and none that fits the rest of what was asked."
+    listed = ", ".join(f"`{name}`" for name in known[:_NAMED]) or "nothing yet"
+    return f"No run of {tool_id!r} is recorded. {did_you_mean(tool_id, known)}Recorded lately: {listed}."
+
+
+def _project(path: str) -> str:
+    try:
+        return os.path.realpath(path, strict=True)
+    except (OSError, ValueError):
+        return path  # runs stay when their project has gone
+
+
+class RunShowRequest(Request, frozen=True, kw_only=True):
+    """Which run to show."""
+
+    run_id: Annotated[NameText, Argument("The run: its id, or the beginning of it.", "RUN")]
+    actor: Annotated[LongText | None, Option("A run of a user of the gateway: the name of a token.")] = None
+
+
+class RunResponse(Response, frozen=True, kw_only=True):
+    """One whole run, with its result as far as that is stored."""
+
+    id: str
+    tool_id: str
+    status: str
+    started_at: str
+    duration_ms: int
+    actor: str | UnsetType = UNSET
+    project: str | UnsetType = UNSET
+    identity: str | UnsetType = UNSET
+    digest: str | UnsetType = UNSET
+    plan_digest: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    exit_code: int | UnsetType = UNSET
+    cost_micros: int
+    output: str | UnsetType = UNSET
+    result_sha256: str | UnsetType = UNSET
+    result_size: int | UnsetType = UNSET
+    result: AnyJson | UnsetType = UNSET
+    logs: AnyJson | UnsetType = UNSET
+    result_is_preview: bool | UnsetType = UNSET
+    result_characters: int | UnsetType = UNSET
+    result_handle: str | UnsetType = UNSET
+
+
+def _show_view(response: RunResponse) -> Iterator[ViewItem]:
+    content = response.to_json()
+    for name, value in content.items():
+        if name not in _RESULT_FIELDS:
+            yield Data(f"{f'{name}:':<14} {text_of(value)}")
+    logs = as_object(content.get("logs"))
+    for name in ("stdout", "stderr"):
+        if printed := as_text(logs.get(name)).rstrip():
+            yield Data(f"{name}:\n{indent(printed, '  ')}")
+    if "result" in content:
+        result = content["result"]
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, indent=2)
+        yield Data(f"result:\n{indent(text, '  ')}")
+    if response.result_is_preview:
+        yield Notice(f"That is the beginning of {response.result_characters} characters.")
+        place = f"{response.result_handle or ''} --offset {len(as_text(content.get('result')))}"
+        yield Hint(f"kiwi load --type output {place} --project {response.project or ''}")
+
+
+@verb("show", group="runs", access=ANYONE, records=False, aliases=("runs RUN",), shows=_show_view)
+async def show_run(request: RunShowRequest, context: VerbContext) -> RunResponse:
+    """Show one whole run."""
+    await asyncio.to_thread(context.services.store.close_abandoned)
+    return await asyncio.to_thread(lambda: shown(request, _runs_of(request.actor, context)))
+
+
+def shown(request: RunShowRequest, store: Runs) -> RunResponse:
+    """Return one whole run."""
+    run = _found(request.run_id, store)
+    return msgspec.convert({**run.to_json(), **_result(run, store)}, RunResponse)
+
+
+def _found(run_id: str, store: Runs) -> RunRecord:
+    """Return the run with an id, or the only run with an id that begins so."""
+    if not _PREFIX.fullmatch(run_id):
+        return store.get(run_id)
+    start = run_id.upper()
+    # Ids are in the order of time, so ids with the same beginning are adjacent.
+    near = store.list(RunFilter(before=start.ljust(_ID_LENGTH, "Z"), limit=_NAMED))
+    match [run for run in near if run.id.startswith(start)]:
+        case []:
+            raise RunNotFound(run_id)
+        case [run]:
+            return run
+        case several:
+            raise InvalidRequest(
+                f"{run_id!r} is the beginning of several runs.",
+                suggestion=f"Write more of it: {', '.join(run.id for run in several)}.",
+            )
+
+
+def _result(run: RunRecord, store: Runs) -> JsonObject:
+    """Return the words that carry a result: from the store where it is large, else from the file in its project."""
+    if run.result_sha256:
+        shown = preview(store.result(run.id).decode(errors="surrogatepass"))
+        return {**shown, "result_handle": run.output} if run.output else shown
+    if not run.output:
+        return {}
+    try:
+        record = read_record(outputs_home(Path(run.project) / ".ai", user_space()), run.output)
+    except NotFound:
+        return {}
+    # Another machine, or another time, may have another file under that name.
+    return (
+        {word: record[word] for word in ("result", "logs") if word in record} if record.get("run_id") == run.id else {}
+    )
+
+
+class RunsPruneRequest(Request, frozen=True, kw_only=True):
+    """No arguments."""
+
+
+class RunsPruneResponse(Response, frozen=True, kw_only=True):
+    """How many runs and results were removed."""
+
+    action: str = "prune"
+    status: str = "success"
+    message: str
+    runs: int
+    results: int
+
+
+@verb("prune", group="runs", access=ANYONE, aliases=("runs --prune",))
+async def prune_runs(request: RunsPruneRequest, context: VerbContext) -> RunsPruneResponse:  # noqa: ARG001 - a verb
+    """Remove runs that are older than the retention allows."""
+    await asyncio.to_thread(context.services.store.close_abandoned)
+    return await asyncio.to_thread(lambda: pruned(context.services.runs(context.caller), datetime.now(UTC)))
+
+
+def pruned(store: Runs, now: datetime) -> RunsPruneResponse:
+    """Remove runs that are older than the retention allows."""
+    removed, results = 0, 0
+    for _ in range(_MOST_STEPS):
+        step = store.prune(milliseconds(now))
+        if not step.runs and not step.results:
+            break
+        removed, results = removed + step.runs, results + step.results
+    message = f"{removed} run{'s' * (removed != 1)} and {results} large result{'s' * (results != 1)} removed"
+    return RunsPruneResponse(message=message, runs=removed, results=results)

@@ -1,0 +1,479 @@
+"""Why: runs `RULES` and collects refusals; rights table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.calls import Call, Space
+from kiwi_mcp.domain.errors import AddressDenied, InvalidArguments, IsolationUnavailable, KiwiError, PolicyDenied
+from kiwi_mcp.domain.grants import ALL, Allow, Deny, ResourceKind, Rights, Verdict
+from kiwi_mcp.domain.items import Chain, Needs, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.held import check_level
+from kiwi_mcp.kernel.approvals import ApprovalGate
+from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.pipeline import (
+    RULES,
+    Rule,
+    bind,
+    bind_plan,
+    lock_changes,
+    lost_links,
+    offered_by,
+    prepare,
+)
+from kiwi_mcp.kernel.reach import reaching
+from kiwi_mcp.kernel.recorder import Run
+from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Data, Response, ViewItem, verb
+from kiwi_mcp.kernel.verbs.run import CallRequest, Parameters
+from kiwi_mcp.manifest.templates import defaulted, variables
+from kiwi_mcp.policy.authorize import uses, verify
+from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
+from kiwi_mcp.policy.needs import path_verdicts, refuse_private_host
+from kiwi_mcp.policy.secret_access import STORE, held, holder_of
+from kiwi_mcp.primitives.http.addresses import is_address, refusal
+from kiwi_mcp.primitives.secrets.grants import PORTS, refuse_holder, refuse_target, refuse_untrusted
+from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
+
+_NEEDED: Sequence[tuple[ResourceKind, str]] = (
+    ("read", "read"),
+    ("write", "write"),
+    ("host", "hosts"),
+    ("command", "commands"),
+)
+"""The key of `needs` that declares each kind."""
+
+
+def explain_rights(
+    chain: Chain, needs: Needs, rights: Rights, space: Space, bind: Callable[[], Plan]
+) -> list[JsonObject]:
+    """Return a row for each resource that a call uses: whether it may use it, and which rule of which grant decides.
+
+    `needs` are those of its process. `bind` gives the plan; if there is none, what only a plan shows is left out.
+    """
+    rows = [*_items(chain, rights), *_needs(needs, rights, space)]
+    try:
+        plan = bind()
+    except KiwiError:
+        return rows
+    return rows + [_row(kind, resource, rights.verdicts(kind, resource)) for kind, resource in uses(plan)]
+
+
+def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:
+    for place, link in enumerate(chain.links):
+        verdicts = rights.verdicts("item", link.identity)
+        # The links below an item need no rule of their own, but a rule that denies one of them blocks the item.
+        response = verdicts if place == 0 else [one for one in verdicts if isinstance(one, Deny) and one.rule]
+        if response:
+            yield _row("item", link.identity, response)
+
+
+def _needs(needs: Needs, rights: Rights, space: Space) -> Iterator[JsonObject]:
+    for kind, word in _NEEDED:
+        asked: Iterable[str] = getattr(needs, word)
+        for text in asked:
+            try:
+                found = _verdicts(kind, text, rights, space)
+            except KiwiError as error:
+                found = (Deny(error.message, "", "the item's needs"),)
+            yield _row(kind, text, [*found, Allow(f"needs.{word}", text)])
+
+
+def _verdicts(kind: ResourceKind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
+    if kind in {"read", "write"}:
+        return path_verdicts(kind, text, rights, space)
+    found = rights.verdicts(kind, text)
+    if kind == "host" and not any(isinstance(one, Deny) for one in found):
+        refuse_private_host(rights, text)
+    return found
+
+
+def _row(kind: str, resource: str, verdicts: Sequence[Verdict]) -> JsonObject:
+    steps: list[Json] = [
+        {"grant": one.grant, "rule": one.rule or None, "allowed": isinstance(one, Allow)} for one in verdicts
+    ]
+    refusal = next((one for one in verdicts if isinstance(one, Deny)), None)
+    response: dict[str, Json] = {"kind": kind, "resource": resource, "allowed": refusal is None, "rules": steps}
+    return {**response, "reason": refusal.reason} if refusal else response
+
+
+_FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
+_COMMANDS = (
+    "rules for `commands` hold for the program that is started, and for those that `needs.commands` declares; what a "
+    "program starts by itself is bounded by its sandbox"
+)
+
+
+class ChainLink(Struct, frozen=True):
+    """One item of an executor chain."""
+
+    tool_id: str
+    tool_type: str
+    version: str
+    digest: str
+    integrity: str
+    path: str
+    trust: str = ""
+    signer: str = ""
+
+
+class RuleStep(Struct, frozen=True):
+    """The rule of one grant about a resource."""
+
+    grant: str
+    rule: str | None
+    allowed: bool
+
+
+class ResourceRight(Struct, frozen=True):
+    """A resource that a call uses, and whether it may."""
+
+    kind: str
+    resource: str
+    allowed: bool
+    rules: list[RuleStep]
+    reason: str = ""
+
+
+class IsolationNote(Struct, frozen=True):
+    """How strictly a process is isolated, and why."""
+
+    level: str = ""
+    provenance: str = ""
+    decided_by: str = ""
+    change: str = ""
+
+
+class ClientNeeds(Struct, frozen=True):
+    """What a server may ask clients for."""
+
+    client: tuple[str, ...] = ()
+
+
+class ApprovalPreview(Struct, frozen=True):
+    """Whether the owner would be asked, and why."""
+
+    needed: bool = False
+    reasons: tuple[str, ...] = ()
+    rule_id: str | None = None
+
+
+class RefusalReason(Struct, frozen=True):
+    """One reason why a call would not run."""
+
+    code: str
+    message: str
+    suggestion: str
+
+
+class WhyResponse(Response, frozen=True, kw_only=True):
+    """The chain of an item, its variables and rights, and each reason why a call would not run."""
+
+    tool_id: str
+    action: str
+    identity: str = ""
+    driver: str = ""
+    isolation: IsolationNote | None = None
+    chain: tuple[ChainLink | str, ...] = ()
+    """Names alone if the chain does not resolve."""
+    variables: dict[str, str | None] = field(default_factory=dict)
+    needs: AnyJson = None
+    rights: tuple[ResourceRight, ...] = ()
+    lockfile: tuple[str, ...] = ()
+    shadowed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    given: ClientNeeds = ClientNeeds()
+    approval: ApprovalPreview = ApprovalPreview()
+    would_run: bool
+    reasons: list[RefusalReason]
+
+
+def _view(response: WhyResponse) -> Iterator[ViewItem]:
+    links = [link for link in response.chain if isinstance(link, ChainLink)]
+    for depth, link in enumerate(links):
+        branch = "   " * (depth - 1) + "└─ " if depth else ""
+        signed = f"{link.trust.replace('_', ' ')}, {link.signer}" if link.signer else link.integrity
+        yield Data(
+            f"{branch}{link.tool_id} {link.version}  {link.tool_type}  {signed}  {link.digest[:12]}  {link.path}"
+        )
+    if response.isolation:
+        yield Data(_isolation_text(response.isolation))
+    for name, place in response.variables.items():
+        yield Data(f"${{{name}}}  {place or 'not set'}")
+    for row in response.rights:
+        steps = " → ".join(f"{step.grant}: {step.rule or 'no rule'}" for step in row.rules)
+        yield Data(f"{'✓' if row.allowed else '✗'} {row.kind} {row.resource}  ({steps})")
+    if response.given.client:
+        yield Data(f"may ask clients for: {', '.join(response.given.client)}")
+    for change in response.lockfile:
+        yield Data(f"changed since signing: {change}")
+    for note in (*response.notes, *response.shadowed):
+        yield Data(f"note: {note}")
+    if response.approval.needed:
+        yield Data(f"asks you first: it {'; '.join(response.approval.reasons)}")
+    elif response.approval.rule_id:
+        yield Data(f"needs no approval, by your rule {response.approval.rule_id}")
+    yield Data("would run: " + ("yes" if response.would_run else "no"))
+    for reason in response.reasons:
+        yield Data(f"  ✗ {reason.message}\n      fix: {reason.suggestion}")
+
+
+def _isolation_text(note: IsolationNote) -> str:
+    """Return how strictly a process is isolated, why, and what would change it."""
+    causes = {
+        "manifest": "its manifest asks for it",
+        "owner": "the owner said so",
+        "deployment": "this machine says so",
+    }
+    cause = causes.get(note.decided_by, f"{note.decided_by} is {note.provenance}")
+    return f"isolation: {note.level} ({cause})" + (f"\n  {note.change}" if note.change else "")
+
+
+class WhyRequest(CallRequest, frozen=True, kw_only=True):
+    """The call to explain."""
+
+    parameters: Annotated[Parameters, Argument("Parameters, as for `run`.", "NAME=VALUE", kind="parameters")] = field(
+        default_factory=dict
+    )
+
+
+@verb("why", wire=("execute", "why"), access=ANYONE, records=False, everyday="why", response=WhyResponse, shows=_view)
+async def why(request: WhyRequest, context: VerbContext) -> Answer:
+    """Show an item's executor chain, where its variables come from, and whether it would run."""
+    services = context.services
+    catalog = services.catalogs.for_item(request.item_id, request.project_path)
+    call_context = services.context(context.caller, catalog)
+    return Answer(explain(request.call(call_context), call_context))
+
+
+def explain(call: Call, context: Context) -> JsonObject:
+    """Return the chain, its versions and digests, the origin of every variable, and each reason not to run."""
+    response: dict[str, Json] = {"tool_id": call.tool_id, "action": "why"}
+    try:
+        chain = context.catalog.resolve(call.tool_id, item_type=call.item_type)
+    except KiwiError as error:
+        return {**response, "would_run": False, "reasons": [_reason(error)], **error.details}
+    return {**response, **_Question(call, chain, context).answered()}
+
+
+class _Question:
+    """One call that is asked about, and what of it several gates look at."""
+
+    def __init__(self, call: Call, chain: Chain, context: Context) -> None:
+        judge, catalog = context.services.provenance.held, context.catalog
+        self._call = call
+        self._chain = chain
+        self._context = context
+        self._offered = partial(offered_by, chain.tool, catalog, context.rights)
+        names, self._spare = _variables(chain)
+        is_accepted = catalog.is_meant(chain.server.tool) if chain.server else None
+        self._holder = holder_of(chain, call.space, context.services.provenance.authored, is_accepted=is_accepted)
+        self._stored = held(names, call.space.user)
+        self._found = self._located(names)
+        self._process = chain.process
+        self._rights = reaching(context.rights, chain.server.tool, catalog) if chain.server else context.rights
+        self._bind = partial(_bound, call, chain, context)
+        self._plan = partial(_judged, call, chain, context)
+        self._changes, self._holding = lock_changes(chain, call), judge(self._process or chain)
+        self._lost = lost_links(chain, call.space, judge)
+
+    def answered(self) -> JsonObject:
+        """Return everything known about the call."""
+        chain, process = self._chain, self._process
+        reasons = self._refusals()
+        needs = process.needs if process else Needs()
+        rows = explain_rights(chain, needs, self._rights, self._call.space, lambda: self._plan().plan)
+        reasons = self._counting([*reasons, *_untold(rows, reasons)])
+        return {
+            "tool_id": chain.tool.id,
+            "identity": chain.tool.identity,
+            "driver": chain.driver,
+            **({"isolation": explain_holding(process.tool, self._holding)} if process else {}),
+            "chain": chain.to_json(),
+            "variables": {name: place or None for name, place in self._found.items()},
+            "needs": chain.needs.to_json(),
+            "rights": rows,
+            "lockfile": list(self._changes),
+            "shadowed": list(chain.shadowed),
+            "notes": [*chain.drift, *chain.notes, *_bounds(self._rights, process)],
+            **_given(self._plan),
+            **_approval(ApprovalGate(self._context, self._call), self._plan),
+            "would_run": not reasons,
+            "reasons": _distinct(reasons),
+        }
+
+    def _located(self, names: Sequence[str]) -> Mapping[str, str | None]:
+        """Return where each variable is set, if it is."""
+        space = self._call.space
+        found = Variables().locate(names, project=space.project, user=space.user)
+        stored = {
+            name: f"{STORE}, {'' if one.is_granted(self._holder) else 'not '}granted"
+            for name, one in self._stored.items()
+        }
+        refused = "" if self._holder.untrusted == () else ", not granted"
+        return {**{name: place and f"{place}{refused}" for name, place in found.items()}, **stored}
+
+    def _unstored(self) -> Sequence[str]:
+        """Return the variables that are set, and not by the store."""
+        return [name for name, place in self._found.items() if place and name not in self._stored]
+
+    def _refusals(self) -> list[JsonObject]:
+        """Return why each gate refuses the call, those that do."""
+        call, chain = self._call, self._chain
+        bounds = {name: one.bound for name, one in self._stored.items()}
+        gates: list[Callable[[], object]] = [
+            lambda: verify(chain, self._changes, self._lost, is_frozen=call.is_frozen),
+            lambda: self._context.services.drivers.of(chain, self._offered),
+            self._bind,
+            *(partial(self._judge, rule) for rule in RULES),
+            lambda: _check_level(self._process, self._holding, call.space),
+            lambda: check_target(self._plan().plan, bounds),
+            *(partial(refuse_holder, one, self._holder) for one in self._stored.values()),
+            lambda: refuse_untrusted(self._unstored(), self._holder),
+        ]
+        missing = [name for name, place in self._found.items() if place is None and name not in self._spare]
+        return [*(reason for gate in gates for reason in _refusals(gate)), *map(_missing, missing)]
+
+    def _judge(self, rule: Rule) -> None:
+        rule(self._bind())
+
+    def _counting(self, reasons: list[JsonObject]) -> list[JsonObject]:
+        # Without parameters the question is about the tool, and missing ones are no reason.
+        if self._call.parameters:
+            return reasons
+        return [reason for reason in reasons if reason["code"] != InvalidArguments.code]
+
+
+def _variables(chain: Chain) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the variables that a chain names, and those of them that it can do without."""
+    # What a tool says itself, and what the links below it put into a process.
+    below = [link.manifest.config if chain.server else link.manifest.config.get("env") for link in chain.links[1:]]
+    named = [f"${{{text_of(name)}}}" for name in as_list(chain.tool.manifest.config.get("variables"))]
+    templates: Json = [chain.tool.manifest.config, named, *below]
+    return variables(templates), defaulted(templates)
+
+
+def _missing(name: str) -> JsonObject:
+    return {
+        "code": "variable_missing",
+        "message": f"${{{name}}} is set nowhere.",
+        "suggestion": f"Set {name}, or add it to .env.",
+    }
+
+
+def _judged(call: Call, chain: Chain, context: Context) -> Run:
+    """Return a call that every rule lets pass."""
+    run = _bound(call, chain, context)
+    for rule in RULES:
+        rule(run)
+    return run
+
+
+def _bound(call: Call, chain: Chain, context: Context) -> Run:
+    """Return the plan of a call or, where no parameters are given, what does not depend on them."""
+    run = context.services.recorder.sketch(call)
+    try:
+        bind(run, context)
+    except InvalidArguments:
+        schema, url = chain.tool.manifest.parameters, as_text(chain.tool.manifest.config.get("url"))
+        # Where it goes must not be made up.
+        if call.parameters or (url and (not (host := urlsplit(url).netloc) or "{" in host)):
+            raise
+        places = {text_of(name): text_of(name) for name in as_list(schema.get("required"))}
+        driver = context.services.drivers.of(chain, tuple)
+        bind_plan(run, prepare(chain, driver, call, context), places, context)
+    return run
+
+
+def _untold(rows: Sequence[JsonObject], reasons: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return a reason for each thing that may not be used, where none speaks of it."""
+    response = " ".join(text_of(reason["message"]) for reason in reasons)
+    refused = [text_of(row["reason"]) for row in rows if "reason" in row]
+    return [
+        {"code": PolicyDenied.code, "message": f"{reason.rstrip('.')}.", "suggestion": _FIX}
+        for reason in refused
+        if reason not in response
+    ]
+
+
+def _bounds(rights: Rights, process: Chain | None) -> list[str]:
+    """Return how far rules for programs reach, where there are any."""
+    is_ruled = process is not None and any(grant.commands != ALL for grant in rights.grants)
+    return [_COMMANDS] if is_ruled else []
+
+
+def _given(bind: Callable[[], Run]) -> JsonObject:
+    """Return what of the owner's the process is given, by its needs and by its command; nothing where there is none."""
+    try:
+        plan = bind().plan
+    except KiwiError:
+        return {}
+    response = plan.profile.to_json() if plan.profile else {}
+    given = {word: response[word] for word in ("readable", "writable", "hidden", "hosts") if response.get(word)}
+    if asked := as_list(as_object(plan.facts.get("mcp")).get("client")):
+        given["client"] = list(asked)
+    return {"given": given} if given else {}
+
+
+def _approval(gate: ApprovalGate, bind: Callable[[], Run]) -> JsonObject:
+    """Return whether the owner would be asked first; nothing where there is no plan to ask about."""
+    try:
+        return {"approval": gate.preview(bind())}
+    except KiwiError:
+        return {}
+
+
+def explain_holding(tool: Tool, holding: IsolationDecision) -> JsonObject:
+    """Return how strictly a tool's process is isolated, what decided that, and what would change it."""
+    response = holding.to_json()
+    change = change_of(tool, holding)
+    return {**response, "change": change} if change else response
+
+
+def _check_level(process: Chain | None, holding: IsolationDecision, space: Space) -> None:
+    if process is None:
+        return
+    try:
+        check_level(holding.level, space)
+    except IsolationUnavailable as refused:
+        raise with_remedy(refused, holding.provenance, process.tool) from None
+
+
+def check_target(plan: Plan, bounds: Mapping[str, SecretScope]) -> None:
+    """Refuse a plan if its address, without a network request, shows that it may not be called.
+
+    `bounds` hold the stored secrets among its variables.
+    """
+    if not isinstance(plan.spec, HttpSpec):
+        return
+    target = urlsplit(plan.spec.url)
+    host, port = target.hostname or "", target.port or PORTS.get(target.scheme, 0)
+    reason = refusal(host, host=host, port=port, granted=plan.spec.granted) if is_address(host) else None
+    if reason:
+        raise AddressDenied(
+            f"{host} cannot be called: {reason}.",
+            suggestion=f"If the owner means it, add {target.netloc!r} to `hosts.allow` in ~/.ai/policy.yaml.",
+        )
+    refuse_target(plan.spec, bounds)
+
+
+def _refusals(gate: Callable[[], object]) -> list[JsonObject]:
+    try:
+        gate()
+    except KiwiError as error:
+        return [_reason(error)]
+    return []
+
+
+def _reason(error: KiwiError) -> JsonObject:
+    return {"code": error.code, "message": error.message, "suggestion": error.suggestion}
+
+
+def _distinct(reasons: list[JsonObject]) -> list[JsonObject]:
+    return [reason for place, reason in enumerate(reasons) if reason not in reasons[:place]]

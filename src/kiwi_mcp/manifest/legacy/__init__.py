@@ -1,0 +1,1 @@
+"""Old manifests and their signatures."""

@@ -1,0 +1,298 @@
+"""Connecting: Kiwi's entry in another client's configuration, planned, written with a backup, and undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from difflib import unified_diff
+from hashlib import sha256
+from pathlib import Path
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.mcp.clients import SCOPES, ClientApp, Scope, clients, read_text, unusable
+from kiwi_mcp.manifest.mcp.jsonc import not_an_object, plain, read_object, with_member, without_member
+from kiwi_mcp.manifest.names import did_you_mean
+
+ENTRY = "kiwi"
+"""The name under which clients know Kiwi."""
+BACKUP, REPLACED = ".kiwi-backup-", ".kiwi-replaced-"
+"""What follows on the name of a file in that of its backup; the second where servers were taken out of the file."""
+_MAX_BACKUPS = 20
+_STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*:)?')
+_PRIVATE, _SHARED = 0o600, 0o644
+
+
+class ClientFileChange(Struct, frozen=True):
+    """What will be written into a client's file; None stands for no file.
+
+    The texts may hold other servers' secrets, so only `diff` is ever shown.
+    """
+
+    path: Path
+    before: str | None
+    after: str | None
+    mode: int = _PRIVATE
+    spent: Path | None = None
+    """The backup that an undo puts back, which is then no longer needed."""
+    shown: frozenset[str] = frozenset()
+    keep_in: Path | None = None
+    """Where the backup goes; beside the file otherwise."""
+    taken_out: tuple[str, ...] = ()
+    """The servers that the file loses."""
+    put_back: tuple[str, ...] = ()
+    """The servers that the file has again."""
+
+    def __repr__(self) -> str:
+        return f"ClientFileChange(path={self.path!r})"
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything would change."""
+        return self.before != self.after
+
+    @property
+    def diff(self) -> str:
+        """The change as a person reads it, with every value masked that is not Kiwi's own."""
+        before, after = (_masked(text or "", self.shown) for text in (self.before, self.after))
+        return "".join(unified_diff(before, after, str(self.path), str(self.path)))
+
+
+def plan_connect(
+    client: str,
+    scope: Scope,
+    *,
+    home: Path,
+    project: Path,
+    command: str,
+    without: Collection[str] = (),
+    keep_in: Path | None = None,
+) -> ClientFileChange:
+    """Return the change that lets a client start Kiwi by the command, `without` servers that Kiwi stands for.
+
+    The command is an absolute path; in a file that a project shares, it may be Kiwi's name.
+    """
+    known, path = _target(client, scope, home, project)
+    if not Path(command).is_absolute() and not (scope == "project" and command == ENTRY):
+        raise InvalidRequest(f"{command!r} is not an absolute path.", suggestion="Name the program by its whole path.")
+    before = _read(path, known)
+    entry = {**known.entry, "command": command, "args": known.arguments(scope)}
+    gone = tuple(name for name in table_in(before, known, what=str(path)) if name in without)
+    after = _with_entry(_without(before or "", known, gone, what=str(path)), known, entry, what=str(path))
+    mode = _PRIVATE if scope == "user" else _SHARED
+    shown = frozenset(_texts(entry))
+    return ClientFileChange(path, before, after, mode, shown=shown, keep_in=keep_in, taken_out=gone)
+
+
+def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: Path | None = None) -> ClientFileChange:
+    """Return the change that takes Kiwi out again: the file as it was, or as it is now without Kiwi's entry.
+
+    Servers that were taken out for Kiwi's sake stand in it again.
+    """
+    known, path = _target(client, scope, home, project)
+    before = _read(path, known)
+    table = table_in(before, known, what=str(path))
+    if before is None or ENTRY not in table:
+        return ClientFileChange(path, before, before)
+    entry = as_object(table[ENTRY])
+    own = {word: entry[word] for word in (*known.entry, "command", "args") if word in entry}
+    shown = frozenset(_texts(own))
+    backups = _backups(path, keep_in)
+    for backup in backups:
+        # Written here and not touched since: what was there before is put back to the byte.
+        text = read_text(backup)
+        if text is not None and (missing := _led_to(before, text, known, own, table)) is not None:
+            return ClientFileChange(path, before, text, spent=backup, shown=shown, put_back=missing)
+    if _with_entry("", known, own, what=str(path)) == before:
+        return ClientFileChange(path, before, None, shown=shown)
+    after = without_member(before, (*known.key, ENTRY), what=str(path))
+    lost = _lost(backups, known, table)
+    for name, words in lost.items():
+        after = with_member(after, (*known.key, name), words, what=str(path))
+    return ClientFileChange(path, before, after, shown=shown, keep_in=keep_in, put_back=tuple(lost))
+
+
+def apply(change: ClientFileChange, *, now: datetime | None = None) -> Path | None:
+    """Write a change, whole or not at all, and return the backup of what was there, if one was made."""
+    if not change.is_needed:
+        return None
+    if os.path.realpath(change.path) != str(change.path) or read_text(change.path) != change.before:
+        raise Conflict(
+            f"{change.path} was changed by another program meanwhile; nothing was written.",
+            suggestion="Look at it, then ask for the change again.",
+        )
+    try:
+        return _write(change, now or datetime.now(UTC))
+    except OSError as fault:
+        raise unusable(change.path, fault.strerror or "it cannot be written") from fault
+
+
+def _write(change: ClientFileChange, now: datetime) -> Path | None:
+    if change.after is None:
+        change.path.unlink()
+        return None
+    backup, mode = None, change.mode
+    if change.before is not None:
+        mode = change.path.stat().st_mode & 0o777
+        if change.spent is None:
+            backup = _free_name(change, now)
+            _put(backup, change.before, mode)
+    try:
+        change.path.parent.mkdir(parents=True, exist_ok=True)
+        _put(change.path, change.after, mode)
+    except BaseException:
+        if backup is not None:
+            backup.unlink(missing_ok=True)
+        raise
+    if change.spent is not None:
+        change.spent.unlink(missing_ok=True)
+    return backup
+
+
+def _put(path: Path, text: str, mode: int) -> None:
+    """Write a file under a temporary name, and rename it when it is complete."""
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _PRIVATE)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 - it is open already
+            file.write(text.encode())
+            os.fchmod(descriptor, mode)
+            file.flush()
+            os.fsync(descriptor)
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def _free_name(change: ClientFileChange, now: datetime) -> Path:
+    folder, stem = _shelf(change.path, change.keep_in)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    base = f"{stem}{REPLACED if change.taken_out else BACKUP}{now.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+    for number in range(1, 1_000):
+        name = folder / (base if number == 1 else f"{base}-{number:03}")
+        if not os.path.lexists(name):
+            return name
+    raise unusable(change.path, "it has a thousand backups of this second")
+
+
+def _shelf(path: Path, keep_in: Path | None) -> tuple[Path, str]:
+    """Return the folder in which backups of a file are, and how their names begin."""
+    if keep_in is None:
+        return path.parent, path.name
+    return keep_in, f"{sha256(str(path).encode(errors='surrogatepass')).hexdigest()[:16]}-{path.name}"
+
+
+def _backups(path: Path, keep_in: Path | None) -> list[Path]:
+    """Return the backups of a file, the newest first."""
+    shelves = dict.fromkeys((_shelf(path, keep_in), _shelf(path, None)))
+    found = [
+        one
+        for folder, stem in shelves
+        for mark in (BACKUP, REPLACED)
+        for one in folder.glob(f"{_escaped(stem)}{mark}*")
+        if one.is_file() and not one.is_symlink()
+    ]
+    return sorted(found, key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)[:_MAX_BACKUPS]
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _target(client: str, scope: Scope, home: Path, project: Path) -> tuple[ClientApp, Path]:
+    """Return a client and its file, every link followed, which must stay below the home folder or the project."""
+    known = clients().get(client)
+    if known is None:
+        raise NotFound(
+            f"No client {client!r} is known.",
+            suggestion=f"{did_you_mean(client, clients())}Choose one of {', '.join(clients())}.",
+        )
+    places = known.places(scope) if scope in SCOPES else ()
+    if not places or scope in known.by_hand:
+        raise InvalidRequest(
+            f"Kiwi is not written into a file of {known.title} for the scope {scope!r}.",
+            suggestion=known.by_hand.get(scope) or f"Choose the other of {' and '.join(SCOPES)}.",
+        )
+    root = Path(os.path.realpath(home if scope == "user" else project))
+    path = Path(os.path.realpath(root / places[0]))
+    if not path.is_relative_to(root):
+        raise unusable(root / places[0], f"it is a link that leads out of {root}")
+    return known, path
+
+
+def _read(path: Path, client: ClientApp) -> str | None:
+    text = read_text(path)
+    if text is not None and not client.has_comments and plain(text) != text:
+        raise refuse(str(path), f"has comments or trailing commas, which {client.title} does not read", "Remove them.")
+    return text
+
+
+def table_in(text: str | None, client: ClientApp, *, what: str) -> JsonObject:
+    """Return the servers of a client's file."""
+    holder: Json = read_object(text or "", what=what)
+    for depth, key in enumerate(client.key):
+        if key not in as_object(holder):
+            return {}
+        holder = as_object(holder)[key]
+        if not isinstance(holder, Mapping):
+            raise not_an_object(what, client.key[: depth + 1])
+    return as_object(holder)
+
+
+def _without(text: str, client: ClientApp, names: Sequence[str], *, what: str) -> str:
+    for name in names:
+        text = without_member(text, (*client.key, name), what=what)
+    return text
+
+
+def _lost(backups: Sequence[Path], client: ClientApp, table: JsonObject) -> JsonObject:
+    """Return the servers that were taken out when Kiwi was written into a file last, and are not there again."""
+    if not backups or REPLACED not in backups[0].name:
+        return {}
+    try:
+        before = table_in(read_text(backups[0]), client, what=str(backups[0]))
+    except Invalid:
+        return {}
+    return {name: words for name, words in before.items() if name not in table and name != ENTRY}
+
+
+def _with_entry(text: str, client: ClientApp, entry: JsonObject, *, what: str) -> str:
+    path, known = (*client.key, ENTRY), as_object(table_in(text, client, what=what).get(ENTRY))
+    if "command" not in known:
+        return with_member(text, path, entry, what=what)
+    for word, value in entry.items():
+        text = with_member(text, (*path, word), value, what=what)
+    return text
+
+
+def _led_to(now: str, backup: str, client: ClientApp, entry: JsonObject, table: JsonObject) -> tuple[str, ...] | None:
+    """Return the removed servers, if the present file is the backup without them and with Kiwi's entry."""
+    what = "the backup"
+    try:
+        missing = tuple(name for name in table_in(backup, client, what=what) if name not in table)
+        made = _with_entry(_without(backup, client, missing, what=what), client, entry, what=what)
+    except Invalid:
+        return None
+    return missing if made == now else None
+
+
+def _texts(entry: JsonObject) -> Iterator[str]:
+    for value in entry.values():
+        yield from [as_text(value)] if isinstance(value, str) else map(text_of, as_list(value))
+
+
+def _masked(text: str, shown: frozenset[str]) -> list[str]:
+    own = {json.dumps(word, ensure_ascii=False) for word in shown}
+
+    def mask(found: re.Match[str]) -> str:
+        return found[0] if found[2] or found[1] in own else '"…"'
+
+    return _STRING.sub(mask, plain(text)).splitlines(keepends=True)

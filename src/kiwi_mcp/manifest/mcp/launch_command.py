@@ -1,0 +1,239 @@
+"""The command line of a server: one program and its arguments, without the shells around it; the package it fetches."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.manifest.formats import is_node_requirement, is_python_requirement
+
+_OPERATOR = re.compile(r"[|&;<>`\n]|\$\(|\$\w")
+_ROOTED = re.compile(r"[/~\"']|[A-Za-z]:[\\/]|\\\\")
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_WINDOWS_SUFFIX = re.compile(r"\.(?:cmd|exe|bat|ps1)$", re.IGNORECASE)
+_SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh"})
+_FETCHERS: Mapping[str, tuple[str, ...]] = {
+    "npx": (), "bunx": (), "pnpx": (), "uvx": (), "pnpm": ("dlx",), "yarn": ("dlx",), "npm": ("exec",),
+    "pipx": ("run",), "uv": ("tool", "run"), "docker": ("run",), "podman": ("run",),
+}  # fmt: skip
+"""Programs that fetch what they run, and the words that make them do so."""
+_IMAGES = frozenset({"docker", "podman"})
+_TAKES_WORD = frozenset(
+    {"-p", "--package", "--from", "--with", "--python", "-c", "--registry", "--index-url", "--extra-index-url"}
+    | {
+        "-e",
+        "--env",
+        "-v",
+        "--volume",
+        "--mount",
+        "--network",
+        "--name",
+        "-w",
+        "--workdir",
+        "-u",
+        "--user",
+        "--env-file",
+    }
+)
+_NAMES_PACKAGE = frozenset({"-p", "--package", "--from"})
+_PINNED = re.compile(r".+(?:@v?|==)[0-9]+(?:\.[0-9]+)+[\w.+-]*|.+@sha256:[0-9a-f]{64}|(?:\.{0,2}/|[A-Za-z]:[\\/]).*")
+_PINNED_IMAGE = re.compile(r".+@sha256:[0-9a-f]{64}|.+:v?[0-9]+(?:\.[0-9]+)+[\w.-]*")
+_KIWI = frozenset({"kiwi", "kiwi-mcp", "kiwi_mcp"})
+_TAGGED = re.compile(r"(?:@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]*@[a-z][a-z0-9-]*")
+_VERSION = re.compile(r"([^@]+?)@(?:v?([0-9][\w.!+-]*)|latest)")
+_QUIET = frozenset({"-y", "--yes", "-q", "--quiet", "--silent", "--prefer-offline", "--no-install", "--no-cache"})
+_QUIET |= {"-n", "--refresh", "--isolated", "-U", "--upgrade", "--offline", "--no-progress", "--"}
+
+
+class _Runner(Struct, frozen=True):
+    """The command line of one program that fetches and runs packages."""
+
+    kind: Literal["node", "python"]
+    lead: tuple[str, ...] = ()
+    """The words that make it one."""
+    package: frozenset[str] = frozenset()
+    """Options with the package, where it is not called like its program."""
+    others: frozenset[str] = frozenset()
+    """Options with further packages."""
+    ignored: frozenset[str] = frozenset()
+    """Options with a word that does not matter here."""
+
+
+_UVX = _Runner("python", (), frozenset({"--from"}), frozenset({"--with"}), frozenset({"-p", "--python"}))
+_NPX = _Runner("node", (), frozenset({"-p", "--package"}))
+_RUNNERS: Mapping[str, tuple[_Runner, ...]] = {
+    "npx": (_NPX,),
+    "npm": (_Runner("node", ("exec",), _NPX.package), _Runner("node", ("x",), _NPX.package)),
+    "uvx": (_UVX,),
+    "uv": (_Runner("python", ("tool", "run"), _UVX.package, _UVX.others, _UVX.ignored),),
+    "pipx": (_Runner("python", ("run",), frozenset({"--spec"}), frozenset(), frozenset({"--python"})),),
+}
+
+
+class ServerCommand(Struct, frozen=True):
+    """A program, its words and the variables it is started with."""
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def program(self) -> str:
+        """The program's bare name: `npx` for `/usr/bin/npx` and for `npx.cmd`."""
+        return _WINDOWS_SUFFIX.sub("", PurePosixPath(self.command.replace("\\", "/")).name)
+
+    @property
+    def is_kiwi(self) -> bool:
+        """Whether it starts Kiwi's own server."""
+        words = {self.program, *(word.partition("@")[0].partition("==")[0] for word in self.args)}
+        return "serve" in self.args and not _KIWI.isdisjoint(words)
+
+
+def unwrap(launch: ServerCommand) -> ServerCommand:
+    """Return the same command without its wrappers: one line for a shell, `cmd /c`, `sh -c`, `env`."""
+    for _ in range(4):
+        inner = _unwrapped(launch)
+        if inner == launch:
+            break
+        launch = inner
+    return launch
+
+
+def anchor(command: str, *, folder: Path | None) -> str:
+    """Return a command that does not depend on where it is started, as far as that is known."""
+    is_relative = "/" in command and not _ROOTED.match(command) and not command.startswith(("${", "{"))
+    return str(folder / command) if is_relative and folder is not None else command
+
+
+def unpinned(launch: ServerCommand) -> Issue | None:
+    """Return a warning where the command fetches a package in whatever version there is that day.
+
+    What Kiwi installs itself is fetched once, and stays what it was.
+    """
+    if package_command(launch.command, launch.args) is not None:
+        return None
+    lead = _FETCHERS.get(launch.program)
+    if lead is None or launch.args[: len(lead)] != lead:
+        return None
+    package = _package(launch.args[len(lead) :])
+    pinned = _PINNED_IMAGE if launch.program in _IMAGES else _PINNED
+    if not package or "${" in package or pinned.fullmatch(package):
+        return None
+    fix = "Name a version, such as `package@1.2.3`, so that a new release cannot change what runs."
+    return Issue("config.args", f"`{package[:100]}` is fetched in whatever version there is that day", fix, "warning")
+
+
+def _unwrapped(launch: ServerCommand) -> ServerCommand:
+    command, args = launch.command, launch.args
+    if not args and re.search(r"\s", command.strip()) and not _ROOTED.match(command.strip()):
+        return _split(launch, command) or ServerCommand("sh", ("-c", command), launch.env)
+    if launch.program.lower() == "cmd" and args and args[0].lower() in {"/c", "/k"}:
+        line = args[1:]
+        return (_split(launch, line[0]) if len(line) == 1 else _start(launch, line)) or launch
+    if launch.program in _SHELLS and len(args) > 1 and re.fullmatch(r"-[lic]*c", args[-2]):
+        return _split(launch, args[-1]) or launch
+    if launch.program == "env" and args and not args[0].startswith("-"):
+        return _start(launch, args) or launch
+    if command != launch.program and _WINDOWS_SUFFIX.search(command) and not re.search(r"[\\/]", command):
+        return replace(launch, command=launch.program)
+    return launch
+
+
+def _split(launch: ServerCommand, line: str) -> ServerCommand | None:
+    """Return a line as its words, or None where only a shell understands it."""
+    if _OPERATOR.search(line):
+        return None
+    try:
+        return _start(launch, shlex.split(line))
+    except ValueError:
+        return None
+
+
+def _start(launch: ServerCommand, words: Sequence[str]) -> ServerCommand | None:
+    env = dict(launch.env)
+    rest = list(words)
+    while rest and (assigned := _ASSIGNED.fullmatch(rest[0])):
+        env[assigned[1]] = assigned[2]
+        del rest[0]
+    return ServerCommand(rest[0], tuple(rest[1:]), env) if rest else None
+
+
+def _package(words: Sequence[str]) -> str:
+    """Return the package among the words of a program that fetches packages."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word in _NAMES_PACKAGE and at + 1 < len(words):
+            return words[at + 1]
+        if not word.startswith("-"):
+            return word
+        at += 2 if word in _TAKES_WORD else 1
+    return ""
+
+
+class PackageCommand(Struct, frozen=True):
+    """A command that fetches a package and runs one of its programs."""
+
+    kind: Literal["node", "python"]
+    wanted: tuple[str, ...]
+    """The package's requirement, then those of others that it is run with."""
+    program: str
+    """Which of its programs is the server; empty where it has only one."""
+    args: tuple[str, ...]
+    """The arguments of that program."""
+
+
+def package_command(command: str, args: Sequence[str]) -> PackageCommand | None:
+    """Return the package that a command would fetch; None if it fetches none.
+
+    A command that does not fetch from an index, or not from the user's index, is left as it is.
+    """
+    for runner in _RUNNERS.get(PurePosixPath(command).name, ()):
+        if tuple(args[: len(runner.lead)]) == runner.lead:
+            return _read_package(runner, args[len(runner.lead) :])
+    return None
+
+
+def _read_package(runner: _Runner, words: Sequence[str]) -> PackageCommand | None:
+    found: list[str] = []
+    others: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option, mark, value = rest.pop(0).partition("=")
+        if option in _QUIET:
+            continue
+        if option not in runner.package | runner.others | runner.ignored:
+            return None
+        value = value if mark else rest.pop(0) if rest else ""
+        if option not in runner.ignored:
+            (found if option in runner.package else others).append(value)
+    if not rest:
+        return None
+    program, *arguments = rest
+    packages = [_requirement(runner.kind, text) for text in (*(found or [program]), *others)]
+    if not all(packages):
+        return None
+    wanted = tuple(map(str, packages))
+    own = program if found else "" if runner.kind == "node" else _bare(program)
+    return PackageCommand(runner.kind, wanted, own, tuple(arguments))
+
+
+def _requirement(kind: str, text: str) -> str:
+    """Return a package as its installer writes it; empty if it does not come from an index."""
+    if kind == "node":
+        whole = text if "@" in text[1:] else f"{text}@latest"
+        return whole if is_node_requirement(text) or _TAGGED.fullmatch(whole) else ""
+    if at := _VERSION.fullmatch(text):
+        text = f"{at[1]}=={at[2]}" if at[2] else at[1]
+    return text if is_python_requirement(text) else ""
+
+
+def _bare(text: str) -> str:
+    return re.split(r"[@=<>!~\[ ]", text, maxsplit=1)[0]

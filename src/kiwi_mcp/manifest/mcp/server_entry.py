@@ -1,0 +1,281 @@
+"""An entry of a client's configuration as the manifest of an `mcp_server`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.domain.secret_names import names_secret
+from kiwi_mcp.manifest.formats import is_url, is_variable
+from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, unpinned, unwrap
+from kiwi_mcp.manifest.mcp.references import (
+    ImportFindings,
+    protect,
+    protect_header,
+    protect_url,
+    translate,
+    variable_name,
+)
+
+_MAX_ID = 100
+_MAX_DESCRIPTION = 300
+_NOT_IN_ID = re.compile(r"[^a-z0-9_-]+")
+_HEADER = re.compile(r"([A-Za-z][A-Za-z0-9-]*):\s*(\S.*)")
+_HEADER_FLAGS = frozenset({"-H", "--header", "--headers"})
+_ASSIGNED = re.compile(r"(--?[A-Za-z][\w-]*|[A-Za-z_]\w*)=(.+)", re.DOTALL)
+_WEB = re.compile(r"(?:https?|wss?)://", re.IGNORECASE)
+_HOME = re.compile(r"\$\{(?:userHome|HOME|env:HOME)\}")
+_URL_WORDS = ("url", "serverUrl", "httpUrl")
+_TRANSPORTS: Mapping[str, str] = {
+    "http": "http", "streamable-http": "http", "streamable_http": "http", "streamablehttp": "http",
+    "sse": "sse", "ws": "websocket", "wss": "websocket", "websocket": "websocket",
+}  # fmt: skip
+_KNOWN_WORDS = frozenset(
+    {
+        "type",
+        "transport",
+        "transportType",
+        "command",
+        "args",
+        "env",
+        "cwd",
+        "headers",
+        "disabled",
+        "enabled",
+        *_URL_WORDS,
+    }
+    | {"name", "description", "autoApprove", "alwaysAllow", "gallery", "version", "dev", "icon", "trust", "$schema"}
+)
+
+
+class ServerDraft(Struct, frozen=True):
+    """A server that can become an item: its name there, and the manifest that `execute create` takes."""
+
+    name: str
+    manifest: JsonObject
+    is_disabled: bool = False
+    project: str = ""
+    """The one project for which the client knows it; empty where it is known everywhere."""
+
+    @property
+    def tool_id(self) -> str:
+        """The name the item will have."""
+        return text_of(self.manifest["tool_id"])
+
+
+class ImportedServers(Struct, frozen=True):
+    """The servers of a configuration, without the secrets they were written with, which are separate.
+
+    `variables` are the names that must be set before the servers run, each with its purpose; those of `secrets` have a
+    value that was in the configuration.
+    """
+
+    servers: tuple[ServerDraft, ...] = ()
+    issues: tuple[Issue, ...] = ()
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+class EntryOrigin(Struct, frozen=True):
+    """Where a server is described: by whom, and which folders its words may be relative to."""
+
+    title: str
+    home: Path
+    project: Path | None = None
+
+
+def draft_server(
+    name: str, words: JsonObject, findings: ImportFindings, *, origin: EntryOrigin, tool_id: str
+) -> JsonObject | None:
+    """Return the manifest of a server in the words of a client; None, with an issue, where it cannot be one."""
+    config = _config(name, words, findings, origin)
+    if config is None:
+        return None
+    if unknown := sorted(set(words) - _KNOWN_WORDS):
+        listed = ", ".join(f"`{word[:40]}`" for word in unknown[:10])
+        findings.warn(name, f"not carried over: {listed}", "Look at what they did there, and set it up again here.")
+    described = " ".join(as_text(words.get("description")).split())[:_MAX_DESCRIPTION]
+    return {
+        "tool_id": tool_id,
+        "tool_type": "mcp_server",
+        "version": "1.0.0",
+        "executor": "subprocess" if config["transport"] == "stdio" else "http_client",
+        "description": described or f"MCP server {name[:80]!r}, as {origin.title} has it",
+        "config": config,
+    }
+
+
+def is_disabled(words: JsonObject) -> bool:
+    """Whether the client has the server, and does not start it."""
+    return words.get("disabled") is True or words.get("enabled") is False
+
+
+def id_for(name: str, taken: Collection[str]) -> str:
+    """Return the name of the item for a server; one that is taken gets a number."""
+    plain = _NOT_IN_ID.sub("_", name.lower()).strip("_-")[:_MAX_ID].rstrip("_-") or "server"
+    base = plain if is_tool_id(plain) else f"mcp_{plain}"
+    number, wanted = 1, base
+    while wanted in taken:
+        number += 1
+        wanted = f"{base}_{number}"
+    return wanted
+
+
+def stdio_config(name: str, launch: ServerCommand, findings: ImportFindings, *, cwd: str = "") -> JsonObject:
+    """Return the config of a server that is started here, with secrets put aside."""
+    place = f"{name}.args"
+    config: dict[str, Json] = {
+        "transport": "stdio",
+        "command": translate(
+            launch.command, findings, place=f"{name}.command", stands_for=variable_name(name, "command")
+        ),
+    }
+    args = _arguments(launch.args, findings, owner=name, place=place)
+    if args:
+        config["args"] = list(args)
+    if env := _environment(launch.env, findings, owner=name):
+        config["env"] = env
+    if cwd and cwd != "{project}":
+        config["cwd"] = cwd
+    if issue := unpinned(replace(launch, args=args)):  # which quotes one of them
+        findings.issues.append(replace(issue, place=place))
+    return config
+
+
+def remote_config(
+    name: str, url: str, headers: Mapping[str, str], transport: str, findings: ImportFindings
+) -> JsonObject | None:
+    """Return the config of a server that is reached by address, with secrets put aside."""
+    address = protect_url(url, findings, owner=name, place=f"{name}.url")
+    if not is_url(address):
+        findings.issues.append(Issue(f"{name}.url", "is not an address of the web", "Use http, https, ws or wss."))
+        return None
+    config: dict[str, Json] = {"transport": transport, "url": address}
+    if headers:
+        config["headers"] = {
+            header: protect_header(header, value, findings, owner=name, place=f"{name}.headers.{header}")
+            for header, value in headers.items()
+        }
+    return config
+
+
+def _config(name: str, words: JsonObject, findings: ImportFindings, origin: EntryOrigin) -> JsonObject | None:
+    url = next((text for word in _URL_WORDS if (text := as_text(words.get(word)).strip())), "")
+    command = as_text(words.get("command")).strip()
+    args = as_list(words.get("args"))
+    if words.get("args") is not None and not isinstance(words["args"], list | tuple):
+        findings.issues.append(Issue(f"{name}.args", "is not a list", 'Write each word apart: ["-y", "package"].'))
+        return None
+    if command:
+        env = _texts(words.get("env"), findings, f"{name}.env")
+        launch = unwrap(ServerCommand(command, tuple(text_of(word) for word in args), env))
+        if launch.is_kiwi:
+            findings.warn(name, "is Kiwi itself, and is left out", "Nothing needs to be done.")
+            return None
+        return _started(name, launch, as_text(words.get("cwd")).strip(), findings, origin)
+    if url:
+        transport = _transport(as_text(words.get("type")) or as_text(words.get("transport")), url)
+        headers = _texts(words.get("headers"), findings, f"{name}.headers")
+        return remote_config(name, url, headers, transport, findings)
+    findings.issues.append(Issue(name, "has neither a command nor an address", "Write `command` or `url`."))
+    return None
+
+
+def _started(name: str, launch: ServerCommand, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> JsonObject:
+    cwd, folder = _folder(name, _at_home(cwd, origin.home), findings, origin)
+    command = anchor(_at_home(launch.command, origin.home), folder=folder)
+    if command.startswith(("./", "../")):
+        findings.warn(f"{name}.command", "is relative to a folder that is not known", "Write the whole path.")
+    return stdio_config(name, replace(launch, command=command), findings, cwd=cwd)
+
+
+def _folder(name: str, cwd: str, findings: ImportFindings, origin: EntryOrigin) -> tuple[str, Path | None]:
+    """Return where a server starts, as a manifest says it and, where it is known now, as a path."""
+    if not cwd:
+        return "", origin.project
+    if "${" not in cwd:
+        folder = origin.project / cwd if origin.project is not None else Path(cwd)
+        return "{project}" if folder == origin.project else str(folder), folder
+    place = f"{name}.cwd"
+    response = translate(cwd, findings, place=place, stands_for=variable_name(name, "cwd"))
+    if "${" in response:
+        findings.warn(place, "depends on a variable, and is left out", "Write the whole path into `config.cwd`.")
+        return "", None
+    return response, None
+
+
+def _at_home(text: str, home: Path) -> str:
+    """Return a path with the home folder in it: programs and folders are looked up before variables have values."""
+    text = f"{home}{text[1:]}" if text.startswith("~/") else text
+    return _HOME.sub(lambda _: str(home), text)
+
+
+def _transport(written: str, url: str) -> str:
+    if known := _TRANSPORTS.get(written.lower()):
+        return known
+    if url.lower().startswith(("ws:", "wss:")):
+        return "websocket"
+    try:
+        return "sse" if urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
+    except ValueError:
+        return "http"
+
+
+def _texts(value: Json, findings: ImportFindings, place: str) -> dict[str, str]:
+    """Return an object of texts; numbers and truth values as text, and null as not set."""
+    found = {}
+    for name, inner in as_object(value).items():
+        if isinstance(inner, str | int | float):
+            found[name] = text_of(inner)
+        elif inner is not None:
+            findings.warn(f"{place}.{name}", "is not text, and is left out", "Write it as text.")
+    return found
+
+
+def _environment(env: Mapping[str, str], findings: ImportFindings, *, owner: str) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name, value in env.items():
+        place = f"{owner}.env.{name}"
+        if not is_variable(name):
+            reason = "is left out: loaders, interpreters or Kiwi itself obey this variable"
+            findings.warn(place, reason, "Start the server by a script of your own that sets it, if it needs it.")
+            continue
+        found[name] = protect(value, findings, name=name, stands_for=name, owner=owner, place=place)
+    return found
+
+
+def _arguments(args: tuple[str, ...], findings: ImportFindings, *, owner: str, place: str) -> tuple[str, ...]:
+    known = len(findings.secrets)
+    pairs = zip(("", *args), args, strict=False)
+    words = tuple(_argument(before, word, findings, owner=owner, place=place) for before, word in pairs)
+    if len(findings.secrets) > known:
+        fix = "If the server can read it from a variable, put it into `config.env` and take it out of `config.args`."
+        findings.warn(place, "holds a secret, and the words of a command are visible to every user", fix)
+    return words
+
+
+def _argument(before: str, word: str, findings: ImportFindings, *, owner: str, place: str) -> str:
+    header, assigned = _HEADER.fullmatch(word), _ASSIGNED.fullmatch(word)
+    if header and (before in _HEADER_FLAGS or names_secret(header[1])):
+        spelled = word[: -len(header[2])]
+        return spelled + protect_header(header[1], header[2], findings, owner=owner, place=place)
+    if _WEB.match(word):
+        return protect_url(word, findings, owner=owner, place=place)
+    name, value, lead = "", word, ""
+    if assigned:
+        name, value, lead = assigned[1], assigned[2], f"{assigned[1]}="
+    elif before.startswith("-") and not word.startswith("-"):
+        name = before
+    is_own = bool(assigned) and not name.startswith("-")
+    fallback = "url" if "://" in value else "secret"
+    stands_for = name if is_own else variable_name(owner, name.lstrip("-") or fallback)
+    return lead + protect(value, findings, name=name, stands_for=stands_for, owner=owner, place=place)

@@ -1,0 +1,70 @@
+"""Files of the owner: locked and atomic replacement."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+from kiwi_mcp.domain.errors import Unavailable
+
+_PATIENCE = 10.0
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Yield the function that replaces a file, under a lock. Read the file within the block, or it may be outdated."""
+    path = Path(os.path.realpath(path))  # a link in its place stays one
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        _lock(folder, path)
+        yield lambda data: _replace(path, data, folder)
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, data: bytes, folder: int) -> None:
+    """Replace the content of a file atomically: readers see the old or the new content, also after a power loss."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            draft.replace(path)
+            os.fsync(folder)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _lock(folder: int, path: Path) -> None:
+    end = monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() > end:
+                raise Unavailable(f"Another process is changing {path}.", suggestion="Try again.") from None
+            sleep(0.02)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"{path} cannot be written: {error.strerror or error}.",
+        suggestion=f"Give yourself write access to {path.parent}, or name another space with USER_SPACE.",
+    )

@@ -1,0 +1,198 @@
+"""Find the manifest in a file: data file, leading comment, Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Literal
+
+from msgspec import Struct, field
+
+from kiwi_mcp.data import FOLDER, parsed
+from kiwi_mcp.domain.errors import InvalidManifest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.directive import read_directive
+from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
+from kiwi_mcp.manifest.knowledge import read_front_matter
+from kiwi_mcp.manifest.python_source import legacy_words, may_be_item, read_python, shifted
+from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
+from kiwi_mcp.manifest.yaml import read_yaml, syntax_fault
+
+MAX_LEAD = 64_000
+"""How many characters at the start of a file are searched for metadata."""
+
+_KEY = re.compile(r"^(?:tool_id|tool_type)[ \t]*:", re.MULTILINE)
+_SIGNED = re.compile(r"(?:kiwi-mcp:validated|rye:signed):")
+
+
+class Embedded(Struct, frozen=True):
+    """What a code file says about itself."""
+
+    value: JsonObject
+    lines: Mapping[str, int] = field(default_factory=dict)
+    issues: tuple[Issue, ...] = ()
+
+
+class Comments(Struct, frozen=True):
+    """The marks of one language: what begins a comment line, and what surrounds a block."""
+
+    line: str
+    block: tuple[str, str] | None = None
+
+
+def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool = False) -> Embedded | None:
+    """Return the metadata a code file holds, or None where it is no item. Nothing in the file is run."""
+    if suffix == ".py":
+        return _read_python(text, what, is_legacy_script)
+    for start, block in _leading_comments(text[:MAX_LEAD], comments_of(suffix)):
+        if _KEY.search(block) is None:
+            continue
+        try:
+            document = read_yaml(block, what=what)
+        except InvalidManifest as error:
+            raise InvalidManifest(what, [shifted(issue, start) for issue in error.issues]) from None
+        lines = {place: line + start for place, line in document.lines.items()}
+        return Embedded(as_object(document.value), lines)
+    return None
+
+
+def _read_python(text: str, what: str, is_legacy_script: bool) -> Embedded | None:
+    if not is_legacy_script and not may_be_item(text):
+        return None
+    source = read_python(text, what=what)
+    if is_legacy_script:
+        return Embedded(legacy_words(source), source.lines, tuple(source.issues))
+    return Embedded(source.value, source.lines, tuple(source.issues)) if source.is_item else None
+
+
+@cache
+def _languages() -> Mapping[str, Comments]:
+    path = FOLDER / "languages.yaml"
+    text = path.read_text(encoding="utf-8")
+    table = parsed(text) or as_object(read_yaml(text, what=path.name).value)
+    return {suffix: _comments(as_object(words)) for suffix, words in table.items()}
+
+
+def _comments(words: JsonObject) -> Comments:
+    marks = [as_text(mark) for mark in as_list(words.get("block"))]
+    return Comments(as_text(words.get("line")), (marks[0], marks[1]) if marks else None)
+
+
+def comments_of(suffix: str) -> Comments:
+    """Return the comment marks of files with a suffix."""
+    return _languages().get(suffix, Comments("#"))
+
+
+def _leading_comments(text: str, marks: Comments) -> Iterator[tuple[int, str]]:
+    """Yield each comment before the first line of code, as the number of lines before it and its text."""
+    lines = text.splitlines()
+    at = 1 if lines and lines[0].startswith("#!") else 0
+    while at < len(lines):
+        line = lines[at].strip()
+        if not line or _SIGNED.search(line):
+            at += 1
+        elif marks.block is not None and line.startswith(marks.block[0]):
+            end = _end_of_block(lines, at, marks.block)
+            yield at, _inside(lines[at : end + 1], marks.block)
+            at = end + 1
+        elif marks.line and line.startswith(marks.line):
+            end = at
+            while end < len(lines) and lines[end].strip().startswith(marks.line):
+                end += 1
+            yield at, dedent("\n".join(part.strip().removeprefix(marks.line) for part in lines[at:end]))
+            at = end
+        else:
+            return
+
+
+def _end_of_block(lines: list[str], start: int, marks: tuple[str, str]) -> int:
+    for at in range(start, len(lines)):
+        rest = lines[at].strip().removeprefix(marks[0]) if at == start else lines[at]
+        if marks[1] in rest:
+            return at
+    return len(lines) - 1
+
+
+def _inside(lines: list[str], marks: tuple[str, str]) -> str:
+    body = "\n".join(lines).strip()
+    body = (
+        body.removeprefix(marks[0]).rpartition(marks[1])[0]
+        if marks[1] in body[len(marks[0]) :]
+        else body[len(marks[0]) :]
+    )
+    parts = body.split("\n")
+    if all(part.lstrip().startswith("*") for part in parts[1:] if part.strip()):
+        parts = [part.lstrip().removeprefix("*") for part in parts]
+    # The opening mark keeps its line, so that line numbers stay those of the file.
+    return (
+        "\n".join(("", dedent("\n".join(parts[1:])))) if not parts[0].strip("*! ") else dedent("\n".join(parts)).strip()
+    )
+
+
+Placement = Literal["manifest", "embedded", "text"]
+
+_READERS = {".yaml": read_yaml, ".yml": read_yaml, ".json": read_json, ".toml": read_toml}
+_YAML = (".yaml", ".yml")
+_MARKS = ("tool_id", "tool_type", "executor", "executor_id")
+"""Any of these at the top makes a data file an item; a `package.json` beside a tool has none."""
+
+
+class SourceManifest(Struct, frozen=True):
+    """A manifest as it was authored, the lines of its parts, and which placement it has."""
+
+    value: JsonObject
+    placement: Placement
+    lines: Mapping[str, int] = field(default_factory=dict)
+    issues: tuple[Issue, ...] = ()
+
+
+def read_manifest(
+    path: Path, text: str, *, sheets: TypeSpecs | None = None, is_legacy_script: bool = False
+) -> SourceManifest | None:
+    """Return the manifest in a file, or None if it is no item. Nothing in it is run."""
+    suffix = path.suffix.lower()
+    if suffix in _READERS:
+        return _read_data(path, suffix, text)
+    if suffix == ".md":
+        return _read_markdown(path, text, sheets or load_type_specs())
+    found = read_embedded(suffix, text, what=path.name, is_legacy_script=is_legacy_script)
+    if found is None:
+        return None
+    return SourceManifest(_with_entrypoint(found.value, path.name), "embedded", found.lines, found.issues)
+
+
+def _read_data(path: Path, suffix: str, text: str) -> SourceManifest | None:
+    is_tool_file = path.stem == "tool"
+    if not is_tool_file and not any(mark in text for mark in _MARKS):
+        if suffix in _YAML and (fault := syntax_fault(text, what=path.name)):
+            raise fault  # it may have been meant as an item, and its author has to see the error
+        return None
+    document: Document = _READERS[suffix](text, what=path.name)
+    if isinstance(document.value, Mapping) and (is_tool_file or any(mark in document.value for mark in _MARKS)):
+        return SourceManifest(document.value, "manifest", document.lines)
+    if is_tool_file:
+        raise refuse(path.name, "is not a mapping", "Write `tool_id`, `tool_type` and `version` as keys.", line=1)
+    return None
+
+
+def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest | None:
+    found = sheets.written_as(path, text)
+    if found is None:
+        return None
+    spec, format_ = found
+    if format_.reader == "directive":
+        value = read_directive(text, what=path.name)
+    else:
+        value = read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
+    return SourceManifest({**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text")
+
+
+def _with_entrypoint(value: JsonObject, name: str) -> JsonObject:
+    """Return embedded metadata that says which file it was found in: the file is its own entrypoint."""
+    if "entrypoint" in value or "entrypoint" in as_object(value.get("config")):
+        return value
+    return {**value, "entrypoint": name}

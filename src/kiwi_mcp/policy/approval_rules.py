@@ -1,0 +1,138 @@
+"""Why the owner is asked; which rule answers. The gate itself, its question and its verb stay in kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from kiwi_mcp.domain.globs import fits_host, fits_item, fits_path
+from kiwi_mcp.domain.isolation import Provenance
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import as_list, as_object, text_of
+from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
+from kiwi_mcp.domain.records import ApprovalRule, Effects
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LAX = frozenset({"trusted", "standard"})
+"""The levels that keep a process from nothing that the owner could change."""
+_NOTHING = Effects()
+_OF_PROJECT = "project/"
+_STRANGE = frozenset({"unknown", "known_publisher", "mcp_server"})
+_FIRST_RUN: Mapping[Provenance, str] = {
+    "model_written": "a model wrote",
+    "unknown": "nobody is known to have signed",
+    "known_publisher": "a publisher wrote",
+}
+"""The origins of content that waits for the owner before its first run, in words."""
+ANYWHERE = "/"
+
+
+def effects_of(plan: Plan, chain: Chain) -> Effects:
+    """Return which of the owner's files a plan may change, and where it may send data."""
+    if isinstance(plan.spec, HttpSpec):
+        return Effects(sends=(_host(plan.spec),)) if _sends(plan, plan.spec, chain) else _NOTHING
+    if isinstance(plan.spec, ReadSpec) or plan.only_reads:
+        return _NOTHING
+    if plan.profile is not None and plan.profile.level not in _LAX:
+        return Effects(plan.profile.writable, plan.profile.hosts)
+    # Nothing keeps it to what it asks for, so that its own word has to do.
+    is_changing = chain.tool.manifest.mutates_state or bool(chain.needs.write)
+    return Effects((ANYWHERE,) if is_changing else (), chain.needs.hosts)
+
+
+def returns_untrusted_text(plan: Plan, chain: Chain) -> bool:
+    """Whether the output of a plan is untrusted text: from a server, the network, or code without a trusted signer."""
+    if isinstance(plan.spec, HttpSpec) or chain.traits[0].defined_by == "server":
+        return True
+    return plan.profile is not None and (bool(plan.profile.hosts) or plan.profile.provenance in _STRANGE)
+
+
+def writes_and_sends(touches: Effects) -> bool:
+    """Whether a plan may both change the owner's files and send data out."""
+    return bool(touches.writes and touches.sends)
+
+
+def installed(plan: Plan) -> tuple[str, ...]:
+    """Return the packages that are installed for a plan."""
+    return tuple(map(text_of, as_list(as_object(plan.facts.get("environment")).get("packages"))))
+
+
+def waits_first(origin: Provenance, touches: Effects) -> bool:
+    """Whether content of an origin waits for the owner before its first run, in a plan that touches this."""
+    return origin == "model_written" or (bool(touches.sends) and origin in _FIRST_RUN)
+
+
+def reasons(
+    touches: Effects, first_runs: Collection[Provenance], *, is_tainted: bool = False, packages: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return why the owner is asked, a phrase each; nothing where the plan need not wait.
+
+    `first_runs` are the origins of the content in it that the owner never let run.
+    """
+    response: list[str] = []
+    if is_tainted:
+        response.append("was called after words from outside were read")
+    response += [
+        f"runs for the first time what {words}" for origin, words in _FIRST_RUN.items() if origin in first_runs
+    ]
+    if first_runs and packages:
+        response.append(f"installs packages for that: {', '.join(packages)}")
+    if ANYWHERE in touches.writes:
+        response.append("changes things, and is not held in a sandbox")
+    if paths := [path for path in touches.writes if path != ANYWHERE]:
+        response.append(f"may change {', '.join(paths)}")
+    if touches.sends:
+        response.append(f"may send data to {', '.join(touches.sends)}")
+    return tuple(response)
+
+
+def matching_rule(
+    rules: Iterable[ApprovalRule], plan: Plan, touches: Effects, *, actor: str, project: str, content: str, now: int
+) -> ApprovalRule | None:
+    """Return a rule that says yes to a plan in a project already, for the content it has, at a time in milliseconds."""
+    holding = (rule for rule in rules if _holds(rule, actor, project, content, now))
+    return next((rule for rule in holding if _covers(rule, plan, touches)), None)
+
+
+def is_of_project(item: str) -> bool:
+    """Whether a name, or a pattern of names, is about items of a project: they are other ones in each."""
+    return item.startswith(_OF_PROJECT)
+
+
+def _holds(rule: ApprovalRule, actor: str, project: str, content: str, now: int) -> bool:
+    return (
+        (rule.expires_at is None or now < rule.expires_at)
+        and rule.actor in {"", actor}
+        and rule.digest in {"", content}
+        and (rule.project == project or not (rule.project or is_of_project(rule.item)))
+    )
+
+
+def _covers(rule: ApprovalRule, plan: Plan, touches: Effects) -> bool:
+    return (
+        fits_item(rule.item, plan.identity)
+        and _begins(rule.argv, plan)
+        and (not (rule.paths or rule.hosts or rule.digest) or _is_within(rule, touches))
+    )
+
+
+def _begins(argv: tuple[str, ...], plan: Plan) -> bool:
+    return not argv or (isinstance(plan.spec, ProcessSpec) and plan.spec.argv[: len(argv)] == argv)
+
+
+def _is_within(rule: ApprovalRule, touches: Effects) -> bool:
+    """Whether a rule that names paths or hosts names all that is touched."""
+    return all(any(fits_path(glob, path) for glob in rule.paths) for path in touches.writes) and all(
+        any(fits_host(glob, host) for glob in rule.hosts) for host in touches.sends
+    )
+
+
+def _sends(plan: Plan, spec: HttpSpec, chain: Chain) -> bool:
+    if chain.server:
+        return not plan.only_reads
+    # A variable in a request sends the owner's data out, with any method.
+    return bool(plan.variables) or spec.method.upper() not in _SAFE_METHODS or spec.stream == "websocket"
+
+
+def _host(spec: HttpSpec) -> str:
+    return urlsplit(spec.url).netloc.rpartition("@")[2] or spec.url

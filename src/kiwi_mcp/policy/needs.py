@@ -1,0 +1,389 @@
+"""Declared needs and command files → what the sandbox is given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import PolicyDenied, Unavailable
+from kiwi_mcp.domain.globs import address_of, fits_path
+from kiwi_mcp.domain.grants import EVERYWHERE, Allow, Deny, ResourceKind, Rights, Rules, Verdict, match_rules
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Needs, together
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.policy.path_rules import (
+    MOST_ENTRIES,
+    NEAR,
+    ProtectedFiles,
+    TooMany,
+    anchored,
+    below,
+    is_outside,
+    is_pattern,
+    is_secret,
+    placed,
+    protected_files,
+)
+from kiwi_mcp.primitives.http.addresses import refusal
+from kiwi_mcp.sandbox.command_files import files_of_command, is_too_wide, script_in
+from kiwi_mcp.sandbox.levels import base_profile
+
+_LOCAL = ("localhost", "localhost.localdomain")
+_FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
+
+
+class ProcessAccess(Struct, frozen=True):
+    """The owner's resources that a process may access, with the field names of its sandbox base."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    denied_hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What could not be looked through to its end."""
+
+
+NOTHING = ProcessAccess()
+
+
+def reach(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
+    """Return the access that a process needs, or refuse it with the rule that denies it.
+
+    Each path is given completely or not at all. Paths inside a folder that rules deny are hidden, or read-only.
+    """
+    for command in needs.commands:
+        _demand(rights, "command", command)
+    files = _files(needs, rights, space) if needs.read or needs.write else NOTHING
+    if not needs.hosts:
+        return files
+    for host in needs.hosts:
+        _demand(rights, "host", host)
+        refuse_private_host(rights, host)
+    hosts = rights.hosts
+    return replace(files, hosts=needs.hosts, denied_hosts=hosts.deny, private_hosts=hosts.allow)
+
+
+def _files(needs: Needs, rights: Rights, space: Space) -> ProcessAccess:
+    rules = _FileRules(rights, space)
+    readable = [path for text in needs.read if os.path.lexists(path := rules.given("read", text))]
+    wanted = {rules.given("write", text): text for text in needs.write}
+    writable = [path for path in wanted if os.path.lexists(path)]
+    _refuse_absent(wanted, writable)
+    hidden = [path for folder in (*readable, *writable) for path in rules.inside("read", folder)]
+    kept = [path for folder in writable for path in rules.inside("write", folder) if path not in hidden]
+    return rules.reach([*readable, *kept], writable, hidden)
+
+
+def seen(
+    named: Mapping[str, Sequence[str]],
+    programs: Sequence[str],
+    profile: SandboxProfile,
+    rights: Rights,
+    space: Space,
+    *,
+    is_owners: bool,
+) -> ProcessAccess:
+    """Return the access that a command gets, or refuse it.
+
+    `named` are the paths that the command names, each with the files around it. `programs` are the files that its
+    program needs. `profile` is the base with the access that it already has. A command that the owner did not write may
+    only name paths in the project and paths that it declares.
+    """
+    rules = _FileRules(rights, space)
+    readable = [
+        one for path, around in named.items() for one in rules.around(path, around, profile, is_owners=is_owners)
+    ]
+    readable += rules.unrefused(programs)
+    hidden = [path for folder in readable for path in rules.inside("read", folder, is_declared=False)]
+    return rules.reach(readable, (), hidden)
+
+
+def path_verdicts(kind: ResourceKind, text: str, rights: Rights, space: Space) -> tuple[Verdict, ...]:
+    """Return the verdict of each grant on a path that is needed."""
+    return _FileRules(rights, space).verdicts(kind, text)
+
+
+class _FileRules:
+    """The rules about files of all grants, with every path from the root."""
+
+    def __init__(self, rights: Rights, space: Space) -> None:
+        self._project = os.path.realpath(space.project)
+        self._cache = os.path.realpath(space.cache)
+        self._own = tuple(dict.fromkeys((str(space.user), os.path.realpath(space.user), self._cache)))
+        self._kept: dict[str, ProtectedFiles] = {}
+        self._rules: dict[ResourceKind, tuple[tuple[str, Rules], ...]] = {
+            kind: tuple(
+                (grant.name, self._placed(self._beside(grant.rules(kind)) if place == 0 else grant.rules(kind)))
+                for place, grant in enumerate(rights.grants)
+            )
+            for kind in ("read", "write")
+        }
+
+    def given(self, kind: ResourceKind, text: str) -> str:
+        """Return the path of a need, if it may be given."""
+        path = self._path(text)
+        self._refuse_own(path, text)
+        if kind == "write":
+            self._refuse_obeyed(path, text)
+        self._refuse_denied(kind, path)
+        return path
+
+    def around(self, path: str, around: Sequence[str], profile: SandboxProfile, *, is_owners: bool) -> Sequence[str]:
+        """Return the files to give around a path that a command names; none if the path is given already."""
+        if _is_below(path, (*profile.readable, *profile.writable)) or self._is_own(path):
+            return ()
+        if not _is_below(path, [self._project]) and (not is_owners or is_private(path)):
+            raise PolicyDenied(
+                f"Its command names {path!r}, which is not of the project, and which it does not declare.",
+                suggestion=f"If the owner means it, declare it: `needs: {{read: [{path}]}}`.",
+                path=path,
+            )
+        return self.unrefused(around)
+
+    def unrefused(self, paths: Sequence[str]) -> Sequence[str]:
+        """Return paths that need no rule which allows them, without Kiwi's own; one that a rule denies is refused."""
+        for path in paths:
+            for name, rules in self._rules["read"]:
+                if refused := next((rule for rule in rules.deny if fits_path(rule, path)), None):
+                    raise _denied("read", path, refused, name)
+        return [path for path in paths if not self._is_own(path)]
+
+    def verdicts(self, kind: ResourceKind, text: str) -> tuple[Verdict, ...]:
+        """Return the verdict of each grant on a path."""
+        path = self._path(text)
+        self._refuse_own(path, text)
+        if kind == "write":
+            self._refuse_obeyed(path, text)
+        return tuple(
+            Allow(name, match_rules(rules, kind, path)[1])
+            if (refused := rules.match(path, kind)) is None
+            else Deny(_denied(kind, path, refused, name).message, refused, name)
+            for name, rules in self._rules[kind]
+        )
+
+    def inside(self, kind: ResourceKind, folder: str, *, is_declared: bool = True) -> Iterator[str]:
+        """Yield the paths below a given folder that must not be given with it, because of a rule or of their name.
+
+        In a folder that is only named by a command, these include the credentials of package managers.
+        """
+        if not os.path.isdir(folder):  # noqa: PTH112 - text, as all that is on the way of every call
+            return
+        denied = dict.fromkeys(rule for _, rules in self._rules[kind] for rule in rules.deny)
+        try:
+            if folder not in self._kept:
+                self._kept[folder] = protected_files(folder, base_profile().stays_below)
+            kept = self._kept[folder]
+            named = kept.obeyed if kind == "write" else (*kept.secrets, *self._own)
+            logins = () if is_declared else kept.credentials
+            for path in (*named, *logins, *(path for path, _ in below(folder, denied, MOST_ENTRIES))):
+                # What a link leads to is what it keeps; the link itself shows nothing that is not given.
+                real = os.path.realpath(path)
+                if Path(real).is_relative_to(folder) and os.path.lexists(real):
+                    yield real
+        except TooMany:
+            raise PolicyDenied(
+                f"{folder!r} holds too many files to find those that must not be given with it.",
+                suggestion="Let the item need a smaller folder, or deny folders by their names, without `**`.",
+            ) from None
+
+    def reach(self, readable: Sequence[str], writable: Sequence[str], hidden: Sequence[str]) -> ProcessAccess:
+        """Return the access, with a warning for each folder that was not searched completely."""
+        warnings = tuple(
+            f"{folder!r} holds more than {MOST_ENTRIES:,} files: deeper than {NEAR} folders down, `.env` files are not "
+            "hidden in it, and what other programs obey is not held"
+            for folder, kept in self._kept.items()
+            if not kept.is_whole
+        )
+        given, written, kept_from = (tuple(dict.fromkeys(paths)) for paths in (readable, writable, hidden))
+        return ProcessAccess(given, written, kept_from, warnings=warnings)
+
+    def _path(self, text: str) -> str:
+        plain = text.removesuffix("/**").removesuffix("/") or "/"
+        if plain in {"**", "."}:
+            return self._project
+        path = os.path.normpath(placed(plain, self._project))
+        if not is_pattern(plain):
+            raise PolicyDenied(f"{text!r} names no files that could be given.", suggestion="Write it without `..`.")
+        if (real := os.path.realpath(path)) != path:
+            raise PolicyDenied(
+                f"{text!r} leads through a link to {real!r}, and links are not followed.",
+                suggestion="Name in `needs` what the link leads to.",
+            )
+        return path
+
+    def _is_own(self, path: str) -> bool:
+        """Whether a path is Kiwi's own; where there is no project, an empty folder of the cache stands for one."""
+        if not _is_below(path, self._own):
+            return False
+        return not (_is_below(path, [self._project]) and _is_below(self._project, [self._cache]))
+
+    def _refuse_own(self, path: str, text: str) -> None:
+        if self._is_own(path):
+            raise PolicyDenied(
+                f"{text!r} is in Kiwi's own folder, which nothing is given.",
+                suggestion="Let the item need a folder of the project, or of your home.",
+            )
+        if is_secret(Path(path).name):
+            raise PolicyDenied(
+                f"{text!r} holds secrets, which are given by name and not by file.",
+                suggestion="Declare the variables: `variables: [NAME]` under `config`, or `${NAME}`.",
+            )
+
+    def _refuse_obeyed(self, path: str, text: str) -> None:
+        # The project itself may lie in such a folder, as work trees of editors do.
+        inner = Path(path).relative_to(self._project) if _is_below(path, [self._project]) else Path(path)
+        if name := next((part for part in inner.parts if base_profile().is_protected(part)), None):
+            raise PolicyDenied(
+                f"{text!r} is of {name!r}, which other programs run or obey, and which nothing is given to change.",
+                suggestion="Let the item need another folder to write to; `needs.read` may name it.",
+            )
+
+    def _refuse_denied(self, kind: ResourceKind, path: str) -> None:
+        for name, rules in self._rules[kind]:
+            refused = rules.match(path, kind)
+            if refused is not None:
+                raise _denied(kind, path, refused, name)
+        # A writable path is readable as well, without a rule that allows it; a rule that denies reading still applies.
+        for name, rules in self._rules["read"] if kind == "write" else ():
+            if refused := rules.match(path, "read"):
+                raise _denied("read", path, refused, name)
+
+    def _beside(self, rules: Rules) -> Rules:
+        """Return the owner's rules; a list of places that are all outside of the project leaves that as it is."""
+        is_beside = bool(rules.allow) and all(is_outside(pattern, self._project) for pattern in rules.allow)
+        return replace(rules, allow=(*EVERYWHERE.allow, *rules.allow)) if is_beside else rules
+
+    def _placed(self, rules: Rules) -> Rules:
+        return Rules(*(tuple(self._all(patterns)) for patterns in (rules.allow, rules.deny)))
+
+    def _all(self, patterns: Iterable[str]) -> Iterator[str]:
+        for pattern in patterns:
+            yield from anchored(pattern, self._project)
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def is_private(path: str) -> bool:
+    """Whether a path is in a folder of the home that is hidden, as those with keys and settings are."""
+    home = os.path.realpath(Path.home())
+    return path.startswith(f"{home}/.")
+
+
+def _refuse_absent(wanted: Mapping[str, str], writable: Iterable[str]) -> None:
+    """Refuse a path that is to be written and is not there, unless it would lie in a folder that is."""
+    for path, text in wanted.items():
+        if not any(Path(path).is_relative_to(folder) for folder in writable):
+            raise Unavailable(
+                f"{text!r}, which the item needs to write, is not there.",
+                suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
+                path=path,
+            )
+
+
+def _demand(rights: Rights, kind: ResourceKind, resource: str) -> None:
+    match rights.verdict(kind, resource):
+        case Deny(reason=reason, rule=rule, grant=grant):
+            raise PolicyDenied(f"It needs what it may not have: {reason}.", suggestion=_FIX, rule=rule, grant=grant)
+
+
+def refuse_private_host(rights: Rights, host: str) -> None:
+    """Refuse an address that is not public and that the owner did not name; what names lead to is seen later."""
+    name, _, port = host.strip("[").replace("]", "").rpartition(":") if _has_port(host) else (host, "", "")
+    is_local = name in _LOCAL
+    if not is_local and address_of(name) is None:
+        return
+    shown = "127.0.0.1" if is_local else name
+    number = int(port) if port.isdigit() else 0
+    if refusal(shown, host=name, port=number, granted=rights.hosts.allow):
+        raise PolicyDenied(
+            f"It needs {host!r}, which is not on the public network.",
+            suggestion=f"If the owner means it, add {host!r} to `hosts.allow` in policy.yaml of the user space.",
+        )
+
+
+def _has_port(host: str) -> bool:
+    return host.count(":") == 1 or "]:" in host
+
+
+def _denied(kind: ResourceKind, path: str, rule: str, grant: str) -> PolicyDenied:
+    why = f"the rule {rule!r} of {grant} denies it" if rule else f"no rule of {grant} allows it"
+    wanted = f"files.{kind}.allow"
+    return PolicyDenied(
+        f"It needs to {kind} {path!r}, and {why}.",
+        suggestion=_FIX if rule else f"If the owner means it, add {path!r} to `{wanted}`. {_FIX}",
+        rule=rule,
+        grant=grant,
+    )
+
+
+_WORDS = {
+    "read": "read",
+    "write": "change",
+    "hosts": "reach",
+    "commands": "start",
+    "client": "ask the clients that call it for",
+}
+
+
+def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
+    """Return the needs that a command implies: an existing absolute path is a folder to change or a file to read.
+
+    The file that it runs is readable without being named, unless it is in a hidden folder of the home. A whole home
+    folder is too wide and is never given.
+    """
+    if config.get("transport") != "stdio":
+        return Needs()
+    argv = (as_text(config.get("command")), *map(text_of, as_list(config.get("args"))))
+    spec = ProcessSpec(argv, cwd="/", env={})
+    script = script_in(spec)
+    words = [word for place, word in enumerate(argv) if place and place != script]
+    values = map(text_of, as_object(config.get("env")).values())
+    named = files_of_command(spec, has_folder=False).named
+    read = [folder for path, around in named.items() if is_private(path) for folder in around]
+    write: list[str] = []
+    for path in _paths((*words, *values)):
+        if is_too_wide(path):
+            fix = "Name the folders in it that it needs: `kiwi mcp allow NAME --write FOLDER`."
+            issues.append(Issue("needs", f"{path} is more than a server is given", fix, "warning"))
+        elif not base_profile().covers(str(path)):
+            (write if path.is_dir() else read).append(str(path))
+    # What lies in a folder that may be changed may be changed too.
+    only_read = [path for path in read if not any(Path(path).is_relative_to(folder) for folder in write)]
+    return Needs(read=tuple(dict.fromkeys(only_read)), write=tuple(dict.fromkeys(write)))
+
+
+def with_needs(manifest: JsonObject, *needs: Needs) -> JsonObject:
+    """Return a manifest that declares these needs besides its own."""
+    found = together((Needs.from_json(manifest.get("needs")), *needs)).to_json()
+    return {**manifest, "needs": found} if found else manifest
+
+
+def needs_told(needs: Needs) -> str:
+    """Return needs in words, for the end of a sentence; nothing where there are none."""
+    response = [f"{verb} {', '.join(asked)}" for word, verb in _WORDS.items() if (asked := getattr(needs, word))]
+    return f"; it may {' and '.join(response)}" if response else ""
+
+
+def _paths(words: Iterable[str]) -> Iterator[Path]:
+    """Yield the paths that are whole words, or follow on `=` in one, and are there; a link is followed to its end."""
+    for word in words:
+        text = word.rpartition("=")[2] if word.startswith("-") else word
+        if not text.startswith(("/", "~/")) or "${" in text:
+            continue
+        try:
+            path = Path(os.path.realpath(Path(text).expanduser()))
+            if path.is_dir() or path.is_file():
+                yield path
+        except (OSError, ValueError, RuntimeError):  # a word that only looks like a path
+            continue

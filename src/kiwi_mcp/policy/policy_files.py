@@ -1,0 +1,302 @@
+"""`policy.yaml` of the owner and `deployment.yaml` of the machine as grants; every unknown word an issue."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from stat import S_ISLNK
+from typing import TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.errors import InvalidManifest, PolicyDenied
+from kiwi_mcp.domain.grants import OWNER_POLICY, Deny, Grant, Rights, Rules
+from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.policy.authorize import read_conditions
+from kiwi_mcp.policy.path_rules import is_pattern, plain_path
+
+NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
+"""The keys with rules about names."""
+WORDS = (*NAMED, "files", "conditions")
+_RULE_WORDS = ("allow", "deny")
+_FILE_WORDS = ("read", "write")
+
+
+def read_grant(written: JsonObject, name: str, place: str, issues: list[Issue], start: Grant) -> Grant:
+    """Return a grant with the rules that are written, and those of `start` for all that they do not speak of."""
+    verbs, items, hosts, commands, variables, spawn = (
+        _rules(f"{place}{word}", written.get(word), issues, getattr(start, word)) for word in NAMED
+    )
+    files = written.get("files")
+    issues += unknown_words(files, _FILE_WORDS, f"{place}files")
+    by_file = as_object(files)
+    read, write = (
+        _paths(f"{place}files.{word}", by_file.get(word), issues, getattr(start, word)) for word in _FILE_WORDS
+    )
+    return replace(
+        start,
+        verbs=verbs,
+        items=items,
+        hosts=hosts,
+        commands=commands,
+        variables=variables,
+        spawn=spawn,
+        read=read,
+        write=write,
+        conditions=read_conditions(written.get("conditions"), f"{place}conditions", issues),
+        name=name,
+    )
+
+
+def unknown_words(written: Json, words: Collection[str], place: str) -> Iterator[Issue]:
+    """Yield the faults of a mapping: it is not a mapping, or it has unknown keys."""
+    listed = ", ".join(words)
+    if written is not None and not isinstance(written, Mapping):
+        yield Issue(place, "is not a mapping", f"Write words below it: {listed}.")
+    for word in as_object(written):
+        if word not in words:
+            fix = f"{did_you_mean(word, words)}Use one of: {listed}."
+            yield Issue(f"{place}.{word}".strip("."), "is not a known key", fix)
+
+
+def texts(place: str, written: Json, issues: list[Issue]) -> tuple[str, ...]:
+    """Return a list of texts; report any other value as an issue."""
+    values = as_list(written)
+    if (written is not None and not isinstance(written, list)) or not all(isinstance(v, str) for v in values):
+        issues.append(Issue(place, "is not a list of words", 'Write it as `["first", "second"]`.'))
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def _rules(place: str, written: Json, issues: list[Issue], start: Rules) -> Rules:
+    issues += unknown_words(written, _RULE_WORDS, place)
+    rules = as_object(written)
+    # Rules that only deny restrict what is allowed by default.
+    allow = texts(f"{place}.allow", rules["allow"], issues) if "allow" in rules else start.allow
+    return Rules(allow, texts(f"{place}.deny", rules.get("deny"), issues))
+
+
+def _paths(place: str, written: Json, issues: list[Issue], start: Rules) -> Rules:
+    rules = _rules(place, written, issues, start)
+    for pattern in (*rules.allow, *rules.deny):
+        if not is_pattern(pattern):
+            fix = "Write a path below the project, below `~/`, or an absolute one, without `..`."
+            issues.append(Issue(place, f"{pattern!r:.80} names no files", fix))
+    return Rules(tuple(map(plain_path, rules.allow)), tuple(map(plain_path, rules.deny)))
+
+
+_FileState: TypeAlias = tuple[int, ...]
+_RACY_NS = 50_000_000
+
+
+def _state_of(found: os.stat_result) -> _FileState:
+    """Return what tells two states of a file apart; nothing is equal to that of a file which was just written.
+
+    The clock of a file system ticks every few milliseconds, so two writes within one tick look alike.
+    """
+    now = time.time_ns()
+    young = now if now - found.st_ctime_ns < _RACY_NS else 0
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, young)
+
+
+def rule_files(user: Path) -> Sequence[str]:
+    """Return the files that hold the rules for a user: their own policy, and the deployments of this machine."""
+    named = os.environ.get("KIWI_DEPLOYMENT")
+    return (f"{user}/{FILE_NAME}", f"{SYSTEM_FOLDER}/{_NAME}", *([named] if named else []))
+
+
+SYSTEM_FOLDER = "/etc/kiwi"
+_NAME = "deployment.yaml"
+_DEPLOYMENT_KEYS = ("deployment", "items", "floor")
+_KINDS = ("local", "managed")
+_deployments: dict[Path, tuple[_FileState, Deployment]] = {}
+
+
+class Deployment(Struct, frozen=True):
+    """The rules of one file: which items are allowed, and the minimum isolation level of every process."""
+
+    grant: Grant
+    floor: Level | None = None
+    is_managed: bool = False
+
+
+def deployments() -> tuple[Deployment, ...]:
+    """Return the deployments that hold on this machine; all of them do, so that a file more only takes away."""
+    return tuple(one for path in _files() if (one := _at(path)) is not None and one.is_managed)
+
+
+def minimum() -> Level | None:
+    """Return the minimum isolation level of every process on this machine; None if no file sets one."""
+    levels = [one.floor for one in deployments() if one.floor is not None]
+    return strictest(levels) if levels else None
+
+
+def deployed(rights: Rights) -> Rights:
+    """Return rights in which the deployments of this machine have a say as well."""
+    found = deployments()
+    return Rights((*rights.grants, *(one.grant for one in found))) if found else rights
+
+
+def refuse_unlisted(identity: str) -> None:
+    """Refuse to bring an item here that a deployment does not list: `SOURCE/NAMESPACE/NAME@VERSION`."""
+    for one in deployments():
+        match one.grant.verdict("item", identity):
+            case Deny(reason=reason, rule=rule):
+                raise PolicyDenied(
+                    f"This is a managed deployment, and {reason}.",
+                    suggestion="Ask the administrator of this machine to add it to the list.",
+                    rule=rule,
+                    grant=one.grant.name,
+                )
+
+
+def _files() -> Iterator[Path]:
+    """Yield the deployment file of the machine, and the one that KIWI_DEPLOYMENT names; the rules of both apply."""
+    # On most machines there is not even the folder, and that is quickly seen on the way of every call.
+    if os.access(SYSTEM_FOLDER, os.F_OK):
+        yield Path(SYSTEM_FOLDER, _NAME)
+    if named := os.environ.get("KIWI_DEPLOYMENT"):
+        yield Path(named)
+
+
+def _at(path: Path) -> Deployment | None:
+    try:
+        state = _state_of(path.stat())
+        known = _deployments.get(path)
+        if known is None or known[0] != state:
+            known = _deployments[path] = state, _parse_deployment(path)
+    except FileNotFoundError:
+        if path == Path(SYSTEM_FOLDER, _NAME) and not path.is_symlink():
+            return None
+        raise _unreadable_deployment(path, "it is not there") from None  # the file is expected to contain rules
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable_deployment(path, str(error)) from error
+    return known[1]
+
+
+def _parse_deployment(path: Path) -> Deployment:
+    value = read_yaml(path.read_text(encoding="utf-8"), what=path.name).value
+    written, issues = as_object(value), [*unknown_words(value, _DEPLOYMENT_KEYS, "")]
+    kind, floor = written.get("deployment"), written.get("floor")
+    if kind not in _KINDS:
+        issues.append(Issue("deployment", "does not say which", f"Write one of: {', '.join(_KINDS)}."))
+    if floor is not None and floor not in LEVELS:
+        issues.append(Issue("floor", "is not a level of isolation", f"Write one of: {', '.join(LEVELS)}."))
+    grant = read_grant(written, f"the deployment ({path.name})", "", issues, Grant(is_whole=True))
+    if issues:
+        raise InvalidManifest(f"The deployment {path}", issues)
+    level = next((level for level in LEVELS if level == as_text(floor)), None)
+    return Deployment(grant, level, is_managed=kind == "managed")
+
+
+def _unreadable_deployment(path: Path, reason: str) -> InvalidManifest:
+    is_named = path != Path(SYSTEM_FOLDER, _NAME)
+    fix = "Fix it, or unset KIWI_DEPLOYMENT." if is_named else "Ask the administrator of this machine to fix it."
+    issue = Issue("", f"cannot be read: {reason}", fix)
+    return InvalidManifest(f"The deployment {path}", [issue])
+
+
+FILE_NAME = OWNER_POLICY
+_POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors")
+_CHECKPOINTS = ("auto", "explicit", "disabled")
+
+_policies: dict[str, tuple[_FileState | None, Policy]] = {}
+
+
+class Policy(Struct, frozen=True):
+    """What the owner allows all callers and each one, and the folders of other users that may be projects."""
+
+    grant: Grant = field(default_factory=Grant)
+    roots: tuple[Path, ...] = ()
+    checkpoint: str = ""
+    """When runs that change files get a checkpoint, overriding their items: `auto`, `explicit` or `disabled`."""
+    actors: Mapping[str, Grant] = field(default_factory=dict)
+    """Further rules for the callers with these names."""
+
+
+def owner_policy(user: Path) -> Policy:
+    """Return the policy of a user space; read again only when the file changed."""
+    path = f"{user}/{FILE_NAME}"
+    stat = _stat(path)
+    known = _policies.get(path)
+    if known is None or known[0] != stat:
+        known = _policies[path] = (stat, _parse_policy(Path(path)) if stat else Policy())
+    return known[1]
+
+
+def _stat(path: str) -> _FileState | None:
+    try:
+        found = os.lstat(path)
+        if S_ISLNK(found.st_mode):
+            found = _behind(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # where there is no space, there is no policy in it
+    except OSError as error:
+        raise _unreadable(error) from error
+    return _state_of(found)
+
+
+def _behind(path: str) -> os.stat_result:
+    """Return the status of a link's target. A broken link may be the owner's policy on a disk that is not mounted."""
+    try:
+        return os.stat(path)  # noqa: PTH116 - text, as all that is on the way of every call
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def _parse_policy(path: Path) -> Policy:
+    try:
+        value = read_yaml(path.read_text(encoding="utf-8"), what=FILE_NAME).value
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from error
+    written = as_object(value)
+    issues = [*unknown_words(value, _POLICY_KEYS, "")]
+    grant = read_grant(written, FILE_NAME, "", issues, Grant())
+    folders = tuple(Path(text).expanduser() for text in texts("roots", written.get("roots"), issues))
+    actors = _actors(written.get("actors"), issues)
+    checkpoint = written.get("checkpoint", "")
+    if checkpoint and checkpoint not in _CHECKPOINTS:
+        issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(_CHECKPOINTS)}."))
+    # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
+    if issues:
+        raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
+    return Policy(grant, folders, as_text(checkpoint), actors)
+
+
+def _actors(written: Json, issues: list[Issue]) -> Mapping[str, Grant]:
+    if written is not None and not isinstance(written, Mapping):
+        issues.append(Issue("actors", "is not a mapping", "Write the name of a token, and its rules below it."))
+    return {name: _actor(name, rules, issues) for name, rules in as_object(written).items()}
+
+
+def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:
+    place = f"actors.{name}"
+    issues += unknown_words(written, WORDS, place)
+    rules = as_object(written)
+    grant = read_grant(rules, f"{FILE_NAME} for {name}", f"{place}.", issues, Grant())
+    # This narrows the rules for all callers: only listed hosts remain, and items that an allow list does not name are
+    # hidden from this actor.
+    return replace(
+        grant,
+        is_public="allow" not in as_object(rules.get("hosts")),
+        is_secretive="allow" in as_object(rules.get("items")),
+        read=_as_above(grant.read, rules, "read"),
+        write=_as_above(grant.write, rules, "write"),
+    )
+
+
+def _as_above(found: Rules, written: JsonObject, word: str) -> Rules:
+    """Return rules for files that leave to the owner's what they do not speak of, also outside the project."""
+    is_said = "allow" in as_object(as_object(written.get("files")).get(word))
+    return found if is_said else replace(found, allow=(*found.allow, "/**"))
+
+
+def _unreadable(error: Exception) -> InvalidManifest:
+    issue = Issue("", f"cannot be read: {error}", "Make it a text file that you can read.")
+    return InvalidManifest(f"The owner's {FILE_NAME}", [issue])

@@ -1,0 +1,146 @@
+"""Delivery: the values that a call is given, from their places or from the store of secrets, where they may go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.isolation import Provenance
+from kiwi_mcp.domain.items import SUBPROCESS, Chain
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.policy.isolation import IsolationDecision, Judge, default_isolation
+from kiwi_mcp.primitives.secrets.grants import SecretRecipient, StoredSecret, refuse_holder, refuse_untrusted
+from kiwi_mcp.primitives.secrets.reveal import FoundVariable, Revealed, Variables
+
+STORE = "the store of secrets"
+"""Where `why` says that a stored secret comes from."""
+_FOLDER = "secrets"
+_DOUBTFUL: frozenset[Provenance] = frozenset({"model_written", "unknown"})
+"""Items of these origins get variables only through a grant, and a change of such an item ends its grants."""
+
+
+class Values(Protocol):
+    """The store of secrets, as far as calls look into it."""
+
+    def all(self) -> Mapping[str, StoredSecret]:
+        """Return every secret by its name."""
+
+    def value(self, stored: StoredSecret) -> Secret:
+        """Return the value of a secret."""
+
+
+def vault_folder(user: Path) -> Path:
+    """Return the folder of the store of secrets."""
+    return user / "state" / _FOLDER
+
+
+_vaults: dict[Path, Values] = {}
+
+
+def vault_of(user: Path) -> Values | None:
+    """Return the store of secrets of a user; None where there is none, which costs nothing to find out."""
+    folder = vault_folder(user)
+    if not os.path.isdir(folder):  # noqa: PTH112 - quicker, on the way of every call with variables
+        return None
+    if folder not in _vaults:
+        # Only who has a store waits for what opens it.
+        key = import_module("kiwi_mcp.primitives.secrets.store_key").vault_key(folder.parent)
+        _vaults[folder] = import_module("kiwi_mcp.primitives.secrets.store").SecretStore(folder, key)
+    return _vaults[folder]
+
+
+def holder_of(
+    chain: Chain, space: Space, judge: Judge = default_isolation, *, is_accepted: bool | None = None
+) -> SecretRecipient:
+    """Return who gets the secrets of a chain: its item, or the server of the item, which declares them.
+
+    `is_accepted` says whether the owner accepted a server as it is, which makes its manifest trusted; it is None for
+    items without a server.
+    """
+    holding = judge(chain.server or chain)
+    receiver = (chain.server or chain).tool
+    untrusted = [floor for floor in holding.floors if floor.provenance in _DOUBTFUL]
+    return SecretRecipient(
+        _unversioned(receiver.identity),
+        str(space.project),
+        chain.primitive.id == SUBPROCESS,
+        receiver.digest,
+        holding.floors[0].provenance not in _DOUBTFUL,
+        () if is_accepted else tuple(_unversioned(floor.identity) for floor in untrusted),
+        _how_to_trust(receiver.id, holding, is_server=is_accepted is not None),
+    )
+
+
+def _how_to_trust(name: str, holding: IsolationDecision, *, is_server: bool) -> str:
+    """Return what the owner can do so that an item, or a server, may get variables."""
+    if not holding.is_looked_up:
+        return "The store could not be read, so it is not known who wrote it: `kiwi doctor` says why; then try again."
+    if is_server:
+        return f"Look at the server: `kiwi mcp diff {name}`. If it is right, the owner types `kiwi mcp accept {name}`."
+    wanted = [floor.identity for floor in holding.floors if floor.provenance in _DOUBTFUL]
+    if any(identity.startswith("registry/") for identity in wanted):
+        return "Read it, then trust the key of its publisher: `kiwi key trust NAMESPACE KEY`."
+    signs = ", ".join(f"`kiwi sign {_unversioned(identity).rpartition('/')[2]}`" for identity in wanted)
+    return f"If it is yours, read it and sign it: {signs}."
+
+
+def _unversioned(identity: str) -> str:
+    return identity.partition("@")[0]
+
+
+def held(names: Collection[str], user: Path) -> Mapping[str, StoredSecret]:
+    """Return those of some names that the store holds."""
+    vault = vault_of(user)
+    known = vault.all() if vault else {}
+    return {name: known[name] for name in names if name in known}
+
+
+def every_value(space: Space) -> Mapping[str, str]:
+    """Return all values that may be secret here, so that a text that is kept can be cleaned of them."""
+    vault = vault_of(space.user)
+    sealed = {name: FoundVariable(STORE, vault.value(one)) for name, one in vault.all().items()} if vault else {}
+    return {**Variables().every(project=space.project, user=space.user), **Revealed(sealed)}
+
+
+def _set_names(names: Collection[str], space: Space) -> list[str]:
+    """Return those of some names that are set outside of the store."""
+    places = Variables().locate(names, project=space.project, user=space.user)
+    return [name for name in names if places[name] is not None]
+
+
+def delivered(
+    needed: Collection[str],
+    holder: SecretRecipient | None,
+    space: Space,
+    *,
+    optional: Collection[str] = (),
+    needed_by: str,
+) -> Revealed:
+    """Return the values of names; a name that is set nowhere, or not granted, is an error before anything runs.
+
+    A name that the store holds comes from there alone; any other one is given to trusted chains alone. Without a
+    holder it is the owner's own settings that name it.
+    """
+    stored = held((*needed, *optional), space.user)
+    if holder is not None:
+        for one in stored.values():
+            refuse_holder(one, holder)
+    plain, spare = ([name for name in names if name not in stored] for names in (needed, optional))
+    if holder is not None and holder.untrusted != ():
+        refuse_untrusted(_set_names([*plain, *spare], space), holder)
+    found = Variables().resolve(
+        plain,
+        optional=spare,
+        project=space.project,
+        user=space.user,
+        needed_by=needed_by,
+    )
+    vault = vault_of(space.user)
+    if vault is None or not stored:
+        return Revealed(found)
+    sealed = {name: FoundVariable(STORE, vault.value(one)) for name, one in stored.items()}
+    return Revealed({**found, **sealed}, {name: one.bound for name, one in stored.items()})

@@ -1,0 +1,1 @@
+"""HTTP: requests, streams, addresses, WebSockets."""

@@ -1,0 +1,325 @@
+"""Rules for hosts and addresses, checked name lookups, and hosts of the local network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
+from kiwi_mcp.domain.globs import fits_host
+from kiwi_mcp.domain.patterns import lazy_pattern
+
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+# Not link-local: a service there may give away the machine's own credentials.
+_NETWORKS = tuple(map(IPv4Network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))) + tuple(
+    map(IPv6Network, ("::1/128", "fc00::/7"))
+)
+_LABEL = lazy_pattern(r"[a-z][a-z0-9-]*")
+_ENDINGS = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
+"""The endings of names that only the local network assigns, so that an outside party cannot decide their address."""
+
+
+def nearby_host(url: str) -> str:
+    """Return the host and port of an address in the local network, as `host:port`; empty for every other address.
+
+    A public DNS name does not count: its owner may point it to another address at any time.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return ""
+    if not port or "$" in parts.netloc or "{" in parts.netloc or not _is_nearby(host):
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_nearby(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        # A number in an odd spelling is no name, and begins with a digit.
+        return host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
+    return _is_within(address)
+
+
+def _is_within(address: IPv4Address | IPv6Address) -> bool:
+    return any(address.version == network.version and address in network for network in _NETWORKS)
+
+
+_V4 = {
+    IPv4Network(range_): name
+    for range_, name in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared by carriers"),
+        ("127.0.0.0/8", "loopback"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved for protocols"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.88.99.0/24", "6to4 relay"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "benchmarking"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+}
+_V6 = {
+    IPv6Network(range_): name
+    for range_, name in (
+        ("::1/128", "loopback"),
+        ("::/128", "unspecified"),
+        ("::/96", "IPv4-compatible"),
+        ("64:ff9b:1::/48", "local-use translation"),
+        ("100::/64", "discard-only"),
+        ("2001::/23", "reserved for protocols"),
+        ("2001:db8::/32", "documentation"),
+        ("3fff::/20", "documentation"),
+        ("5f00::/16", "segment routing"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "site-local"),
+        ("ff00::/8", "multicast"),
+    )
+}
+_UNICAST = IPv6Network("2000::/3")
+"""The only IPv6 space from which public addresses are given out."""
+_MAPPED, _NAT64, _SIX_TO_FOUR = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"), IPv6Network("2002::/16")
+_NUMBER = lazy_pattern(r"(?:[0-9]+|0[xX][0-9a-fA-F]*)\Z")
+_NAME = lazy_pattern(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\Z")
+"""A host name in lower case and in ASCII, which is how names in other scripts are written on the wire."""
+WEB = (80, 443)
+"""The ports that a host is reached at where the rule that names it says none."""
+
+
+class HostRules(Struct, frozen=True):
+    """The hosts that may be reached. A rule that denies wins over all others."""
+
+    hosts: tuple[str, ...] | None = None
+    """The hosts that may be reached, at ports 80 and 443 unless a port is given; None for every public host."""
+    denied: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    """Those that may have addresses which are not public."""
+
+    def refusal(self, host: str, port: int) -> str | None:
+        """Return why a host is refused before it is looked up, or None where it is not."""
+        if (reason := refusal_of_host(host, port=port, granted=self.granted)) is not None:
+            return reason
+        if is_denied(host, port, self.denied):
+            return "the owner's policy denies it"
+        if self.hosts is not None and not is_listed(host, port, self.hosts):
+            known = is_granted(host, None, self.hosts)
+            return f"it may be reached, but not at port {port}" if known else "it is not among the hosts to be reached"
+        return None
+
+
+def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> str | None:
+    """Return why a request for `host` may not go to `address`, or None where it may.
+
+    A grant is about the host as the request writes it: a name that merely resolves to a granted address is not granted.
+    """
+    if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+        return reason
+    if is_granted(host, port, granted):
+        return None
+    parsed = _parse(address)
+    if parsed is None:
+        return f"{address!r} is not an address"
+    kind = _not_public(parsed)
+    return None if kind is None else f"{address} is not a public address ({kind})"
+
+
+def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | None:
+    """Return why a host is refused before it is looked up, or None: it is no name, or an address in an odd spelling."""
+    name = plain_host(host)
+    if not _NAME.match(name) and _parse(name) is None:
+        return f"{host!r} is not a host name"
+    if _parse(name) is None and _NUMBER.match(name.rpartition(".")[2]) and not is_granted(host, port, granted):
+        return f"{host!r} is an address in an unusual spelling"
+    return None
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an address as it stands, with no name to look up."""
+    return _parse(plain_host(host)) is not None
+
+
+def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:
+    """Whether one of the owner's patterns names this host: `host`, `host:port`, `*.host`, `*:port`, an address.
+
+    A pattern without a port is about every port; without `port`, so is every pattern.
+    """
+    name = plain_host(host)
+    return any(_matches(pattern, name, port) for pattern in granted)
+
+
+def is_listed(host: str, port: int, hosts: Sequence[str]) -> bool:
+    """Whether one of the patterns names this host for this port; one that says no port is about those of the web.
+
+    `*` stands for every host, which still is reached at public addresses only.
+    """
+    if port in WEB and "*" in hosts:
+        return True
+    return is_granted(host, port, [one for one in hosts if port in WEB or _split(one)[1] is not None])
+
+
+def is_denied(host: str, port: int, denied: Sequence[str]) -> bool:
+    """Whether one of the patterns names this host, in one of the ways in which the owner's rules do."""
+    name = plain_host(host)
+    target = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return is_granted(host, port, denied) or any(fits_host(rule, target) for rule in denied)
+
+
+def plain_host(host: str) -> str:
+    """Return a host as it is compared and recorded: in lower case, without brackets and without the root's dot."""
+    name = host.lower()
+    if name.startswith("[") and name.endswith("]"):
+        return name[1:-1]
+    return name.removesuffix(".")
+
+
+def _matches(pattern: str, name: str, port: int | None) -> bool:
+    wanted, wanted_port = _split(pattern)
+    if wanted_port is not None and port is not None and wanted_port != str(port):
+        return False
+    if wanted == "*" and wanted_port is not None:  # `*` matches only together with a port
+        return True
+    if wanted.startswith("*."):
+        return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and _parse(name) is None
+    address = _parse(wanted)
+    return address == _parse(name) if address is not None else bool(wanted) and wanted == name
+
+
+def _split(pattern: str) -> tuple[str, str | None]:
+    if pattern.startswith("["):
+        host, _, rest = pattern[1:].partition("]")
+        return plain_host(host), rest[1:] if rest.startswith(":") else None
+    if pattern.count(":") == 1:
+        host, _, port = pattern.partition(":")
+        return plain_host(host), port
+    return plain_host(pattern), None
+
+
+def _parse(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _not_public(address: IPv4Address | IPv6Address) -> str | None:
+    if isinstance(address, IPv4Address):
+        return next((name for network, name in _V4.items() if address in network), None)
+    bare = IPv6Address(int(address))  # without a scope such as %eth0
+    if (inner := _embedded(bare)) is not None:
+        kind = _not_public(inner)
+        return kind and f"{kind}, {inner} inside"
+    kind = next((name for network, name in _V6.items() if bare in network), None)
+    return kind or (None if bare in _UNICAST else "reserved")
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address that packets to this address would be handed on to, if there is one."""
+    if address in _MAPPED or address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    if address in _SIX_TO_FOUR:
+        return IPv4Address(int(address) >> 80 & 0xFFFFFFFF)
+    return None
+
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A name and a port to addresses, the preferred one first."""
+
+
+async def look_up(host: str, port: int) -> Sequence[str]:
+    """Return the addresses of a name, as the system knows them."""
+    answers = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+
+class Lookup:
+    """The way to hosts: their addresses, and plain sockets for protocols of their own."""
+
+    def __init__(self, resolver: Resolver = look_up) -> None:
+        self._resolver = resolver
+
+    async def addresses(self, host: str, port: int, granted: Sequence[str]) -> Sequence[str]:
+        """Return the addresses of a host; one that is refused among them refuses the host."""
+        if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
+            raise denied(host, port, reason)
+        found = [host] if _is_address(host) else await self._looked_up(host, port)
+        for address in found:
+            if (reason := refusal(address, host=host, port=port, granted=granted)) is not None:
+                raise denied(host, port, reason)
+        return found
+
+    async def _looked_up(self, host: str, port: int) -> Sequence[str]:
+        try:
+            found = await self._resolver(host, port)
+        except (OSError, UnicodeError) as fault:
+            raise unknown_host(host) from fault
+        if not found:
+            raise unknown_host(host)
+        return found
+
+    async def connect(self, host: str, port: int, granted: Sequence[str]) -> socket.socket:
+        """Return a connected socket for a host."""
+        return await self.connect_to(await self.addresses(host, port, granted), port)
+
+    async def connect_to(self, addresses: Sequence[str], port: int) -> socket.socket:
+        """Return a socket that is connected to the first of some addresses that answers."""
+        fault: OSError | None = None
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            opened = socket.socket(family, socket.SOCK_STREAM)
+            opened.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(opened, (address, port))
+            except OSError as refused:
+                opened.close()
+                fault = refused
+            except BaseException:
+                opened.close()
+                raise
+            else:
+                return opened
+        raise fault or OSError("no address")
+
+
+def denied(host: str, port: int, reason: str) -> AddressDenied:
+    """Return the refusal of a host, with the words that would grant it."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return AddressDenied(
+        f"A request to {shown} is not permitted: {reason}.",
+        suggestion=f"If the owner means it, add `{shown}` to `hosts.allow` in ~/.ai/policy.yaml.",
+        host=host,
+        port=port,
+        reason=reason,
+    )
+
+
+def unknown_host(host: str) -> RequestFailed:
+    """Return the failure to find a host's address."""
+    return RequestFailed(
+        f"The host {host!r} has no address.",
+        suggestion="Check the spelling of the host, and that this machine can look up names.",
+        cause="dns",
+        host=host,
+    )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""Requests with secrets in their responses, and client assertions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from urllib.parse import quote
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.outcome import silent
+from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.http.client import network, open_answer
+from kiwi_mcp.primitives.http.pool import Network
+from kiwi_mcp.primitives.http.request import limited, prepare, refuse_unbound
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
+from kiwi_mcp.primitives.secrets.redaction import Redactor
+from kiwi_mcp.primitives.secrets.reveal import reveal
+
+_NOTHING: Mapping[str, Secret] = MappingProxyType({})
+
+
+class Taken(Struct, frozen=True):
+    """An answer: its status, the object in its body without secrets, and the secrets that were in it."""
+
+    status: int
+    content: JsonObject
+    secrets: Mapping[str, Secret]
+
+
+async def take(
+    spec: HttpSpec,
+    *,
+    words: Collection[str] = (),
+    secrets: Mapping[str, str],
+    own: Mapping[str, Secret] = _NOTHING,
+    through: Network = network,
+) -> Taken:
+    """Send a request and return its response; `words` are the keys of the response object that hold secrets.
+
+    `own` are further secrets of the request, besides those of the caller. Unlike in other requests, a user name and a
+    password are quoted before they are joined, as OAuth requires (RFC 6749).
+    """
+    values = {**secrets, **{name: secret.reveal() for name, secret in own.items()}}
+    redactor = Redactor(values)
+    request = prepare(_quoted(spec, values), values)
+    refuse_unbound(spec, request, secrets)  # as it was written, with the names of the caller's secrets still in it
+    with limited(spec, request, redactor):
+        async with asyncio.timeout(spec.timeout):
+            begun = await open_answer(spec, request, through, silent, TrafficLog())
+            async with aclosing(begun) as answer:
+                body, _ = await answer.whole(spec.max_bytes)
+    found = _object(body)
+    taken = {word: Secret(value) for word in words if isinstance(value := found.get(word), str) and value}
+    rest = {word: value for word, value in found.items() if word not in words}
+    return Taken(answer.status, _clean(rest, redactor), taken)
+
+
+def _quoted(spec: HttpSpec, values: Mapping[str, str]) -> HttpSpec:
+    if spec.basic is None:
+        return spec
+    name, password = (quote(reveal(text, values), safe="") for text in spec.basic)
+    return replace(spec, basic=(name, password))
+
+
+def _object(body: bytes) -> JsonObject:
+    try:
+        found: Json = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return as_object(found)
+
+
+def _clean(content: JsonObject, redactor: Redactor) -> JsonObject:
+    return as_object(_object(redactor.clean(json.dumps(content).encode())))

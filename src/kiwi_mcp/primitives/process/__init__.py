@@ -1,0 +1,1 @@
+"""Processes: start, run, end."""

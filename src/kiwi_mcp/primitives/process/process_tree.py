@@ -1,0 +1,247 @@
+"""Find and end everything a process started."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+
+from msgspec import Struct
+
+MARK = "KIWI_RUN"
+"""The variable that names the run in the environment of everything it starts."""
+_SWEEP = 5.0
+"""How long the killed may take to be gone, in seconds."""
+_MOMENT = 0.05
+_ROUNDS = 100
+_SET_CHILD_SUBREAPER = 36
+# Only realtime processes are bound by this limit, and the numbers are days, so it is free to carry a stamp.
+_STAMPED = resource.RLIMIT_RTTIME
+_libc = ctypes.CDLL(None)
+_lock = Lock()
+
+
+class Subreaper:
+    """Lets orphans of Kiwi's children become Kiwi's children within its blocks; blocks may overlap."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+
+    def __enter__(self) -> None:
+        with _lock:
+            self._blocks += 1
+            if self._blocks == 1:
+                _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            self._blocks -= 1
+            if self._blocks == 0:
+                _libc.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+adopting = Subreaper()
+
+
+class TreeMarker(Struct, frozen=True):
+    """What tells the processes of one run from all others."""
+
+    name: str
+    stamp: int
+
+    @classmethod
+    def new(cls) -> TreeMarker:
+        """Return a marker that no other run has. Inside another run, its name extends the name of that run."""
+        outer = os.environ.get(MARK, "")
+        own = os.urandom(8).hex()
+        ceiling = resource.getrlimit(_STAMPED)[1]
+        top = 1 << 62 if ceiling == resource.RLIM_INFINITY else ceiling
+        below = 1 + int.from_bytes(os.urandom(8)) % (min(top, 1 << 44) - 1)
+        return cls(f"{outer}.{own}" if outer else own, top - below)
+
+    def pressed(self) -> _Stamping:
+        """Give processes that are started within the block the stamp, and no core dumps, from their first instruction.
+
+        A limit set on the child after its start may come too late: it can already have children. So Kiwi sets its own
+        limit during the start, and only the soft one, which can be restored.
+        """
+        return _Stamping(self.stamp)
+
+    def seal(self, pid: int) -> None:
+        """Make the limits of a process that was started with the stamp ones that it cannot raise again."""
+        with suppress(OSError, ValueError):  # it has ended already, or it is another user's by now
+            resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+            resource.prlimit(pid, _STAMPED, (self.stamp, self.stamp))
+
+
+class _Stamping:
+    """Kiwi's own soft limits while a process is started, one start at a time."""
+
+    def __init__(self, stamp: int) -> None:
+        self._stamp = stamp
+
+    def __enter__(self) -> None:
+        _lock.acquire()
+        self._before = [(limit, resource.getrlimit(limit)) for limit in (resource.RLIMIT_CORE, _STAMPED)]
+        try:
+            for (limit, (_, hard)), value in zip(self._before, (0, self._stamp), strict=True):
+                resource.setrlimit(limit, (value, hard))
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for limit, limits in self._before:
+                resource.setrlimit(limit, limits)
+        finally:
+            _lock.release()
+
+
+class ProcessTree(Struct, frozen=True):
+    """A leader that is not yet waited for, and all that came of it."""
+
+    leader: int
+    mark: TreeMarker
+    first: Callable[[], int] | None = None
+    """Returns the first process of the leader's own pid namespace, once it is known, else 0.
+
+    With it the whole namespace ends, so no other child of Kiwi has to be looked at.
+    """
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the leader's group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.leader, number)
+
+    async def sweep(self) -> None:
+        """End what the leader left behind; it must have ended, and must not have been waited for."""
+        self.signal_group(signal.SIGKILL)
+        end = monotonic() + _SWEEP
+        while (members := self.kill()) and monotonic() < end:
+            await _end_of(members)
+
+    def kill(self) -> list[int]:
+        """Kill and wait for the members that are Kiwi's children now; return which there were."""
+        if self.first is not None and (first := self.first()):
+            return self._kill_namespace(first)
+        members = self._living()
+        for pid in members:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return members
+
+    def _kill_namespace(self, first: int) -> list[int]:
+        """Kill the first process of the namespace unless it has ended: the kernel ends all others before it.
+
+        It is waited for once, when it has ended: afterwards its number may belong to another child.
+        """
+        if _has_ended(first):
+            return []
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(first, signal.SIGKILL)
+        return [first]
+
+    def _living(self) -> list[int]:
+        """Return the members that have not ended, after those that have were waited for.
+
+        The first process of a sandbox ends a moment after its launcher, and has nothing left to be ended.
+        """
+        living: list[int] = []
+        for _ in range(_ROUNDS):
+            members = [pid for pid in _children() if pid != self.leader and self._is_member(pid)]
+            living = [pid for pid in members if not _has_ended(pid)]
+            if len(living) == len(members):  # otherwise the children of those that ended may have come since
+                break
+        return living
+
+    def _is_member(self, pid: int) -> bool:
+        with suppress(ProcessLookupError):
+            if self.leader in {os.getpgid(pid), os.getsid(pid)}:
+                return True
+        with suppress(OSError, ValueError):
+            if self.mark.stamp in _stamps(pid):
+                return True
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            return any(one.startswith(f"{MARK}={self.mark.name}".encode()) for one in variables)
+        return False
+
+
+async def _end_of(members: list[int]) -> None:
+    """Wait for some killed children to end, and a moment at most: others may have come by then."""
+    handles: list[int] = []
+    for pid in members:
+        with suppress(ProcessLookupError):  # it has been waited for
+            handles.append(os.pidfd_open(pid))
+    exits = [exit_of(handle) for handle in handles]
+    if exits:
+        await asyncio.wait(exits, timeout=_MOMENT)
+    for exited in exits:
+        exited.cancel()
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; it is waited for then."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _stamps(pid: int) -> tuple[int, ...]:
+    try:
+        return resource.prlimit(pid, _STAMPED)
+    except PermissionError:
+        # The process now belongs to another user. Even root may lack the right to query its limits, but /proc shows
+        # them.
+        rows = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        response = [word for row in rows if row.startswith("Max realtime timeout") for word in row.split()]
+        return tuple(int(word) for word in response if word.isdigit())
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    try:
+        # Orphans are handed to the first thread, so its list is the one that holds them.
+        listed = os.open(f"/proc/{me}/task/{me}/children", os.O_RDONLY)
+    except FileNotFoundError:  # a kernel without these lists
+        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == me]
+    try:
+        return [int(pid) for pid in b"".join(iter(lambda: os.read(listed, 65_536), b"")).split()]
+    finally:
+        os.close(listed)
+
+
+def _parent(entry: Path) -> int:
+    with suppress(OSError):
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def exit_of(handle: int) -> asyncio.Future[None]:
+    """Return a future that is done when the process has ended; it is not waited for, so its number stays its own."""
+    loop = asyncio.get_running_loop()
+    exited: asyncio.Future[None] = loop.create_future()
+
+    def gone(_: object) -> None:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+    exited.add_done_callback(gone)
+    loop.add_reader(handle, _settle, exited)
+    return exited
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,1 @@
+"""Secret values: where they come from, who may get them, how they are stored."""

@@ -1,0 +1,203 @@
+"""Substitution of `${NAME}` by secret values, at the last moment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NoReturn, TypeAlias
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import VariableMissing
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets import variables
+
+__all__ = [
+    "FORMS",
+    "FoundVariable",
+    "Revealed",
+    "SecretForm",
+    "SecretScope",
+    "Variables",
+    "names_in",
+    "reveal",
+    "reveal_json",
+    "reveal_url",
+]
+
+SecretForm: TypeAlias = Literal["header", "env", "any"]
+"""Where a value may be put: into headers of requests, into the environment of processes, or anywhere."""
+FORMS: tuple[SecretForm, ...] = ("header", "env", "any")
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_PROCESS = "process"
+_SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|cookie|auth")
+
+
+class FoundVariable(Struct, frozen=True):
+    """A variable's value and the place it was found in."""
+
+    source: str
+    value: Secret
+
+
+class SecretScope(Struct, frozen=True):
+    """What holds a stored secret: the hosts that requests may carry it to, and the form it may have."""
+
+    hosts: tuple[str, ...] = ()
+    form: SecretForm = "env"
+
+
+_UNBOUND: Mapping[str, SecretScope] = MappingProxyType({})
+
+
+class Revealed(Mapping[str, str]):
+    """Values by name, for the primitives; its own text shows the names alone."""
+
+    def __init__(self, found: Mapping[str, FoundVariable], bounds: Mapping[str, SecretScope] = _UNBOUND) -> None:
+        self._values = {name: one.value.reveal() for name, one in found.items()}
+        self.bounds = bounds
+        """What holds those of the values that are stored secrets."""
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Revealed({', '.join(self._values)})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Secrets are not written anywhere.")
+
+
+class Variables:
+    """The places variables come from: the process, then the project's files, then the user's.
+
+    A name with an empty value counts as not set there: the next place is asked, and no request ever carries an
+    empty secret.
+    """
+
+    def resolve(
+        self,
+        names: Iterable[str],
+        *,
+        project: Path,
+        user: Path,
+        environ: Mapping[str, str] | None = None,
+        optional: Iterable[str] = (),
+        needed_by: str = "the call",
+    ) -> Mapping[str, FoundVariable]:
+        """Return each name's value; where one of `names` is set nowhere, nothing runs.
+
+        Names in `optional` (those written with a default) are returned if they are found.
+        """
+        needed = tuple(dict.fromkeys(names))
+        found = _find((*needed, *optional), _places(project, user, environ))
+        if missing := [name for name in needed if name not in found]:
+            raise VariableMissing(missing, needed_by=needed_by)
+        return found
+
+    def every(self, *, project: Path, user: Path, environ: Mapping[str, str] | None = None) -> Revealed:
+        """Return all values from files, and the values of process variables with names that look like secrets."""
+        found: dict[str, FoundVariable] = {}
+        for source, values in _places(project, user, environ):
+            for name, value in values.items():
+                if value and (source != _PROCESS or _SECRET_NAME.search(name)):
+                    found[f"{name}@{source}"] = FoundVariable(source, Secret(value))
+        return Revealed(found)
+
+    def locate(
+        self, names: Iterable[str], *, project: Path, user: Path, environ: Mapping[str, str] | None = None
+    ) -> Mapping[str, str | None]:
+        """Return where each name would come from, without its value; None where it is set nowhere."""
+        wanted = tuple(names)
+        found = _find(wanted, _places(project, user, environ))
+        return {name: found[name].source if name in found else None for name in wanted}
+
+
+def reveal(text: str, secrets: Mapping[str, str], *, needed_by: str = "the call") -> str:
+    """Return the text with values in place of names, in one pass from left to right.
+
+    `${NAME}` is a value, `${NAME:-default}` a value or the default, and `$${` is the text `${`: a caller's own words
+    were written with it, so they are never taken for names. What was put in is not looked at again.
+    """
+    return _REFERENCE.sub(lambda found: _value(found, secrets, needed_by), text) if "${" in text else text
+
+
+def reveal_url(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a URL with values in place of names; within its path and query they are quoted, so they stay one part."""
+    done, at = "", 0
+    for found in _REFERENCE.finditer(text):
+        done += text[at : found.start()]
+        done += _quoted(_value(found, secrets, "the request"), done) if found[1] else "${"
+        at = found.end()
+    return done + text[at:]
+
+
+def reveal_json(value: Json, secrets: Mapping[str, str]) -> Json:
+    """Return a JSON value with each of its strings revealed, so that no value can break out of its string."""
+    match value:
+        case str():
+            return reveal(value, secrets)
+        case Mapping():
+            return {reveal(key, secrets): reveal_json(inner, secrets) for key, inner in value.items()}
+        case list() | tuple():
+            return [reveal_json(inner, secrets) for inner in value]
+        case _:
+            return value
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of variables that a text refers to."""
+    return tuple(dict.fromkeys(found[1] for found in _REFERENCE.finditer(text) if found[1]))
+
+
+def _value(found: re.Match[str], secrets: Mapping[str, str], needed_by: str) -> str:
+    name, default = found.groups()
+    if name is None:
+        return "${"
+    if known := secrets.get(name):
+        return known
+    if default is None:
+        raise VariableMissing([name], needed_by=needed_by)
+    return str(default)
+
+
+def _quoted(value: str, before: str) -> str:
+    """Return a value as it is written at this place of a URL; one that is its beginning stays as it is."""
+    rest = before.partition("://")[2]
+    if "?" in rest:
+        return quote(value, safe="")
+    return quote(value, safe="/:@!$&'()*+,;=~") if "/" in rest else value
+
+
+def _find(names: Iterable[str], places: Iterator[tuple[str, Mapping[str, str]]]) -> dict[str, FoundVariable]:
+    """Return the first value of each name; places are read only as long as a name is left."""
+    found: dict[str, FoundVariable] = {}
+    left = dict.fromkeys(names)
+    while left and (place := next(places, None)) is not None:
+        source, values = place
+        for name in [name for name in left if values.get(name)]:
+            found[name] = FoundVariable(source, Secret(values[name]))
+            del left[name]
+    return found
+
+
+def _places(project: Path, user: Path, environ: Mapping[str, str] | None) -> Iterator[tuple[str, Mapping[str, str]]]:
+    yield _PROCESS, os.environ if environ is None else environ
+    for path in (project / ".env.local", project / ".env", project / ".ai" / ".env"):
+        # A project may be untrusted: a link in it must not make another file's lines into variables.
+        if path.is_symlink() and not path.resolve().is_relative_to(project.resolve()):
+            continue
+        yield str(path), variables.read(path)
+    yield str(user / ".env"), variables.read(user / ".env")

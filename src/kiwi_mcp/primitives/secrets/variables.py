@@ -1,0 +1,108 @@
+"""The sources of variables, the grammar of `.env` files, and adding lines to them."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from errno import ENXIO
+from pathlib import Path
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
+from kiwi_mcp.domain.secret import Secret
+
+LIMIT = 1_000_000
+"""The most bytes an `.env` file may have."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def read(path: Path) -> Mapping[str, str]:
+    """Return the variables of a file; none where there is no such file."""
+    try:
+        # Without blocking, so that a FIFO of this name cannot hold Kiwi up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as fault:
+        if fault.errno == ENXIO:  # a socket: the placeholder that keeps the name free while a sandbox is running
+            return {}
+        raise _unreadable(path, fault.strerror or "unknown fault") from fault
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unreadable(path, "it is not a regular file")
+        data = os.read(descriptor, LIMIT + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > LIMIT:
+        raise TooLarge(f"{path.name} in {path.parent}", size=max(status.st_size, len(data)), limit=LIMIT)
+    try:
+        return parse(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as fault:
+        raise _unreadable(path, "it is not UTF-8") from fault
+
+
+def parse(text: str) -> Mapping[str, str]:
+    """Return the variables of a text; the last line of a name wins, and lines that are no assignment are skipped."""
+    found: dict[str, str] = {}
+    for line in re.split(r"\r\n|\r|\n", text):
+        name, assigned, value = line.strip().removeprefix("export ").partition("=")
+        if assigned and _NAME.fullmatch(name.strip()):
+            found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> str:
+    if text[:1] in {'"', "'"}:
+        return text[1:].partition(text[0])[0]
+    if text.startswith("#"):
+        return ""
+    return re.split(r"\s#", text, maxsplit=1)[0].rstrip()
+
+
+def _unreadable(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{path} cannot be read: {reason}.",
+        suggestion="Make it a UTF-8 text file that you can read, or move it away.",
+        path=str(path),
+    )
+
+
+class Added(Struct, frozen=True):
+    """A file of variables with secrets added to it, and the names of those that were not."""
+
+    data: bytes
+    differing: tuple[str, ...]
+    """Those that stand in it already, with another value."""
+    unwritable: tuple[str, ...]
+    """Those with a value that cannot be written as one line."""
+    written: tuple[str, ...] = ()
+    """Those that were added."""
+
+
+def with_secrets(data: bytes, secrets: Mapping[str, Secret]) -> Added:
+    """Return the file with a line for each secret that it does not hold; what it holds stays as it is."""
+    present = parse(data.decode("utf-8-sig", errors="replace"))
+    missing = {name: _line(name, secret.reveal()) for name, secret in secrets.items() if name not in present}
+    gap = b"" if not data or data.endswith(b"\n") else b"\n"
+    lines = "".join(missing.values()).encode()
+    return Added(
+        data + gap + lines if lines else data,
+        tuple(name for name, secret in secrets.items() if present.get(name, secret.reveal()) != secret.reveal()),
+        tuple(name for name, line in missing.items() if not line),
+        tuple(name for name, line in missing.items() if line),
+    )
+
+
+def are_same(one: Secret, other: Secret) -> bool:
+    """Whether two secrets have one value."""
+    return one.reveal() == other.reveal()
+
+
+def _line(name: str, value: str) -> str:
+    """Return the line that gives a variable its value; empty where no line can."""
+    quote = next((mark for mark in ("'", '"') if mark not in value), "")
+    return f"{name}={quote}{value}{quote}\n" if quote and value.isprintable() else ""

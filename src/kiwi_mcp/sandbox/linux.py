@@ -1,0 +1,195 @@
+"""All ctypes calls of this package: mounts, openat2, Landlock, users."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from platform import machine
+from stat import S_ISDIR
+from struct import pack
+
+from kiwi_mcp.domain.process import T
+
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
+_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x4000, 1 << 18
+_MS_RDONLY, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MNT_DETACH = 0x1, 0x8, 0x20, 0x1000, 2
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x00100000
+_PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
+_SETGROUPS, _SETRESUID, _SETRESGID = (159, 147, 149) if machine() == "aarch64" else (116, 117, 119)
+_libc = ctypes.CDLL(None, use_errno=True)
+_text = ctypes.c_char_p
+_EMPTY = _text(b"")
+
+
+def open_beneath(folder: int, path: str, flags: int) -> int:
+    """Open a path below an open folder. A link on the way, or a path that leaves the folder, is an error."""
+    how = ctypes.create_string_buffer(pack("=QQQ", flags | os.O_CLOEXEC, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGIC_LINKS))
+    return _checked_path(_libc.syscall(_OPENAT2, folder, _text(os.fsencode(path)), how, ctypes.c_size_t(24)), path)
+
+
+def copy_mount(descriptor: int) -> int:
+    """Return a copy of the mounts below an open path, attached nowhere."""
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _checked_path(_libc.syscall(_OPEN_TREE, descriptor, _EMPTY, ctypes.c_uint(flags)), "")
+
+
+def copy_mount_at(path: str) -> int:
+    """Return a copy of the mounts at and below a path, attached nowhere."""
+    flags = _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _checked_path(_libc.syscall(_OPEN_TREE, _AT_FDCWD, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
+
+
+def attach_mount(mount: int, path: str) -> None:
+    """Attach a copied mount at a path."""
+    place = _text(os.fsencode(path))
+    _checked_path(
+        _libc.syscall(_MOVE_MOUNT, mount, _EMPTY, _AT_FDCWD, place, ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)), path
+    )
+
+
+def map_owners(mount: int, user_namespace: int) -> None:
+    """Let a copied mount show the owners of its files, and keep those of new ones, as a user namespace maps them."""
+    _set_attributes(mount, _ATTR_IDMAP, user_namespace)
+
+
+def restrict_mount(mount: int, *, is_device: bool) -> None:
+    """Ignore setuid bits on a copied mount and, unless it is a device, make it read-only and without devices."""
+    _set_attributes(mount, _ATTR_NOSUID if is_device else _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0)
+
+
+def _set_attributes(mount: int, attributes: int, user_namespace: int) -> None:
+    response = ctypes.create_string_buffer(pack("=QQQQ", attributes, 0, 0, user_namespace))
+    flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
+    _checked_path(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, response, ctypes.c_size_t(32)), "")
+
+
+def leave_mounts() -> None:
+    """Give the calling thread a mount table of its own. Other threads and processes do not see changes of it."""
+    _checked_path(_libc.unshare(_CLONE_NEWNS), "/")
+    _checked_path(_libc.mount(_text(b"none"), _text(b"/"), None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "/")
+
+
+def leave_network() -> None:
+    """Give the calling thread an empty network namespace of its own."""
+    _checked_path(_libc.unshare(_CLONE_NEWNET), "")
+
+
+def mount_memory(path: str, *, size: int) -> None:
+    """Mount an empty file system in memory, on which root can make devices."""
+    flags = ctypes.c_ulong(_MS_NOSUID)
+    options = _text(f"mode=755,size={size}".encode())
+    _checked_path(_libc.mount(_text(b"kiwi"), _text(os.fsencode(path)), _text(b"tmpfs"), flags, options), path)
+
+
+def seal_mount(path: str) -> None:
+    """Let nothing be changed on the mount at a path any more."""
+    flags = ctypes.c_ulong(_MS_RDONLY | _MS_NOSUID | _MS_REMOUNT | _MS_BIND)
+    _checked_path(_libc.mount(None, _text(os.fsencode(path)), None, flags, None), path)
+
+
+def detach_mount(path: str) -> None:
+    """Take away the mount at a path; what still uses it keeps it."""
+    _checked_path(_libc.umount2(_text(os.fsencode(path)), _MNT_DETACH), path)
+
+
+def mount_terminals(path: str) -> None:
+    """Mount a private instance of the terminal devices."""
+    options = _text(b"newinstance,ptmxmode=0666,mode=620")
+    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NOEXEC)
+    _checked_path(_libc.mount(_text(b"devpts"), _text(os.fsencode(path)), _text(b"devpts"), flags, options), path)
+
+
+@contextmanager
+def as_user(user: int) -> Iterator[None]:
+    """Let only the calling thread run as a user, and the group of the same number, until the block ends.
+
+    The functions of the C library would change all threads. A process that is started within the block stays that user:
+    the way back is in the saved user id, which a new program does not inherit.
+    """
+    _checked_path(_libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0), "")
+    _checked_path(_libc.syscall(_SETGROUPS, 0, None), "")
+    _checked_path(_libc.syscall(_SETRESGID, user, user, 0), "")
+    _checked_path(_libc.syscall(_SETRESUID, user, user, 0), "")
+    try:
+        yield
+    finally:
+        _checked_path(_libc.syscall(_SETRESUID, 0, 0, 0), "")
+        _checked_path(_libc.syscall(_SETRESGID, 0, 0, 0), "")
+
+
+def _checked_path(answer: int, path: str) -> int:
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path or None)
+    return answer
+
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION, _PATH_BENEATH, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
+_LEAST = 3
+"""The first version of the kernel's interface by which files cannot be emptied either."""
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_TO_A_FILE = _WRITE_FILE | _TRUNCATE
+# Removing and making entries of every kind (bits 4 to 12), and moving them between folders.
+_TO_A_FOLDER = _TO_A_FILE | 0x1FF0 | 1 << 13
+_OPEN_TO_ALL = ("/dev/full", "/dev/null", "/dev/ptmx", "/dev/pts", "/dev/shm", "/dev/tty", "/dev/zero")  # noqa: S108 - memory and terminals, which programs expect
+
+
+def is_there() -> bool:
+    """Whether this kernel can keep a thread from changing files."""
+    return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))) >= _LEAST
+
+
+def start_restricted(writable: Sequence[int] | None, spawn: Callable[[], T], /) -> T:
+    """Start a process that gains no rights by what it executes and changes only the open paths in `writable`.
+
+    If `writable` is None, the process may change whatever its user may change.
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(_restricted, writable, spawn).result()
+
+
+def _restricted(writable: Sequence[int] | None, spawn: Callable[[], T]) -> T:
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    if writable is not None:
+        _restrict_thread({descriptor: _rights(descriptor) for descriptor in writable})
+    return spawn()
+
+
+def _restrict_thread(allowed: Mapping[int, int]) -> None:
+    handled = ctypes.create_string_buffer(pack("=Q", _TO_A_FOLDER))
+    rules = _checked(_libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(8), ctypes.c_uint(0)))
+    try:
+        for descriptor, rights in allowed.items():
+            rule = ctypes.create_string_buffer(pack("=Qi", rights, descriptor))
+            _checked(_libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, ctypes.c_uint(0)))
+        _checked(_libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint(0)))
+    finally:
+        os.close(rules)
+
+
+def open_common(keep: ExitStack) -> Iterator[int]:
+    """Open what every program may write to."""
+    for path in _OPEN_TO_ALL:
+        with suppress(OSError):  # not on this machine
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            keep.callback(os.close, descriptor)
+            yield descriptor
+
+
+def _rights(descriptor: int) -> int:
+    return _TO_A_FOLDER if S_ISDIR(os.fstat(descriptor).st_mode) else _TO_A_FILE
+
+
+def _checked(answer: int) -> int:
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return answer

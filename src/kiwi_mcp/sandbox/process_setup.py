@@ -1,0 +1,301 @@
+"""Program, opened paths, protected names, environment, proxy variables."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from stat import S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, IsolationUnavailable
+from kiwi_mcp.domain.isolation import SandboxProfile
+from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.process import PROXY, Handover
+from kiwi_mcp.sandbox.backend import ungrantable
+from kiwi_mcp.sandbox.command_files import Around, known_program
+from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands
+from kiwi_mcp.sandbox.linux import open_beneath
+from kiwi_mcp.sandbox.placeholder import make_placeholders
+
+_ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 - names of places, nothing is written
+"""Folders of which every private file system has its own."""
+_NEVER = ("/dev/", "/proc/", "/sys/")
+_NAME_IT = "Name a folder or a file of your own by its real path, without links on the way."
+
+
+class OpenedGrant(Struct, frozen=True):
+    """A granted path that is open: the grant stays with the opened file, also if the path changes later."""
+
+    path: str
+    descriptor: int
+    is_writable: bool
+    is_folder: bool
+    owner: int
+
+
+def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack) -> tuple[OpenedGrant, ...]:
+    """Open all grants of a process, outer folders first, so that nested ones are mounted on top.
+
+    `needed` are readable paths that the process could not run without.
+    """
+    wanted = {**dict.fromkeys((*needed, *profile.readable), False), **dict.fromkeys(profile.writable, True)}
+    return tuple([_open_grant(path, keep, is_writable=is_writable) for path, is_writable in _outermost(wanted).items()])
+
+
+def _outermost(grants: Mapping[str, bool]) -> Mapping[str, bool]:
+    """Return grants in order, outer folders first, without those inside a folder that has the same access."""
+    given: dict[str, bool] = {}
+    for _, _, path in sorted([(path.count("/"), number, path) for number, path in enumerate(grants)]):
+        outer = path
+        while (outer := outer.rpartition("/")[0]) and outer not in given:
+            pass
+        if given.get(outer) != grants[path]:
+            given[path] = grants[path]
+    return given
+
+
+def _open_grant(path: str, keep: ExitStack, *, is_writable: bool) -> OpenedGrant:
+    _refuse_reserved(path)
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        descriptor = open_beneath(root, path[1:], os.O_PATH)
+    except OSError as fault:
+        raise ungrantable(path, _reason(fault), _NAME_IT) from fault
+    finally:
+        os.close(root)
+    keep.callback(os.close, descriptor)
+    state = os.fstat(descriptor)
+    if not S_ISDIR(state.st_mode) and not S_ISREG(state.st_mode):
+        raise ungrantable(path, "it is neither a folder nor a regular file", _NAME_IT)
+    return OpenedGrant(path, descriptor, is_writable, S_ISDIR(state.st_mode), state.st_uid)
+
+
+def _refuse_reserved(path: str) -> None:
+    if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
+        raise ungrantable(path, "it is not an absolute path in its plain form", _NAME_IT)
+    if path in _ITS_OWN or path.startswith(_NEVER):
+        raise ungrantable(path, "a sandbox has its own there", "Name the folder below it that is meant.")
+
+
+def _reason(fault: OSError) -> str:
+    match fault.errno:
+        case errno.ELOOP:
+            return "there is a link on the way"
+        case errno.ENOENT | errno.ENOTDIR:
+            return "there is nothing of that name"
+        case errno.EACCES:
+            return "this user may not go there"
+        case errno.ENOSYS:
+            return "this kernel cannot open paths without following links; it must be Linux 5.6 or newer"
+        case _:
+            return fault.strerror or "it cannot be opened"
+
+
+def shielded(
+    grants: Sequence[OpenedGrant], base: BaseFileSystem, keep: ExitStack, projects: Sequence[str] = ()
+) -> Iterator[OpenedGrant]:
+    """Yield the protected names at the top of writable folders, open, to be mounted read-only.
+
+    `projects` are folders that Kiwi reads settings from: one inside a writable folder is protected like its top.
+    """
+    for grant in grants:
+        if grant.is_writable and grant.is_folder:
+            for top in (grant, *_projects_in(grant, projects, keep)):
+                yield from _protected_in(top, base, keep)
+
+
+def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
+    for path in projects:
+        if path.startswith(f"{grant.path}/"):
+            with suppress(OSError):  # it is gone, or there is a link on the way, which the grant does not follow
+                yield _opened(grant, path.removeprefix(f"{grant.path}/"), keep)
+
+
+def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> Iterator[OpenedGrant]:
+    try:
+        if not make_placeholders(top.descriptor, base.protected, keep):
+            raise ungrantable(top.path, "another process has locked it", "Try again when that process has ended.")
+        names = _names(top)
+    except OSError as fault:
+        raise ungrantable(
+            top.path, "you cannot list it", "Give yourself the right to read it (`chmod u+r`)."
+        ) from fault
+    for name in filter(base.is_protected, names):
+        path = f"{top.path}/{name}"
+        try:
+            descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top.descriptor)
+        except FileNotFoundError:
+            continue
+        keep.callback(os.close, descriptor)
+        mode = os.fstat(descriptor).st_mode
+        if S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
+            yield _read_only(path, descriptor)
+        elif S_ISLNK(mode) and base.may_be_link(name):
+            # Nothing can be mounted on a link itself: what it leads to is protected, and a changed link is put back.
+            target = os.path.realpath(path)
+            if target.startswith(f"{top.path}/"):
+                with suppress(OSError):
+                    yield _opened(top, target.removeprefix(f"{top.path}/"), keep)
+        else:
+            raise ungrantable(
+                path, "it must stay as it is, and a link cannot be protected", "Grant folders below it instead."
+            )
+
+
+def _opened(top: OpenedGrant, path: str, keep: ExitStack) -> OpenedGrant:
+    descriptor = open_beneath(top.descriptor, path, os.O_PATH)
+    keep.callback(os.close, descriptor)
+    return _read_only(f"{top.path}/{path}", descriptor)
+
+
+def _read_only(path: str, descriptor: int) -> OpenedGrant:
+    state = os.fstat(descriptor)
+    return OpenedGrant(path, descriptor, is_writable=False, is_folder=S_ISDIR(state.st_mode), owner=state.st_uid)
+
+
+def _names(top: OpenedGrant) -> list[str]:
+    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=top.descriptor)
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - by descriptor
+    finally:
+        os.close(folder)
+
+
+# Always as an HTTP proxy: several clients refuse to start if ALL_PROXY is SOCKS and they lack a package for it. The
+# port supports SOCKS 5 too, for programs that are configured to use it.
+_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+def proxy_variables(profile: SandboxProfile) -> Mapping[str, str]:
+    """Return the variables by which programs find the proxy; none if the base has no network."""
+    if not profile.hosts:
+        return {}
+    named = dict.fromkeys(_NAMES, f"http://{PROXY[0]}:{PROXY[1]}") | {"NO_PROXY": ""}
+    return {**named, **{name.lower(): value for name, value in named.items()}, "NODE_USE_ENV_PROXY": "1"}
+
+
+def refuse_without_gate(profile: SandboxProfile, handover: Handover, backend: str) -> None:
+    """Refuse a process that needs hosts if its backend provides no proxy."""
+    if profile.hosts and handover.gate is None and "net_none_or_proxy" in demands(profile.level).requires:
+        raise IsolationUnavailable(
+            f"The tool needs {', '.join(profile.hosts)}, and {backend} gives a process no way to single hosts. "
+            "The tool was not run.",
+            suggestion="Install bubblewrap, which does, or remove `needs.hosts` from the tool.",
+            level=profile.level,
+            backend=backend,
+            hosts=list(profile.hosts),
+        )
+
+
+def refuse_hosts(profile: SandboxProfile) -> None:
+    """Refuse a base that names hosts at a level without a network."""
+    if profile.hosts and "net_none" in demands(profile.level).requires:
+        raise IsolationUnavailable(
+            f"Isolation level {profile.level!r} has no network, and the tool needs {', '.join(profile.hosts)}. "
+            "The tool was not run.",
+            suggestion="Let the owner choose the level `sandboxed` for this tool, or remove `needs.hosts` from it.",
+            level=profile.level,
+            hosts=list(profile.hosts),
+        )
+
+
+# What the C library itself distrusts in programs with more rights than their caller: code or files named in them are
+# loaded by every program that starts, the launcher outside of the sandbox included.
+_STEERING = lazy_pattern(
+    r"(?:LD|MALLOC|GLIBC|DYLD)_.*|GCONV_PATH|GETCONF_DIR|HOSTALIASES|LOCALDOMAIN|LOCPATH|NIS_PATH|NLSPATH"
+    r"|RESOLV_HOST_CONF|RES_OPTIONS|TZDIR|OUTPUT_CHARSET|LANGUAGE"
+)
+_PLAIN = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def divided(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the variables that the launcher passes on, and those that it sets inside without having them itself."""
+    inside = {name: value for name, value in env.items() if _STEERING.fullmatch(name) or not _PLAIN.fullmatch(name)}
+    if hidden := sorted(name for name, value in inside.items() if "${" in value):
+        raise InvalidRequest(
+            f"{', '.join(hidden)} would steer how programs start, and cannot hold the value of a secret.",
+            suggestion="Give the secret to the tool under a name of its own.",
+        )
+    passed = {name: value for name, value in env.items() if name not in inside}
+    return {**passed, "HOME": HOME, "TMPDIR": TMP}, inside
+
+
+class ProcessSetup(Struct, frozen=True):
+    """The input of a launcher for one process. The block that prepared it closes its open descriptors."""
+
+    argv: tuple[str, ...]
+    granted: tuple[OpenedGrant, ...]
+    """What was asked for, and what the program itself needs."""
+    shields: tuple[OpenedGrant, ...]
+    """The paths inside that are read-only."""
+    hidden: tuple[str, ...]
+    """The paths inside that are hidden."""
+    folder: str
+    """Where it starts."""
+    passed: Mapping[str, str]
+    """Variables that the launcher may have too."""
+    inside: Mapping[str, str]
+    """Variables that only the process may have."""
+
+    @property
+    def grants(self) -> tuple[OpenedGrant, ...]:
+        """All that is laid into the sandbox, in the order in which it comes to lie on top of each other."""
+        return (*self.granted, *self.shields)
+
+
+def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> ProcessSetup:
+    """Find the program of a process and open what it is given."""
+    refuse_hosts(profile)
+    passed, inside = divided({**spec.env, **proxy_variables(profile)})
+    around = Around(profile.closed, profile.trusted, (*profile.readable, *profile.writable))
+    program = known_program(_found(spec), base_profile().covers, around)
+    granted = open_grants(profile, program.roots, keep)
+    return ProcessSetup(
+        argv=(program.path, *spec.argv[1:]),
+        granted=granted,
+        shields=tuple(shielded(granted, base_profile(), keep, profile.closed)),
+        hidden=(*profile.hidden, *_secrets(program.roots)),
+        folder=_folder(spec, granted, profile),
+        passed=passed,
+        inside=inside,
+    )
+
+
+def _found(spec: ProcessSpec) -> str:
+    """Return the path of a process's program."""
+    command = spec.argv[0]
+    found: str | None = command
+    if "/" not in command:
+        folders = [folder for folder in spec.env.get("PATH", os.defpath).split(":") if folder.startswith("/")]
+        found = shutil.which(command, path=":".join(folders))
+    elif not command.startswith("/"):
+        found = f"{spec.cwd}/{command}"
+    if found is None or not os.path.isfile(found) or not os.access(found, os.X_OK):  # noqa: PTH113 - at every start
+        raise CommandMissing(command, needed_by="the call")
+    return found
+
+
+def _secrets(roots: Sequence[str]) -> Iterator[str]:
+    """Yield the files with variables that lie in what a program was installed to: it may be a project of its own."""
+    for root in roots:
+        if os.path.isdir(root):  # noqa: PTH112 - at every start
+            yield from (f"{root}/{name}" for name in os.listdir(root) if name == ".env" or name.startswith(".env."))  # noqa: PTH208 - as above
+
+
+def _folder(spec: ProcessSpec, grants: Sequence[OpenedGrant], profile: SandboxProfile) -> str:
+    """Return where the process starts: where it was to, if that or something in it was granted, else in its home."""
+    inside = f"{spec.cwd.rstrip('/')}/"
+    for grant in grants:
+        if grant.is_folder and inside.startswith(f"{grant.path}/"):
+            return spec.cwd
+    # What is given of a folder lies in it under its own name, so that paths that begin in the folder lead there.
+    for path in (*profile.readable, *profile.writable):
+        if f"{path}/".startswith(inside):
+            return spec.cwd
+    return HOME

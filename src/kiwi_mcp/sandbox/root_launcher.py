@@ -1,0 +1,383 @@
+"""Start sandboxes as an unprivileged user when Kiwi runs as root."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from stat import S_IFCHR
+from threading import Lock, Thread
+from typing import TypeVar, cast
+
+from kiwi_mcp.domain.isolation import ResourceLimits
+from kiwi_mcp.domain.process import T
+from kiwi_mcp.sandbox.backend import unlaid
+from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
+from kiwi_mcp.sandbox.levels import BaseFileSystem, base_profile
+from kiwi_mcp.sandbox.limits import start_limited
+from kiwi_mcp.sandbox.linux import (
+    as_user,
+    attach_mount,
+    copy_mount,
+    copy_mount_at,
+    detach_mount,
+    leave_mounts,
+    leave_network,
+    map_owners,
+    mount_memory,
+    mount_terminals,
+    restrict_mount,
+    seal_mount,
+)
+from kiwi_mcp.sandbox.process_setup import OpenedGrant
+
+PLACE = "/tmp"  # noqa: S108 - a folder that every system has; in the table of mounts made here it is another one
+ROOT = f"{PLACE}/root"
+"""The path of the base file system of every sandbox. Its launcher still has to make it read-only."""
+_RUN = f"{PLACE}/run"
+_ROOM = 4_194_304
+_LARGEST = 1_048_576
+_NEEDED = ("/", "/proc", "/dev", PLACE)
+_NEEDED_BELOW = ("/usr", "/lib", "/bin", "/sbin", "/nix", "/gnu", "/proc/", f"{PLACE}/")
+"""Mounts that programs are started from, that the launcher works with, or that hide something of the kernel's."""
+_DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
+_DEVICE_LINKS = {
+    "core": "/proc/kcore",
+    "fd": "/proc/self/fd",
+    "ptmx": "pts/ptmx",
+    "stderr": "/proc/self/fd/2",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+}
+
+
+def staged_path(index: int) -> str:
+    """Return the path of the grant with an index."""
+    return f"{_RUN}/{index}"
+
+
+def settle(profile: BaseFileSystem) -> None:
+    """Give the calling thread its own mount table permanently, with the base file system of every sandbox in it."""
+    leave_mounts()
+    mount_memory(PLACE, size=_ROOM)
+    with _open_to_all():
+        for path in profile.readable:
+            _place(path)
+        for path, target in profile.links.items():
+            Path(f"{ROOT}{path}").symlink_to(target)
+        for path, content in profile.files.items():
+            _make_file(f"{ROOT}{path}", content)
+        for folder in (_RUN, f"{ROOT}/proc", f"{ROOT}/tmp", f"{ROOT}/dev"):  # noqa: S108 - inside
+            _make_folder(folder)
+        _make_devices()
+    _leave_behind()
+
+
+def _make_devices() -> None:
+    """Fill a mount of its own with devices, because the launcher allows none on the one that holds the root."""
+    mount_memory(f"{ROOT}/dev", size=_ROOM)
+    for folder in ("pts", "shm"):
+        _make_folder(f"{ROOT}/dev/{folder}")
+    for name in _DEVICES:
+        _make_device(name)
+    for name, target in _DEVICE_LINKS.items():
+        Path(ROOT, "dev", name).symlink_to(target)
+    mount_terminals(f"{ROOT}/dev/pts")
+    seal_mount(f"{ROOT}/dev")
+
+
+def _leave_behind() -> None:
+    """Take away what no launcher needs: it reads the whole table for every mount it makes, and copies all of it."""
+    with Path("/proc/thread-self/mountinfo").open("rb") as table:
+        points = [line.split()[4].decode(errors="surrogateescape") for line in table]
+    for point in sorted(points):
+        if point not in _NEEDED and not point.startswith(_NEEDED_BELOW):
+            with suppress(OSError):  # it went with the one around it, or its name cannot be written plainly
+                detach_mount(point)
+
+
+def copied(grant: OpenedGrant, owner_map: int | None) -> int:
+    """Return a copy of a granted mount, attached nowhere, for the caller to close.
+
+    Call this from a thread with the same mounts as the thread that opened the grant. With `owner_map`, files of root
+    belong to the unprivileged user inside, and new files of that user belong to root outside.
+    """
+    mount = copy_mount(grant.descriptor)
+    if owner_map is not None:
+        # A file system that cannot map owners shows them as they are, which gives less and never more.
+        with suppress(OSError):
+            map_owners(mount, owner_map)
+    return mount
+
+
+def lay_out(grants: Sequence[OpenedGrant], mounts: Sequence[int]) -> list[str]:
+    """Mount the copy of each grant under its number, and return the paths created in the root, outermost first."""
+    made: list[str] = []
+    mount_memory(_RUN, size=_ROOM)
+    with _open_to_all():
+        for index, (grant, mount) in enumerate(zip(grants, mounts, strict=True)):
+            make = _make_folder if grant.is_folder else _make_file
+            make(staged_path(index))
+            attach_mount(mount, staged_path(index))
+            made += make(f"{ROOT}{grant.path}")
+    return made
+
+
+def clear(made: Sequence[str]) -> None:
+    """Take away all grants, with the mount that they are on, and what was made for them in the root."""
+    detach_mount(_RUN)
+    for path in reversed(made):
+        remove = Path.unlink if Path(path).is_file() else Path.rmdir
+        remove(Path(path))
+
+
+def _place(path: str) -> None:
+    """Add a path of the machine to the new root, read-only: a folder as a mount, a file as a copy."""
+    if Path(path).is_dir():
+        _make_folder(f"{ROOT}{path}")
+        _mount(path, is_device=False)
+    else:
+        with Path(path).open("rb") as file:
+            _make_file(f"{ROOT}{path}", file.read(_LARGEST))
+
+
+def _make_device(name: str) -> None:
+    """Add a device to the new root: a new node, or the machine's own if a container may not create nodes."""
+    path = f"/dev/{name}"
+    try:
+        os.mknod(f"{ROOT}{path}", S_IFCHR | 0o666, Path(path).stat().st_rdev)
+    except OSError:
+        _make_file(f"{ROOT}{path}")
+        _mount(path, is_device=True)
+    else:
+        Path(f"{ROOT}{path}").chmod(0o666)
+
+
+def _mount(path: str, *, is_device: bool) -> None:
+    mount = copy_mount_at(path)
+    try:
+        restrict_mount(mount, is_device=is_device)
+        attach_mount(mount, f"{ROOT}{path}")
+    finally:
+        os.close(mount)
+
+
+@contextmanager
+def _open_to_all() -> Iterator[None]:
+    """Let what is made within the block be readable by the user that sandboxes run as; the mask is the thread's own."""
+    mask = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+
+
+def _make_folder(path: str) -> list[str]:
+    """Make a folder and those on the way, and return which of them were not there."""
+    if Path(path).is_dir():
+        return []
+    made = _make_folder(str(Path(path).parent))
+    Path(path).mkdir()
+    return [*made, path]
+
+
+def _make_file(path: str, content: bytes = b"") -> list[str]:
+    """Make a file and the folders on the way, and return which of them were not there."""
+    if Path(path).is_file():
+        return []
+    made = _make_folder(str(Path(path).parent))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+    return [*made, path]
+
+
+R = TypeVar("R")
+_MOST_IDLE = 4
+_Key = tuple[object, ...]
+_lock = Lock()
+_idle: list[RootLauncher] = []
+
+
+class _Worker(Thread):
+    """A thread that does one piece of work after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="kiwi-sandbox")
+        self._work: SimpleQueue[tuple[Callable[[], object], bool] | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[object, BaseException | None]] = SimpleQueue()
+        self.start()
+
+    def do(self, work: Callable[[], R]) -> R:
+        """Do some work there, wait for it and return its result; what it raises is raised here."""
+        self._work.put((work, True))
+        result, fault = self._results.get()
+        if fault is not None:
+            raise fault
+        return cast("R", result)
+
+    def do_later(self, work: Callable[[], None]) -> None:
+        """Do some work that returns nothing and raises nothing, without waiting for it."""
+        self._work.put((work, False))
+
+    def end(self) -> None:
+        """End the thread after the work that it has."""
+        self._work.put(None)
+        self.join()
+
+    def run(self) -> None:
+        """Do what comes."""
+        while (asked := self._work.get()) is not None:
+            work, is_awaited = asked
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as fault:  # noqa: BLE001 - it is raised where the work was asked for
+                error = fault
+            if is_awaited:
+                self._results.put((result, error))
+
+
+class RootLauncher:
+    """A thread that sees what is granted to one run, alone, and starts its processes."""
+
+    def __init__(self, profile: BaseFileSystem, groups: CgroupParent | None, key: _Key) -> None:
+        self.key = key
+        self.is_clear = True
+        """Whether what was granted before is gone; where it could not be taken away, this is not used again."""
+        self._waiting: tuple[Sequence[OpenedGrant], Sequence[int]] = ((), ())
+        self._made: Sequence[str] | None = None
+        self._limits: ResourceLimits | None = None
+        self._thread = _Worker()
+        # Only the older interface has groups of threads; elsewhere each run has a group of its own.
+        self.group = groups.make() if groups is not None and not groups.is_unified else None
+        try:
+            self._thread.do(partial(_settle, profile, self.group))
+        except OSError:
+            self.end()
+            raise
+
+    def take(self, grants: Sequence[OpenedGrant], owner_map: int | None, mounts: list[int]) -> None:
+        """Copy what is granted into `mounts`, to be laid out with the start; the thread itself sees none of it."""
+        for grant in grants:
+            mounts.append(copied(grant, owner_map))  # noqa: PERF401 - those before one that fails are closed too
+        self._waiting = (grants, mounts)
+
+    def clear(self) -> None:
+        """Take it away again, and lift the limits first: a thread of Kiwi's must never wait for its share of time."""
+        made, self._made = self._made, None
+        if self.group is not None:
+            self.group.lift()
+        if made is not None:
+            self.is_clear = False
+            self._thread.do_later(partial(self._clear, made))
+
+    def _clear(self, made: Sequence[str]) -> None:
+        with suppress(OSError):  # then it is not used again
+            clear(made)
+            self.is_clear = True
+
+    def limit(self, limits: ResourceLimits, _: int) -> None:
+        """Set the limits of all that was started here, and of this thread; most runs have those of the run before."""
+        if self.group is None:
+            return
+        if limits == self._limits:
+            self.group.share(limits)
+        else:
+            self.group.limit(limits, besides=1)
+            self._limits = limits
+
+    def start(self, spawn: Callable[[], T], /) -> T:
+        """Start a process here as root."""
+        return self._thread.do(partial(self._started, spawn))
+
+    def start_as(self, user: int, limits: ResourceLimits, spawn: Callable[[], T], /) -> T:
+        """Start a process here as a user, and under limits of its own."""
+        return self._thread.do(partial(self._started, partial(_started_as, user, limits, spawn)))
+
+    def _started(self, spawn: Callable[[], T]) -> T:
+        if self._made is None:
+            try:
+                self._made = lay_out(*self._waiting)
+            except OSError as fault:
+                raise unlaid(fault) from fault
+        return spawn()
+
+    def end(self) -> None:
+        """End the thread, and remove its group."""
+        if self.group is not None:
+            with suppress(OSError):
+                self.group.lift()
+        self._thread.end()
+        if self.group is not None:
+            self.group.remove()
+
+
+@contextmanager
+def laid_out(
+    grants: Sequence[OpenedGrant], owner_map: int | None, groups: CgroupParent | None
+) -> Iterator[RootLauncher]:
+    """Give a cell in which each grant lies under its number once something is started there, for one run."""
+    cell = _taken(groups)
+    mounts: list[int] = []
+    try:
+        try:
+            cell.take(grants, owner_map, mounts)
+            yield cell
+        finally:
+            for mount in mounts:
+                os.close(mount)
+        cell.clear()
+    except BaseException:
+        cell.end()
+        raise
+    _give_back(cell)
+
+
+def _taken(groups: CgroupParent | None) -> RootLauncher:
+    profile = base_profile()
+    # What was laid out is what was there then: where a system file has been replaced since, a new cell is made. The
+    # number of this process is part of it because threads stay behind where a process is forked.
+    states = [os.stat(path) for path in profile.readable]  # noqa: PTH116 - at every start
+    key = (os.getpid(), groups is None, *[(state.st_dev, state.st_ino, state.st_mtime_ns) for state in states])
+    with _lock:
+        _idle[:] = [cell for cell in _idle if cell.key[0] == key[0]]
+        for cell in reversed(_idle):
+            # One from which the last grants are still being taken away would have to be waited for.
+            if cell.key == key and cell.is_clear:
+                _idle.remove(cell)
+                return cell
+    return RootLauncher(profile, groups, key)
+
+
+def _give_back(cell: RootLauncher) -> None:
+    with _lock:
+        _idle.append(cell)
+        oldest = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
+    if oldest is not None:
+        oldest.end()
+
+
+def _settle(profile: BaseFileSystem, group: Cgroup | None) -> None:
+    if group is not None:
+        group.join()
+    leave_network()
+    settle(profile)
+
+
+def _started_as(user: int, limits: ResourceLimits, spawn: Callable[[], T]) -> T:
+    with as_user(user):
+        return start_limited(limits, spawn)
+
+
+@atexit.register
+def _end_all() -> None:
+    for cell in _idle:
+        if cell.key[0] == os.getpid():
+            cell.end()

@@ -1,0 +1,208 @@
+"""A query, parsed: its clauses, words, and vectors."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.search.port import Encoder, Floats
+from kiwi_mcp.search.segment import Segment
+from kiwi_mcp.search.tokens import COMMON, expand_terms, idf, stem, word_weight, words
+
+MAX_CLAUSES = 12
+_FEWEST_WORDS, _FEWEST_NUMBERS = 3, 2
+
+_SENTENCE = re.compile(r"""(?<=[.!?])["')\]]*\s+""")
+_ENDS = re.compile(
+    r""",?\s+\b(?:and\ then|then|also|finally|additionally|furthermore|moreover|lastly|next|as\ well\ as
+                |after\ that|afterwards)\b,?\s*
+    | ,\s+(?:and|but)\s+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_VERBS = (
+    "add|analy[sz]e|build|buy|calculate|cancel|check|compare|compress|compute|convert|copy|create|crop|decode|delete"
+    "|deploy|describe|detect|download|draw|edit|encode|encrypt|execute|export|extract|fetch|find|generate|get|give|import"
+    "|insert|install|invite|list|make|measure|merge|move|notify|open|organi[sz]e|pay|play|print|provide|publish|put|read"
+    "|recommend|register|remind|remove|rename|replace|reply|resize|resolve|retrieve|rotate|save|schedule|search|send|set"
+    "|share|show|shrink|sort|split|start|stop|suggest|summari[sz]e|take|tell|translate|turn|update|upload|validate|verify"
+    "|write"
+)
+_OBJECTS = "me|us|it|them|him|her|the|an?|my|our|your|all|any|some|its|their|this|that|these|those"
+_PLACES = "for|to|on|in|with|by|from|of"
+_TASK = rf"(?:{_VERBS})\s+(?!(?:of|and|or)\b)\w"
+# An `and` before another task begins a new clause; one between two things, or two verbs for one thing, does not.
+_DOING = re.compile(
+    rf"""\s+and\s+(?!(?:white|forth|cons|conditions)\b)  # fixed phrases
+    (?={_TASK}|[a-z]+\s+(?:{_OBJECTS}|if|whether|what|how|which|who)\b
+       |(?:I|(?-i:[a-z])[a-z]*)\s+(?:[a-z]+\s+)?(?:{_PLACES})\b)  # names begin with a capital letter""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_VERB, _TO_DO = re.compile(_VERBS, re.IGNORECASE), re.compile(_TASK, re.IGNORECASE)
+# A comma begins a new clause in a list of tasks that ends with an `and`.
+_NEXT = re.compile(rf",\s+(?={_TASK})", re.IGNORECASE)
+_LAST = re.compile(rf",?\s+and\s+(?:{_TASK}|[a-z]+\s+(?:{_OBJECTS})\b)", re.IGNORECASE)
+_LISTED = re.compile(r"[;\n]+")
+_NUMBER = re.compile(r"(?<!\S)\(?(\d{1,2})[.)]\s+")
+_WORD = re.compile(r"\w+")
+_EDGES = " ,.;:!?\"'"
+
+
+def split_clauses(query: str) -> Sequence[str]:
+    """Return the clauses of a query; none if it has only one."""
+    # Runs of spaces would make the expressions slow.
+    listed = [" ".join(line.split()) for piece in _numbered(query) for line in _LISTED.split(piece)]
+    named = [line for line in listed if _WORD.search(line)]
+    parts = [*dict.fromkeys(part for line in named for part in _sentences(line, is_listed=len(named) > 1))][
+        :MAX_CLAUSES
+    ]
+    return parts if len(parts) > 1 else ()
+
+
+def _numbered(request: str) -> Sequence[str]:
+    """Return the text before a list that is numbered from 1, and its entries; without such a list, the whole text."""
+    places: list[tuple[int, int]] = []
+    for found in _NUMBER.finditer(request):
+        if int(found[1]) == len(places) + 1:
+            places.append(found.span())
+    if len(places) < _FEWEST_NUMBERS:
+        return [request]
+    begins, ends = [0, *(end for _, end in places)], [*(start for start, _ in places), len(request)]
+    return [request[start:end] for start, end in zip(begins, ends, strict=True)]
+
+
+def _sentences(line: str, *, is_listed: bool) -> Sequence[str]:
+    """Return the clauses of a line; one of several lines is a clause even if it is short, unless it ends with `:`."""
+    pieces = [piece for sentence in _SENTENCE.split(line) for one in _tasks(sentence) for piece in _ENDS.split(one)]
+    parts = [*filter(_is_part, (part.strip(_EDGES) for piece in pieces for part in _split_tasks(piece)))]
+    return parts or ([line.strip(_EDGES)] if is_listed and not line.endswith(":") else [])
+
+
+def _is_part(text: str) -> bool:
+    return len(_WORD.findall(text)) >= _FEWEST_WORDS or _TO_DO.match(text) is not None
+
+
+def _tasks(sentence: str) -> Sequence[str]:
+    """Return the tasks that a sentence lists before its last `and`, and the rest."""
+    last = max((found.start() for found in _LAST.finditer(sentence)), default=0)
+    *most, before = _NEXT.split(sentence[:last])
+    return [*most, before + sentence[last:]]
+
+
+def _split_tasks(piece: str) -> Iterator[str]:
+    """Yield the tasks, split where an `and` begins another one."""
+    begin = 0
+    for found in _DOING.finditer(piece):
+        if not _VERB.fullmatch(piece[begin : found.start()].rpartition(" ")[2]):
+            yield piece[begin : found.start()]
+            begin = found.end()
+    yield piece[begin:]
+
+
+MAX_QUERY = 4_000
+MAX_WORDS = 64
+
+
+class CardPool(Protocol):
+    """Cards to search, in segments, with counts over all cards: a pool may hold only the candidates."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The cards."""
+
+    @property
+    def count(self) -> int:
+        """The number of all cards."""
+
+    def document_frequency(self, stem: str) -> int:
+        """Return how many of all cards hold a stem."""
+
+    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        """Return those of `stems` that any card holds."""
+
+    def named(self, tool_id: str) -> Sequence[Card]:
+        """Return the cards with a name."""
+
+
+class ParsedQuery(Struct, frozen=True):
+    """A query: first the whole, then its clauses, if there are several."""
+
+    text: str
+    texts: tuple[str, ...]
+    counted: tuple[Mapping[str, int], ...]
+    """The words of each, without stop words, with their counts."""
+    vectors: Floats | None
+    """The vector of each; None without an encoder."""
+
+    @property
+    def stems(self) -> AbstractSet[str]:
+        """The stems of the whole query."""
+        return {stem(word) for word in self.counted[0]}
+
+
+class Term(Struct, frozen=True):
+    """One word of a query: the stems it matches here, and its weight."""
+
+    word: str
+    stems: Mapping[str, float]
+    rarity: float
+    count: int
+    """How many cards hold it."""
+
+
+def parse_query(text: str, encoder: Encoder | None) -> ParsedQuery:
+    """Return a query, parsed; a very long one is cut."""
+    text = text[:MAX_QUERY]
+    texts = (text, *split_clauses(text))
+    vectors = _encode(texts, encoder) if encoder and text.strip() else None
+    whole, *parts = map(_counted, texts)
+    # A clause of a long query may hold words that are not searched.
+    known = [{word: count for word, count in part.items() if word in whole} for part in parts]
+    return ParsedQuery(text, texts, (whole, *known), vectors)
+
+
+def terms_of(query: ParsedQuery, pools: Sequence[CardPool]) -> Mapping[str, Term]:
+    """Return each word of a query with the stems it matches in some cards, the rarest first."""
+    total = sum(pool.count for pool in pools)
+    meanings = expand_terms(query.counted[0], _Words(pools))
+    terms = [_term(word, stems, pools, total) for word, stems in meanings.items()]
+    return {term.word: term for term in sorted(terms, key=lambda term: (term.count, term.word))}
+
+
+def _counted(text: str) -> Mapping[str, int]:
+    written = words(text)
+    said = Counter([word for word in written if word not in COMMON] or written)
+    return dict(islice(said.items(), MAX_WORDS))
+
+
+class _Words:
+    """The stems of some pools."""
+
+    def __init__(self, pools: Sequence[CardPool]) -> None:
+        self._pools = pools
+
+    def known_stems(self, stems: AbstractSet[str]) -> AbstractSet[str]:
+        return {found for pool in self._pools for found in pool.known_stems(stems)}
+
+    def beginning_with(self, word: str, most: int) -> AbstractSet[str]:
+        segments = [segment for pool in self._pools for segment in pool.segments]
+        return {found for segment in segments for found in segment.beginning_with(word, most)}
+
+
+def _term(word: str, stems: Mapping[str, float], pools: Sequence[CardPool], total: int) -> Term:
+    held = sum(pool.document_frequency(found) for pool in pools for found in stems)
+    return Term(word, stems, idf(held, total) * word_weight(word), held)
+
+
+def _encode(texts: Sequence[str], encoder: Encoder) -> Floats:
+    vectors = encoder.encode(texts)
+    if not np.isfinite(vectors).all():
+        raise ValueError("the encoder returned no vectors")
+    return vectors

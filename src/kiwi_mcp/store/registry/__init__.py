@@ -1,0 +1,1 @@
+"""The registry: immutable versions of items, in the database."""

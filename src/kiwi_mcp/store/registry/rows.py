@@ -1,0 +1,278 @@
+"""Columns, visibility conditions, row ↔ value, which version is the latest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from random import getrandbits
+from time import time_ns
+from typing import TypeAlias, TypeVar, cast
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.registry import Actor, Op, Pin, RegistryEvent, StatusNote, VersionInfo, VersionName, Visibility
+from kiwi_mcp.store.database import Database, Row, Transaction, Value
+
+CHUNK = 500
+"""How many names or ids one query asks for."""
+
+LISTED = """select v.id, t.namespace, t.tool_id, v.version, v.content_hash, v.closure_hash, v.place, t.tool_type,
+  t.name, t.description, t.category, t.tags, v.manifest, v.executor_ref, v.executor_namespace, v.executor_tool_id,
+  v.executor_version, v.executor_hash, t.visibility, v.is_latest, t.is_official, t.is_builtin, v.changelog,
+  v.published_by, v.created_at,
+  v.yanked_at, v.yanked_reason, v.deprecated_at, v.deprecated_reason
+from $tables where v.tool_id = t.id and """
+"""Select every field of a version; a condition follows."""
+
+# SQLite keeps the order of a CROSS JOIN, so the table of the condition comes first.
+BY_ITEM = "tools t cross join tool_versions v"
+BY_VERSION = "tool_versions v cross join tools t"
+
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+"""An id before all others."""
+
+LATEST_ORDER = " order by t.namespace, t.tool_id, v.version_key desc"
+
+_Any = TypeVar("_Any")
+
+
+class VisibilityFilter:
+    """Limits queries to what an actor may see: conditions for the WHERE clause, and their values."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.members: tuple[Value, ...] = actor.namespaces or ("",)
+        marks = placeholders(self.members)
+        self.named = f"(t.visibility <> 'private' or t.namespace in ({marks}))"
+        """Holds for what the actor may use once they know its name."""
+        self.listed = f"(t.visibility = 'public' or t.namespace in ({marks}))"
+        """Holds for what lists show to the actor."""
+
+    def sees(self, namespace: str, visibility: str) -> bool:
+        """Whether the actor may use an item once they know its name."""
+        return visibility != "private" or namespace in self.members
+
+
+def placeholders(values: Sequence[Value]) -> str:
+    """Return one `?` for each value."""
+    return ", ".join("?" * len(values))
+
+
+def filled(statement: str, **parts: str) -> str:
+    """Return a statement with its `$names` replaced by our own SQL. Never pass a caller's values here."""
+    for name, part in parts.items():
+        statement = statement.replace(f"${name}", part)
+    return statement
+
+
+def chunks(values: Iterable[_Any], size: int = CHUNK) -> Iterator[list[_Any]]:
+    """Yield values in lists that fit into one query."""
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def new_id() -> str:
+    """Return a new id that sorts after all older ones, so that rows of one time are neighbours."""
+    time, chance = f"{time_ns() // 1_000_000:012x}", f"{getrandbits(72):018x}"
+    return f"{time[:8]}-{time[8:]}-7{chance[:3]}-a{chance[3:6]}-{chance[6:]}"
+
+
+def is_id(text: str) -> bool:
+    """Whether the text can be the id of a row."""
+    parts = text.split("-")
+    return [len(part) for part in parts] == [8, 4, 4, 4, 12] and not text.strip("-0123456789abcdef")
+
+
+def to_listed(row: Row, database: Database) -> VersionInfo:
+    """Return the version info of a row of LISTED."""
+    (
+        id_, namespace, tool_id, version, digest, closure, place, tool_type, title, description, category, tags,
+        manifest, ref, below, below_id, below_version, below_digest, visibility, is_latest, is_official, is_builtin,
+        changelog, published_by, created_at, yanked_at, yanked_reason, deprecated_at, deprecated_reason,
+    ) = cast("tuple[str, ...]", row)  # fmt: skip
+    listed_tags: tuple[str, ...]
+    if is_latest:
+        listed_tags = database.decode_list(tags)
+    else:  # the item's own columns speak of its latest version
+        written = _written(manifest)
+        tool_type, title = as_text(written.get("tool_type")), as_text(written.get("name"))
+        description, category = as_text(written.get("description")), as_text(written.get("category"))
+        listed_tags = tags_in(written)
+    return VersionInfo(
+        id=id_,
+        name=VersionName(namespace, tool_id, version),
+        digest=digest,
+        closure=closure,
+        place=place,
+        tool_type=tool_type,
+        title=title or "",
+        description=description or "",
+        category=category or "",
+        tags=listed_tags,
+        manifest_text=manifest,
+        executor=Pin(ref, VersionName(below, below_id, below_version), below_digest) if below_digest else None,
+        visibility=cast("Visibility", visibility),
+        is_latest=bool(is_latest),
+        is_official=bool(is_official),
+        is_builtin=bool(is_builtin),
+        changelog=changelog or "",
+        published_by=published_by,
+        created_at=created_at,
+        yanked=StatusNote(yanked_at, yanked_reason or "") if yanked_at else None,
+        deprecated=StatusNote(deprecated_at, deprecated_reason or "") if deprecated_at else None,
+    )
+
+
+def _written(manifest: str) -> JsonObject:
+    try:
+        return as_object(json.loads(manifest))
+    except ValueError:  # it was changed in the store, which `verify` tells
+        return {}
+
+
+def to_event(row: Row) -> RegistryEvent:
+    """Return the log's entry in a row: seq, op, name, hashes, actor, time, reason, the item's visibility, seal."""
+    seq, *texts = row
+    op, namespace, tool_id, version, digest, closure, actor, at, reason, visibility, seal = map(str, texts)
+    return RegistryEvent(
+        int(str(seq)),
+        cast("Op", op),
+        VersionName(namespace, tool_id, version),
+        digest,
+        closure,
+        actor,
+        at,
+        reason,
+        cast("Visibility", visibility),
+        seal,
+    )
+
+
+def tags_in(manifest: JsonObject) -> tuple[str, ...]:
+    """Return the tags of a manifest."""
+    return tuple(tag for tag in as_list(manifest.get("tags")) if isinstance(tag, str))
+
+
+_ORDERED = "select id, version_key, is_prerelease, yanked_at, is_latest from tool_versions where tool_id = ?"
+_SHOW = """update tools set name = ?, description = ?, tool_type = ?, executor_id = ?, category = ?, subcategory = ?,
+  tags = ?, latest_version = ?, updated_at = ? where id = ?"""
+
+
+class VersionRank(Struct, frozen=True):
+    """What decides whether a version is the latest one."""
+
+    id: str
+    key: str
+    is_prerelease: bool
+    is_yanked: bool
+    is_latest: bool
+
+    @property
+    def rank(self) -> tuple[bool, bool, str]:
+        """Releases rank above pre-releases, and both above yanked versions, which are ordered by version alone."""
+        return (not self.is_yanked, not self.is_yanked and not self.is_prerelease, self.key)
+
+
+def latest_of(standings: Iterable[VersionRank]) -> VersionRank:
+    """Return the latest of an item's versions; there is always one."""
+    return max(standings, key=lambda standing: standing.rank)
+
+
+def choose_again(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
+    """Choose the latest version of an item again after a status change."""
+    standings = [
+        VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest))
+        for id_, key, is_pre, yanked, is_latest in transaction.read(_ORDERED, (tool,))
+    ]
+    latest = latest_of(standings)
+    if latest.is_latest:
+        return
+    transaction.write("update tool_versions set is_latest = false where tool_id = ? and is_latest = true", (tool,))
+    transaction.write("update tool_versions set is_latest = true where id = ?", (latest.id,))
+    ((version, text),) = transaction.read("select version, manifest from tool_versions where id = ?", (latest.id,))
+    show(transaction, database, tool, str(version), as_object(json.loads(str(text))), at)
+
+
+def show(
+    transaction: Transaction, database: Database, tool: Value, version: str, manifest: JsonObject, at: str
+) -> None:
+    """Let the item's own row speak of its latest version."""
+    transaction.write(_SHOW, (*words_of(manifest, database), version, at, tool))
+
+
+def words_of(manifest: JsonObject, database: Database) -> tuple[Value, ...]:
+    """Return the fields of an item's row from its latest version: name, description, type, executor, category, tags."""
+    executor = as_text(manifest.get("executor")).partition("@")[0].rpartition("/")[2]
+    return (
+        as_text(manifest.get("name")),
+        as_text(manifest.get("description")),
+        as_text(manifest.get("tool_type")),
+        executor or None,
+        as_text(manifest.get("category")),
+        as_text(manifest.get("subcategory")),
+        database.encode_list(tags_in(manifest)),
+    )
+
+
+ItemName: TypeAlias = tuple[str, str]
+"""A namespace and a short name."""
+
+_TOOLS = "select id, tool_id, visibility from tools where namespace = ? and tool_id in ($marks)"
+_VERSIONS = """select tool_id, id, version, content_hash, closure_hash, depth, version_key, is_prerelease, yanked_at,
+  is_latest from tool_versions where tool_id in ($marks)"""
+
+
+class ItemRow(Struct, frozen=True):
+    """An item's row."""
+
+    id: str
+    visibility: Visibility
+    is_new: bool = False
+
+
+class SealedVersion(Struct, frozen=True):
+    """The fields of a version's row that its dependents need."""
+
+    id: str
+    digest: str
+    closure: str
+    depth: int
+
+
+class PublishedRows(Struct, frozen=True):
+    """The rows of some items and all of their versions."""
+
+    items: dict[ItemName, ItemRow] = field(default_factory=dict)
+    versions: dict[VersionName, SealedVersion] = field(default_factory=dict)
+    standings: dict[str, list[VersionRank]] = field(default_factory=dict)
+    """By the id of the item."""
+
+
+def look_up(transaction: Transaction, names: Iterable[ItemName]) -> PublishedRows:
+    """Return the stored rows of some items, in as few queries as possible."""
+    stored = PublishedRows()
+    spaces: dict[str, dict[str, None]] = {}
+    for namespace, tool_id in names:
+        spaces.setdefault(namespace, {})[tool_id] = None
+    for namespace, tool_ids in spaces.items():
+        for some in chunks(tool_ids):
+            rows = transaction.read(filled(_TOOLS, marks=placeholders(some)), (namespace, *some))
+            for id_, tool_id, visibility in cast("list[tuple[str, str, Visibility]]", rows):
+                stored.items[namespace, tool_id] = ItemRow(id_, visibility)
+    _add_versions(transaction, stored, {item.id: name for name, item in stored.items.items()})
+    return stored
+
+
+def _add_versions(transaction: Transaction, stored: PublishedRows, names: Mapping[str, ItemName]) -> None:
+    for some in chunks(names):
+        rows = transaction.read(filled(_VERSIONS, marks=placeholders(some)), some)
+        for row in rows:
+            tool, id_, version, digest, closure, depth, key, is_pre, yanked, is_latest = cast(
+                "tuple[str, str, str, str, str, int, str, bool, str | None, bool]", row
+            )
+            stored.versions[VersionName(*names[tool], version)] = SealedVersion(id_, digest, closure, depth)
+            standing = VersionRank(id_, key, bool(is_pre), yanked is not None, bool(is_latest))
+            stored.standings.setdefault(tool, []).append(standing)

@@ -1,0 +1,1 @@
+"""Registries elsewhere: an OCI image layout, on disk or over HTTP."""

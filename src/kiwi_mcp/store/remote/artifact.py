@@ -1,0 +1,395 @@
+"""A version as OCI manifest, blobs and annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
+from itertools import islice
+from typing import TypeAlias, cast, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.canonical_json import NotJson, canonical, read_json
+from kiwi_mcp.domain.errors import ArtifactRefused
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.registry import (
+    Op,
+    Pin,
+    RegistryEvent,
+    Release,
+    ReleaseFile,
+    StatusNote,
+    VersionInfo,
+    VersionName,
+    Visibility,
+    is_digest,
+)
+from kiwi_mcp.store.registry.release_check import (
+    MAX_BYTES,
+    MAX_FILES,
+    MAX_ISSUES,
+    MAX_STATEMENT,
+    MAX_WORD,
+    CheckedRelease,
+    bad_name,
+    bad_pin,
+    bad_status_note,
+    bad_text,
+    bad_time,
+    bad_visibility,
+    unsafe_files,
+)
+
+StatusNotes: TypeAlias = Mapping[Op, StatusNote]
+"""The latest status note of a version after it was sealed, by operation. The reason of a visibility note is its value.
+
+A visibility note has no time if the version was published with that visibility.
+"""
+
+CHANGELOG = "vnd.kiwi.changelog"
+CLOSURE = "vnd.kiwi.closure"
+DIGEST = "vnd.kiwi.digest"
+EXECUTABLE = "vnd.kiwi.executable"
+IS_BUILTIN = "vnd.kiwi.is_builtin"
+IS_OFFICIAL = "vnd.kiwi.is_official"
+PLACE = "vnd.kiwi.place"
+REF_NAME = "org.opencontainers.image.ref.name"
+TITLE = "org.opencontainers.image.title"
+
+_NAMESPACE = "vnd.kiwi.namespace"
+_TOOL_ID = "vnd.kiwi.tool_id"
+_VERSION = "org.opencontainers.image.version"
+_CREATED = "org.opencontainers.image.created"
+_PUBLISHED_BY = "vnd.kiwi.published_by"
+_EXECUTOR = "vnd.kiwi.executor"
+_STATUS_OPS: tuple[Op, ...] = tuple(op for op in get_args(Op) if op != "publish")
+_OPPOSITE: Mapping[Op, Op] = {
+    "yank": "unyank",
+    "unyank": "yank",
+    "deprecate": "undeprecate",
+    "undeprecate": "deprecate",
+}
+
+
+class VersionAnnotations(Struct, frozen=True):
+    """The annotations of a version that an artifact and the index both have. They must be equal."""
+
+    name: VersionName
+    executor: Pin | None
+    published_by: str
+    created_at: str
+
+    @classmethod
+    def of(cls, release: Release | VersionInfo) -> VersionAnnotations:
+        """Return the annotations of a version."""
+        return cls(release.name, release.executor, release.published_by, release.created_at)
+
+    @classmethod
+    def read(cls, annotations: Mapping[str, str]) -> VersionAnnotations:
+        """Return what annotations say about a version. A missing one is empty, which the check finds."""
+        name = VersionName(
+            annotations.get(_NAMESPACE, ""), annotations.get(_TOOL_ID, ""), annotations.get(_VERSION, "")
+        )
+        return cls(name, _read_pin(annotations), annotations.get(_PUBLISHED_BY, ""), annotations.get(_CREATED, ""))
+
+    def to_annotations(self) -> Mapping[str, str]:
+        """Return the annotations, without empty ones."""
+        annotations = {
+            _NAMESPACE: self.name.namespace,
+            _TOOL_ID: self.name.tool_id,
+            _VERSION: self.name.version,
+            _PUBLISHED_BY: self.published_by,
+            _CREATED: self.created_at,
+        }
+        if (pin := self.executor) is not None:
+            annotations[_EXECUTOR] = pin.ref
+            annotations[f"{_EXECUTOR}.namespace"] = pin.name.namespace
+            annotations[f"{_EXECUTOR}.tool_id"] = pin.name.tool_id
+            annotations[f"{_EXECUTOR}.version"] = pin.name.version
+            annotations[f"{_EXECUTOR}.digest"] = pin.digest
+        return {key: text for key, text in annotations.items() if text}
+
+    def issues(self) -> Iterator[Issue]:
+        """Yield the faults of the annotations."""
+        yield from bad_name(self.name, "")
+        if self.executor is not None:
+            yield from bad_pin(self.executor, self.name.namespace)
+        yield from bad_text(self.published_by, "published_by", limit=MAX_WORD)
+        yield from bad_time(self.created_at, "created_at")
+
+
+def _read_pin(annotations: Mapping[str, str]) -> Pin | None:
+    if not any(key.startswith(_EXECUTOR) for key in annotations):
+        return None
+    parts = [annotations.get(f"{_EXECUTOR}.{part}", "") for part in ("namespace", "tool_id", "version", "digest")]
+    return Pin(annotations.get(_EXECUTOR, ""), VersionName(*parts[:3]), parts[3])
+
+
+def read_annotations(annotations: Json) -> Mapping[str, str]:
+    """Return annotations; values that are not text are left out."""
+    return {key: text for key, text in as_object(annotations).items() if isinstance(text, str)}
+
+
+def status_notes_of(release: Release) -> StatusNotes:
+    """Return the status notes of a release."""
+    status: dict[Op, StatusNote] = {}
+    if release.yanked is not None:
+        status["yank"] = release.yanked
+    if release.deprecated is not None:
+        status["deprecate"] = release.deprecated
+    if release.visibility != "public":
+        status["visibility"] = StatusNote("", release.visibility)
+    return status
+
+
+def with_status(release: Release, status: StatusNotes) -> Release:
+    """Return a release with its status notes applied."""
+    return replace(
+        release, yanked=status.get("yank"), deprecated=status.get("deprecate"), visibility=visibility_in(status)
+    )
+
+
+def visibility_in(status: StatusNotes) -> Visibility:
+    """Return the last visibility; it is checked where status notes are read."""
+    return cast("Visibility", status["visibility"].reason) if "visibility" in status else "public"
+
+
+def add_status(status: StatusNotes, event: RegistryEvent) -> StatusNotes:
+    """Return the status notes after one more event; it replaces the opposite note."""
+    others = {op: note for op, note in status.items() if op != _OPPOSITE.get(event.op)}
+    return {**others, event.op: StatusNote(event.at, event.reason)}
+
+
+def status_annotations(status: StatusNotes) -> Mapping[str, str]:
+    """Return status notes as annotations."""
+    annotations = {f"vnd.kiwi.{op}.at": note.at for op, note in status.items()}
+    return annotations | {f"vnd.kiwi.{op}.reason": note.reason for op, note in status.items() if note.reason}
+
+
+def read_status(annotations: Mapping[str, str]) -> StatusNotes:
+    """Return the status notes among annotations."""
+    return {
+        op: StatusNote(annotations[f"vnd.kiwi.{op}.at"], annotations.get(f"vnd.kiwi.{op}.reason", ""))
+        for op in _STATUS_OPS
+        if f"vnd.kiwi.{op}.at" in annotations
+    }
+
+
+def bad_status_notes(status: StatusNotes) -> Iterator[Issue]:
+    """Yield the faults of status notes."""
+    for op, note in status.items():
+        if op != "visibility" or note.at:
+            yield from bad_status_note(note, op)
+        if _OPPOSITE.get(op) in status:
+            yield Issue(op, f"it is set together with {_OPPOSITE[op]}", "Take it from its registry again.")
+    yield from bad_visibility(visibility_in(status))
+
+
+ARTIFACT_TYPE = "application/vnd.kiwi.item.v1"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+STATEMENT_TYPE = "application/vnd.kiwi.statement.v1+json"
+FILE_TYPE = "application/vnd.kiwi.file.v1"
+MAX_MANIFEST = 4_000_000
+
+_MAX_VALUES = 1_000_000
+_AGAIN = "Take it from its registry again."
+
+
+class Artifact(Struct, frozen=True):
+    """The bytes of a version's manifest, and its blobs by digest."""
+
+    manifest: bytes
+    blobs: Mapping[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the manifest, which names the artifact."""
+        return digest_of(self.manifest)
+
+
+class Descriptor(Struct, frozen=True):
+    """A blob as a document describes it: type, digest, size and annotations."""
+
+    media_type: str
+    digest: str
+    size: int
+    annotations: Mapping[str, str]
+
+    @classmethod
+    def read(cls, value: Json) -> Descriptor:
+        """Return the descriptor in a JSON value. A missing field is empty or negative, which the check finds."""
+        row = as_object(value)
+        size = row.get("size")
+        return cls(
+            as_text(row.get("mediaType")),
+            as_text(row.get("digest")),
+            size if isinstance(size, int) and not isinstance(size, bool) else -1,
+            read_annotations(row.get("annotations")),
+        )
+
+    def issues(self, place: str, media_type: str, limit: int) -> Iterator[Issue]:
+        """Yield its faults, for a blob of this media type and at most `limit` bytes."""
+        if self.media_type != media_type:
+            yield Issue(place, f"its type is {self.media_type[:MAX_WORD]!r}, not {media_type}", _AGAIN)
+        if not is_digest(self.digest):
+            yield Issue(place, f"{self.digest[:MAX_WORD]!r} is not a digest", _AGAIN)
+        if not 0 <= self.size <= limit:
+            yield Issue(place, f"its size is not between 0 and {limit:,} bytes", _AGAIN)
+
+
+Read = Callable[[str, int], bytes]
+"""Returns the blob of a digest, at most one byte more than the size; a LookupError says why there is none."""
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of some bytes."""
+    return f"sha256:{sha256(data).hexdigest()}"
+
+
+class BlobFile(Struct, frozen=True):
+    """A file of a version as its manifest lists it: without its bytes."""
+
+    path: str
+    digest: str
+    size: int
+    is_executable: bool = False
+
+
+def encode(release: Release) -> Artifact:
+    """Return a version as an artifact: the same bytes for the same version, wherever it is encoded.
+
+    The status and the visibility can change later, so they are not part of it: a yank leaves the artifact unchanged.
+    """
+    blobs = {release.digest: release.statement, **{f"sha256:{file.sha256}": file.data for file in release.files}}
+    files = [BlobFile(one.path, f"sha256:{one.sha256}", len(one.data), one.is_executable) for one in release.files]
+    return Artifact(encode_manifest(release, len(release.statement), files), blobs)
+
+
+def encode_manifest(version: Release | VersionInfo, statement_size: int, files: Iterable[BlobFile]) -> bytes:
+    """Return the manifest of a version's artifact, for which the bytes of its files are not needed."""
+    layers: list[Json] = [
+        {
+            **_descriptor(FILE_TYPE, file.digest, file.size),
+            "annotations": {TITLE: file.path} | ({EXECUTABLE: "true"} if file.is_executable else {}),
+        }
+        for file in sorted(files, key=lambda file: file.path)
+    ]
+    return canonical(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": ARTIFACT_TYPE,
+            "config": _descriptor(STATEMENT_TYPE, version.digest, statement_size),
+            "layers": layers,
+            "annotations": _annotations(version),
+        }
+    )
+
+
+def decode(manifest: bytes, read: Read, *, status: StatusNotes | None = None) -> CheckedRelease:
+    """Return the version in an artifact, its manifest's text unread; a single fault refuses it, and all are listed."""
+    config, *layers = read_descriptors(manifest)
+    annotations, status = read_annotations(_document(manifest).get("annotations")), status or {}
+    _refuse(_named(annotations), bad_status_notes(status))
+    issues: list[Issue] = []
+    statement = _blob(config, "config", read, issues)
+    files = tuple(_file(layer, read, issues) for layer in layers)
+    _refuse(_named(annotations), issues)
+    return CheckedRelease.of(with_status(_release(annotations, statement, files), status))
+
+
+def read_descriptors(manifest: bytes) -> list[Descriptor]:
+    """Return the descriptors of the blobs that a manifest lists, the statement first; any fault refuses them all."""
+    document = _document(manifest)
+    config = Descriptor.read(document.get("config"))
+    layers = [Descriptor.read(row) for row in as_list(document.get("layers"))[: MAX_FILES + 1]]
+    issues = [*_misfits(document), *_bad_descriptors(config, layers)]
+    _refuse(_named(read_annotations(document.get("annotations"))), issues)
+    return [config, *layers]
+
+
+def _descriptor(media_type: str, digest: str, size: int) -> JsonObject:
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def _annotations(version: Release | VersionInfo) -> JsonObject:
+    annotations = {
+        PLACE: version.place,
+        CHANGELOG: version.changelog,
+        IS_OFFICIAL: "true" if version.is_official else "",
+        IS_BUILTIN: "true" if version.is_builtin else "",
+    }
+    return {
+        **VersionAnnotations.of(version).to_annotations(),
+        **{key: text for key, text in annotations.items() if text},
+    }
+
+
+def _release(annotations: Mapping[str, str], statement: bytes, files: tuple[ReleaseFile, ...]) -> Release:
+    version = VersionAnnotations.read(annotations)
+    return Release(
+        name=version.name,
+        place=annotations.get(PLACE, ""),
+        statement=statement,
+        manifest={},
+        files=files,
+        executor=version.executor,
+        changelog=annotations.get(CHANGELOG, ""),
+        published_by=version.published_by,
+        created_at=version.created_at,
+        is_official=annotations.get(IS_OFFICIAL) == "true",
+        is_builtin=annotations.get(IS_BUILTIN) == "true",
+    )
+
+
+def _document(manifest: bytes) -> JsonObject:
+    try:
+        return as_object(read_json(manifest, max_bytes=MAX_MANIFEST, max_values=_MAX_VALUES))
+    except NotJson as fault:
+        raise ArtifactRefused("An artifact", [Issue("manifest", str(fault), _AGAIN)]) from None
+
+
+def _misfits(document: JsonObject) -> Iterator[Issue]:
+    """Yield where a document is not an image manifest of ours."""
+    expected = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
+    for key, value in expected.items():
+        if (found := document.get(key)) != value:
+            yield Issue(key, f"it is {str(found)[:MAX_WORD]!r}, not {value!r}", "Name an artifact that Kiwi wrote.")
+
+
+def _bad_descriptors(config: Descriptor, layers: list[Descriptor]) -> Iterator[Issue]:
+    yield from config.issues("config", STATEMENT_TYPE, MAX_STATEMENT)
+    for index, layer in enumerate(layers[:MAX_FILES]):
+        yield from layer.issues(f"layers[{index}]", FILE_TYPE, MAX_BYTES)
+    yield from unsafe_files([(layer.annotations.get(TITLE, ""), layer.size) for layer in layers])
+
+
+def _file(layer: Descriptor, read: Read, issues: list[Issue]) -> ReleaseFile:
+    path = layer.annotations.get(TITLE, "")
+    data = _blob(layer, path, read, issues)
+    return ReleaseFile(path, data, layer.annotations.get(EXECUTABLE) == "true")
+
+
+def _blob(wanted: Descriptor, place: str, read: Read, issues: list[Issue]) -> bytes:
+    """Return the blob of a descriptor; if it is another one, return nothing and add the issue."""
+    try:
+        data = read(wanted.digest, wanted.size)
+    except LookupError as fault:
+        issues.append(Issue(place, f"the blob {wanted.digest} cannot be read: {fault.args[0]}", _AGAIN))
+        return b""
+    if len(data) != wanted.size:
+        issues.append(Issue(place, f"the blob {wanted.digest} does not have its stated size", _AGAIN))
+    elif digest_of(data) != wanted.digest:
+        issues.append(Issue(place, f"the blob {wanted.digest} has another hash: its bytes were changed", _AGAIN))
+    return data
+
+
+def _named(annotations: Mapping[str, str]) -> str:
+    return str(VersionAnnotations.read(annotations).name)[:MAX_WORD] if annotations else "An artifact"
+
+
+def _refuse(what: str, issues: Iterator[Issue] | list[Issue]) -> None:
+    if found := tuple(islice(issues, MAX_ISSUES)):
+        raise ArtifactRefused(what, found)

@@ -1,0 +1,211 @@
+"""A registry in a database as an OCI image layout: its index, its blobs, and a push, as one actor may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.errors import NamespaceDenied, NotFound, TooLarge, VersionConflict
+from kiwi_mcp.domain.registry import (
+    PublishResult,
+    RegistryEvent,
+    StatusNote,
+    VersionInfo,
+    VersionName,
+    is_digest,
+    is_same_executor,
+)
+from kiwi_mcp.store.database import Row
+from kiwi_mcp.store.registry.files import EXECUTABLE, read_blob
+from kiwi_mcp.store.registry.registry import Registry
+from kiwi_mcp.store.registry.rows import VisibilityFilter, chunks, filled, placeholders
+from kiwi_mcp.store.remote.artifact import (
+    BlobFile,
+    Read,
+    StatusNotes,
+    VersionAnnotations,
+    add_status,
+    digest_of,
+    encode_manifest,
+)
+from kiwi_mcp.store.remote.http import MAX_PUSHED
+from kiwi_mcp.store.remote.layout import LayoutEntry, index_bytes, read_entries, read_release
+from kiwi_mcp.store.remote.port import all_events
+from kiwi_mcp.store.remote.snapshot import RegistrySnapshot
+from kiwi_mcp.store.remote.sync import Check
+
+_STATEMENTS = "select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"
+_FILES = """select tool_version_id, path, sha256, size_bytes, mode from tool_version_files
+where tool_version_id in ($marks)"""
+_STATEMENT = """select v.manifest_canon from tool_versions v cross join tools t
+where v.content_hash = ? and t.id = v.tool_id and $sees limit 1"""
+_MANIFEST = """select v.manifest_yaml from tool_versions v cross join tools t
+where v.manifest_sha256 = ? and t.id = v.tool_id and $sees limit 1"""
+_FILE = """select f.content_text, f.storage_key
+from tool_version_files f cross join tool_versions v cross join tools t
+where f.sha256 = ? and v.id = f.tool_version_id and t.id = v.tool_id and $sees limit 1"""
+
+
+class StoredArtifact(Struct, frozen=True):
+    """The manifest of a stored version's artifact: its digest and its size."""
+
+    digest: str
+    size: int
+
+
+class ArtifactCache:
+    """The artifacts of stored versions by version id; a version is sealed, so an entry stays true."""
+
+    def __init__(self) -> None:
+        self._artifacts: dict[str, StoredArtifact] = {}
+        self._ids: dict[str, str] = {}
+
+    def version_with(self, digest: str) -> str | None:
+        """Return the id of the version with the artifact of this digest."""
+        return self._ids.get(digest)
+
+    def artifacts_of(self, registry: Registry, versions: Sequence[VersionInfo]) -> Mapping[str, StoredArtifact]:
+        """Return the artifacts of versions, by version id."""
+        for version, manifest in _manifests(registry, [one for one in versions if one.id not in self._artifacts]):
+            artifact = StoredArtifact(digest_of(manifest), len(manifest))
+            self._artifacts[version.id] = artifact
+            self._ids[artifact.digest] = version.id
+        return self._artifacts
+
+
+class RegistryLayout:
+    """The layout that one actor sees in a registry. Other actors' private versions are not in it."""
+
+    def __init__(self, registry: Registry, cache: ArtifactCache) -> None:
+        self._registry = registry
+        self._cache = cache
+
+    def index(self, tool_id: str = "") -> bytes:
+        """Return `index.json`: every listed version, or all versions of one name, unlisted ones included."""
+        registry = self._registry
+        versions = registry.named_anywhere(tool_id) if tool_id else registry.find(is_all_versions=True)
+        artifacts = self._cache.artifacts_of(registry, versions)
+        status = _status(versions, all_events(registry, tool_id=tool_id))
+        return index_bytes((_entry(one, artifacts[one.id], status[one.name]) for one in versions), "the registry")
+
+    def blob(self, digest: str) -> bytes:
+        """Return the bytes of a digest, if a version that the actor may see has them."""
+        database, sight = self._registry.database, VisibilityFilter(self._registry.actor)
+        name = digest.removeprefix("sha256:")
+        for statement, value in ((_FILE, name), (_MANIFEST, name), (_STATEMENT, digest)):
+            rows = database.read(filled(statement, sees=sight.named), (value, *sight.members))
+            if is_digest(digest) and rows:
+                text, *key = cast("tuple[str | None, ...]", rows[0])
+                return text.encode() if text is not None else read_blob(database, str(key[0]))
+        if (manifest := self._manifest(digest)) is None:
+            raise NotFound(f"The registry has no blob {digest[:80]}.", suggestion="Read the index again.")
+        return manifest
+
+    def push(self, data: bytes, read: Read, check: Check) -> Sequence[PublishResult]:
+        """Publish the versions of an index that are new here, and apply its status notes: all of it, or nothing.
+
+        `read` returns the blobs that were sent before. A blob that the actor can read here need not be sent.
+        """
+
+        def read_any(digest: str, size: int) -> bytes:
+            try:
+                return read(digest, size)
+            except LookupError as error:
+                try:
+                    return self.blob(digest)
+                except NotFound:
+                    raise error from None
+
+        entries = read_entries(data, "The index that was sent")
+        if len(entries) > MAX_PUSHED:
+            raise TooLarge("The index", size=len(entries), limit=MAX_PUSHED, unit="versions")
+        registry = self._registry
+        for namespace in {entry.name.namespace for entry in entries}:
+            if not registry.actor.is_member(namespace):
+                raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
+        known = {
+            one.name: one
+            for namespace, tool_id in {(entry.name.namespace, entry.name.tool_id) for entry in entries}
+            for one in registry.named(tool_id, namespace=namespace)
+        }
+        if conflicts := [str(one.name) for one in entries if one.name in known and not _is_like(one, known[one.name])]:
+            raise VersionConflict(conflicts)
+        releases = [check(read_release(entry, read_any)) for entry in entries if entry.name not in known]
+        published = {one.name: one for one in registry.publish(releases, self._news(entries))}
+        return [
+            published.get(entry.name)
+            or PublishResult(entry.name, entry.digest, known[entry.name].closure, is_new=False)
+            for entry in entries
+        ]
+
+    def _news(self, entries: Sequence[LayoutEntry]) -> Sequence[RegistryEvent]:
+        """Return the status events of entries that the registry does not have yet, the oldest first."""
+        tool_ids = {entry.name.tool_id for entry in entries}
+        here = RegistrySnapshot.by(event for one in tool_ids for event in all_events(self._registry, tool_id=one))
+        events = {event: None for entry in entries for event in entry.status_events() if here.is_news(event)}
+        return sorted(events, key=lambda event: event.at)
+
+    def _manifest(self, digest: str) -> bytes | None:
+        """Return the manifest of an artifact; None where there is none, or the actor may not see it."""
+        registry = self._registry
+        if self._cache.version_with(digest) is None:  # the server started again since the index was read
+            self._cache.artifacts_of(registry, registry.find(is_all_versions=True))
+        if (version := self._cache.version_with(digest)) is None:
+            return None
+        try:
+            ((_, manifest),) = _manifests(registry, [registry.get(version)])
+        except NotFound:
+            return None
+        return manifest
+
+
+def _manifests(registry: Registry, versions: Sequence[VersionInfo]) -> Iterator[tuple[VersionInfo, bytes]]:
+    """Yield versions with the manifests of their artifacts, from rows alone: no file is read."""
+    for some in chunks(versions):
+        ids = [one.id for one in some]
+        marks = placeholders(ids)
+        files: dict[str, list[BlobFile]] = {id_: [] for id_ in ids}
+        rows = registry.database.read(filled(_FILES, marks=marks), ids)
+        for id_, path, sha256, size, mode in cast("list[tuple[str, str, str, int, int]]", rows):
+            files[id_].append(BlobFile(path, f"sha256:{sha256}", int(size), mode == EXECUTABLE))
+        stated = {str(row[0]): row for row in registry.database.read(filled(_STATEMENTS, marks=marks), ids)}
+        for version in some:
+            yield version, _manifest_of(version, stated[version.id], files[version.id])
+
+
+def _manifest_of(version: VersionInfo, stated: Row, files: list[BlobFile]) -> bytes:
+    _, statement, text, sha256 = cast("tuple[str, str, str | None, str | None]", stated)
+    if text is not None:  # a manifest that is a file of its own
+        files.append(BlobFile(version.place.rpartition("/")[2], f"sha256:{sha256}", len(text.encode())))
+    return encode_manifest(version, len(statement.encode()), files)
+
+
+def _entry(version: VersionInfo, artifact: StoredArtifact, status: StatusNotes) -> LayoutEntry:
+    annotations = VersionAnnotations.of(version)
+    return LayoutEntry(annotations, version.digest, artifact.digest, artifact.size, status, version.closure)
+
+
+def _status(versions: Sequence[VersionInfo], events: Iterator[RegistryEvent]) -> Mapping[VersionName, StatusNotes]:
+    """Return the status notes of versions, from the log: a status that was taken back has a note too."""
+    notes: dict[VersionName, StatusNotes] = {
+        one.name: {} if one.visibility == "public" else {"visibility": StatusNote("", one.visibility)}
+        for one in versions
+    }
+    by_item: dict[tuple[str, str], list[VersionName]] = {}
+    for name in notes:
+        by_item.setdefault((name.namespace, name.tool_id), []).append(name)
+    for event in events:
+        if event.op == "publish":
+            continue
+        name = event.name
+        affected = by_item.get((name.namespace, name.tool_id), []) if event.op == "visibility" else [name]
+        for one in affected:
+            if one in notes:
+                notes[one] = add_status(notes[one], event)
+    return notes
+
+
+def _is_like(entry: LayoutEntry, known: VersionInfo) -> bool:
+    return entry.digest == known.digest and is_same_executor(entry.executor, known.executor)

@@ -1,0 +1,375 @@
+"""Copies from one registry to another: everything new, or one version with everything it depends on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TypeAlias
+
+from msgspec import Struct, field
+
+from kiwi_mcp.domain.errors import (
+    ArtifactRefused,
+    Denied,
+    Invalid,
+    InvalidRequest,
+    NamespaceDenied,
+    NotFound,
+    VersionConflict,
+)
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.domain.registry import (
+    BUILTIN_NAMESPACE,
+    Actor,
+    PublishResult,
+    RegistryEvent,
+    Release,
+    VersionName,
+    closure_below,
+    closure_of,
+)
+from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease, order
+from kiwi_mcp.store.remote.port import RemoteRegistry
+from kiwi_mcp.store.remote.snapshot import RegistrySnapshot, VersionQuery
+
+_FIRST_BATCH, _LARGEST_BATCH = 32, 500
+Hashes: TypeAlias = tuple[str, str]
+"""The digest of a version, and its closure."""
+Check: TypeAlias = Callable[[Release], CheckedRelease]
+"""The check of a release from elsewhere: it reads the manifest, and refuses what does not agree with it."""
+Admit: TypeAlias = Callable[[Sequence[CheckedRelease]], Awaitable[None]]
+"""Raises an error if one of the versions may not come in."""
+ReleaseFilter: TypeAlias = Callable[[Sequence[CheckedRelease]], Mapping[VersionName, str]]
+"""Returns the versions that are refused, each with the reason."""
+
+_BATCH_BYTES = 16_000_000
+"""About how many bytes of files one batch holds: after a larger one, the next has fewer versions."""
+
+
+class SyncReport(Struct, frozen=True):
+    """What a sync did."""
+
+    new: tuple[VersionName, ...] = ()
+    unchanged: int = 0
+    status_changes: int = 0
+    left_out: tuple[str, ...] = ()
+    """What was not copied although it was asked for, each with the reason."""
+    etag: str = ""
+    """The state of the source that was copied: the next sync ends at once if it finds the same."""
+
+
+class _ReadVersions(Struct):
+    """Versions read from a source, in the order of writing, and versions that are not copied, with the reason."""
+
+    releases: list[CheckedRelease] = field(default_factory=list)
+    hashes: dict[VersionName, Hashes] = field(default_factory=dict)
+    excluded: dict[VersionName, str] = field(default_factory=dict)
+
+
+class _Writing(Struct):
+    """What was written to a target so far, and what it refused."""
+
+    target: RemoteRegistry
+    is_planned: bool = False
+    """Whether nothing is written, and only the outcome is returned."""
+    new: list[VersionName] = field(default_factory=list)
+    excluded: dict[VersionName, str] = field(default_factory=dict)
+    refusal: Denied | None = None
+    denied: dict[str, str] = field(default_factory=dict)
+    """Namespaces to which nothing may be written, with the reason."""
+
+    async def write(self, releases: Sequence[CheckedRelease]) -> Sequence[VersionName]:
+        """Write versions, but for the namespaces that the target refuses, and return the names of those it holds."""
+        ready = [release for release in releases if not self._is_excluded(release)]
+        if not ready:
+            return ()
+        if self.is_planned:
+            self.new += [release.name for release in ready]
+            return [release.name for release in ready]
+        try:
+            published = await self.target.write(ready, ())
+        except Denied as refusal:
+            if not _is_about_namespaces(refusal):
+                raise
+            spaces = [[*group] for _, group in groupby(ready, key=lambda release: release.name.namespace)]
+            if len(spaces) == 1:
+                self.refusal = refusal
+                self.denied[ready[0].name.namespace] = refusal.message
+                self.excluded |= {release.name: refusal.message for release in ready}
+                return ()
+        else:
+            self.new += [one.name for one in published if one.is_new]
+            return [release.name for release in ready]
+        # It was one of several namespaces: each group of neighbours, executors first, is tried on its own.
+        return [name for space in spaces for name in await self.write(space)]
+
+    def _is_excluded(self, release: Release) -> bool:
+        pin, name = release.executor, release.name
+        if name.namespace in self.denied:
+            self.excluded[name] = self.denied[name.namespace]
+        elif pin and pin.name in self.excluded:
+            self.excluded[name] = f"it depends on {pin.name}, and {self.excluded[pin.name]}"
+        return name in self.excluded
+
+
+def everything(_: VersionName) -> bool:
+    """Choose every version."""
+    return True
+
+
+def cursor_name(remote: RemoteRegistry, actor: Actor, *, with_private: bool = False) -> str:
+    """Return the name under which the state of a remote is stored: one for each set of versions a pull can see."""
+    return f"pull as {', '.join(sorted(actor.namespaces))}{' with private' if with_private else ''}: {remote.key}"
+
+
+async def copy(
+    source: RemoteRegistry,
+    target: RemoteRegistry,
+    *,
+    check: Check,
+    unless: str = "",
+    only: Callable[[VersionName], bool] = everything,
+    with_private: bool = False,
+    report: Report = silent,
+    accept: ReleaseFilter | None = None,
+    is_planned: bool = False,
+) -> SyncReport:
+    """Copy to the target what it lacks of a source, and repeat the status changes.
+
+    Nothing is written if any version exists already with another closure, or if it `is_planned`. Items that ship with
+    Kiwi are not copied, nor versions that `accept` refuses. `unless` is the state that was copied last.
+    """
+    target_has = RegistrySnapshot.by(await target.events())
+    # A target that holds nothing is not the one that was written to before.
+    events = await source.events(unless if target_has.versions else "")
+    if not events:
+        return SyncReport(etag=source.etag)
+    snapshot = RegistrySnapshot.by(events)
+
+    def is_meant(name: VersionName) -> bool:
+        return name.namespace != BUILTIN_NAMESPACE and only(name) and (with_private or not snapshot.is_private(name))
+
+    wanted = {name: hashes for name, hashes in _hashes(snapshot).items() if is_meant(name)}
+    here = _hashes(target_has)
+    _refuse_conflicts(wanted, here)
+    missing = [name for name in wanted if name not in here]
+    writing = _Writing(target, is_planned=is_planned)
+    async for gathered in _batches(source, missing, wanted, here, check, with_private=with_private):
+        writing.excluded |= gathered.excluded
+        if accept is not None:
+            writing.excluded |= await asyncio.to_thread(accept, gathered.releases)
+        written = await writing.write(gathered.releases)
+        here |= {name: hashes for name, hashes in gathered.hashes.items() if name in written}
+        report(Progress("Copying versions", done=len(writing.new), total=len(missing)))
+    changes = [change for change in _news(snapshot, target_has, here) if is_meant(change.name)]
+    refused_changes = () if is_planned else await _repeat(target, changes)
+    if writing.refusal is not None and len(missing) == len(wanted) and not writing.new:
+        raise writing.refusal  # nothing of it may be written there, which is more than leaving something out
+    return SyncReport(
+        new=tuple(writing.new),
+        unchanged=len(wanted) - len(missing),
+        status_changes=len(changes) - len(refused_changes),
+        left_out=(*(f"{name}: {why}" for name, why in writing.excluded.items() if is_meant(name)), *refused_changes),
+        etag=source.etag,
+    )
+
+
+async def pull(
+    source: RemoteRegistry,
+    target: RemoteRegistry,
+    wanted: VersionQuery,
+    *,
+    check: Check,
+    namespaces: Sequence[str],
+    report: Report = silent,
+    admit: Admit | None = None,
+) -> Sequence[PublishResult]:
+    """Copy one version and all its dependencies, the version last; on any fault nothing is written.
+
+    `admit` refuses versions that may not come in.
+    """
+    snapshot, target_has = await snapshot_of(source, wanted), await snapshot_of(target, wanted)
+    name = wanted.choose(snapshot, namespaces)
+    if name.namespace == BUILTIN_NAMESPACE:
+        raise InvalidRequest(
+            f"{name} comes with Kiwi, and is not taken from elsewhere.",
+            suggestion="Use the one that is here: `kiwi list --namespace kiwi`.",
+        )
+    asked = {name: (snapshot.versions[name], snapshot.closures[name])}
+    _refuse_conflicts(asked, _hashes(target_has))
+    # Read even if the target has it: a pull also checks that the source still has the same content.
+    gathered = await _gather(source, asked, {}, check, with_private=True)
+    if gathered.excluded:
+        reasons = "; ".join(f"{one}: {why}" for one, why in gathered.excluded.items())
+        raise NotFound(
+            f"{name} cannot be pulled with everything it depends on: {reasons}.",
+            suggestion="Ask its publisher to publish what it depends on where you can see it.",
+        )
+    if admit is not None:
+        await admit(gathered.releases)
+    report(Progress(f"{name} and what it depends on", done=len(gathered.releases)))
+    changes = [
+        change for change in _news(snapshot, target_has, asked) if change.op == "visibility" or change.name == name
+    ]
+    return await target.write(gathered.releases, changes)
+
+
+async def snapshot_of(remote: RemoteRegistry, wanted: VersionQuery) -> RegistrySnapshot:
+    """Return a remote's snapshot of the items that may be meant, limited to them if their name is known."""
+    return RegistrySnapshot.by(await (remote.history(wanted.tool_id) if wanted.tool_id else remote.events()))
+
+
+def _hashes(snapshot: RegistrySnapshot) -> dict[VersionName, Hashes]:
+    return {name: (digest, snapshot.closures[name]) for name, digest in snapshot.versions.items()}
+
+
+def _refuse_conflicts(wanted: Mapping[VersionName, Hashes], target_has: Mapping[VersionName, Hashes]) -> None:
+    if conflicts := [str(name) for name, hashes in wanted.items() if target_has.get(name, hashes) != hashes]:
+        raise VersionConflict(conflicts)
+
+
+def _is_about_namespaces(refusal: Denied) -> bool:
+    """Whether a target refuses a namespace, and perhaps not all; a server says so in its answer."""
+    return NamespaceDenied.code in {refusal.code, refusal.details.get("refusal")}
+
+
+async def _repeat(target: RemoteRegistry, changes: Sequence[RegistryEvent]) -> Sequence[str]:
+    """Repeat status changes at the target; return those that it refuses, each with the reason."""
+    if not changes:
+        return ()
+    try:
+        await target.write((), changes)
+    except (Invalid, NotFound, Denied) as refusal:
+        if isinstance(refusal, Denied) and not _is_about_namespaces(refusal):
+            raise
+        if len(changes) == 1:
+            return (f"{changes[0].name} ({changes[0].op}): {refusal.message}",)
+    else:
+        return ()
+    half = len(changes) // 2
+    return (*await _repeat(target, changes[:half]), *await _repeat(target, changes[half:]))
+
+
+def _news(
+    snapshot: RegistrySnapshot, target_has: RegistrySnapshot, digests: Iterable[VersionName]
+) -> Iterator[RegistryEvent]:
+    """Yield the status changes that a target lacks for the versions it has."""
+    names = {*digests}
+    items = {(name.namespace, name.tool_id) for name in names}
+    for change in snapshot.statuses.values():
+        name = change.name
+        is_here = (name.namespace, name.tool_id) in items if change.op == "visibility" else name in names
+        if is_here and target_has.is_news(change):
+            yield change
+
+
+async def _batches(
+    source: RemoteRegistry,
+    names: Sequence[VersionName],
+    wanted: Mapping[VersionName, Hashes],
+    target_has: Mapping[VersionName, Hashes],
+    check: Check,
+    *,
+    with_private: bool,
+) -> AsyncIterator[_ReadVersions]:
+    """Yield versions with their dependencies, in batches of limited size; `target_has` grows as they are written."""
+    done, count = 0, _FIRST_BATCH
+    while done < len(names):
+        batch = {name: wanted[name] for name in names[done : done + count] if name not in target_has}
+        done += count
+        gathered = await _gather(source, batch, target_has, check, with_private=with_private)
+        yield gathered
+        size = sum(len(file.data) for release in gathered.releases for file in release.files)
+        count = max(1, count // 4) if size > _BATCH_BYTES else min(count * 2, _LARGEST_BATCH)
+
+
+async def _gather(
+    source: RemoteRegistry,
+    wanted: Mapping[VersionName, Hashes],
+    target_has: Mapping[VersionName, Hashes],
+    check: Check,
+    *,
+    with_private: bool,
+) -> _ReadVersions:
+    """Read versions and the dependencies that the target lacks; check each against the hashes it was named with."""
+    found: dict[VersionName, CheckedRelease] = {}
+    excluded: dict[VersionName, str] = {}
+    left = {name: digest for name, (digest, _) in wanted.items()}
+    for _ in range(MAX_LINKS):
+        if not left:
+            break
+        read, absent = await _read(source, list(left))
+        excluded |= dict.fromkeys(absent, "the source does not show it")
+        shown = {name: digest for name, digest in left.items() if name not in excluded}
+        checked = await asyncio.to_thread(_checked, read, shown, check)
+        found |= {release.name: release for release in checked}
+        pins = [pin for release in checked if (pin := release.executor) and not pin.is_builtin]
+        left = {
+            pin.name: pin.digest
+            for pin in pins
+            if not any(pin.name in known for known in (found, target_has, excluded))
+        }
+    excluded |= dict.fromkeys(left, "the chain below it is too long")
+    excluded |= {name: "it is private" for name, one in found.items() if _is_hidden(one) and not with_private}
+    gathered = _complete(found.values(), target_has, excluded)
+    if wrong := [str(name) for name, hashes in wanted.items() if gathered.hashes.get(name, hashes) != hashes]:
+        issues = [
+            Issue(name, "its executors are not those of its closure", "Ask the source's owner.") for name in wrong
+        ]
+        raise ArtifactRefused("What the source gave", issues)
+    return gathered
+
+
+def _is_hidden(release: Release) -> bool:
+    return release.visibility == "private"
+
+
+def _complete(
+    found: Iterable[CheckedRelease], target_has: Mapping[VersionName, Hashes], excluded: dict[VersionName, str]
+) -> _ReadVersions:
+    """Return the versions that can be copied with their whole chain, executors first; bar the others with a reason."""
+    gathered = _ReadVersions(excluded=excluded)
+    known = {name: digest for name, (digest, _) in target_has.items()} | {one.name: one.digest for one in found}
+    closures = {name: closure for name, (_, closure) in target_has.items()}
+    for release in order(tuple(found)):
+        pin = release.executor
+        if pin and pin.name in excluded:
+            excluded.setdefault(release.name, f"it depends on {pin.name}, and {excluded[pin.name]}")
+        elif pin and not pin.is_builtin and known.get(pin.name) != pin.digest:
+            excluded.setdefault(release.name, f"it depends on another {pin.name} than the one there")
+        if release.name not in excluded:
+            gathered.releases.append(release)
+            closures[release.name] = closure_of(release.digest, closure_below(pin, closures))
+            gathered.hashes[release.name] = (release.digest, closures[release.name])
+    return gathered
+
+
+async def _read(
+    source: RemoteRegistry, names: Sequence[VersionName]
+) -> tuple[Sequence[Release], Sequence[VersionName]]:
+    """Return versions, and the names of those that the source does not show."""
+    try:
+        return await source.read(names), ()
+    except NotFound:
+        if len(names) == 1:
+            return (), names
+    half = len(names) // 2
+    first, absent = await _read(source, names[:half])
+    second, absent_too = await _read(source, names[half:])
+    return (*first, *second), (*absent, *absent_too)
+
+
+def _checked(releases: Sequence[Release], wanted: Mapping[VersionName, str], check: Check) -> Sequence[CheckedRelease]:
+    """Return releases as they may be stored, or refuse them all if one is not what it claims to be."""
+    issues = [
+        Issue(str(release.name), "its content is not what its digest names", "Take it from another registry.")
+        for release in releases
+        if wanted.get(release.name) != release.digest
+    ]
+    if missing := wanted.keys() - {release.name for release in releases}:
+        issues += [Issue(str(name), "was asked for and not given", "Ask the source's owner.") for name in missing]
+    if issues:
+        raise ArtifactRefused("What the source gave", issues)
+    return [check(release) for release in releases]

@@ -1,0 +1,285 @@
+"""PostgreSQL finds candidates by words (`tsvector`) and by vectors (pgvector)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, cast
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.domain.registry import Actor, VersionInfo
+from kiwi_mcp.store.database import Database, Value, within
+from kiwi_mcp.store.registry.rows import BY_ITEM, LISTED, VisibilityFilter, filled, placeholders, to_listed
+
+MAX_STEMS = 32
+"""How many stems of a query are used: those with the largest weights."""
+MAX_MATCHES = 4_000
+"""How many items the server scores by default; each is read from the table."""
+
+_LABELS = "DCBA"
+_IMPACTS = (0.35, 0.5, 0.6)
+"""The minimum impact of each label after the first."""
+_USUAL = (0.22, 0.42, 0.55, 0.71)
+"""The usual impact under each label."""
+_STRONG = 2
+"""The label from which a stem gets a second lexeme."""
+
+WEIGHTS = "{" + ", ".join(map(str, _USUAL)) + "}"
+"""The weight of each label in PostgreSQL."""
+
+
+def strong(stem: str) -> str:
+    """Return the second lexeme of a stem with a high impact; no stem ends with `+`."""
+    return f"{stem}+"
+
+
+def lexemes_of(impacts: Mapping[str, float]) -> Mapping[str, str]:
+    """Return the lexemes of an item from the impacts of its stems, and the label of each."""
+    labelled: dict[str, str] = {}
+    for stem, impact in impacts.items():
+        level = bisect_right(_IMPACTS, impact)
+        labelled[stem] = _LABELS[level]
+        if level >= _STRONG:
+            labelled[strong(stem)] = _LABELS[level]
+    return labelled
+
+
+def vector_of(lexemes: Mapping[str, str]) -> str:
+    """Return lexemes with their labels as the text of a `tsvector`."""
+    return " ".join(f"{quoted(lexeme)}:1{label}" for lexeme, label in lexemes.items())
+
+
+def quoted(lexeme: str) -> str:
+    """Return a lexeme, quoted for a `tsvector` or a `tsquery`."""
+    escaped = lexeme.replace("\\", "\\\\").replace("'", "''")
+    return f"'{escaped}'"
+
+
+def heaviest(stems: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the stems of a query with the largest weights."""
+    return dict(sorted(stems.items(), key=lambda one: -one[1])[:MAX_STEMS])
+
+
+def choose_lexemes(stems: Mapping[str, float], held: Mapping[str, int], most: int) -> Sequence[str]:
+    """Return the lexemes that find the best matches: the most significant first, as long as few items contain them.
+
+    `held` says how many items contain each lexeme. An item that only contains very common words is not found by them,
+    unless the request has no other words.
+    """
+    worth = [(weight * usual, lexeme) for lexeme, weight, usual in _choices(stems) if held.get(lexeme)]
+    chosen: list[str] = []
+    left = most
+    for _, lexeme in sorted(worth, reverse=True):
+        # The items of the second lexeme are among those of the first, so both cost no more than one.
+        again = held[strong(lexeme)] if strong(lexeme) in chosen else 0
+        if held[lexeme] - again <= left:
+            chosen.append(lexeme)
+            left -= held[lexeme] - again
+    return chosen or sorted((lexeme for _, lexeme in worth), key=lambda lexeme: held[lexeme])[:1]
+
+
+def _choices(stems: Mapping[str, float]) -> Iterable[tuple[str, float, float]]:
+    for stem, weight in stems.items():
+        yield strong(stem), weight, _USUAL[-1]
+        yield stem, weight, _USUAL[0]
+
+
+COORDINATES = 384
+"""The length of the vectors that the server compares: a signed byte for each coordinate, then their scale."""
+
+_TIMEOUT = 10.0
+_MIN_NEAR = 30
+"""The minimum number of items found by each part of a query."""
+_BY_WORDS = """select e.tool_id from (
+    select e.tool_id, e.fts from tool_embeddings e where e.model = ? and e.fts @@ ?::tsquery and $wanted limit ?
+  ) as e order by $score desc limit ?"""
+_SCORE = f"?::float8 * ts_rank('{WEIGHTS}', e.fts, ?::tsquery)"
+_BY_MEANING = f"""select near.tool_id from unnest(?::text[]) as asked (vector) cross join lateral (
+    select e.tool_id from tool_embeddings e
+    where e.model = ? and e.dim = {COORDINATES} and $wanted
+    order by e.embedding::halfvec({COORDINATES}) <=> asked.vector::halfvec({COORDINATES}) limit ?
+  ) as near"""  # noqa: S608 - a number of ours
+_BY_NAME = "select t.id from tools t where t.tool_id = any(?::text[])"
+# Visibility and yanks are read from the item itself: the index may be seconds behind.
+_FOUND = (
+    filled(LISTED, tables="tool_embeddings e cross join tools t cross join tool_versions v").replace(
+        "v.manifest,", "'{}' as manifest,"
+    )
+    + """t.id = e.tool_id and e.model = ? and e.tool_id in ($found) and v.is_latest = true and v.yanked_at is null
+  and t.is_builtin = false and $sees"""
+).replace("\nfrom", ", e.text_hash, e.words, e.vector\nfrom")
+# What was published last may not be in the index yet: the last rows of the log name those items.
+_UNINDEXED = """v.is_latest = true and v.yanked_at is null and t.is_builtin = false and $sees
+  and (t.namespace, t.tool_id) in (
+    select l.namespace, l.tool_id from registry_log l order by l.seq desc limit ?)
+  and not exists (
+    select 1 from tool_embeddings e where e.tool_id = t.id and e.model = ? and e.version_id = v.id)"""
+_FRESH = filled(LISTED, tables=BY_ITEM) + _UNINDEXED
+_HELD = "select lexeme, held from embedding_lexemes where model = ? and lexeme = any(?::text[]) and held > 0"
+_COUNTED = """select m.total, m.lengths::text[], l.lexeme, l.held from embedding_models m
+left join embedding_lexemes l on l.model = m.model and l.lexeme = any(?::text[]) and l.held > 0 where m.model = ?"""
+_BEGINNING = """select lexeme, held from embedding_lexemes
+where model = ? and lexeme >= ? and starts_with(lexeme, ?) and right(lexeme, 1) <> '+' and held > 0
+order by lexeme limit ?"""
+_IS_COMPARED = """select 1 from pg_attribute
+where attrelid = 'tool_embeddings'::regclass and attname = 'embedding' and atttypid = to_regtype('halfvec')"""
+
+
+class CandidateFilter(Struct, frozen=True):
+    """Which items are candidates; an empty list does not filter."""
+
+    namespaces: Sequence[str] = ()
+    tool_types: Sequence[str] = ()
+    tags: Sequence[str] = ()
+    categories: Sequence[str] = ()
+    """A category covers the categories below it."""
+
+
+EVERYTHING = CandidateFilter()
+
+
+class TermCounts(NamedTuple):
+    """How many items the index holds for all actors, how many contain each stem, and the average field lengths."""
+
+    total: int = 0
+    held: Mapping[str, int] = MappingProxyType({})
+    usual: tuple[float, ...] = ()
+    """How many words each field of a text has, on average."""
+
+
+class SearchCandidate(NamedTuple):
+    """An item that may match a request, with the stored features of its text; its manifest is left out."""
+
+    listed: VersionInfo
+    digest: bytes
+    words: bytes
+    vector: bytes
+
+
+class PostgresSearch:
+    """What one actor may find in a registry on PostgreSQL; several threads may use it."""
+
+    def __init__(self, database: Database, actor: Actor, model: str, *, max_matches: int = MAX_MATCHES) -> None:
+        self._database = database
+        self._visibility = VisibilityFilter(actor)
+        self._model = model
+        self._max_matches = max_matches
+
+    @cached_property
+    def _compares(self) -> bool:
+        return compares_vectors(self._database)
+
+    def counts(self, stems: Sequence[str] = ()) -> TermCounts:
+        """Return the counts that show how rare each stem is, and the usual text lengths."""
+        with within(_TIMEOUT):
+            rows = self._database.read(_COUNTED, (self._database.encode_list(stems), self._model))
+        if not rows:
+            return TermCounts()
+        total, lengths = int(str(rows[0][0])), self._database.decode_list(rows[0][1])
+        held = {str(lexeme): int(str(held)) for *_, lexeme, held in rows if lexeme is not None}
+        return TermCounts(total, held, tuple(int(length) / max(total, 1) for length in lengths))
+
+    def beginning_with(self, word: str, most: int) -> Mapping[str, int]:
+        """Return some stems with a prefix, and how many items hold each."""
+        with within(_TIMEOUT):
+            rows = self._database.read(_BEGINNING, (self._model, word, word, most))
+        return {str(lexeme): int(str(held)) for lexeme, held in rows}
+
+    def find(
+        self,
+        stems: Mapping[str, float],
+        vectors: Sequence[bytes],
+        *,
+        limit: int = 300,
+        wanted: CandidateFilter = EVERYTHING,
+        names: Sequence[str] = (),
+    ) -> Sequence[SearchCandidate]:
+        """Return about `limit` items: the best by weighted stems, the nearest to the vectors, and those in `names`."""
+        parts = [*self._by_words(stems, limit, wanted), *self._by_meaning(vectors, limit, wanted)]
+        if known := [*filter(is_tool_id, names)]:
+            parts.append((_BY_NAME, [self._database.encode_list(known)]))
+        if not parts:
+            return ()
+        found = " union ".join(f"({statement})" for statement, _ in parts)
+        values = [value for _, some in parts for value in some]
+        statement = filled(_FOUND, found=found, sees=self._visibility.listed)
+        with within(_TIMEOUT):
+            rows = self._database.read(statement, (self._model, *values, *self._visibility.members))
+        return [self._candidate(row) for row in rows]
+
+    def fresh(self, most: int) -> Sequence[VersionInfo]:
+        """Return the items published last that are not in the index yet."""
+        with within(_TIMEOUT):
+            rows = self._database.read(
+                filled(_FRESH, sees=self._visibility.listed), (*self._visibility.members, most, self._model)
+            )
+        return [to_listed(row, self._database) for row in rows]
+
+    def _by_words(
+        self, stems: Mapping[str, float], limit: int, wanted: CandidateFilter
+    ) -> Sequence[tuple[str, Sequence[Value]]]:
+        heavy = heaviest(stems)
+        held = self._held([*heavy, *map(strong, heavy)]) if heavy else {}
+        asked = choose_lexemes(heavy, held, self._max_matches)
+        if not asked:
+            return ()
+        condition, filters = self._wanted(wanted)
+        score = " + ".join([_SCORE] * len(heavy))
+        weights: list[Value] = [value for stem, weight in heavy.items() for value in (weight, quoted(stem))]
+        query = " | ".join(map(quoted, asked))
+        values = (self._model, query, *filters, 2 * self._max_matches, *weights, max(limit // 2, 1))
+        return [(filled(_BY_WORDS, wanted=condition, score=score), values)]
+
+    def _by_meaning(
+        self, vectors: Sequence[bytes], limit: int, wanted: CandidateFilter
+    ) -> Sequence[tuple[str, Sequence[Value]]]:
+        asked = [text for vector in vectors if (text := as_text(vector))]
+        if not asked or not self._compares:
+            return ()
+        condition, filters = self._wanted(wanted)
+        each = max(limit // (2 * len(asked)), _MIN_NEAR)
+        values = (self._database.encode_list(asked), self._model, *filters, each)
+        return [(filled(_BY_MEANING, wanted=condition), values)]
+
+    def _wanted(self, wanted: CandidateFilter) -> tuple[str, Sequence[Value]]:
+        """Return the SQL condition for a filter, and its values."""
+        # The index stores who may see an item; the far larger table of items is read at the end.
+        conditions, values = [self._visibility.listed.replace("t.", "e.")], [*self._visibility.members]
+        for column, some in (("e.namespace", wanted.namespaces), ("e.tool_type", wanted.tool_types)):
+            if some:
+                conditions.append(f"{column} in ({placeholders(some)})")
+                values += some
+        if wanted.tags:
+            conditions.append("e.tags && ?::text[]")
+            values.append(self._database.encode_list(wanted.tags))
+        if wanted.categories:
+            below = " or ".join(["starts_with(e.category || '/', ?)"] * len(wanted.categories))
+            conditions.append(f"({below})")
+            values += (f"{category}/" for category in wanted.categories)
+        return " and ".join(conditions), values
+
+    def _held(self, lexemes: Sequence[str]) -> Mapping[str, int]:
+        with within(_TIMEOUT):
+            rows = self._database.read(_HELD, (self._model, self._database.encode_list(lexemes)))
+        return {str(lexeme): int(str(held)) for lexeme, held in rows}
+
+    def _candidate(self, row: Sequence[Value]) -> SearchCandidate:
+        *listed, text_hash, words, vector = row
+        digest = bytes.fromhex(str(text_hash))
+        return SearchCandidate(
+            to_listed(tuple(listed), self._database), digest, cast("bytes", words), cast("bytes", vector)
+        )
+
+
+def compares_vectors(database: Database) -> bool:
+    """Whether the server can search by vectors; without pgvector it finds words only."""
+    return bool(database.read(_IS_COMPARED))
+
+
+def as_text(vector: bytes) -> str:
+    """Return a packed vector as the server reads it, without its scale; "" if it has another length."""
+    return str(memoryview(vector)[:COORDINATES].cast("b").tolist()) if len(vector) == COORDINATES + 4 else ""

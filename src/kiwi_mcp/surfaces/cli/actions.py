@@ -1,0 +1,265 @@
+"""The functions of commands. Most commands send one request and show the answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_mcp import __version__
+from kiwi_mcp.domain.errors import Denied, InvalidRequest, NotFound
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.paths import nearest_project, user_space
+from kiwi_mcp.kernel.settings import registry_settings
+from kiwi_mcp.kernel.verbs import by_wire
+from kiwi_mcp.surfaces import start
+from kiwi_mcp.surfaces.cli import session
+from kiwi_mcp.surfaces.cli.inputs import from_words, here
+from kiwi_mcp.surfaces.cli.prompts import confirm, open_address, owner_prompt, read_secret, show_address
+from kiwi_mcp.surfaces.cli.screen import Screen, talk
+from kiwi_mcp.surfaces.cli.session import CliSession, request_of
+
+if TYPE_CHECKING:
+    from kiwi_mcp.surfaces.cli.rows import CommandRow
+
+Options = Mapping[str, Json]
+_ITEM_TYPES = ("tool", "directive", "knowledge")
+_AFTERWARDS, _LONGEST_WAIT = 60.0, 300.0
+"""For how many seconds the index is completed after an answer, and before one that is waited for."""
+_PARTIAL = "`kiwi search … --wait` waits until all is indexed; `kiwi serve` and `kiwi up` do it in the background."
+
+
+def send(row: CommandRow, options: Options) -> int:
+    """Send the request of a command, and show the answer."""
+    return CliSession(options).tell(row, request_of(row, options))
+
+
+def init(row: CommandRow, options: Options) -> int:
+    """Create the `.ai` folder of the folder that was named."""
+    cli = CliSession(options, project=here() / as_text(options.get("folder")))
+    return cli.tell(row, request_of(row, options))
+
+
+def run(row: CommandRow, options: Options) -> int:
+    """Run a tool, with its parameters read by its own schema."""
+    cli = CliSession(options)
+    request = {**request_of(row, options), "parameters": _parameters(cli, options)}
+    questions = owner_prompt(is_yes=bool(options.get("yes")))
+    return cli.tell(row, request, is_raw=bool(options.get("raw")), questions=questions)
+
+
+def why(row: CommandRow, options: Options) -> int:
+    """Explain a call, with its parameters read as those of a run."""
+    cli = CliSession(options)
+    return cli.tell(row, {**request_of(row, options), "parameters": _parameters(cli, options)})
+
+
+def _parameters(cli: CliSession, options: Options) -> JsonObject:
+    given = as_object(options.get("params", {}))
+    if words := [as_text(word) for word in as_list(options.get("parameters"))]:
+        schema = cli.parameters_of(as_text(options["item_id"]), as_text(options.get("item_type")))
+        return {**given, **from_words(words, schema)}
+    return given
+
+
+def search(row: CommandRow, options: Options) -> int:
+    """Search, show the results, and complete the index meanwhile if a person is there."""
+    shown: list[Answer] = []
+    cli, request = CliSession(options), {**request_of(row, options)}
+    request["query"] = " ".join(map(as_text, as_list(options.get("query"))))
+    if (kind := as_text(options.get("item_type"))) not in ("", *_ITEM_TYPES):  # a type of tools
+        del request["item_type"]
+        request.setdefault("tool_type", [kind])
+    try:
+        return session.run(_search(cli, request, shown, is_waiting=bool(options.get("wait"))))
+    except KeyboardInterrupt:
+        if not shown:
+            raise
+        return 0  # the answer is there; only the rest of the index was stopped
+
+
+async def _search(cli: CliSession, request: JsonObject, shown: list[Answer], *, is_waiting: bool) -> int:
+    async with cli.opened() as kernel:
+        answer = await cli.send(kernel, "search", request)
+        if is_waiting and _is_partial(answer):
+            await _index(cli, kernel, _LONGEST_WAIT)
+            answer = await cli.send(kernel, "search", request)
+        code = cli.show(answer, by_wire(("search",)))
+        shown.append(answer)
+        if not cli.is_json and _is_partial(answer):
+            if sys.stderr.isatty() and not is_waiting:
+                await _index(cli, kernel, _AFTERWARDS)
+            else:
+                talk(f"hint: {_PARTIAL}")
+        return code
+
+
+def _is_partial(answer: Answer) -> bool:
+    return "indexing" in answer.content
+
+
+async def _index(cli: CliSession, kernel: Kernel, seconds: float) -> None:
+    with session.reporting(is_quiet=cli.is_json) as report:
+        await kernel.index(_counted(report), seconds=seconds)
+
+
+def _counted(report: Report) -> Report:
+    def count(step: Progress) -> None:
+        report(Progress(f"indexing {step.done:,.0f} of {step.total:,.0f}; Ctrl-C stops, what is done is kept"))
+
+    return count
+
+
+def create(row: CommandRow, options: Options) -> int:
+    """Create an item from one file, from a manifest with files, from parameters, or many from an OpenAPI document."""
+    if not {"tool_type", "manifest", "files", "content", "params", "openapi"} & {*options}:
+        raise InvalidRequest(
+            "There is nothing to create it from.",
+            suggestion="Add `--content FILE` (one file that is the whole item), or `--manifest FILE` with `--file` for "
+            "each of its files; `kiwi help create` shows both.",
+        )
+    plain = ("tool_type", "executor", "description", "category", "location")
+    parameters = {**as_object(options.get("params", {})), **_only(options, plain)}
+    if "openapi" in options:
+        parameters |= {"openapi": _text(options, "openapi"), **_only(options, ("prefix", "base_url", "only"))}
+        if bearer := as_text(options.get("bearer")):
+            parameters["auth"] = {"type": "bearer", "token": f"${{{bearer}}}"}
+    files = as_object(options.get("files", {}))
+    whole = "content" if "content" in options else "manifest" if "manifest" in options and not files else ""
+    if whole:
+        parameters |= {"content": _text(options, whole), "filename": as_object(options[whole])["name"]}
+    elif files and "manifest" in options:
+        parameters["files"] = {**files, "tool.yaml": _text(options, "manifest")}
+    elif files:
+        start_values: JsonObject = {"version": "1.0.0", "config": {"entrypoint": next(iter(files))}}
+        parameters = {**start_values, **parameters, "files": files}
+    return _author(row, options, parameters)
+
+
+def update(row: CommandRow, options: Options) -> int:
+    """Change an item: keys of its manifest, files, or its whole text."""
+    parameters = {**as_object(options.get("params", {})), **_only(options, ("files", "location"))}
+    if "content" in options:
+        parameters["content"] = _text(options, "content")
+    return _author(row, options, parameters)
+
+
+def _author(row: CommandRow, options: Options, parameters: JsonObject) -> int:
+    own = _only(options, ("item_id", "item_type", "dry_run"))
+    return CliSession(options).tell(row, {"action": row["wire"][1], **own, "parameters": parameters})
+
+
+def _only(options: Options, names: tuple[str, ...]) -> dict[str, Json]:
+    return {name: options[name] for name in names if name in options}
+
+
+def _text(options: Options, name: str) -> str:
+    return as_text(as_object(options[name]).get("text"))
+
+
+def validate(row: CommandRow, options: Options) -> int:
+    """Validate a file, a folder or an item."""
+    name = as_text(options["item_id"])
+    path = Path(name)
+    if path.exists():
+        folder = None if "project" in options else nearest_project(path.absolute().parent)
+        request: JsonObject = {"action": "validate", "parameters": {"path": str(path.absolute())}}
+        return CliSession(options, project=folder).tell(row, request)
+    if "/" in name or path.suffix:
+        raise NotFound(f"{name} does not exist.", suggestion="Check the path, or give an item's name.")
+    return send(row, options)
+
+
+def pull(row: CommandRow, options: Options) -> int:
+    """Pull one version; a remote's name or place is answered with the command that pulls everything from it."""
+    item = as_text(options["item_id"])
+    if "://" in item or item.startswith(("./", "../", "/", "~")) or item in registry_settings(user_space()).remotes:
+        raise InvalidRequest(
+            f"`kiwi registry pull` takes an item, and {item!r} is a remote.",
+            suggestion=f"`kiwi registry remote pull {item}` copies from it what is missing here.",
+        )
+    return CliSession(options).tell(row, request_of(row, options), questions=owner_prompt(is_yes=False))
+
+
+def add_server(row: CommandRow, options: Options) -> int:
+    """Add an MCP server; the words after `--` are its command."""
+    request = request_of(row, options)
+    if words := as_list(options.get("command", [])):
+        request |= {"command": words[0], "args": [*words[1:]]}
+    return CliSession(options).tell(row, request)
+
+
+def login(row: CommandRow, options: Options) -> int:
+    """Log in to a server, in a browser if there is one."""
+    questions = show_address if options.get("no_browser") else open_address
+    return CliSession(options).tell(row, request_of(row, options), questions=questions)
+
+
+def approve(row: CommandRow, options: Options) -> int:
+    """Approve a call, and make it at once if that was asked for."""
+    cli, request = CliSession(options), request_of(row, options)
+    if not options.get("run"):
+        return cli.tell(row, request)
+    answer = cli.call("approvals", request)
+    again = as_object(answer.content.get("request"))
+    if answer.is_error or not again:
+        if not answer.is_error:  # only its caller can make it, or its parameters are not stored
+            talk("hint: It was not run. The caller has to make the same call again.")
+        return cli.show(answer, by_wire(row["wire"]))
+    talk(as_text(answer.content.get("preview")))
+    return cli.show(cli.call("execute", {"action": "run", **again}), by_wire(("execute", "run")))
+
+
+def set_secret(row: CommandRow, options: Options) -> int:
+    """Store a secret, or another value of it; the value is never an argument."""
+    request = request_of(row, options)
+    if not options.get("keep"):
+        request["value"] = read_secret(as_text(options["name"]))
+    return CliSession(options).tell(row, request)
+
+
+def forget(row: CommandRow, options: Options) -> int:
+    """Forget past searches; all of them only after a confirmation."""
+    question = "Delete everything that search learned from use?"
+    if "item" not in options and not confirm(question, is_yes=bool(options.get("yes"))):
+        talk("Nothing was forgotten.")
+        return Denied.exit_code
+    return send(row, options)
+
+
+def export_receipts(row: CommandRow, options: Options) -> int:
+    """Write all receipts, one line of JSON each."""
+    cli, screen = CliSession(options), Screen(is_raw=True)
+    following: Json = options.get("after", 0)
+    while following is not None:
+        answer = cli.call("audit", {"action": "export", "after": following})
+        if answer.is_error:
+            return cli.show(answer, by_wire(row["wire"]))
+        for receipt in as_list(answer.content["receipts"]):
+            screen.data(compact(as_object(receipt)))
+        following = answer.content["next"]
+    return 0
+
+
+def call(_: CommandRow, options: Options) -> int:
+    """Send a verb exactly the JSON that was given."""
+    cli, verb = CliSession(options, is_json=True), as_text(options["verb"])
+    return cli.show(cli.call(verb, as_object(options.get("request", {}))), None)
+
+
+def serve(_: CommandRow, options: Options) -> int:
+    """Serve MCP over standard input and output."""
+    start.serve(as_text(options.get("project")))
+    return 0
+
+
+def version(_: CommandRow, options: Options) -> int:
+    """Print the version."""
+    if options.get("json"):
+        Screen().json({"version": __version__})
+    else:
+        Screen().data(__version__)
+    return 0

@@ -1,0 +1,281 @@
+"""Groups of commands, commands that are no verbs, and what only the command line needs of a verb.
+
+`make reference` writes `commands.json` from this module and from the verbs; no command imports it. The docstring of a
+class is the help text of its command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple, TypeVar
+
+from kiwi_mcp.kernel.verb import Argument, Option, Request
+
+GROUPS = {
+    "tool": "Change, validate, relax and migrate tools.",
+    "registry": "Published versions: list, compare, deprecate, yank, verify.",
+    "registry remote": "Exchange versions with registries elsewhere.",
+    "mcp": "Use the tools of MCP servers through Kiwi, and Kiwi in MCP clients.",
+    "approvals": "See what waits for your approval, answer it, and keep rules.",
+    "approvals rules": "Rules that approve calls beforehand.",
+    "secrets": "Store secrets, and grant them to tools.",
+    "key": "Make your signing key; trust and revoke the keys of publishers.",
+    "runs": "List past runs, show one, undo its changes.",
+    "tasks": "Calls that continue in the background.",
+    "audit": "Receipts of all calls, and a check that none was changed.",
+    "prefer": "The tools, prompts and resources that clients see without searching.",
+    "recall": "What search learned from use.",
+    "up": "Serve the registry and tools over HTTP.",
+    "up token": "Tokens of those who may use the gateway.",
+}
+
+
+class Command(NamedTuple):
+    """One command that is no verb, as declared."""
+
+    path: str
+    request: type[Request]
+    run: str
+    has_project: bool
+    has_json: bool
+
+
+COMMANDS: list[Command] = []
+R = TypeVar("R", bound=type[Request])
+
+
+def command(path: str, *, run: str, has_project: bool = True, has_json: bool = True) -> Callable[[R], R]:
+    """Declare a command that is no verb; `run` is the function that carries it out."""
+
+    def declare(request: R) -> R:
+        COMMANDS.append(Command(path, request, run, has_project, has_json))
+        return request
+
+    return declare
+
+
+class LocalPart(NamedTuple):
+    """What only the command line needs of a verb's command."""
+
+    options: type[Request] | None = None
+    run: str = "actions.send"
+    has_project: bool | None = None
+    """Whether it takes `--project`; None if its request says so."""
+    has_json: bool = True
+    about: str = ""
+
+
+LOCAL_PARTS: dict[str, LocalPart] = {}
+
+
+def local(
+    path: str, *, run: str = "actions.send", has_project: bool | None = None, about: str = ""
+) -> Callable[[R], R]:
+    """Give the command of a verb options that are not sent, or a function of its own that carries it out."""
+
+    def declare(options: R) -> R:
+        LOCAL_PARTS[path] = LocalPart(options, run, has_project, about=about)
+        return options
+
+    return declare
+
+
+@local("init", run="actions.init", has_project=False)
+class InitOptions(Request, frozen=True):
+    """Options of `kiwi init`."""
+
+    folder: Annotated[str | None, Argument("The project's folder; this one otherwise.", "FOLDER", is_sent=False)] = None
+
+
+@local("recall forget", run="actions.forget")
+class ForgetOptions(Request, frozen=True):
+    """Options of `kiwi recall forget`."""
+
+    yes: Annotated[bool, Option("Do not ask before everything is forgotten.", "--yes", "-y", is_sent=False)] = False
+
+
+@local("mcp add", run="actions.add_server")
+class AddServerOptions(Request, frozen=True):
+    """Arguments of `kiwi mcp add` that are sent as `command` and `args`."""
+
+    command: Annotated[
+        tuple[str, ...], Argument("The command that starts it.", "-- COMMAND ARGS…", kind="command", is_sent=False)
+    ] = ()
+
+
+@local("mcp login", run="actions.login")
+class LoginOptions(Request, frozen=True):
+    """Options of `kiwi mcp login`."""
+
+    no_browser: Annotated[bool, Option("Only show the address to open.", is_sent=False)] = False
+
+
+@local("approvals approve", run="actions.approve", has_project=True)
+class ApproveOptions(Request, frozen=True):
+    """Options of `kiwi approvals approve`."""
+
+    run: Annotated[bool, Option("Run it at once.", is_sent=False)] = False
+
+
+@local("secrets set", run="actions.set_secret")
+class SetSecretOptions(Request, frozen=True):
+    """Options of `kiwi secrets set`."""
+
+    keep: Annotated[bool, Option("Keep its value; change hosts or form.", is_sent=False)] = False
+
+
+LOCAL_PARTS["secrets rotate"] = LocalPart(run="actions.set_secret")
+LOCAL_PARTS["audit export"] = LocalPart(run="actions.export_receipts", has_json=False)
+LOCAL_PARTS["registry pull"] = LocalPart(run="actions.pull")
+
+ITEM = "A name, name@range, server/name, namespace/name, or full identity."
+Item = Annotated[str, Argument(ITEM, "ITEM")]
+OfType = Annotated[
+    str | None, Option("tool, directive or knowledge, if several items have this name.", "--type", metavar="TYPE")
+]
+Location = Annotated[str | None, Option("project or user.")]
+DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
+Reason = Annotated[str | None, Option("Why; everyone who reads the history sees it.", "--reason", "-m")]
+Undo = Annotated[bool, Option("Take it back.")]
+Remote = Annotated[str, Argument("A remote's name, a folder such as ./shelf, or an address.", "REMOTE")]
+Only = Annotated[str | None, Option("Only this namespace.", "--namespace", metavar="NAMESPACE")]
+AcceptUnsigned = Annotated[bool, Option("Accept items without a signature.")]
+TrustKey = Annotated[str | None, Option("Trust the publisher's key with this fingerprint.", metavar="FINGERPRINT")]
+Private = Annotated[bool, Option("Private items too.")]
+Limit = Annotated[int, Option("At most this many.")]
+PARAMETERS = "Parameters: name=value, --name value, --name=value, name:=json, or --params JSON."
+
+
+@local("run", run="actions.run", about=PARAMETERS)
+class RunOptions(Request, frozen=True):
+    """Options of `kiwi run`."""
+
+    params: Annotated[
+        str | None, Option("Parameters as JSON, @file, or - for stdin.", metavar="JSON", kind="json", is_sent=False)
+    ] = None
+    raw: Annotated[bool, Option("Write the result to a terminal as it is.", is_sent=False)] = False
+    yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
+
+
+LOCAL_PARTS["why"] = LocalPart(run="actions.why", about=PARAMETERS)
+
+
+@local("search", run="actions.search")
+class SearchOptions(Request, frozen=True):
+    """Options of `kiwi search`; names that are repeated here are lists."""
+
+    query: Annotated[
+        tuple[str, ...], Argument("What you need, in words; without any, all that passes the filters.", "WORD")
+    ] = ()
+    source: Annotated[
+        str, Option("local (project, user, mcp), all, project, user, registry, mcp or builtin.", metavar="SOURCE")
+    ] = "local"
+    limit: Annotated[int, Option("At most this many, up to 100.")] = 10
+    sort_by: Annotated[str, Option("score, date or name.", "--sort", "--sort-by", metavar="ORDER")] = "score"
+    item_type: Annotated[
+        str, Option("tool, directive or knowledge; or a type of tools, such as api.", "--type", metavar="TYPE")
+    ] = "tool"
+    tool_type: Annotated[tuple[str, ...], Option("Only these types of tools; may be repeated.", metavar="TYPE")] = ()
+    category: Annotated[tuple[str, ...], Option("Only these categories; may be repeated.")] = ()
+    tag: Annotated[tuple[str, ...], Option("Only with one of these tags; may be repeated.")] = ()
+    server: Annotated[tuple[str, ...], Option("Only of these MCP servers; may be repeated.")] = ()
+    wait: Annotated[bool, Option("Wait until everything is indexed, at most five minutes.", is_sent=False)] = False
+
+
+@local("create", run="actions.create")
+class CreateOptions(Request, frozen=True):
+    """Options of `kiwi create`, which the command turns into the parameters of the request."""
+
+    tool_type: Annotated[str | None, Option("script, api, runtime, …", "--type", metavar="TYPE")] = None
+    executor: Annotated[str | None, Option("What it runs on, such as python_runtime.")] = None
+    description: Annotated[str | None, Option("One line on what it does.", metavar="TEXT")] = None
+    manifest: Annotated[str | None, Option("A manifest file (YAML).", metavar="FILE", kind="file")] = None
+    files: Annotated[
+        tuple[str, ...],
+        Option("A file of the tool; the first is its entrypoint.", "--file", metavar="FILE", kind="files"),
+    ] = ()
+    content: Annotated[str | None, Option("A single file that is the whole item.", metavar="FILE", kind="file")] = None
+    params: Annotated[
+        str | None, Option("The request's parameters as JSON, @file or -.", metavar="JSON", kind="json")
+    ] = None
+    openapi: Annotated[
+        str | None,
+        Option("Make api tools from an OpenAPI 3 document.", "--from-openapi", metavar="FILE", kind="file"),
+    ] = None
+    prefix: Annotated[str | None, Option("With --from-openapi: what every name begins with.")] = None
+    base_url: Annotated[str | None, Option("With --from-openapi: the address of the service.", metavar="URL")] = None
+    bearer: Annotated[
+        str | None,
+        Option("With --from-openapi: the variable that holds a token.", metavar="NAME"),
+    ] = None
+    only: Annotated[tuple[str, ...], Option("With --from-openapi: only these operations.")] = ()
+    category: Annotated[str | None, Option("The folder for it.")] = None
+    location: Location = None
+
+
+@local("tool update", run="actions.update")
+class UpdateOptions(Request, frozen=True):
+    """Options of `kiwi tool update`, which the command turns into the parameters of the request."""
+
+    params: Annotated[str | None, Option("Keys to change, as JSON, @file or -.", metavar="JSON", kind="json")] = None
+    files: Annotated[tuple[str, ...], Option("A file to add or replace.", "--file", metavar="FILE", kind="files")] = ()
+    content: Annotated[str | None, Option("The whole new text.", metavar="FILE", kind="file")] = None
+    location: Location = None
+
+
+LOCAL_PARTS["tool validate"] = LocalPart(run="actions.validate")
+
+
+@command("up", run="gateway.serve", has_project=False)
+class Up(Request, frozen=True):
+    """Serve the registry, and tools to MCP clients, over HTTP until SIGTERM or Ctrl-C."""
+
+    host: Annotated[str, Option("The address to listen on; this machine alone otherwise.")] = "127.0.0.1"
+    port: Annotated[int, Option("The port; 0 for a free one.")] = 8765
+    socket: Annotated[
+        str | None, Option("A socket to listen at instead of a port, which only you can reach.", metavar="PATH")
+    ] = None
+    name: Annotated[tuple[str, ...], Option("A further host name of this server.")] = ()
+    read_only: Annotated[bool, Option("Serve reads of the registry only; no tools.")] = False
+    project: Annotated[
+        str | None,
+        Option("The project of calls that name none; the nearest with an .ai folder otherwise.", metavar="FOLDER"),
+    ] = None
+    no_project: Annotated[bool, Option("Serve only what is the same in every project.")] = False
+    any_project: Annotated[bool, Option("Let calls name other projects as well.")] = False
+    issuer: Annotated[str, Option("The identity provider; its access tokens may use tools.", metavar="URL")] = ""
+    audience: Annotated[str, Option("The address of /mcp in those tokens.", metavar="URL")] = ""
+    scope: Annotated[str, Option("The scope that allows tools; kiwi:tools otherwise.")] = ""
+
+
+@command("serve", run="actions.serve", has_project=False, has_json=False)
+class Serve(Request, frozen=True):
+    """Serve MCP over standard input and output."""
+
+    project: Annotated[str | None, Option("The project of requests that name none.", metavar="FOLDER")] = None
+
+
+@command("call", run="actions.call", has_json=False)
+class CallVerb(Request, frozen=True):
+    """Send any verb exactly the JSON that an MCP client would send; the answer is JSON."""
+
+    verb: Annotated[
+        str,
+        Argument(
+            "search, load, execute, help, init, doctor, registry, runs, tasks, audit, mcp, prefer, secrets, key, …",
+            "VERB",
+        ),
+    ]
+    request: Annotated[str, Argument("The request as JSON, @file, or - for stdin.", "JSON", kind="json")] = "{}"
+
+
+@command("completion", run="completion.script", has_project=False, has_json=False)
+class Completion(Request, frozen=True):
+    """Print a completion script for your shell: bash, zsh or fish."""
+
+    shell: Annotated[str, Argument("bash, zsh or fish.", "SHELL")]
+
+
+@command("version", run="actions.version", has_project=False)
+class PrintVersion(Request, frozen=True):
+    """Print the version."""

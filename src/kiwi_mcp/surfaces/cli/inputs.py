@@ -1,0 +1,226 @@
+"""Command line arguments as values, and the parameters of a tool."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, TooLarge
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.surfaces.cli.help import UsageError, options_of
+
+if TYPE_CHECKING:
+    from kiwi_mcp.surfaces.cli.parser import Given
+    from kiwi_mcp.surfaces.cli.rows import CommandRow, OptionRow
+
+_READ_LIMIT = 32_000_000
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SPELLINGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def read(row: CommandRow, given: Given) -> dict[str, Json]:
+    """Return the value of each option that was typed, by its field."""
+    values: dict[str, Json] = {}
+    for option in options_of(row):
+        field = option["field"]
+        if field not in given or field in values:
+            continue
+        texts = given[field]
+        values[field] = _WHOLE.get(option["input"], _each)(texts, option)
+    return values
+
+
+def here() -> Path:
+    """Return the current folder."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise NotFound("The current folder no longer exists.", suggestion="Change to one that does.") from error
+
+
+def _each(texts: object, option: OptionRow) -> Json:
+    convert = _SINGLE.get(option["input"])
+    if isinstance(texts, list):
+        return [convert(text, option) if convert else text for text in texts]
+    if convert and isinstance(texts, str):
+        return convert(texts, option)
+    return texts if isinstance(texts, str | bool) else str(texts)
+
+
+def _number(text: str, option: OptionRow) -> Json:
+    try:
+        return int(text)
+    except ValueError:
+        flag = option.get("flags", [option["field"]])[0]
+        raise UsageError(f"`{flag}` takes a number, not {text!r}.", f"Write {flag} 10, or see --help.") from None
+
+
+def _path(text: str, _: OptionRow) -> Json:
+    return str(here() / Path(text).expanduser())
+
+
+def _file(text: str, _: OptionRow) -> Json:
+    return {"name": Path(text).name, "text": _content(Path(text))}
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}.", suggestion="Name a readable text file.") from error
+
+
+def _object(text: str, _: OptionRow) -> Json:
+    return read_object(text)
+
+
+def _commas(text: str, _: OptionRow) -> Json:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _variable(text: str, _: OptionRow) -> Json:
+    # Only a text that looks like a name becomes one: a token given by mistake must not end up in a file.
+    return f"${{{text}}}" if _VARIABLE.fullmatch(text) else text
+
+
+def _files(texts: object, _: OptionRow) -> Json:
+    names = texts if isinstance(texts, list) else []
+    return {Path(name).name: _content(Path(name)) for name in names}
+
+
+def _named_values(texts: object, option: OptionRow) -> Json:
+    """Return NAME=VALUE words, or `Name: value` as headers are written elsewhere, as an object."""
+    found: dict[str, Json] = {}
+    flag = option.get("flags", [option["field"]])[0]
+    for word in texts if isinstance(texts, list) else []:
+        mark = "=" if "=" in word and (":" not in word or word.index("=") < word.index(":")) else ":"
+        name, given, value = word.partition(mark)
+        if not given or not name.strip():
+            raise InvalidRequest(f"{flag} takes NAME=VALUE.", suggestion=f"Write {flag} NAME=VALUE.")
+        found[name.strip()] = value.strip() if mark == ":" else value
+    return found
+
+
+_SINGLE: Mapping[str, Callable[[str, OptionRow], Json]] = {
+    "number": _number,
+    "path": _path,
+    "file": _file,
+    "json": _object,
+    "commas": _commas,
+    "variable": _variable,
+}
+_WHOLE: Mapping[str, Callable[[object, OptionRow], Json]] = {"files": _files, "pairs": _named_values}
+
+
+def read_object(text: str) -> JsonObject:
+    """Return the JSON object that is given as text, as `@file`, or as `-` for standard input."""
+    try:
+        value: Json = json.loads(_source(text))
+    except (ValueError, RecursionError, OSError) as error:
+        raise InvalidRequest(
+            f"That is not JSON: {error}.", suggestion="""Send an object such as '{"name": "Ada"}'."""
+        ) from error
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(
+            "A JSON object is needed here.", suggestion="""Send an object such as '{"name": "Ada"}'."""
+        )
+    return value
+
+
+def _source(text: str) -> str:
+    if text == "-":
+        return _limited(sys.stdin.read(_READ_LIMIT + 1))
+    if text.startswith("@"):
+        path = Path(text[1:])
+        if not path.is_file():
+            raise InvalidRequest(f"{path} is not a file.", suggestion="Name a file after the @.")
+        with path.open(encoding="utf-8") as file:
+            return _limited(file.read(_READ_LIMIT + 1))
+    return text
+
+
+def _limited(text: str) -> str:
+    if len(text) > _READ_LIMIT:
+        raise TooLarge("The input", size=None, limit=_READ_LIMIT)
+    return text
+
+
+def from_words(words: Sequence[str], schema: JsonObject) -> JsonObject:
+    """Return parameters from `name=value`, `--name value`, `--name=value` and `name:=json`, by the tool's own types."""
+    properties = as_object(schema.get("properties"))
+    given: dict[str, Json] = {}
+    flags = {name for name, inner in properties.items() if as_object(inner).get("type") == "boolean"}
+    for name, text, is_json in _pairs(words, flags):
+        declared = as_object(properties.get(name))
+        if text is None:
+            given[name] = _flag(name, declared)
+        else:
+            given[name] = _json(name, text) if is_json else typed(name, text, declared)
+    return given
+
+
+def _flag(name: str, schema: JsonObject) -> bool:
+    if schema.get("type", "boolean") != "boolean":
+        raise InvalidRequest(f"--{name} needs a value.", suggestion=f"Write --{name} VALUE, or {name}=VALUE.")
+    return True
+
+
+def _pairs(words: Sequence[str], flags: AbstractSet[str]) -> Iterator[tuple[str, str | None, bool]]:
+    """Give each parameter's name, its text if it has one, and whether that is JSON; a flag needs no text."""
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        name, mark, value = word.removeprefix("--").partition("=")
+        is_flag = word.startswith("--")
+        if mark and name.endswith(":"):
+            yield name[:-1], value, True
+        elif mark:
+            yield _name(name, is_flag), value, False
+        elif is_flag:
+            parameter = _name(name, is_flag)
+            is_alone = not waiting or (parameter in flags and waiting[0].lower() not in _SPELLINGS)
+            yield parameter, None if is_alone else waiting.popleft(), False
+        else:
+            raise InvalidRequest(
+                f"{word!r} is not a parameter.", suggestion="Write name=value, --name value, or name:=json."
+            )
+
+
+def _name(text: str, is_flag: bool) -> str:
+    return text.replace("-", "_") if is_flag else text
+
+
+def _json(name: str, text: str) -> Json:
+    try:
+        value: Json = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{name}: {text!r} is not JSON.", suggestion=f"Write {name}=text for plain text."
+        ) from error
+    return value
+
+
+def typed(name: str, text: str, schema: JsonObject) -> Json:
+    """Return the value of a text if the schema wants a type other than text."""
+    wanted = schema.get("type")
+    types = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else ["string"]
+    if "string" in types:
+        return text
+    if "boolean" in types and text.lower() in _SPELLINGS:
+        return _SPELLINGS[text.lower()]
+    try:
+        value: Json = json.loads(text)
+    except ValueError:
+        if {"array", "object"} & {*types}:
+            example = "'[1, 2]'" if "array" in types else """'{"a": 1}'"""
+            raise InvalidRequest(
+                f"{name}: {text!r} is not JSON.", suggestion=f"Write it as JSON, such as {name}={example}."
+            ) from None
+        return text  # the kernel says what is wrong with it, in the tool's own words
+    return value

@@ -1,0 +1,120 @@
+"""Questions to the person at the terminal: an approval, a confirmation, a hidden value, an address to open."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import termios
+from contextlib import suppress
+from getpass import getpass
+
+from kiwi_mcp.domain.calls import Answers, Ask, Question, Questions, no_answers
+from kiwi_mcp.domain.errors import InvalidRequest, PolicyDenied, Unanswered
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
+from kiwi_mcp.domain.safe_text import escape_controls
+from kiwi_mcp.primitives import browser
+from kiwi_mcp.surfaces.cli.screen import talk
+
+_PROMPT = "[y]es, once / [a]lways for this tool / [N]o: "
+_SHORT_PROMPT = "[y]es / [N]o: "
+_YES: JsonObject = {"action": "accept", "content": {"approve": True, "always": "none"}}
+_ALWAYS: JsonObject = {"action": "accept", "content": {"approve": True, "always": "this tool"}}
+_NO: JsonObject = {"action": "decline"}
+_SECRET_LIMIT = 100_000
+_WORDS = {"y": _YES, "yes": _YES, "a": _ALWAYS, "always": _ALWAYS}
+
+
+def owner_prompt(*, is_yes: bool) -> Ask:
+    """Return how Kiwi's own questions are answered: by `--yes`, on the terminal, or not at all without one."""
+    if is_yes:
+        return _agreed
+    return _on_terminal if sys.stdin.isatty() and sys.stderr.isatty() else no_answers
+
+
+def confirm(message: str, *, is_yes: bool) -> bool:
+    """Ask for a confirmation on the terminal; without one, `--yes` is required."""
+    ask = owner_prompt(is_yes=is_yes)
+    if ask is no_answers:
+        question = f"This needs a confirmation, and there is no terminal to ask on: {message}"
+        raise PolicyDenied(question, suggestion="Add `--yes` to confirm it.")
+    return asyncio.run(_is_confirmed(message, ask))
+
+
+async def _is_confirmed(message: str, ask: Ask) -> bool:
+    question = Question("elicitation/create", {"message": message}, is_own=True)
+    return (await ask({"meant": question}))["meant"] == _YES
+
+
+async def _agreed(questions: Questions) -> Answers:
+    _refuse_others(questions)
+    return dict.fromkeys(questions, _YES)
+
+
+async def _on_terminal(questions: Questions) -> Answers:
+    _refuse_others(questions)
+    return {key: await _asked(question) for key, question in questions.items()}
+
+
+def _refuse_others(questions: Questions) -> None:
+    """Refuse the questions of a tool: on the command line, only Kiwi's own are asked."""
+    if not all(question.is_own for question in questions.values()):
+        raise Unanswered(sorted({question.method for question in questions.values()}))
+
+
+async def _asked(question: Question) -> JsonObject:
+    talk(f"\n{as_text(question.params.get('message'))}\n")
+    asked = as_object(as_object(question.params.get("requestedSchema")).get("properties"))
+    _forget_typed()
+    sys.stderr.write(escape_controls(_PROMPT if "always" in asked else _SHORT_PROMPT))
+    sys.stderr.flush()
+    return _WORDS.get((await _typed()).strip().lower(), _NO)
+
+
+def _forget_typed() -> None:
+    """Drop what was typed before the question was shown: it is no answer to it."""
+    with suppress(termios.error, ValueError):  # no terminal, or one that is gone
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
+async def _typed() -> str:
+    """Return a line that is typed; waiting for it can be cancelled, as a thread cannot."""
+    loop = asyncio.get_running_loop()
+    line: asyncio.Future[str] = loop.create_future()
+
+    def read() -> None:
+        if not line.done():
+            line.set_result(sys.stdin.readline())
+
+    loop.add_reader(sys.stdin, read)
+    try:
+        return await line
+    finally:
+        loop.remove_reader(sys.stdin)
+
+
+def read_secret(name: str) -> str:
+    """Return a value that no list of processes and no history of commands shows."""
+    if sys.stdin.isatty():
+        return getpass(f"Value of {name}: ", stream=sys.stderr)
+    try:
+        return sys.stdin.read(_SECRET_LIMIT).removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("Standard input is not text.", suggestion="Encode bytes as base64.") from error
+
+
+async def show_address(questions: Questions) -> Answers:
+    """Show the address of each question."""
+    for question in questions.values():
+        if question.method != "elicitation/create" or question.params.get("mode") != "url":
+            raise Unanswered([question.method])
+        talk(f"{as_text(question.params.get('message'))}\n\n{as_text(question.params.get('url'))}\n")
+    return {key: {"action": "accept"} for key in questions}
+
+
+async def open_address(questions: Questions) -> Answers:
+    """Show the address of each question, and open it if a person sits at this machine."""
+    answers = await show_address(questions)
+    if sys.stderr.isatty():
+        for question in questions.values():
+            await asyncio.to_thread(browser.open_address, as_text(question.params.get("url")))
+    return answers

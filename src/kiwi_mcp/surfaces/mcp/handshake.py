@@ -1,0 +1,263 @@
+"""Stage one: answers `initialize`, `ping`, `tools/list` from prepared text or the cached list."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from kiwi_mcp import __version__
+from kiwi_mcp.surfaces.mcp.stdio import LineBuffer, StdioPipe
+
+_LARGEST = 8_000_000
+_LONGEST_NAME = 200
+
+
+def stamp() -> list[int] | None:
+    """Return what tells one version of the owner's preferences and servers from another; None without either."""
+    seen = [_seen("preferences.yaml"), _seen("state/servers")]
+    return [number for one in seen for number in one] if any(map(any, seen)) else None
+
+
+def _seen(name: str) -> list[int]:
+    try:
+        state = os.stat(f"{_user()}/{name}")  # noqa: PTH116 - pathlib costs as much as the rest of stage one
+    except OSError:
+        return [0, 0, 0]
+    return [state.st_mtime_ns, state.st_size, state.st_ino]
+
+
+def recall(project: str) -> dict[str, str]:
+    """Return the list by era, if it was made for this project under the stamp that holds now; else nothing."""
+    try:
+        with open(path_of(project), encoding="utf-8") as file:  # noqa: PTH123 - as above
+            kept = json.loads(file.read(_LARGEST))
+        tools: dict[str, str] = kept.pop("tools")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    is_sound = type(tools) is dict and all(type(text) is str for text in tools.values())
+    return tools if is_sound and kept == conditions(project, stamp()) else {}
+
+
+def conditions(project: str, made_under: list[int] | None) -> dict[str, object]:
+    """Return what has to be the same for a list to hold."""
+    return {"version": __version__, "project": _absolute(project), "stamp": made_under}
+
+
+def path_of(project: str) -> str:
+    """Return the file of a project's list, named by the end of its path; the file itself names its project."""
+    name = os.fsencode(_absolute(project).replace("%", "%25").replace(os.sep, "%2F"))[-_LONGEST_NAME:]
+    return f"{_user()}/state/mcp/tools{os.fsdecode(name)}.json"
+
+
+def _user() -> str:
+    """Return the user's own `.ai` folder, as the kernel does."""
+    return os.path.expanduser(os.environ.get("USER_SPACE") or "~/.ai")  # noqa: PTH111 - as above
+
+
+def _absolute(project: str) -> str:
+    return os.path.abspath(os.path.expanduser(project)) if project else ""  # noqa: PTH100, PTH111 - as above
+
+
+VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+CLIENT_KEY = "io.modelcontextprotocol/clientInfo"
+
+_READ_SIZE = 65_536
+_LONGEST_OPENING = 65_536
+_MOST_BRACKETS = 100
+"""How many brackets an opening may hold: far below any parser's limit on nesting."""
+_LARGEST_ID = 2**53
+
+# Shapes: a type stands for itself, `{}` for any object, a dict for an object with known members that fit, `"*"` for
+# every member, a list for a list of the shape in it, None for what is left to the SDK. Members that no shape names are
+# ignored, as the SDK does.
+_CREATE: dict[str, object] = {"create": {}, "createMessage": {}}
+_CAPABILITIES = {
+    "roots": {"listChanged": bool},
+    "sampling": {"context": {}, "tools": {}},
+    "elicitation": {"form": {}, "url": {}},
+    "experimental": {"*": {}},
+    "extensions": {"*": {}},
+    "tasks": {"cancel": {}, "list": {}, "requests": {"elicitation": _CREATE, "sampling": _CREATE}},
+}
+_ICON = {"src": str, "mimeType": str, "sizes": [str], "theme": None}
+_CLIENT = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str, "icons": [_ICON]}
+_INITIALIZE = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
+
+
+class HandshakeResult:
+    """The result of stage one: the lines that the SDK must also process, and the lines without an answer yet.
+
+    `listed` is the list of tools that was given out, with the era it was given in.
+    """
+
+    __slots__ = ("heard", "lines", "listed")
+
+    def __init__(self, lines: LineBuffer, heard: list[bytes], listed: tuple[str, str] | None = None) -> None:
+        self.lines = lines
+        self.heard = heard
+        self.listed = listed
+
+
+class Handshake:
+    """The messages so far, and the possible answers."""
+
+    def __init__(self, prepared: dict[str, dict[str, str]], tools: dict[str, str]) -> None:
+        self._prepared = prepared
+        self._tools = tools
+        self._era = ""
+        self.heard: list[bytes] = []
+        self.listed: tuple[str, str] | None = None
+
+    def answer(self, line: bytes) -> bytes | None:
+        """Return the reply to a line, empty where none is due; None where the SDK has to answer."""
+        if not line.strip():
+            return b""
+        message = read(line)
+        if message is None:
+            return None
+        if "id" not in message:
+            return b"" if self._notes(message, line) else None
+        result = self._result(message, line)
+        number = json.dumps(message["id"], ensure_ascii=False)
+        return None if result is None else f'{{"jsonrpc":"2.0","id":{number},"result":{result}}}\n'.encode()
+
+    def _notes(self, message: dict[str, object], line: bytes) -> bool:
+        if self._era != "legacy" or message["method"] != "notifications/initialized" or "params" in message:
+            return False
+        self.heard.append(line)
+        return True
+
+    def _result(self, message: dict[str, object], line: bytes) -> str | None:
+        method, params = str(message["method"]), message.get("params", {})
+        if not isinstance(params, dict):
+            return None
+        if method == "initialize":
+            return self._initialize(params, line)
+        era = self._era_of(params)
+        text = self._tools.get(era) if method == "tools/list" else self._prepared.get(era, {}).get(method)
+        if text is not None and not self._era:
+            self._open(era, line)
+        if text is not None and method == "tools/list":
+            self.listed = (era, text)
+        return text
+
+    def _initialize(self, params: dict[str, object], line: bytes) -> str | None:
+        if self._era or not is_handshake(params):
+            return None
+        self._open("legacy", line)
+        answers = self._prepared["initialize"]
+        return answers.get(str(params["protocolVersion"])) or answers["else"]
+
+    def _open(self, era: str, line: bytes) -> None:
+        # The first request decides the era permanently, so the SDK must also process it.
+        self._era = era
+        self.heard.append(line)
+
+    def _era_of(self, params: dict[str, object]) -> str:
+        """Return the era of a request that fits this conversation for certain; nothing where that is open."""
+        if is_envelope(params, self._prepared["versions"]["modern"]):
+            return "modern" if self._era != "legacy" else ""
+        return "legacy" if self._era == "legacy" and is_plain(params) else ""
+
+
+def greet(wire: StdioPipe, greeting: Handshake) -> HandshakeResult:
+    """Answer lines until the list of tools was given, or the SDK is needed, or the client left."""
+    lines = LineBuffer()
+    while greeting.listed is None:
+        line = lines.take()
+        if line is None:
+            if lines.is_ended:
+                break
+            lines.feed(os.read(wire.inbound, _READ_SIZE))
+            continue
+        reply = greeting.answer(line)
+        if reply is None:
+            lines.push_back(line)
+            break
+        wire.write(reply)
+    return HandshakeResult(lines, greeting.heard, greeting.listed)
+
+
+def load_prepared() -> dict[str, dict[str, str]]:
+    """Return the SDK's answers, as they were written when Kiwi was built."""
+    folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib would cost as much as the rest of this stage
+    with open(os.path.join(folder, "prepared.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - the same
+        prepared: dict[str, dict[str, str]] = json.load(file)
+    return prepared
+
+
+def load_tools(prepared: dict[str, dict[str, str]], project: str) -> dict[str, str]:
+    """Return the list of tools by era: as it was here last, or as prepared; nothing if neither holds."""
+    return recall(project) or (prepared["tools"] if stamp() is None else {})
+
+
+def read(line: bytes) -> dict[str, object] | None:
+    """Return a line as a JSON-RPC request or notification; None unless every parser would agree on it."""
+    if len(line) > _LONGEST_OPENING or b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_BRACKETS:
+        return None
+    try:
+        message = json.loads(line.decode(), parse_constant=_refuse)
+    except ValueError:
+        return None
+    if type(message) is not dict or not message.keys() <= {"jsonrpc", "id", "method", "params"}:
+        return None
+    is_named = message.get("jsonrpc") == "2.0" and type(message.get("method")) is str
+    return message if is_named and fits(message, {"params": {}}) and _is_id(message.get("id", 0)) else None
+
+
+def fits(value: object, shape: object) -> bool:
+    """Whether a value has a shape."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        others = shape.get("*", object)
+        return all(fits(part, shape.get(name, others)) for name, part in value.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(part, shape[0]) for part in value)
+    return shape is object or type(value) is shape
+
+
+def is_handshake(params: dict[str, object]) -> bool:
+    """Whether the SDK accepts these parameters of `initialize`."""
+    if not params.keys() >= _INITIALIZE.keys() or not is_plain({"_meta": params.get("_meta", {})}):
+        return False
+    return fits(params, _INITIALIZE) and is_client(params["clientInfo"])
+
+
+def is_plain(params: dict[str, object]) -> bool:
+    """Whether the parameters say nothing, or ask for progress at most."""
+    meta = params.get("_meta", {})
+    return (
+        params.keys() <= {"_meta"} and isinstance(meta, dict) and meta.keys() <= {"progressToken"} and _asks_well(meta)
+    )
+
+
+def is_envelope(params: dict[str, object], version: str) -> bool:
+    """Whether the parameters are nothing but the envelope that every request of the modern era carries."""
+    meta = params.get("_meta")
+    if params.keys() != {"_meta"} or not isinstance(meta, dict):
+        return False
+    if not meta.keys() <= {VERSION_KEY, CAPABILITIES_KEY, CLIENT_KEY, "progressToken"} or not _asks_well(meta):
+        return False
+    is_known = meta.get(VERSION_KEY) == version and fits(meta.get(CAPABILITIES_KEY), _CAPABILITIES)
+    return is_known and (CLIENT_KEY not in meta or is_client(meta[CLIENT_KEY]))
+
+
+def is_client(value: object) -> bool:
+    """Whether a client says who it is in the form that the SDK takes."""
+    if not isinstance(value, dict) or not value.keys() >= {"name", "version"} or not fits(value, _CLIENT):
+        return False
+    return all("src" in icon for icon in value.get("icons", []))
+
+
+def _asks_well(meta: dict[str, object]) -> bool:
+    return _is_id(meta.get("progressToken", 0))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) or (type(value) is int and abs(value) < _LARGEST_ID)
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(constant)
