@@ -10,6 +10,7 @@ from pathlib import Path
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import NO_CALLER, Call, Space
 from kiwi_mcp.domain.grants import Rights
+from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.mcp_servers import check_server
 from kiwi_mcp.kernel.pipeline import plan_call
@@ -69,6 +70,7 @@ def _context(call: Call) -> Context:
         is_owner=True,
         surface="cli",
         check_server=check_server,
+        dispatch=Kernel(space.project, user=space.user, cache=space.cache).call,
     )
     return Context(services, NO_CALLER, Catalog(space), Rights(), is_owner=True)
 

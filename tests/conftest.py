@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.plugins.machines",
     "tests.plugins.posting",
     "tests.plugins.postgres",
+    "tests.plugins.scripted_model",
     "tests.plugins.tiers",
 ]
 

@@ -345,7 +345,7 @@ class Spy(Process):
         """Check nothing."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: object
     ) -> Outcome:
         self.callers.append(caller)
         return self.outcome

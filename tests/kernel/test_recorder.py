@@ -33,7 +33,7 @@ class Waiting(Process):
         """Check nothing."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: object
     ) -> Outcome:
         self.begun += 1
         if self.begun == CALLS:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -83,6 +84,7 @@ async def run(call: Call, runs: Runs | KiwiError, rights: Rights = Rights()) -> 
         is_owner=True,
         surface="cli",
         check_server=check_server,
+        dispatch=AsyncMock(),
     )
     services.provenance.held = trusting  # type: ignore[method-assign]  # no sandbox is needed here
     services.provenance.authored = trusting  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.manifest.directive import program, read_directive
+from kiwi_mcp.manifest.directive import read_directive
 
 FULL = """<!-- a comment -->
 # Tidy
@@ -129,11 +129,12 @@ then stop\
     )
 
 
+@pytest.mark.req("K-DI-01")
 def test_the_printed_checkpoint_directive_is_read() -> None:
     text = (Path(__file__).parents[1] / "data/seeds/001_git_checkpoint.md").read_text()
-    read = program(text)
-    assert [as_object(each)["name"] for each in as_list(read["inputs"])] == ["operation", "caller_directive"]
-    steps = [as_object(each) for each in as_list(read["process"])]
+    read = read_directive(text, what="git_checkpoint.md")
+    assert [as_object(each)["name"] for each in as_list(read["parameters"])] == ["operation", "caller_directive"]
+    steps = [as_object(each) for each in as_list(as_object(read["config"])["process"])]
     assert [step["name"] for step in steps] == [
         "check_git_status",
         "show_diff",
@@ -141,10 +142,6 @@ def test_the_printed_checkpoint_directive_is_read() -> None:
         "commit_or_abort",
     ]
     assert steps[0]["action"] == 'Run: git status --porcelain\nIf empty: Return early with "no_changes"'
-
-
-def test_running_a_directive_needs_its_program_only() -> None:
-    assert list(program(FULL)) == ["name", "description", "version", "inputs", "process", "outputs", "success_criteria"]
 
 
 def test_an_opaque_part_may_hold_another_directive() -> None:
@@ -177,6 +174,11 @@ def test_empty_permissions_grant_nothing_and_are_valid() -> None:
             '<cost><context turns="6" spawn_threshold="3">4000</context><duration>300</duration></cost>',
             {"turns": 6, "spawns": 3, "tokens": 4000, "duration": 300},
         ),
+        (
+            "<cost><max_turns>4</max_turns><on_exceeded>Escalate</on_exceeded></cost>",
+            {"turns": 4, "on_exceeded": "escalate"},
+        ),
+        ('<limits turns="4"><tool_calls>9</tool_calls></limits>', {"turns": 4, "tool_calls": 9}),
         ("<cost><duration>a while</duration></cost>", None),
     ],
 )

@@ -74,7 +74,10 @@ async def refusal(work: Awaitable[object]) -> Any:
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("D1", "D7", "E3", "E4", "E5")
 @pytest.mark.parametrize("count", [40, pytest.param(2_000, marks=pytest.mark.slow)])
-async def test_a_model_gets_the_preferred_and_the_loaded_definitions_and_no_others(count: int, house: House) -> None:
+async def test_a_model_gets_the_preferred_and_the_loaded_definitions_and_no_others(
+    count: int, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool_list, "_FIRST_PATIENCE", 50.0)  # on a busy machine, too
     names = write_tools(house, count)
     house.settle("preferences.yaml", {"always_send": {"tool_0003": True}})
 

@@ -256,7 +256,7 @@ class Reverse:
     async def prepare(self, plan, chain, space):
         pass
 
-    async def drive(self, plan, chain, space, *, secrets, caller):
+    async def drive(self, plan, chain, space, *, secrets, caller, dispatch):
         return Outcome("success", result=plan.inputs["word"][::-1])
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.chain import traits_of, unsound, walk
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
+from kiwi_mcp.catalog.references import MAX_REFERENCES, Reference, references_in, required_servers
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.registry_source import RegistrySource
 from kiwi_mcp.catalog.release import BUILTIN
@@ -22,7 +23,8 @@ from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, NotFound, ToolNotFound, VersionNotFound
-from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, Source, Tool
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.files import Stamps, are_fresh
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
@@ -202,6 +204,13 @@ class Catalog:
         wanted = replace(Ref.parse(tool.manifest.executor or ""), item_type="tool")
         return self._resolve(wanted, sheets, self._sync(sheets), tool.origin.source).chain
 
+    def references(self, tool: Tool) -> tuple[Sequence[ReferredItem], Sequence[Issue]]:
+        """Return the items that an item names, directly or through others, and an issue for each that is not here."""
+        sheets = self.sheets
+        self._sync(sheets)
+        found, issues = self._referred(tool, sheets)
+        return [one for one, _ in found], [issue for issue, _ in issues]
+
     def all(self, sources: Collection[Source] = FOLDERS) -> Sequence[Card]:
         """Return every item of some sources, hidden ones too, by name; the same object as long as nothing changes."""
         asked = [source for source in self._sources if self._is_meant(source, sources)]
@@ -320,18 +329,65 @@ class Catalog:
         links = walk(choices[0].opened.tool, below)
         for link in links:
             refuse_unaccepted(link)
+        referred, absent = self._referred(links[0], sheets)
+        choices += [choice for _, choice in referred]
+        references = tuple(one for one, _ in referred)
         chain = Chain(
             links,
             traits_of(links, sheets),
             shadowed=tuple(sentence for choice in choices for sentence in choice.hidden),
-            notes=tuple(note for link in links for note in self._home(link).notes(link)),
+            notes=(
+                *(note for link in links for note in self._home(link).notes(link)),
+                *self._absent_servers([links[0], *(one.tool for one in references)], sheets),
+            ),
             drift=(*self._drift(links), *self._server_drift(links)),
-            faults=tuple(unsound(links, sheets)),
+            faults=(*unsound(links, sheets), *(issue for issue, is_required in absent if is_required)),
+            references=references,
             project=self.space.project,
         )
         stamps = tuple(stamp for choice in choices for stamp in choice.stamps)
         ends = [choice.opened.valid_until for choice in choices if choice.opened.valid_until]
         return _Resolved(chain, stamps, generation, sheets, min(ends, default=""))
+
+    def _referred(
+        self, tool: Tool, sheets: TypeSpecs
+    ) -> tuple[list[tuple[ReferredItem, _Choice]], list[tuple[Issue, bool]]]:
+        """Return what an item names, and what it names in vain, with whether it needs that."""
+        found: dict[tuple[str, ItemType, str], tuple[ReferredItem, _Choice]] = {}
+        absent: list[tuple[Issue, bool]] = []
+        waiting = [tool]
+        for one in waiting:
+            for reference in references_in(one, sheets):
+                choice = self._find_reference(reference, one)
+                key = (reference.ref, reference.item_type, one.identity)
+                if choice is None:
+                    absent.append((reference.absent(), reference.is_required))
+                elif key not in found and len(found) < MAX_REFERENCES:
+                    named = choice.opened.tool
+                    found[key] = ReferredItem(reference.ref, reference.item_type, one.identity, named), choice
+                    if named.identity not in {seen.identity for seen in waiting}:
+                        waiting.append(named)
+        return list(found.values()), absent
+
+    def _find_reference(self, reference: Reference, by: Tool) -> _Choice | None:
+        """Return the item that a name in another item means: by name, by identity, or by category and name."""
+        category, _, name = reference.ref.rpartition("/")
+        for text, home in ((reference.ref, ""), (name, category)):
+            try:
+                wanted = replace(Ref.parse(text), item_type=reference.item_type)
+                choice = self._choose(wanted, by.origin.source, is_last=True)
+            except KiwiError:
+                continue
+            if choice is not None and home in {"", choice.opened.tool.manifest.category}:
+                return choice
+        return None
+
+    def _absent_servers(self, tools: Sequence[Tool], sheets: TypeSpecs) -> Iterator[str]:
+        for tool in tools:
+            for name in required_servers(tool, sheets):
+                known = (entry for _, entry in self._ranked(Ref(name)) if isinstance(entry, Card))
+                if not any(sheets.is_server(entry.tool_type) for entry in known):
+                    yield f"{tool.id} needs the MCP server {name!r}, which is not here; add it with `kiwi mcp add`"
 
     def _home(self, tool: Tool) -> ItemSource:
         return self._by_name[tool.origin.source]

@@ -63,7 +63,7 @@ def unsound(links: Sequence[Tool], sheets: TypeSpecs) -> Iterator[Issue]:
             schema = {**sheet.config, "additionalProperties": True}
             yield from faults(schema, link.manifest.config, place=f"{link.id}.config", formats=formats_for(""))
             if "permissions" in sheet.words:  # one that is misspelt is refused when it is used, and never ignored
-                yield from permission_faults(link.manifest.config.get("permissions"))
+                yield from permission_faults(link.manifest.config.get("permissions"), sheets)
     top = sheets.traits(links[0].manifest.tool_type)
     for link in links if top.lifetime != "call" else ():
         # A server that is started here has a process, whichever of its items is called.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import Unanswered
+from kiwi_mcp.domain.grants import Grant
 from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.outcome import Report, silent
+from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.registry import Actor
 
 
@@ -59,6 +60,16 @@ class Call(Struct, frozen=True):
     origin: CallOrigin = PERSON
     run_id: str = ""
     """The id that was reserved for the run; empty where the run gets a new one."""
+
+
+class CallJournal(Protocol):
+    """Notes the beginning and the end of one call of a thread; `transaction` is that of the store."""
+
+    def began(self, transaction: object, run_id: str) -> None:
+        """Note that the call begins; raises where another process has taken the thread."""
+
+    def ended(self, transaction: object, run_id: str, outcome: Outcome, response: JsonObject) -> None:
+        """Note what came of it; `response` has the result as it is shown."""
 
 
 IdentityKind = Literal["owner", "agent", "service", "thread"]
@@ -136,6 +147,17 @@ class Caller(Struct, frozen=True):
     """Whether its token may call the verbs of the owner, where the call is direct."""
     client: str = ""
     """The name that the calling program reports; no decision depends on it."""
+    origin: CallOrigin = PERSON
+    """The thread that calls, if one does. Only Kiwi's own agent loop sets it; a request cannot."""
+    grants: tuple[Grant, ...] = ()
+    """Grants that narrow the rights of the principal: those of the directives of a thread and of its parents."""
+    journal: CallJournal | None = None
+    """Where a thread notes how its call begins and ends, in the transaction that records the run."""
+
+    @property
+    def reader(self) -> str:
+        """The name under which text from outside is remembered as read: the thread, else the caller."""
+        return self.origin.thread or self.name
 
 
 NO_CALLER = Caller()

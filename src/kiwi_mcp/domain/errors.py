@@ -8,6 +8,7 @@ KiwiError
 │   ├── VersionNotFound
 │   ├── MissingLink
 │   ├── RunNotFound
+│   ├── ThreadNotFound
 │   ├── ApprovalNotFound
 │   ├── RemoteNotFound
 │   ├── TopicNotFound
@@ -37,6 +38,7 @@ KiwiError
 │   ├── SecretNotGranted
 │   ├── ApprovalRequired
 │   ├── ApprovalsWaiting
+│   ├── BudgetExceeded
 │   ├── NamespaceDenied
 │   ├── Unacknowledged
 │   └── TokenRefused
@@ -53,6 +55,7 @@ KiwiError
 │   ├── DriverMissing
 │   ├── RequestFailed
 │   │   └── TooSlow
+│   ├── ModelFailed
 │   ├── StoreUnavailable
 │   ├── StoreDamaged
 │   └── StoreNewer
@@ -60,7 +63,11 @@ KiwiError
 │   ├── AlreadyExists
 │   ├── VersionConflict
 │   ├── VersionSealed
-│   └── ReservedName
+│   ├── ReservedName
+│   ├── LeaseLost
+│   ├── ThreadTaken
+│   ├── ThreadWaiting
+│   └── ThreadEnded
 ├── ToolFailed          look at the tool's message and logs; only the Python API raises it
 └── Internal            report the incident id
 """
@@ -158,6 +165,18 @@ class RunNotFound(NotFound):
             f"No run {run_id!r} is recorded here.",
             suggestion="List runs with `kiwi runs`; old ones are removed as new ones come.",
             run_id=run_id,
+        )
+
+
+class ThreadNotFound(NotFound):
+    """The store holds no thread, or no question of a thread, of that id."""
+
+    code, error = "thread_not_found", "Thread not found"
+
+    def __init__(self, wanted: str, *, what: str = "thread", is_several: bool = False) -> None:
+        super().__init__(
+            f"{wanted[:40]!r} is {f'the beginning of several ids of {what}s' if is_several else f'no {what}'}.",
+            suggestion="List threads with `kiwi thread list`, and name one by its id.",
         )
 
 
@@ -492,6 +511,21 @@ class ApprovalsWaiting(Denied):
         )
 
 
+class BudgetExceeded(Denied):
+    """A limit of a thread does not allow it."""
+
+    code, error = "budget_exceeded", "Budget exceeded"
+
+    def __init__(self, limit: str, *, wanted: int, rest: int) -> None:
+        super().__init__(
+            f"The limit `{limit}` of the thread allows {rest:,} more, and {wanted:,} are wanted.",
+            suggestion=f"Use less, or let the owner raise `{limit}` of the thread.",
+            limit=limit,
+            wanted=wanted,
+            rest=rest,
+        )
+
+
 class NamespaceDenied(Denied):
     """The actor does not belong to the namespace."""
 
@@ -634,6 +668,16 @@ class TooSlow(RequestFailed):
     code, error, http_status = "too_slow", "Too slow", 408
 
 
+class ModelFailed(Unavailable):
+    """A model gave no usable answer; `kind` is the class of the failure in `data/model_errors.yaml`."""
+
+    code, error = "model_failed", "Model failed"
+
+    def __init__(self, message: str, *, suggestion: str, kind: str, **details: Json) -> None:
+        super().__init__(message, suggestion=suggestion, kind=kind, **details)
+        self.kind = kind
+
+
 class StoreUnavailable(Unavailable):
     """The store cannot be reached, read or written now; nothing was lost."""
 
@@ -718,6 +762,60 @@ class ReservedName(Conflict):
             f"{tool_id!r} is built in, and a built-in link is never replaced.",
             suggestion=f"Choose another name, such as `my_{tool_id}`, and name that as the executor.",
             tool_id=tool_id,
+        )
+
+
+class ThreadWaiting(Conflict):
+    """A call of a thread that has no result yet: it waits for an answer or for child threads."""
+
+    code, error = "thread_waiting", "Thread waits"
+
+    def __init__(self, reason: str, *, waits_for: str, question_id: str = "") -> None:
+        super().__init__(
+            reason,
+            suggestion=f"`kiwi thread answer {question_id}` answers it." if question_id else "Wait for its children.",
+            waits_for=waits_for,
+            question_id=question_id,
+        )
+
+
+class LeaseLost(Conflict):
+    """Another process runs the thread now; this one wrote nothing."""
+
+    code, error = "lease_lost", "Lease lost"
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"Another process runs the thread {thread_id}, or has added to it. Nothing was written.",
+            suggestion=f"Stop this run; `kiwi thread watch {thread_id}` shows the other one.",
+            thread_id=thread_id,
+        )
+
+
+class ThreadTaken(Conflict):
+    """Another process runs the thread already."""
+
+    code, error = "thread_taken", "Thread is running"
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(
+            f"Another process runs the thread {thread_id}.",
+            suggestion=f"Watch it with `kiwi thread watch {thread_id}`, or try again when that process has ended.",
+            thread_id=thread_id,
+        )
+
+
+class ThreadEnded(Conflict):
+    """The thread has ended, and nothing can be added to it."""
+
+    code, error = "thread_ended", "Thread has ended"
+
+    def __init__(self, thread_id: str, status: str) -> None:
+        super().__init__(
+            f"The thread {thread_id} has ended: {status}.",
+            suggestion=f"Look at it with `kiwi thread show {thread_id}`, or start a new one.",
+            thread_id=thread_id,
+            status=status,
         )
 
 

@@ -84,6 +84,14 @@ def fits_host(pattern: str, host: str) -> bool:
     return "*" not in name and fits_name(wanted, name)
 
 
+def fits_request(pattern: str, request: str) -> bool:
+    """Whether a request, `METHOD HOST:PORT/PATH`, fits a pattern of that form; `*` stands for any method or host."""
+    method, _, target = pattern.partition(" ")
+    used, _, place = request.partition(" ")
+    (host, _, path), (name, _, rest) = target.partition("/"), place.partition("/")
+    return method in {"*", used} and fits_host(host, name) and fits_name(path, rest)
+
+
 def address_of(text: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address of a host, or None if it is a name."""
     try:

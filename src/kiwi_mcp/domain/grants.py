@@ -8,11 +8,16 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_verb
+from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_request, fits_verb
 from kiwi_mcp.domain.json import JsonObject
 
-ResourceKind = Literal["verb", "item", "read", "write", "host", "command", "variable", "spawn"]
-"""The kinds of resources in rules: verbs, items, files, hosts, programs, variables and threads."""
+ResourceKind = Literal["verb", "item", "read", "write", "host", "command", "variable", "spawn", "trait", "endpoint"]
+"""The kinds of resources in rules: verbs, items, files, hosts, programs, variables, threads, traits of items, requests.
+
+A trait is `type/TYPE` or `runtime/NAME` of a link of an item's chain, or `item/ITEM_TYPE/NAME` with the category or
+namespace before the name. A request is `METHOD HOST:PORT/PATH`. Rules about traits and requests add to those about
+items and hosts.
+"""
 KINDS: tuple[ResourceKind, ...] = get_args(ResourceKind)
 
 _FITS: Mapping[ResourceKind, Callable[[str, str], bool]] = {
@@ -22,6 +27,7 @@ _FITS: Mapping[ResourceKind, Callable[[str, str], bool]] = {
     "read": fits_path,
     "write": fits_path,
     "host": fits_host,
+    "endpoint": fits_request,
 }
 _FIELDS: Mapping[ResourceKind, str] = {
     "verb": "verbs",
@@ -32,6 +38,8 @@ _FIELDS: Mapping[ResourceKind, str] = {
     "command": "commands",
     "variable": "variables",
     "spawn": "spawn",
+    "trait": "traits",
+    "endpoint": "endpoints",
 }
 OWNER_POLICY = "policy.yaml"
 _BUILT_IN = "builtin/"
@@ -99,6 +107,8 @@ class Grant(Struct, frozen=True):
     commands: Rules = ALL
     variables: Rules = ALL
     spawn: Rules = ALL
+    traits: Rules = NONE
+    endpoints: Rules = NONE
     is_public: bool = True
     conditions: tuple[Condition, ...] = ()
     name: str = OWNER_POLICY
@@ -117,12 +127,35 @@ class Grant(Struct, frozen=True):
 
     def verdict(self, kind: ResourceKind, resource: str) -> Verdict:
         """Return whether something may be used, and by which rule."""
-        if kind == "item" and self.hidden and resource.partition("@")[0] in self.hidden:
+        if kind == "item" and self.is_hidden(resource):
             return Deny(f"the item {resource!r} is not shown to this caller by {self.name}", "", self.name)
         is_allowed, rule = match_rules(self.rules(kind), kind, resource)
         if is_allowed or (kind == "host" and self.is_public and not rule):
             return Allow(self.name, rule)
         return Deny(_why(kind, resource, rule, self.name), rule, self.name)
+
+    def item_verdict(self, identity: str, traits: Sequence[str]) -> Verdict:
+        """Return whether an item may be used, by its identity or by one of its traits."""
+        verdict = self.verdict("item", identity)
+        if self.traits == NONE or self.is_hidden(identity) or (isinstance(verdict, Deny) and verdict.rule):
+            return verdict
+        found = [self.verdict("trait", trait) for trait in traits]
+        denied = next((one for one in found if isinstance(one, Deny) and one.rule), None)
+        allowed = next((one for one in found if isinstance(one, Allow)), None)
+        return denied or allowed or verdict
+
+    def request_verdict(self, host: str, request: str) -> Verdict:
+        """Return whether a request to a host may be sent, by the host or by method and path."""
+        verdict = self.verdict("host", host)
+        if self.endpoints == NONE or (isinstance(verdict, Deny) and verdict.rule):
+            return verdict
+        found = self.verdict("endpoint", request)
+        is_decided = isinstance(found, Allow) or bool(found.rule)
+        return found if is_decided else verdict
+
+    def is_hidden(self, identity: str) -> bool:
+        """Whether an item does not exist for the principal."""
+        return bool(self.hidden) and identity.partition("@")[0] in self.hidden
 
     def to_json(self) -> JsonObject:
         """Return the rules as they are shown, without what allows nothing."""
@@ -161,18 +194,34 @@ class Rights(Struct, frozen=True):
     @property
     def hosts(self) -> Rules:
         """The hosts beyond the public network that the owner names and no grant denies, and those that one does."""
+        return self.hosts_for("")
+
+    def hosts_for(self, request: str) -> Rules:
+        """Return these hosts for one request, `METHOD HOST:PORT/PATH`, which grants may allow by method and path."""
         named = self.grants[0].hosts.allow
         denied = dict.fromkeys(host for grant in self.grants for host in grant.hosts.deny)
-        return Rules(tuple(host for host in named if isinstance(self.verdict("host", host), Allow)), tuple(denied))
+        return Rules(
+            tuple(host for host in named if isinstance(self.request_verdict(host, request), Allow)), tuple(denied)
+        )
 
-    def item_verdict(self, identities: Sequence[str]) -> Verdict:
+    def request_verdict(self, host: str, request: str) -> Verdict:
+        """Return the refusal of the first grant that refuses a request, else what the last one allowed it by."""
+        verdict: Verdict = Allow()
+        for grant in self.grants:
+            verdict = grant.request_verdict(host, request)
+            if isinstance(verdict, Deny):
+                return verdict
+        return verdict
+
+    def item_verdict(self, identities: Sequence[str], traits: Sequence[str] = ()) -> Verdict:
         """Return whether an item may be run. `identities` are the item itself and then its executors.
 
         A rule that denies an executor denies every item that uses it. Only the item itself needs to be allowed.
+        `traits` are those of the item.
         """
         for grant in self.grants:
             for place, identity in enumerate(identities):
-                verdict = grant.verdict("item", identity)
+                verdict = grant.item_verdict(identity, traits) if place == 0 else grant.verdict("item", identity)
                 is_named = place == 0 or (grant.is_whole and not identity.startswith(_BUILT_IN))
                 if isinstance(verdict, Deny) and (verdict.rule or is_named):
                     return verdict
@@ -213,7 +262,12 @@ class Deny(Struct, frozen=True):
 Verdict = Allow | Deny
 """The verdict on one use."""
 
-_SAID: Mapping[ResourceKind, str] = {**{kind: kind for kind in KINDS}, "read": "reading of", "write": "writing of"}
+_SAID: Mapping[ResourceKind, str] = {
+    **{kind: kind for kind in KINDS},
+    "read": "reading of",
+    "write": "writing of",
+    "endpoint": "request",
+}
 
 
 def _why(kind: ResourceKind, name: str, rule: str, grant: str) -> str:

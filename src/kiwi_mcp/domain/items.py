@@ -276,6 +276,16 @@ class Tool(Struct, frozen=True):
         return named if isinstance(named, str) else ""
 
 
+class ReferredItem(Struct, frozen=True):
+    """An item that another one names in its config: the directive of a thread, what a directive extends."""
+
+    ref: str
+    item_type: ItemType
+    by: str
+    """The identity of the item that names it."""
+    tool: Tool
+
+
 class Chain(Struct, frozen=True):
     """The links from a tool down to a primitive, the traits of their types, and notes about them for the user."""
 
@@ -289,6 +299,8 @@ class Chain(Struct, frozen=True):
     """How the chain differs from the one its tool was published on."""
     faults: tuple[Issue, ...] = ()
     """Issues of links that break the rules of their types; such a chain does not run."""
+    references: tuple[ReferredItem, ...] = ()
+    """What the tool names, directly or through what it names; it belongs to the tool wherever that goes."""
     project: Path | None = None
     """The project it was resolved for; templates may name it."""
 
@@ -331,6 +343,17 @@ class Chain(Struct, frozen=True):
     def names(self) -> tuple[str, ...]:
         """The short names, top to bottom."""
         return tuple(link.id for link in self.links)
+
+    @property
+    def item_traits(self) -> tuple[str, ...]:
+        """The traits by which a rule may name the item: types and runtimes of its chain, and its name in every form."""
+        tool, place = self.tool, self.tool.origin
+        homes = ("", tool.manifest.category, place.namespace, f"{place.source}/{place.namespace}")
+        return (
+            *(f"type/{link.manifest.tool_type}" for link in self.links),
+            *(f"runtime/{link.id}" for link in self.links[1:]),
+            *(f"item/{tool.item_type}/{home}/{tool.id}".replace("//", "/") for home in homes),
+        )
 
     @property
     def isolation(self) -> Level:

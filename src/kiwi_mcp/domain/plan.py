@@ -63,6 +63,8 @@ class HttpSpec(Struct, frozen=True):
     retry: Retry = Retry()
     stream: Literal["", "sse", "lines", "websocket"] = ""
     max_events: int = 1_000
+    idle: float = 60.0
+    """How long a stream may be silent, in seconds, where `timeout` is not shorter."""
     basic: tuple[str, str] | None = None
     """User name and password for basic authentication, as templates like the headers."""
     granted: tuple[str, ...] = ()

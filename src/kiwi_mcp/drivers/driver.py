@@ -1,17 +1,22 @@
-"""The `Driver` protocol (with `context.dispatch`), the outcome "unavailable"."""
+"""The `Driver` protocol, `Dispatch`, and the outcome "unavailable"."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
 
 from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Logs, Outcome
 from kiwi_mcp.domain.plan import Plan
+
+Dispatch: TypeAlias = Callable[[str, JsonObject], Awaitable[Json]]
+"""Calls a verb as the caller of the item that is driven, through every gate, and returns its response.
+
+It raises the error of a call that is refused."""
 
 
 class Driver(Protocol):
@@ -33,7 +38,7 @@ class Driver(Protocol):
         """Refuse a plan that this machine cannot isolate as it says. Nothing of the item is started."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Do what the plan says. What keeps it from starting is raised; whatever ran is an outcome."""
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.catalog.item_reader import load_bytes
+from kiwi_mcp.catalog.references import loader, text_file, text_item
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import NotCallable
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Chain, Tool, ToolFile
+from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan, ReadSpec
-from kiwi_mcp.manifest.directive import program
+from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.manifest.knowledge import body, links
-from kiwi_mcp.manifest.permissions import grant_of
-
-_CONTENT_NAMES = ("directive.md", "content.md", "README.md")
-"""The file names of an item's text, next to its manifest."""
+from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_issues, undeclared
 
 
 class Read:
     """Returns an item's text: a directive as a program for the caller's own model, knowledge unchanged."""
 
     async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Find nothing: what is read was read when its manifest was."""
-        return ()
+        """Return where the text of a directive in a folder says other than its manifest, or names unknown inputs."""
+        tool = chain.tool
+        if not tool.manifest.executor:
+            return ()
+        file, text = text_file(tool).path, text_item(tool).text
+        issues = list(folder_issues(tool.manifest, text, file)) if tool.origin.is_folder else []
+        for name in undeclared(text, tool.manifest.parameters) if not tool.manifest.config.get("extends") else ():
+            fix = f"Declare an input `{name}`, or write `{{input:{name}?}}`."
+            issues.append(Issue("process", f"`{{input:{name}}}` is not an input", fix, "warning"))
+        return tuple(issues)
 
     async def aclose(self) -> None:
         """Release nothing: nothing is kept between calls."""
@@ -33,7 +38,9 @@ class Read:
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan to read the one file that holds the item's text."""
         tool = chain.tool
-        file = _text_file(tool)
+        file = text_file(tool)
+        if tool.manifest.executor:
+            checked_inputs(tool.id, tool.manifest.parameters, inputs)
         return Plan(
             identity=tool.identity,
             tool_digest=tool.digest,
@@ -48,27 +55,14 @@ class Read:
         """Check nothing: no process is started."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Read the file and give it in the form its reader needs."""
-        text = load_bytes(chain.tool, _text_file(chain.tool)).decode("utf-8", errors="replace")
         if chain.tool.manifest.executor:  # a directive has an executor that could run it; knowledge has none
-            ready = {**program(text), "provided_inputs": plan.inputs, "integrity": chain.tool.integrity}
-            ready["input_schema"] = chain.tool.manifest.parameters
-            ready["permissions"] = grant_of(chain.tool.manifest.config.get("permissions"), chain.tool.id).to_json()
-            return Outcome(status="ready", result=ready)
+            program = directive_program(text_item(chain.tool), plan.inputs, loader(chain.references))
+            return Outcome(status="ready", result={**program.to_json(), "integrity": chain.tool.integrity})
+        text = load_bytes(chain.tool, text_file(chain.tool)).decode("utf-8", errors="replace")
         return Outcome(status="success", result={"content": body(text), "links": list(links(text))})
-
-
-def _text_file(tool: Tool) -> ToolFile:
-    by_name = {file.path: file for file in tool.files}
-    for name in (tool.entrypoint, *_CONTENT_NAMES, tool.origin.path.name):
-        if name in by_name and name.endswith(".md"):
-            return by_name[name]
-    markdown = [file for file in tool.files if file.path.endswith(".md")]
-    if not markdown:
-        raise NotCallable(tool.id, tool.manifest.tool_type, "it has no Markdown file beside its manifest to read")
-    return markdown[0]
 
 
 create_driver = Read

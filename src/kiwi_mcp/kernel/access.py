@@ -125,6 +125,8 @@ def verb_is_permitted(asked: Asked) -> None:
         if identity == OWNER and asked.verb in _LOOKING:
             return
         raise
+    narrowed = (grant.verdict("verb", resource) for grant in asked.caller.grants)
+    verdict = next((one for one in (verdict, *narrowed) if isinstance(one, Deny)), verdict)
     if isinstance(verdict, Deny):
         raise PolicyDenied(
             f"This may not be asked: {verdict.reason}.",

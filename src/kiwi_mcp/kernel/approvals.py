@@ -71,7 +71,7 @@ class ApprovalGate:
         self._caller = context.caller
         self._actor = context.caller.name
         self._surface = services.surface
-        self._has_read_others = context.caller.name in services.tainted_callers
+        self._has_read_others = context.caller.reader in services.tainted_callers
         """Whether the caller was given text from outside before, which may have asked for the call."""
         self._is_owner = context.is_owner
 

@@ -8,18 +8,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.grants import ALL, Rights, Rules, hiding, narrow
 from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.domain.outcome import Progress, Report
 from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
@@ -32,6 +34,7 @@ from kiwi_mcp.kernel.settings import search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import ResponseSizes
 from kiwi_mcp.kernel.tool_list import ToolListCache
+from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.policy.rights import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
 from kiwi_mcp.search.recall_log import RecallAccess, RecallLog
@@ -279,12 +282,15 @@ class Services:
         is_owner: bool,
         surface: str,
         check_server: Callable[[Services, Chain, Catalog], Awaitable[Unavailable | None]],
+        dispatch: Callable[[str, JsonObject, Caller], Awaitable[Answer]],
         is_short_lived: bool = False,
         served: Served | None = None,
     ) -> None:
         self.served = served
         self.check_server = check_server
         """Lists the MCP server of a chain again where that is due; returns why it cannot be reached, if so."""
+        self.dispatch = dispatch
+        """Answers a verb: threads and native items make their calls through it."""
         self.user = user
         self.authority = authority
         self.surface = surface
@@ -309,10 +315,13 @@ class Services:
     def is_own_hand(self, caller: Caller) -> bool:
         """Whether a caller is the owner in person: in no other name, or at the API with a token that may manage."""
         is_manager = caller.is_direct and caller.can_manage and caller.identity.kind == "owner"
-        return is_manager or (self._is_owner and not caller.name)
+        return (is_manager or (self._is_owner and not caller.name)) and not caller.origin.thread
 
     def rights(self, caller: Caller) -> Callable[[], Rights]:
-        """Return a function that gives the current rules for a caller."""
+        """Return a function that gives the current rules for a caller; a thread has those of its directives as well."""
+        if caller.grants:
+            own = self.rights(replace(caller, grants=()))
+            return lambda: reduce(narrow, caller.grants, own())
         if self.sees_whole_registry(caller):
             return partial(ask, self.authority, caller.identity)
         return lambda: self._without_private(ask(self.authority, caller.identity), caller.actor or PUBLIC_ACTOR)

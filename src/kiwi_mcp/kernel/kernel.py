@@ -81,6 +81,7 @@ class Kernel:
             is_owner=is_owner,
             surface=surface,
             check_server=check_server,
+            dispatch=self.call,
             is_short_lived=is_short_lived,
             served=served,
         )

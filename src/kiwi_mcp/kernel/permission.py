@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.domain.grants import Deny, Grant, Rights
+from kiwi_mcp.domain.grants import Deny, Grant, Rights, Verdict
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.policy.rights import rights_of
 
@@ -29,6 +29,10 @@ def all_in(namespace: str) -> str:
     return f"registry/{namespace}/*@*"
 
 
+def _reason(verdict: Verdict) -> str:
+    return verdict.reason if isinstance(verdict, Deny) else ""
+
+
 class ItemVisibility:
     """What the current rules say about the items of one catalog; the default rules are the owner's."""
 
@@ -45,6 +49,7 @@ class ItemVisibility:
         self._is_open = not self.fault and all(grant.items == _EVERY and not grant.hidden for grant in grants)
         # A rule on something below an item counts too, and what that is takes opening the item.
         self._is_deep = any(grant.items.deny or grant.is_whole for grant in grants)
+        self._names_traits = any(grant.traits.allow or grant.traits.deny for grant in grants)
         self._hiding = [grant for grant in grants if grant.is_secretive or grant.is_whole]
 
     @property
@@ -64,14 +69,22 @@ class ItemVisibility:
         """Return why an item may not run; empty where it may, as far as the rules about items go."""
         if self._is_open:
             return ""
+        if self._names_traits:
+            return self._refusal_by_traits(identity)
         return self.refusal_of([identity]) or (self.refusal_of(self._chain(identity)) if self._is_deep else "")
 
     def refusal_of(self, identities: Sequence[str]) -> str:
         """Return why an item may not run, given the identities of its chain, its own first."""
         if self.fault:
             return self.fault.message
-        verdict = self._rights.item_verdict(identities)
-        return verdict.reason if isinstance(verdict, Deny) else ""
+        return _reason(self._rights.item_verdict(identities))
+
+    def _refusal_by_traits(self, identity: str) -> str:
+        try:
+            chain = self._catalog.resolve(identity)
+        except KiwiError:
+            return self.refusal_of([identity])
+        return _reason(self._rights.item_verdict([link.identity for link in chain.links], chain.item_traits))
 
     def _chain(self, identity: str) -> Sequence[str]:
         try:

@@ -18,10 +18,10 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lockfile import lock_at, lock_path, lost_signatures
 from kiwi_mcp.catalog.mcp_source import is_accepted
 from kiwi_mcp.domain.calls import Call, Caller, Space, no_answers
-from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, Unavailable
+from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, SignatureRefused, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights, Verdict
 from kiwi_mcp.domain.items import Chain, Tool
-from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Driver, unavailable
 from kiwi_mcp.kernel.approvals import ApprovalGate
@@ -32,7 +32,7 @@ from kiwi_mcp.kernel.reach import client_requests, reaching
 from kiwi_mcp.kernel.recorder import CallRecord, Run
 from kiwi_mcp.manifest.parameters import accept
 from kiwi_mcp.policy.approval_rules import returns_untrusted_text
-from kiwi_mcp.policy.authorize import failed_condition, permit, uses, verify
+from kiwi_mcp.policy.authorize import failed_condition, permit, use_verdicts, verify
 from kiwi_mcp.policy.external_code import names_code
 from kiwi_mcp.policy.isolation import Judge, isolate
 from kiwi_mcp.policy.policy_files import owner_policy
@@ -52,7 +52,8 @@ Gate: TypeAlias = Callable[[Run, Context], Awaitable[None]]
 
 async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
     """Resolve, accept, prepare, bind, pass every gate, begin, drive, redact, record: in this order, once per call."""
-    async with context.services.recorder.run(call, context.services.runs_or_error(context.caller), record) as run:
+    services, caller = context.services, context.caller
+    async with services.recorder.run(call, services.runs_or_error(caller), record, caller.journal) as run:
         bind(run, context)  # 1 to 7
         try:
             for rule in RULES:
@@ -77,8 +78,17 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 call.space,
                 secrets=secrets,
                 caller=careful(caller_for_tool(context.caller), secrets),  # 18
+                dispatch=partial(dispatch, context),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
+
+
+async def dispatch(context: Context, verb: str, request: JsonObject) -> Json:
+    """Call a verb for the caller of an item that is driven; raise the error of a call that is refused."""
+    answer = await context.services.dispatch(verb, request, context.caller)
+    if answer.error is not None:
+        raise answer.error
+    return answer.content
 
 
 def bind(run: Run, context: Context) -> None:
@@ -134,7 +144,7 @@ def prepare(chain: Chain, driver: Driver, call: Call, context: Context) -> Prepa
     # What accepting a server granted to it; a rule that denies still wins.
     rights = reaching(context.rights, chain.server.tool, context.catalog) if chain.server else context.rights
     # 5 the item, and all it runs on
-    refuse_denied(rights.item_verdict([link.identity for link in chain.links]), chain.tool)
+    refuse_denied(rights.item_verdict([link.identity for link in chain.links], chain.item_traits), chain.tool)
     is_accepted = chain.server is not None and context.catalog.is_meant(chain.server.tool)
     return Prepared(chain, driver, rights, changes, warnings, isolation, is_accepted, names_code(chain), chain.needs)
 
@@ -147,8 +157,9 @@ def lockfile_matches(run: Run) -> None:
 
 def plan_is_permitted(run: Run) -> None:
     """9 Host, command and variables of the plan: a URL's host may come from an argument."""
-    for kind, resource in uses(run.plan):
-        refuse_denied(run.prepared.rights.verdict(kind, resource), run.chain.tool)
+    for _, _, verdicts in use_verdicts(run.plan, run.prepared.rights):
+        for verdict in verdicts:
+            refuse_denied(verdict, run.chain.tool)
 
 
 def conditions_hold(run: Run) -> None:
@@ -220,14 +231,39 @@ class _Unreachable(Exception):
         self.reason = reason
 
 
+def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Plan, Revealed]:
+    """Return a request to a model as it may be sent, and its secrets, by the gates 4, 5, 7, 9 and 12.
+
+    The owner permits it by configuring the provider, so nobody is asked. A project's provider must be signed: it gets
+    everything that a thread reads.
+    """
+    tool = chain.tool
+    if tool.origin.source == "project" and tool.trust != "owner":
+        raise SignatureRefused(
+            f"The provider {tool.id!r} is a file of the project, and you have not signed it.",
+            suggestion=f"Read it, then `kiwi sign {tool.id}`; or put your own into the `providers` folder of ~/.ai.",
+        )
+    verify(chain, (), (), is_frozen=False)
+    refuse_denied(context.rights.item_verdict([link.identity for link in chain.links]), tool)
+    plan = permit(plan, context.rights)
+    for _, _, verdicts in use_verdicts(plan, context.rights):
+        for verdict in verdicts:
+            refuse_denied(verdict, tool)
+    return plan, _secrets(plan, chain, context, is_accepted=None)
+
+
 def secrets_of(run: Run, context: Context) -> Revealed:
     """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
-    plan, chain, space = run.plan, run.chain, run.call.space
+    # An item of a server gets variables only where the owner accepted the server as it is.
+    is_accepted = run.prepared.is_accepted if run.chain.server else None
+    return _secrets(run.plan, run.chain, context, is_accepted=is_accepted)
+
+
+def _secrets(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool | None) -> Revealed:
     if not plan.variables:
         return _NO_SECRETS
+    space = context.space
     needed = [name for name in plan.variables if name not in plan.defaulted]
-    # An item of a server gets variables only where the owner accepted the server as it is.
-    is_accepted = run.prepared.is_accepted if chain.server else None
     recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted)
     secrets = delivered(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
@@ -246,7 +282,7 @@ def with_client_requests(plan: Plan, allowed: Sequence[str]) -> Plan:
 def mark_reader(run: Run, context: Context) -> None:
     """Remember a caller that is given text from outside, also if the tool fails: it may ask for later calls."""
     if returns_untrusted_text(run.plan, run.chain):
-        context.services.tainted_callers.add(context.caller.name)
+        context.services.tainted_callers.add(context.caller.reader)
 
 
 def refuse_denied(verdict: Verdict, tool: Tool) -> None:

@@ -16,7 +16,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import Call, Space
+from kiwi_mcp.domain.calls import Call, CallJournal, Space
 from kiwi_mcp.domain.errors import (
     ApprovalRequired,
     ApprovalsWaiting,
@@ -26,6 +26,7 @@ from kiwi_mcp.domain.errors import (
     InvalidManifest,
     InvalidRequest,
     KiwiError,
+    LeaseLost,
     PolicyDenied,
     StoreDamaged,
     StoreUnavailable,
@@ -51,6 +52,7 @@ from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
 from kiwi_mcp.primitives.secrets.reveal import Revealed
+from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.kernel_lock import KernelLock
 from kiwi_mcp.store.open import masked
 from kiwi_mcp.store.outputs import (
@@ -358,10 +360,13 @@ class RunWriter:
         await completed(self._write(runs, ended, data))
 
     async def _write(self, runs: Runs, ended: EndedRun, data: bytes | None) -> None:
-        if data is None and self.under_way > 1 and await self._is_written_with_others(runs, ended):
+        is_alone = ended.also is not None or self.under_way <= 1
+        if data is None and not is_alone and await self._is_written_with_others(runs, ended):
             return
-        write = runs.finish if ended.is_begun else runs.add
-        await to_thread(write, ended.run, data, ended.receipt)
+        if ended.is_begun or ended.also is not None:
+            await to_thread(runs.finish, ended, data)
+        else:
+            await to_thread(runs.add, ended.run, data, ended.receipt)
 
     def _is_written_with_others(self, runs: Runs, ended: EndedRun) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()
@@ -403,9 +408,11 @@ class Recorder:
         needs_receipt = declared is not None and declared.must_be_recorded(payload)
         return CallRecord(action, payload, self._surface, self._store.audit_level, needs_receipt=needs_receipt)
 
-    def run(self, call: Call, runs: Runs | KiwiError, record: CallRecord | None) -> Run:
+    def run(
+        self, call: Call, runs: Runs | KiwiError, record: CallRecord | None, journal: CallJournal | None = None
+    ) -> Run:
         """Return the run of a call, which is recorded however it ends; `runs` may be why it cannot be."""
-        return Run(call, runs, self._store.kernel_lock, record, self._writer)
+        return Run(call, runs, self._store.kernel_lock, record, self._writer, journal)
 
     def sketch(self, call: Call) -> Run:
         """Return a run that is planned and judged, and never begun or recorded."""
@@ -509,9 +516,16 @@ class Run:
     outcome: Outcome
 
     def __init__(
-        self, call: Call, runs: Runs | KiwiError, lock: KernelLock, record: CallRecord | None, writer: RunWriter
+        self,
+        call: Call,
+        runs: Runs | KiwiError,
+        lock: KernelLock,
+        record: CallRecord | None,
+        writer: RunWriter,
+        journal: CallJournal | None = None,
     ) -> None:
         self.call = call
+        self._journal = journal
         self._writer = writer
         self._runs = runs
         self._lock = lock
@@ -569,8 +583,12 @@ class Run:
         self._is_begun = True  # also where it is cancelled on the way
         try:
             kernel = self._lock.name()
-            if not self._runs.begin_now(run, receipt, kernel):
-                await completed(to_thread(self._runs.begin, run, receipt, kernel))
+            journal = self._journal
+            also = partial(_began, journal, self.id) if journal else None
+            if not self._runs.begin_now(run, receipt, kernel, also):
+                await completed(to_thread(self._runs.begin, run, receipt, kernel, also))
+        except LeaseLost:
+            raise
         except KiwiError as reason:
             raise _not_started(reason) from reason
 
@@ -608,10 +626,10 @@ class Run:
         self._network = {**_network(outcome), **_quarantined(outcome)}
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
         run = self._row(outcome.status, code, outcome.message, self.duration_ms, data)
+        self.response = shorten(outcome.result, self.output, text)
         self.is_recorded = await self._store(run, data, text)
         if self.is_recorded and self.output and data is not None:
             self._shorten_output(self.output, {**record, **preview(text), "result_sha256": run.result_sha256})
-        self.response = shorten(outcome.result, self.output, text)
         return self
 
     def _receipt(self, run: RunRecord, outcome: bytes | None) -> Receipt | None:
@@ -693,12 +711,22 @@ class Run:
         return False
 
     async def _write(self, runs: Runs, run: RunRecord, data: bytes | None, receipt: Receipt | None) -> None:
-        await self._writer.write(runs, EndedRun(run, receipt, self._is_begun), data)
+        journal = self._journal if self._is_finished else None
+        also = partial(_ended, journal, self) if journal else None
+        await self._writer.write(runs, EndedRun(run, receipt, self._is_begun, also), data)
 
     def _shorten_output(self, kept: StoredOutput, record: JsonObject) -> None:
         # The file holds the whole result until the store does, so that there is no moment without it.
         with suppress(OSError):
             rewrite(outputs_home(_home(self.call.space), self.call.space.user), kept, record)
+
+
+def _began(journal: CallJournal, run_id: str, transaction: Transaction) -> None:
+    journal.began(transaction, run_id)
+
+
+def _ended(journal: CallJournal, run: Run, transaction: Transaction) -> None:
+    journal.ended(transaction, run.id, run.outcome, run.response)
 
 
 @lru_cache(maxsize=64)

@@ -100,7 +100,7 @@ def _refusal(chain: Chain, rights: Rights) -> Issue | None:
         if link.integrity == "modified":
             fix = f"Look at what changed, then sign {link.id!r} again."
             return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
-    if isinstance(rights.item_verdict([link.identity for link in chain.links]), Deny):
+    if isinstance(rights.item_verdict([link.identity for link in chain.links], chain.item_traits), Deny):
         reason = "the syntax was not checked, since the owner's policy does not let the item run"
         return Issue("", reason, "Ask the owner.", severity="warning")
     return None

@@ -18,11 +18,14 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, 
 from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.directive import limit_faults
 from kiwi_mcp.manifest.formats import Requirement, formats_for
+from kiwi_mcp.manifest.hooks import hook_faults
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.packages import packages_of
 from kiwi_mcp.manifest.permissions import permission_faults
+from kiwi_mcp.manifest.provider import provider_issues
 from kiwi_mcp.manifest.templates import placeholders
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs
 
@@ -296,7 +299,13 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
     yield from _executor_faults(subject, sheet)
     yield from _config_faults(subject, sheet)
     if "permissions" in sheet.words:
-        yield from permission_faults(subject.manifest.config.get("permissions"))
+        yield from permission_faults(subject.manifest.config.get("permissions"), subject.sheets)
+    if "limits" in sheet.words:
+        yield from limit_faults(subject.manifest.config.get("limits"))
+    if "hooks" in sheet.words:
+        yield from hook_faults(subject.manifest.config.get("hooks"))
+    if "providers" in sheet.words:
+        yield from provider_issues(subject.manifest.config)
     yield from _template_faults(subject.manifest, sheet)
     if subject.with_files:
         yield from _file_faults(subject, sheet)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from textwrap import dedent
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.manifest.directive_xml import Element, read_xml
+from kiwi_mcp.manifest.names import did_you_mean
 
 CHECKPOINTS = frozenset({"auto", "explicit", "disabled"})
 
@@ -29,7 +31,11 @@ _LIMITS: Mapping[str, str] = {
     **dict.fromkeys(("duration", "duration_seconds"), "duration"),
     **dict.fromkeys(("spend", "max_spend", "max_cost_usd"), "spend"),
     **dict.fromkeys(("currency", "spend_currency"), "spend_currency"),
+    **dict.fromkeys(("tool_calls", "max_tool_calls"), "tool_calls"),
+    "on_exceeded": "on_exceeded",
 }
+_EXCEEDED = ("stop", "warn", "escalate")
+_PROCESS = re.compile(r"<process(?:\s[^<>]*)?>(.*)</process>", re.DOTALL)
 _NUMBER = re.compile(r"\$?\s*(\d{1,15}(?:\.\d{1,9})?)\s*(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
@@ -98,10 +104,34 @@ def limits_of(metadata: Element, issues: list[Issue]) -> JsonObject:
             if value is not None:
                 read[word] = value
             elif element.tag == "limits":
-                issues.append(Issue(f"limits.{word}", f"{text!r} is not a limit", "Write a number.", line=line))
+                issues.append(Issue(f"limits.{word}", f"{text!r} is not a limit", _limit_fix(word), line=line))
     if "spend" in read:
         read.setdefault("spend_currency", "USD")
     return read
+
+
+def limit_faults(written: Json) -> Iterator[Issue]:
+    """Yield the faults of limits that are written as a mapping."""
+    if written is not None and not isinstance(written, Mapping):
+        yield Issue("config.limits", "is not a mapping", "Write `turns: 10` and the like below it.")
+    for word, value in as_object(written).items():
+        place = f"config.limits.{word}"
+        if word not in _LIMITS:
+            known = sorted(set(_LIMITS.values()))
+            yield Issue(place, "is not a limit", f"{did_you_mean(word, known)}Use one of: {', '.join(known)}.")
+        elif isinstance(value, bool) or _limit(_LIMITS[word], text_of(value)) is None:
+            yield Issue(place, f"{text_of(value)!r:.40} is not a limit", _limit_fix(_LIMITS[word]))
+
+
+def limits_in(written: Json) -> JsonObject:
+    """Return limits that are written as a mapping, in the one spelling."""
+    read = {_LIMITS[word]: _limit(_LIMITS[word], text_of(value)) for word, value in as_object(written).items()
+            if word in _LIMITS and not isinstance(value, bool)}  # fmt: skip
+    return {word: value for word, value in read.items() if value is not None}
+
+
+def _limit_fix(word: str) -> str:
+    return f"Write one of: {', '.join(_EXCEEDED)}." if word == "on_exceeded" else "Write a number."
 
 
 def _written_limits(element: Element) -> Iterator[tuple[str, str, int]]:
@@ -116,6 +146,8 @@ def _written_limits(element: Element) -> Iterator[tuple[str, str, int]]:
 def _limit(word: str, text: str) -> Json:
     if word == "spend_currency":
         return text.strip().upper()
+    if word == "on_exceeded":
+        return text.strip().lower() if text.strip().lower() in _EXCEEDED else None
     found = _NUMBER.fullmatch(text.strip())
     if found is None or (found[2] and word != "duration"):
         return None
@@ -131,21 +163,54 @@ def hooks_of(hooks: Element | None, issues: list[Issue]) -> list[JsonObject]:
 
 
 def _hook(hook: Element, issues: list[Issue]) -> JsonObject:
-    when = hook.attributes.get("when") or hook.text_at("when")
+    when, event = (hook.attributes.get(word) or hook.text_at(word) for word in ("when", "event"))
     execute = hook.first("execute")
     named = (execute.attributes.get("item_id") or execute.text) if execute else ""
     directive = hook.attributes.get("directive") or hook.text_at("directive") or named
-    if not (when and directive):
+    action = _hook_action(hook)
+    if not ((when or event) and (directive or action)):
         fix = 'Write <hook when="…" directive="…" />.'
         issues.append(Issue("hooks", "a hook needs `when` and `directive`", fix, line=hook.line))
-    inputs = hook.first("inputs")
-    given = {each.attributes.get("name", each.tag): each.text for each in (inputs.children if inputs else ())}
-    return {"when": when, "directive": directive, "inputs": given}
+    read: dict[str, Json] = {"when": when, "directive": directive, "inputs": _named_texts(hook.first("inputs"))}
+    condition = hook.first("condition")
+    others: dict[str, Json] = {
+        "event": event,
+        "condition": _condition(condition) if condition else None,
+        "action": action,
+    }
+    read |= {word: value for word, value in others.items() if value}
+    return read if when else {word: value for word, value in read.items() if value}
+
+
+def _hook_action(hook: Element) -> Json:
+    """Return what a hook does itself: an action by name, or the item that it runs."""
+    action = hook.first("action")
+    if action is None:
+        return hook.attributes.get("action", "")
+    if not action.attributes and not action.children:
+        return action.text
+    words = {**action.attributes, **{child.tag: child.text for child in action.children if child.tag != "params"}}
+    return {**words, "params": _named_texts(action.first("params"))}
+
+
+def _named_texts(element: Element | None) -> JsonObject:
+    return {each.attributes.get("name", each.tag): each.text for each in (element.children if element else ())}
+
+
+def _condition(element: Element) -> Json:
+    """Return a condition: `path`, `op` and `value` as attributes or elements, or `any`, `all` or `not` of such."""
+    for tag in ("any", "all"):
+        if inner := element.first(tag):
+            return {tag: [_condition(child) for child in inner.children]}
+    if inner := element.first("not"):
+        return {"not": _condition(inner.children[0] if inner.children else inner)}
+    words = {**element.attributes, **{child.tag: child.text for child in element.children}}
+    return {word: _typed(text, "json") if word == "value" else text for word, text in words.items()}
 
 
 _METADATA = {
     "description", "category", "author", "tags", "model", "model_class", "permissions", "limits", "cost", "hooks",
-    "git_checkpoint", "relationships", "mcps", "context",
+    "git_checkpoint", "relationships", "mcps", "context", "on_exceeded",
 }  # fmt: skip
 _PARTS = {"metadata", "inputs", "process", "outputs", "success_criteria", "context", "hooks", "permissions"}
 
@@ -157,6 +222,8 @@ def read_directive(text: str, *, what: str) -> JsonObject:
     issues = list(_identity_issues(root))
     parameters = inputs_of(root.first("inputs"), issues)
     config = _config(root, metadata, issues)
+    if not config["process"] and (after := _after(text, root)):
+        config = {**config, "text": after}
     if issues:
         raise InvalidManifest(what, issues)
     manifest: dict[str, Json] = {
@@ -174,19 +241,11 @@ def read_directive(text: str, *, what: str) -> JsonObject:
     return manifest
 
 
-def program(text: str, *, what: str = "The directive") -> JsonObject:
-    """Return only what a model needs to follow a directive."""
-    manifest = read_directive(text, what=what)
-    config = as_object(manifest["config"])
-    kept = {word: config[word] for word in ("context", "outputs", "success_criteria") if word in config}
-    return {
-        "name": manifest["tool_id"],
-        "description": manifest["description"],
-        "version": manifest["version"],
-        "inputs": manifest["parameters"],
-        "process": config["process"],
-        **kept,
-    }
+def _after(text: str, root: Element) -> str:
+    """Return the program of a directive that follows its XML: in `<process>`, or all of it."""
+    rest = "\n".join(text.split("\n")[root.end :]).strip().removeprefix("```").strip()
+    found = _PROCESS.search(rest)
+    return dedent(found[1]).strip() if found else rest
 
 
 def _identity_issues(root: Element) -> Iterator[Issue]:
@@ -211,11 +270,25 @@ def _config(root: Element, metadata: Element, issues: list[Issue]) -> JsonObject
         "success_criteria": _criteria(root.first("success_criteria")),
         "extra": _extra(root, metadata),
     }
-    for word in ("context", "relationships", "mcps"):
+    for word in ("context", "relationships"):
         if found := metadata.first(word) or root.first(word):
             config[word] = _object(found)
+    if servers := metadata.first("mcps") or root.first("mcps"):
+        config["mcps"] = [_server(each) for each in servers.named("mcp")]
+    if "extends" in root.attributes:
+        config["extends"] = root.attributes["extends"].strip()
     always = {"permissions", "process"}
     return {word: value for word, value in config.items() if value or word in always}
+
+
+def _server(element: Element) -> JsonObject:
+    """Return an MCP server that a directive uses."""
+    words: dict[str, Json] = {**element.attributes, **{child.tag: child.text for child in element.children}}
+    words.setdefault("name", element.text)
+    words["required"] = as_text(words.get("required")).lower() == "true"
+    if "tools" in words:
+        words["tools"] = [name for name in re.split(r"[,\s]+", as_text(words["tools"])) if name]
+    return words
 
 
 def _model(model: Element) -> JsonObject:
@@ -225,10 +298,16 @@ def _model(model: Element) -> JsonObject:
 
 
 def _permissions(permissions: Element | None) -> list[JsonObject]:
-    return [
-        {"tag": each.tag, "attrs": dict(each.attributes), "content": each.text}
-        for each in (permissions.children if permissions else ())
-    ]
+    if permissions is None:
+        return []
+    if not permissions.children and permissions.text:
+        return [{"tag": "all", "attrs": {}, "content": permissions.text}]
+    return [_permission(each) for each in permissions.children]
+
+
+def _permission(element: Element) -> JsonObject:
+    read: dict[str, Json] = {"tag": element.tag, "attrs": dict(element.attributes), "content": element.text}
+    return {**read, "children": [_permission(each) for each in element.children]} if element.children else read
 
 
 def _checkpoint(checkpoint: Element | None, issues: list[Issue]) -> str:
@@ -284,7 +363,9 @@ def _tags(tags: Element | None) -> list[str]:
 
 
 def _extra(root: Element, metadata: Element) -> JsonObject:
-    read: dict[str, Json] = {name: value for name, value in root.attributes.items() if name not in {"name", "version"}}
+    read: dict[str, Json] = {
+        name: value for name, value in root.attributes.items() if name not in {"name", "version", "extends"}
+    }
     unknown = [child for child in metadata.children if child.tag not in _METADATA]
     unknown += [child for child in root.children if child.tag not in _PARTS]
     for child in unknown:

@@ -38,6 +38,8 @@ class Element(Struct):
     attributes: Mapping[str, str]
     line: int
     content: list[str | Element] = field(default_factory=list)
+    end: int = 0
+    """The line of its closing tag."""
 
     @property
     def children(self) -> list[Element]:
@@ -133,6 +135,7 @@ class _Reader:
 
     def _end(self, tag: str) -> None:
         element = self._open.pop()
+        element.end = self._parser.CurrentLineNumber
         if tag in {"template", "example", "raw"}:
             element.content = [next(self._cut, "")]
 

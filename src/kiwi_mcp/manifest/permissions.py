@@ -1,7 +1,8 @@
 """Permissions of a directive, as a grant: what a model may use for it. Nothing else is granted.
 
-`<read>`, `<write>` and `<execute>` name a `resource` and which of it; `<deny>` takes away; `<cap>` names a capability
-in one word. An unknown element or attribute is an error: the author of a misspelt permission would rely on it.
+Four forms are read: `<read>`, `<write>`, `<execute>`, `<deny>` with a `resource` and which of it; `<cap>` with one
+word; `<execute>`, `<search>`, `<load>`, `<sign>` with the items in them (`<tool>a.b.*</tool>`, or `*`); and in YAML a
+mapping such as `{tools: [web_search]}`. What is not understood is an error: its author would rely on it.
 """
 
 from __future__ import annotations
@@ -11,19 +12,29 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from kiwi_mcp.domain.globs import is_plain
 from kiwi_mcp.domain.grants import Grant, Rules, empty_grant
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 
 _Given = Mapping[str, Sequence[str]]
 """Patterns under the names of the fields of a grant."""
 _ACTIONS = ("read", "write", "execute")
-_TAGS = (*_ACTIONS, "deny", "cap", "orchestration", "knowledge", "directives", "shell", "env")
+_NESTED = ("execute", "search", "load", "sign")
+"""Elements that hold the items that they are about."""
+_KINDS = ("tool", "directive", "knowledge")
+_TAGS = (
+    *_ACTIONS, "deny", "cap", "orchestration", "knowledge", "directives", "shell", "env", "search", "load", "sign",
+    "acknowledge", "all",
+)  # fmt: skip
 _ATTRIBUTES = (
     "resource", "path", "id", "tool_id", "tool_type", "action", "actions", "commands", "endpoint", "var", "vars",
-    "module", "name", "allow_categories", "allow_directives", "deny_directives", "scope",
+    "module", "name", "allow_categories", "allow_directives", "deny_directives", "scope", "delegate",
 )  # fmt: skip
+_USE = ("execute.run", "search", "load")
 _IMPLIED = {
     "all": ("search", "load", "execute", "help"),
     "*": ("search", "load", "execute", "help"),
@@ -31,48 +42,149 @@ _IMPLIED = {
     **{verb: (verb,) for verb in ("search", "load", "help")},
 }
 _CAPS = {"fs": "filesystem", "process": "shell", "net": "network"}
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "*")
+_WORDS = ("read", "write", "hosts", "commands", "variables", "spawn")
+"""Keys of the mapping form that are fields of a grant; `tools`, `directives` and `knowledge` name items."""
+_LISTS = (*(f"{kind}s" for kind in _KINDS[:2]), _KINDS[2], *_WORDS)
+_RUNTIME = "_runtime"
 
 
-def permission_faults(written: Json) -> tuple[Issue, ...]:
+def permission_faults(written: Json, sheets: TypeSpecs | None = None) -> tuple[Issue, ...]:
     """Return the faults of the permissions of a directive."""
-    return tuple(issue for number, one in enumerate(as_list(written)) for issue in _faults(as_object(one), number))
+    if isinstance(written, Mapping):
+        return tuple(_list_faults(written))
+    known = sheets or load_type_specs()
+    return tuple(
+        issue for number, one in enumerate(as_list(written)) for issue in _faults(as_object(one), number, known)
+    )
 
 
-def grant_of(written: Json, name: str) -> Grant:
-    """Return the grant that permissions give, with this name; an empty grant if there are none."""
+def grant_of(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
+    """Return the grant that permissions give, with this name; an empty grant if there are none.
+
+    What is marked `delegate` is left out: `delegate_of` gives it.
+    """
+    return _grant(written, name, sheets or load_type_specs(), with_delegated=False)
+
+
+def delegate_of(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
+    """Return the grant that the holder of permissions may pass on: its own, and what is marked `delegate`."""
+    return _grant(written, name, sheets or load_type_specs(), with_delegated=True)
+
+
+def spawn_name(manifest: Manifest) -> str:
+    """Return the name of a directive or thread in rules about spawning: `category/name`."""
+    return f"{manifest.category}/{manifest.tool_id}" if manifest.category else manifest.tool_id
+
+
+def _grant(written: Json, name: str, sheets: TypeSpecs, *, with_delegated: bool) -> Grant:
     grant = empty_grant(name)
+    if isinstance(written, Mapping):
+        for word, patterns in _listed(written).items():
+            grant = _with(grant, word, patterns, is_denied=False)
     for one in map(as_object, as_list(written)):
-        tag, attributes, content = as_text(one.get("tag")), as_object(one.get("attrs")), as_text(one.get("content"))
-        for word, patterns in _given(tag, attributes, content).items():
+        tag, attributes = as_text(one.get("tag")), as_object(one.get("attrs"))
+        if as_text(attributes.get("delegate")).lower() == "true" and not with_delegated:
+            continue
+        for word, patterns in _given(one, sheets).items():
             grant = _with(grant, word, patterns, is_denied=tag == "deny")
         for word in _words(attributes.get("deny_directives")):
             grant = _with(grant, "spawn", _named(word), is_denied=True)
     return grant
 
 
-def _faults(one: JsonObject, number: int) -> Iterator[Issue]:
+def _faults(one: JsonObject, number: int, sheets: TypeSpecs) -> Iterator[Issue]:
     tag, attributes, place = as_text(one.get("tag")), as_object(one.get("attrs")), f"config.permissions[{number}]"
     if tag not in _TAGS:
         fix = f"{did_you_mean(tag, _TAGS)}Use one of: {', '.join(_TAGS)}."
         yield Issue(place, f"<{tag:.40}> is not a permission", fix)
+        return
     for word in attributes:
-        if word not in _ATTRIBUTES:
+        if word not in _ATTRIBUTES and tag != "acknowledge":
             fix = f"{did_you_mean(word, _ATTRIBUTES)}Use one of: {', '.join(_ATTRIBUTES)}."
             yield Issue(place, f"`{word:.40}` says nothing about a permission", fix)
+    if _is_nested(one):
+        yield from _nested_faults(one, place)
+        return
     resource = as_text(attributes.get("resource"))
     if tag in (*_ACTIONS, "deny") and _kind(resource) not in _RESOURCES:
         known = ", ".join(_RESOURCES)
         fix = f"{did_you_mean(resource, _RESOURCES)}Write `resource` as one of: {known}."
         yield Issue(place, f"{resource!r:.40} is not a resource", fix)
-    if tag == "cap" and not _given(tag, attributes, as_text(one.get("content"))):
+    if tag == "cap" and not _given(one, sheets):
         yield Issue(place, "names no capability", "Write one such as `<cap>fs.read</cap>`.")
+    if tag == "all" and as_text(one.get("content")) != "*":
+        yield Issue(place, "is not a permission", "Write `*`, or one element for each permission.")
+    if "tool_type" in attributes and _trait(as_text(attributes["tool_type"]), sheets) is None:
+        types = (*sheets.types(), *sheets.aliases)
+        fix = f"{did_you_mean(as_text(attributes['tool_type']), types)}Name a type, or a runtime (`…{_RUNTIME}`)."
+        yield Issue(place, f"{attributes['tool_type']!r:.40} is neither a type nor a runtime", fix)
+    for text in _words(attributes.get("endpoint")):
+        if _endpoint(text) is None:
+            yield Issue(place, f"{text!r:.80} is not an endpoint", "Write `POST /users`, or a URL or host.")
+    if as_text(attributes.get("delegate", "true")).lower() not in {"true", "false"}:
+        yield Issue(place, "`delegate` is not true or false", 'Write `delegate="true"`, or leave it out.')
 
 
-def _given(tag: str, attributes: JsonObject, content: str) -> _Given:
+def _nested_faults(one: JsonObject, place: str) -> Iterator[Issue]:
+    children = [as_object(child) for child in as_list(one.get("children"))]
+    if not children and as_text(one.get("content")) != "*":
+        yield Issue(place, "names no items", "Write `<tool>NAME</tool>` in it, or `*` for all.")
+    for number, child in enumerate(children):
+        kind, inner = as_text(child.get("tag")), f"{place}.{number}"
+        if kind not in _KINDS:
+            fix = f"{did_you_mean(kind, _KINDS)}Use one of: {', '.join(_KINDS)}."
+            yield Issue(inner, f"<{kind:.40}> is no kind of item", fix)
+        elif not as_text(child.get("content")) or as_list(child.get("children")):
+            yield Issue(inner, "names no item", f"Write `<{kind}>NAME</{kind}>`, where `*` stands for any.")
+        elif "@" in as_text(child.get("content")):
+            yield Issue(inner, "names a version", "Write the name alone: a permission is for every version.")
+
+
+def _list_faults(written: JsonObject) -> Iterator[Issue]:
+    for word, names in written.items():
+        place = f"config.permissions.{word}"
+        if word not in _LISTS:
+            fix = f"{did_you_mean(word, _LISTS)}Use one of: {', '.join(_LISTS)}."
+            yield Issue(place, "is not a permission", fix)
+        elif not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+            yield Issue(place, "is not a list of texts", f"Write `{word}: [one, two]`.")
+        elif word not in _WORDS and any("@" in as_text(name) for name in names):
+            yield Issue(place, "names a version", "Write the names alone: a permission is for every version.")
+
+
+def _listed(written: JsonObject) -> _Given:
+    """Return what the mapping form gives: seed 000's `{tools: [web_search]}`."""
+    given: dict[str, list[str]] = {}
+    for word, names in written.items():
+        patterns = [as_text(name).strip() for name in as_list(names) if as_text(name).strip()]
+        if word in _WORDS:
+            spawned = word == "spawn"
+            given.setdefault(word, []).extend(
+                [one for name in patterns for one in _named(name)] if spawned else patterns
+            )
+        elif word in _LISTS:
+            for field, found in _of_items(word.removesuffix("s"), patterns).items():
+                given.setdefault(field, []).extend(found)
+    return given
+
+
+def _is_nested(one: JsonObject) -> bool:
+    tag = as_text(one.get("tag"))
+    is_new = tag in _NESTED and tag not in _ACTIONS
+    is_bare = tag == "execute" and not as_object(one.get("attrs")).keys() - {"delegate"}
+    return is_new or (is_bare and bool(as_list(one.get("children")) or as_text(one.get("content"))))
+
+
+def _given(one: JsonObject, sheets: TypeSpecs) -> _Given:
+    tag, attributes, content = as_text(one.get("tag")), as_object(one.get("attrs")), as_text(one.get("content"))
+    if _is_nested(one):
+        return _nested(tag, one)
     match tag:
         case "read" | "write" | "execute" | "deny":
             gives = _RESOURCES.get(_kind(as_text(attributes.get("resource"))))
-            return gives(tag, attributes) if gives else {}
+            given = gives(tag, attributes) if gives else {}
+            return _by_type(tag, attributes, given, sheets) if gives is _items else given
         case "shell":
             return _commands(tag, attributes)
         case "env":
@@ -85,8 +197,53 @@ def _given(tag: str, attributes: JsonObject, content: str) -> _Given:
             return {"spawn": [*categories, *named]}
         case "knowledge" | "directives":
             return {**_items("execute", attributes), "verbs": ("search", "load")}
+        case "all" if content == "*":
+            return {**_everything(), "read": ("**",), "write": ("**",), "hosts": ("*",), "commands": ("*",)}
         case _:
             return {}
+
+
+def _everything() -> _Given:
+    return {"items": ("*",), "verbs": (*_USE, "help"), "spawn": ("*",)}
+
+
+def _nested(tag: str, one: JsonObject) -> _Given:
+    """Return what an element with items in it gives. Search and load are rights of their own, whatever the items."""
+    if tag != "execute":
+        return {"verbs": (tag if tag != "sign" else "execute.sign",)}
+    given: dict[str, list[str]] = {}
+    for child in map(as_object, as_list(one.get("children"))):
+        for word, patterns in _of_items(as_text(child.get("tag")), [as_text(child.get("content"))]).items():
+            given.setdefault(word, []).extend(patterns)
+    return given or (_everything() if as_text(one.get("content")) == "*" else {})
+
+
+def _of_items(kind: str, names: Sequence[str]) -> _Given:
+    """Return what names of items of a kind give: running them, and for directives also starting them apart."""
+    plain = [name for name in names if name]
+    given: dict[str, Sequence[str]] = {"verbs": _USE} if plain else {}
+    given["items"] = [_identity(name) for name in plain if kind == "tool" and _is_short(name)]
+    given["traits"] = [one for name in plain if not (kind == "tool" and _is_short(name)) for one in _traits(kind, name)]
+    if kind == "directive" and plain:
+        given["spawn"] = [pattern for name in plain for pattern in _named(name.replace(".", "/"))]
+    return given
+
+
+def _by_type(tag: str, attributes: JsonObject, given: _Given, sheets: TypeSpecs) -> _Given:
+    """Return what `tool_type` gives: all items with a chain that passes that type or runtime."""
+    trait = _trait(as_text(attributes.get("tool_type")), sheets)
+    if "tool_type" not in attributes or tag == "read" or given.get("items"):  # a name says more than a type
+        return given
+    verbs = {} if tag == "deny" else {"verbs": _USE}
+    return {**given, **({"traits": (trait,), **verbs} if trait else {})}
+
+
+def _trait(word: str, sheets: TypeSpecs) -> str | None:
+    """Return the trait that a word of a permission names; None if it is neither a type nor a runtime."""
+    kind, runtime = sheets.canonical(word)
+    if runtime or word.endswith(_RUNTIME):
+        return f"runtime/{runtime or word}"
+    return f"type/{kind}" if sheets.get(kind) else None
 
 
 def _capability(text: str, attributes: JsonObject) -> _Given:
@@ -115,8 +272,8 @@ def _items(tag: str, attributes: JsonObject) -> _Given:
     if tag == "read":
         return {"verbs": ("search", "load")}
     if not names and "tool_type" in attributes:
-        return {}  # rules are about names: what a type would give is not known by one
-    verbs = {} if tag == "deny" else {"verbs": ("execute.run", "search", "load")}
+        return {}  # the type alone says which
+    verbs = {} if tag == "deny" else {"verbs": _USE}
     return {"items": [_identity(name) for name in names] or ("*",), **verbs}
 
 
@@ -137,14 +294,39 @@ def _variables(_: str, attributes: JsonObject) -> _Given:
 
 def _hosts(_: str, attributes: JsonObject) -> _Given:
     endpoints = _words(attributes.get("endpoint"))
-    # One such as `POST /users` says what is called, and not where.
-    return {"hosts": [host for text in endpoints if (host := _host(text))] if endpoints else ("*",)}
+    if not endpoints:
+        return {"hosts": ("*",)}
+    read = [found for text in endpoints if (found := _endpoint(text))]
+    return {
+        "hosts": [host for host, request in read if not request],
+        "endpoints": [request for _, request in read if request],
+    }
+
+
+def _endpoint(text: str) -> tuple[str, str] | None:
+    """Return the host that an endpoint names, or the request: `POST /users` is that path on any host."""
+    method, _, target = text.rpartition(" ")
+    method = method.strip().upper()
+    if method and method not in _METHODS:
+        return None
+    if target.startswith("/"):
+        return "", f"{method or '*'} *{target}"
+    try:
+        url = urlsplit(target if "//" in target else f"//{target}")
+        host, port = url.netloc.rpartition("@")[2], url.port
+    except ValueError:
+        return None
+    if not host or not method:
+        return (host, "") if host else None
+    ports = {"https": ":443", "http": ":80"}
+    where = host if port else f"{host}{ports.get(url.scheme, '')}"
+    return host, f"{method} {where}{url.path or '/*'}"
 
 
 def _servers(tag: str, attributes: JsonObject) -> _Given:
     server = as_text(attributes.get("resource")).partition(":")[2] or as_text(attributes.get("name")) or "*"
     tools = _of(attributes, "id", "tool_id", "action", "actions") or ("*",)
-    verbs = {} if tag == "deny" else {"verbs": ("execute.run", "search", "load")}
+    verbs = {} if tag == "deny" else {"verbs": _USE}
     return {"items": [f"mcp/{server}/{tool}@*" for tool in tools], **verbs}
 
 
@@ -203,13 +385,15 @@ def _identity(name: str) -> str:
     return f"{name if '/' in name else f'*/{name}'}{'' if '@' in name else '@*'}"
 
 
+def _is_short(name: str) -> bool:
+    """Whether a name is that of one item, without a category."""
+    return is_plain(name) and "/" not in name and "." not in name
+
+
+def _traits(kind: str, name: str) -> tuple[str, ...]:
+    """Return the traits that a name means: `name`, `a.b.name` or `a/b/name`, where `a.*` is all below `a`."""
+    return tuple(f"item/{kind}/{one}" for one in _named(name.replace(".", "/")))
+
+
 def _named(word: str) -> tuple[str, ...]:
     return (word,) if "/" in word or word == "*" else (word, f"*/{word}")
-
-
-def _host(endpoint: str) -> str:
-    text = endpoint.rsplit(maxsplit=1)[-1]
-    try:
-        return urlsplit(text if "//" in text else f"//{text}").netloc.rpartition("@")[2]
-    except ValueError:
-        return ""

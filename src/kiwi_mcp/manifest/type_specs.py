@@ -30,7 +30,7 @@ Reader = Literal["directive", "front_matter"]
 DefinedIn = Literal["builtin", "user", "project"]
 
 BUILT_IN = FOLDER / "types"
-AT_HOME = ("", "read", "composite")
+AT_HOME = ("", "read", "composite", "native")
 """Drivers without access to the outside world. Items of any other driver need an executor."""
 _BEGINS: Mapping[Reader, re.Pattern[str]] = {
     "directive": re.compile(r"<directive[^>]*>"),
@@ -66,6 +66,7 @@ _SHEET: JsonObject = {
         "config": {"type": "object"},
         "by_executor": {"type": "object", "additionalProperties": {"type": "object"}},
         "templates": _NAMES,
+        "references": {"type": "object", "additionalProperties": {"type": "string"}},
         "ids": _NAMES,
         "effect": {"enum": ["", "pure", "idempotent", "at_most_once", "transactional"]},
         "lifetime": {"enum": list(get_args(Lifetime))},
@@ -136,6 +137,8 @@ class TypeSpec(Struct, frozen=True):
     """What the config must also be with a certain executor."""
     templates: tuple[str, ...]
     """The config words in which `{name}` must be a parameter."""
+    references: Mapping[str, str]
+    """The config words that name another item, and the item type that each one names."""
     ids: tuple[str, ...]
     """The only names that items of this type have; empty where any will do."""
     effect: str
@@ -411,6 +414,7 @@ def _sheet(value: JsonObject, usual: Mapping[str, TypeTraits], defined_in: Defin
         config=as_object(value["config"]),
         by_executor={name: as_object(rule) for name, rule in as_object(value.get("by_executor")).items()},
         templates=_names(value, "templates"),
+        references={word: as_text(kind) for word, kind in as_object(value.get("references")).items()},
         ids=_names(value, "ids"),
         effect=as_text(value.get("effect")),
         folder=as_text(value.get("folder")) or TOOLS.name,

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
+from posixpath import normpath
+from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import replace
 
@@ -73,7 +74,8 @@ def refuse_lost(lost: Sequence[tuple[Tool, str]]) -> None:
 def permit(plan: Plan, rights: Rights) -> Plan:
     """Return the plan with the hosts that the owner grants and denies written into it."""
     if isinstance(plan.spec, HttpSpec):
-        hosts, spec = rights.hosts, plan.spec
+        spec = plan.spec
+        hosts = rights.hosts_for(_request(spec))
         # With a list of hosts, follow no redirects: the target of a redirect is not known in advance.
         redirects = spec.max_redirects if all(grant.is_public for grant in rights.grants) else 0
         return replace(plan, spec=replace(spec, granted=hosts.allow, denied=hosts.deny, max_redirects=redirects))
@@ -85,14 +87,21 @@ def authorize(plan: Plan, rights: Rights) -> Verdict:
     verdict = rights.item_verdict([plan.identity, *(link for link, _ in plan.chain)])
     if isinstance(verdict, Deny):
         return verdict
-    for kind, resource in uses(plan):
-        verdict = rights.verdict(kind, resource)
-        if isinstance(verdict, Deny):
-            return verdict
-    return Allow()
+    found = (verdict for _, _, verdicts in use_verdicts(plan, rights) for verdict in verdicts)
+    return next((verdict for verdict in found if isinstance(verdict, Deny)), Allow())
 
 
-def uses(plan: Plan) -> Iterator[tuple[ResourceKind, str]]:
+def use_verdicts(plan: Plan, rights: Rights) -> Iterator[tuple[ResourceKind, str, tuple[Verdict, ...]]]:
+    """Yield what a plan uses besides its items, each with the verdict of every grant."""
+    for kind, resource in _uses(plan):
+        if isinstance(plan.spec, HttpSpec) and kind == "host":
+            request = _request(plan.spec)
+            yield kind, resource, tuple(grant.request_verdict(resource, request) for grant in rights.grants)
+        else:
+            yield kind, resource, rights.verdicts(kind, resource)
+
+
+def _uses(plan: Plan) -> Iterator[tuple[ResourceKind, str]]:
     """Yield what a plan uses besides its items: the host that it calls, the program that it starts, its variables."""
     match plan.spec:
         case HttpSpec(url=url):
@@ -101,6 +110,12 @@ def uses(plan: Plan) -> Iterator[tuple[ResourceKind, str]]:
             yield "command", program.rstrip("/").rpartition("/")[2]
     for name in plan.variables:
         yield "variable", name
+
+
+def _request(spec: HttpSpec) -> str:
+    """Return a request as rules name it: method, host with port, and path without `..` and escapes."""
+    path = normpath(unquote(urlsplit(spec.url).path) or "/").lstrip("/")
+    return f"{spec.method} {_target(spec.url)}/{path}"
 
 
 @lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.policy.authorize import read_conditions
 from kiwi_mcp.policy.path_rules import is_pattern, plain_path
+from kiwi_mcp.store.budget import DayLimits
 
 NAMED = ("verbs", "items", "hosts", "commands", "variables", "spawn")
 """The keys with rules about names."""
@@ -203,7 +204,9 @@ def _unreadable_deployment(path: Path, reason: str) -> InvalidManifest:
 
 
 FILE_NAME = OWNER_POLICY
-_POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors")
+_POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors", "spending")
+_SPENDING = ("per_day", "per_starter")
+_MICROS = 1_000_000
 _CHECKPOINTS = ("auto", "explicit", "disabled")
 
 _policies: dict[str, tuple[_FileState | None, Policy]] = {}
@@ -218,6 +221,8 @@ class Policy(Struct, frozen=True):
     """When runs that change files get a checkpoint, overriding their items: `auto`, `explicit` or `disabled`."""
     actors: Mapping[str, Grant] = field(default_factory=dict)
     """Further rules for the callers with these names."""
+    day_limits: DayLimits = DayLimits()
+    """What threads may spend in a day."""
 
 
 def owner_policy(user: Path) -> Policy:
@@ -263,10 +268,24 @@ def _parse_policy(path: Path) -> Policy:
     checkpoint = written.get("checkpoint", "")
     if checkpoint and checkpoint not in _CHECKPOINTS:
         issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(_CHECKPOINTS)}."))
+    day_limits = _spending(written.get("spending"), issues)
     # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
     if issues:
         raise InvalidManifest(f"The owner's {FILE_NAME}", issues)
-    return Policy(grant, folders, as_text(checkpoint), actors)
+    return Policy(grant, folders, as_text(checkpoint), actors, day_limits)
+
+
+def _spending(written: Json, issues: list[Issue]) -> DayLimits:
+    """Return what may be spent in a day: by all threads of the owner, and by each that others started; in dollars."""
+    issues += unknown_words(written, _SPENDING, "spending")
+    given = as_object(written)
+    for name, value in given.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            issues.append(Issue(f"spending.{name}", "is not an amount", "Write US dollars, such as `5` or `0.50`."))
+            return DayLimits()
+    amounts = {name: round(float(str(value)) * _MICROS) for name, value in given.items()}
+    known = DayLimits()
+    return DayLimits(starter=amounts.get("per_starter", known.starter), owner=amounts.get("per_day", known.owner))
 
 
 def _actors(written: Json, issues: list[Issue]) -> Mapping[str, Grant]:

@@ -124,3 +124,14 @@ class Database(Protocol):
 
     def close(self) -> None:
         """Close every connection."""
+
+
+@contextmanager
+def quick_transaction(database: Database, patience: float = 10.0) -> Iterator[Transaction]:
+    """Begin to write at once where that is possible, else wait; `patience` is how long a server may be silent."""
+    with database.transaction_now() as transaction:
+        if transaction is not None:
+            yield transaction
+            return
+    with within(patience), database.transaction() as transaction:
+        yield transaction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from operator import attrgetter
@@ -23,11 +23,12 @@ from kiwi_mcp.store.sql import clean, plain
 _COLUMNS = RunRecord.__struct_fields__
 _ADD = f"insert into runs ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
 _READ = f"select {', '.join(_COLUMNS)} from runs"  # noqa: S608 - as above
-_ADD_RESULT = (
+ADD_BLOB = (
     "insert into blobs (sha256, size_bytes, content, created_at) values (?, ?, ?, ?) on conflict (sha256) do nothing"
 )
-_DROP_RESULT = """delete from blobs where sha256 = ?
+_DROP_BLOB = """delete from blobs where sha256 = ?
   and not exists (select 1 from runs where result_sha256 = ?)
+  and not exists (select 1 from thread_blobs where sha256 = ?)
   and not exists (select 1 from tool_version_files where storage_key = ?)"""
 _values = attrgetter(*_COLUMNS)
 _STEP = 2_000
@@ -78,6 +79,8 @@ class EndedRun(Struct, frozen=True):
     receipt: Receipt | None
     is_begun: bool = False
     """Whether it is stored as started."""
+    also: Callable[[Transaction], None] | None = None
+    """Writes in the same transaction what a thread notes of its call."""
 
 
 class Runs:
@@ -109,31 +112,46 @@ class Runs:
         """Return the runs of all whom people know by a name, however they came."""
         return Runs(self._database, retention=self._retention, actor=name, is_people=True)
 
-    def begin_now(self, run: RunRecord, receipt: Receipt | None, kernel: str) -> bool:
+    def begin_now(
+        self,
+        run: RunRecord,
+        receipt: Receipt | None,
+        kernel: str,
+        also: Callable[[Transaction], None] | None = None,
+    ) -> bool:
         """Store a run that starts, without waiting; return whether that was done. If not, `begin` it."""
         try:
             with self._database.transaction_now() as transaction:
                 if transaction is None:
                     return False
                 _begin(transaction, run, receipt, kernel)
+                if also is not None:
+                    also(transaction)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         return True
 
-    def begin(self, run: RunRecord, receipt: Receipt | None, kernel: str) -> None:
+    def begin(
+        self,
+        run: RunRecord,
+        receipt: Receipt | None,
+        kernel: str,
+        also: Callable[[Transaction], None] | None = None,
+    ) -> None:
         """Store a run that starts, with the receipt that it gets should its kernel disappear."""
         try:
             with within(_RECORDING), self._database.transaction() as transaction:
                 _begin(transaction, run, receipt, kernel)
+                if also is not None:
+                    also(transaction)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
 
-    def finish(self, run: RunRecord, result: bytes | None, receipt: Receipt | None) -> None:
+    def finish(self, ended: EndedRun, result: bytes | None) -> None:
         """Record how a run that was begun ended, in the place of what was stored then."""
         try:
             with within(_RECORDING), self._database.transaction() as transaction:
-                _forget(transaction, run)
-                _add(transaction, run, result, receipt)
+                _record(transaction, ended, result)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
 
@@ -150,9 +168,7 @@ class Runs:
                 if transaction is None:
                     return False
                 for one in ended:
-                    if one.is_begun:
-                        _forget(transaction, one.run)
-                    _add(transaction, one.run, None, one.receipt)
+                    _record(transaction, one, None)
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         return True
@@ -163,11 +179,7 @@ class Runs:
 
     def add(self, run: RunRecord, result: bytes | None = None, receipt: Receipt | None = None) -> None:
         """Record a run with its receipt, and its large result, if it has one; now and then the oldest go."""
-        try:
-            with within(_RECORDING), self._database.transaction() as transaction:
-                _add(transaction, run, result, receipt)
-        except IntegrityFault as fault:
-            raise _refused(fault) from fault
+        self.finish(EndedRun(run, receipt), result)
         if _is_due(run):
             with suppress(KiwiError):  # the run is recorded; the next pruning removes the rest
                 self.prune(time.time_ns() // 1_000_000)
@@ -224,7 +236,7 @@ class Runs:
                 statement = f"update runs set result_sha256 = null where {own} and result_sha256 = ?"  # noqa: S608 - as above
                 transaction.write(statement, (*values, result))
             freed = dict.fromkeys([*(result for _, result in old if result is not None), *excess])
-            return Pruned(len(old), sum(_drop(transaction, str(result)) for result in freed))
+            return Pruned(len(old), sum(drop_blob(transaction, str(result)) for result in freed))
 
     def _own(self) -> tuple[str, Sequence[Value]]:
         """Return the condition that holds for the actor's runs, and its values."""
@@ -261,10 +273,18 @@ def new_run(milliseconds: int) -> tuple[str, str]:
 
 def _add(transaction: Transaction, run: RunRecord, result: bytes | None, receipt: Receipt | None) -> None:
     if result is not None:
-        transaction.write(_ADD_RESULT, (run.result_sha256, len(result), result, run.started_at))
+        transaction.write(ADD_BLOB, (run.result_sha256, len(result), result, run.started_at))
     transaction.write(_ADD, plain(_values(run)))
     if receipt is not None:
         append(transaction, receipt)
+
+
+def _record(transaction: Transaction, ended: EndedRun, result: bytes | None) -> None:
+    if ended.is_begun:
+        _forget(transaction, ended.run)
+    _add(transaction, ended.run, result, ended.receipt)
+    if ended.also is not None:
+        ended.also(transaction)
 
 
 def _forget(transaction: Transaction, run: RunRecord) -> None:
@@ -317,6 +337,6 @@ def _beyond(rows: Iterable[Row], limit: int) -> Iterator[str]:
             yield str(result)
 
 
-def _drop(transaction: Transaction, result: str) -> int:
-    """Remove a large result that neither a run nor a published version needs any more."""
-    return transaction.write(_DROP_RESULT, (result, result, f"sha256:{result}"))
+def drop_blob(transaction: Transaction, digest: str) -> int:
+    """Remove a blob that no run, thread or published version needs any more; return how many were removed."""
+    return transaction.write(_DROP_BLOB, (digest, digest, digest, f"sha256:{digest}"))

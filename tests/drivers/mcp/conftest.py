@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import AsyncMock
 
 import pytest
 import uvicorn
@@ -116,7 +117,9 @@ class Bench(Struct):
         caller = Caller(report, ask, note, {} if ask is no_answers else ANSWERABLE)
         facts = {"mcp": {**as_object(plan.facts["mcp"]), "client": list(self.client)}}
         plan = replace(plan, profile=self._profile_of(chain.executor), facts=facts)
-        return await self.driver.drive(plan, chain, self.space, secrets=secrets or {}, caller=caller)
+        return await self.driver.drive(
+            plan, chain, self.space, secrets=secrets or {}, caller=caller, dispatch=AsyncMock()
+        )
 
     async def list_items(self, server: Tool) -> ServerListing:
         """Everything a server offers."""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -45,7 +46,7 @@ async def cycle(chain: Chain, space: Space, number: int) -> None:
     driver = McpDriver()
     try:
         plan = replace(driver.bind(chain, {}, space), profile=SandboxProfile("trusted"))
-        outcome = await driver.drive(plan, chain, space, secrets={}, caller=NO_CALLER)
+        outcome = await driver.drive(plan, chain, space, secrets={}, caller=NO_CALLER, dispatch=AsyncMock())
         assert outcome.is_success, outcome
         pid = int(str(outcome.result))
         assert pid in children()

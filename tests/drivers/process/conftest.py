@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -119,7 +120,9 @@ class Bench:
     ) -> Outcome:
         plan = self.bind(chain, inputs)
         report: Report = (lambda progress: self.reports.append(progress.message)) if self.reports else silent
-        return await create_driver().drive(plan, chain, self.space, secrets=secrets or {}, caller=Caller(report))
+        return await create_driver().drive(
+            plan, chain, self.space, secrets=secrets or {}, caller=Caller(report), dispatch=AsyncMock()
+        )
 
     def run(
         self, chain: Chain, inputs: JsonObject | None = None, *, secrets: Mapping[str, str] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -115,7 +116,7 @@ async def test_a_refusal_explains_how_to_run_files_of_unknown_origin(
     chain = python(bench, None)
     plan = replace(bench.bind(chain), profile=SandboxProfile("restricted"))
     with pytest.raises(IsolationUnavailable) as refused:
-        await create_driver().drive(plan, chain, bench.space, secrets={}, caller=NO_CALLER)
+        await create_driver().drive(plan, chain, bench.space, secrets={}, caller=NO_CALLER, dispatch=AsyncMock())
     assert refused.value.suggestion.startswith("The author of probe is unknown. If it is yours, `kiwi sign probe`.")
 
 

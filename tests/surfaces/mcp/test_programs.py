@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inline_snapshot import snapshot
 
-from kiwi_mcp.surfaces.mcp.prompts import program_text
+from kiwi_mcp.manifest.program import program_text
 
 
 def test_a_program_states_goal_inputs_steps_and_end() -> None:

@@ -18,6 +18,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.drivers.http.plan import bind_request
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.primitives.http import client
@@ -103,7 +104,7 @@ class Http:
         """Check nothing: no process is started."""
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Send the request and give its reply as a result."""
         assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind above makes no other

@@ -18,7 +18,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
-from kiwi_mcp.drivers.driver import unavailable
+from kiwi_mcp.drivers.driver import Dispatch, unavailable
 from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.drivers.mcp.call import ServerCall, asked
 from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
@@ -100,7 +100,7 @@ class McpDriver:
             await open_sandbox(plan.profile, space)
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Ask the server, and give its answer as a result."""
         server = _server_in(plan, chain.executor, space)

@@ -12,6 +12,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
+from kiwi_mcp.drivers.driver import Dispatch
 from kiwi_mcp.drivers.environments.environment import Environment
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
@@ -66,7 +67,7 @@ class Process:
             raise with_remedy(refused, profile.provenance, chain.tool) from None
 
     async def drive(
-        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
         """Have what holds the process, the files, the dependencies and the build the plan names; then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other

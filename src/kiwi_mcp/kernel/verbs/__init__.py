@@ -31,6 +31,8 @@ class VerbFamily(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a model sees it; the others can be called as well, and are not advertised."""
     is_read_only: bool = True
     imports_numpy: bool = False
+    is_native: bool = False
+    """Whether only native items call it: it has no command and no route."""
     runs_items: bool = False
     """Whether it does what items do, which may be anything."""
 
@@ -100,6 +102,25 @@ VERBS: tuple[VerbFamily, ...] = (
         name="tasks",
         verbs=dict.fromkeys(("list", "show", "cancel"), "tasks"),
         description="Calls that went on as tasks: which there are, and stop one.",
+        is_read_only=False,
+    ),
+    VerbFamily(
+        name="thread",
+        verbs=dict.fromkeys(
+            ("list", "start", "show", "watch", "answer", "resume", "cancel", "costs", "verify"), "thread"
+        ),
+        description="Threads: directives that a model executes, with rights and limits of their own.",
+        is_read_only=False,
+        runs_items=True,
+    ),
+    VerbFamily(
+        name="worker", verbs={"": "thread"}, description="Run the threads that wait to be run.", is_read_only=False
+    ),
+    VerbFamily(
+        name="thread_tools",
+        verbs=dict.fromkeys(("return", "ask", "spawn", "wait"), "thread_tools"),
+        description="What the thread tools do.",
+        is_native=True,
         is_read_only=False,
     ),
     VerbFamily(
@@ -219,7 +240,7 @@ def by_wire(wire: Sequence[str]) -> Verb:
 
 
 def every_verb() -> Iterator[Verb]:
-    """Load all verbs and yield them in the order of the index."""
+    """Load all verbs that have commands and yield them in the order of the index."""
     for family in VERBS:
-        for action in family.verbs:
+        for action in family.verbs if not family.is_native else ():
             yield load_verb(family.name, action)

@@ -66,6 +66,7 @@ class CallRequest(ItemRequest, frozen=True, kw_only=True):
             is_frozen=self.frozen,
             item_type=self.of_type,
             has_checkpoint=self.checkpoint,
+            origin=context.caller.origin,
         )
 
 

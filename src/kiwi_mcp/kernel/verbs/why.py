@@ -33,7 +33,7 @@ from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.kernel.verb import ANYONE, Answer, AnyJson, Argument, Data, Response, ViewItem, verb
 from kiwi_mcp.kernel.verbs.run import CallRequest, Parameters
 from kiwi_mcp.manifest.templates import defaulted, variables
-from kiwi_mcp.policy.authorize import uses, verify
+from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
 from kiwi_mcp.policy.needs import path_verdicts, refuse_private_host
 from kiwi_mcp.policy.secret_access import STORE, held, holder_of
@@ -62,7 +62,7 @@ def explain_rights(
         plan = bind()
     except KiwiError:
         return rows
-    return rows + [_row(kind, resource, rights.verdicts(kind, resource)) for kind, resource in uses(plan)]
+    return rows + [_row(kind, resource, verdicts) for kind, resource, verdicts in use_verdicts(plan, rights)]
 
 
 def _items(chain: Chain, rights: Rights) -> Iterator[JsonObject]:

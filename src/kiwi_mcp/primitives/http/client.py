@@ -246,8 +246,6 @@ async def _exchange(spec: HttpSpec, request: WireRequest, through: Network) -> h
 
 __all__ = ["HttpReply", "Network", "ServerEvent", "aclose", "events", "lines", "network", "send", "websocket"]
 
-IDLE = 60.0
-"""How long a stream may be silent, in seconds, where its own limit is not shorter."""
 _QUOTED = 2_000
 """The most of a body that an error quotes, in bytes."""
 _NO_CONTENT = 204
@@ -363,7 +361,7 @@ async def _pieces(
             await _check_stream(answer, content)
         chunks = await stack.enter_async_context(aclosing(answer.chunks()))
         while True:
-            async with asyncio.timeout(min(IDLE, end - monotonic())):
+            async with asyncio.timeout(min(spec.idle, end - monotonic())):
                 piece = await anext(chunks, None)
             if piece is None:
                 return
@@ -383,4 +381,5 @@ async def _check_stream(answer: OpenResponse, content: str) -> None:
         cause="protocol",
         status=answer.status,
         body=body.decode(errors="replace"),
+        retry_after=retry_after(answer.headers),
     )

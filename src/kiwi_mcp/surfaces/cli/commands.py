@@ -18,6 +18,7 @@ GROUPS = {
     "mcp": "Use the tools of MCP servers through Kiwi, and Kiwi in MCP clients.",
     "approvals": "See what waits for your approval, answer it, and keep rules.",
     "approvals rules": "Rules that approve calls beforehand.",
+    "thread": "Run directives with a model: start, watch, answer, cancel.",
     "secrets": "Store secrets, and grant them to tools.",
     "key": "Make your signing key; trust and revoke the keys of publishers.",
     "runs": "List past runs, show one, undo its changes.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
@@ -19,52 +19,6 @@ from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.results import passed_prompt, with_label
 from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, ClientToolList, tail
 from kiwi_mcp.surfaces.mcp.tools import prompts_of
-
-_TOLD = ("name", "description", "action")
-
-
-def program_text(program: JsonObject) -> str:
-    """Return the program that a directive is, as Markdown."""
-    return "\n".join(_lines(program)).strip() + "\n"
-
-
-def _lines(program: JsonObject) -> Iterator[str]:
-    yield f"# {as_text(program.get('name'))}"
-    yield from ("", as_text(program.get("description")))
-    yield from _section("Context", _facts(program.get("context")))
-    yield from _section("Inputs", _inputs(program))
-    yield from _section("Steps", _steps(program))
-    yield from _section("Outputs", _facts(program.get("outputs")))
-    yield from _section("Done when", (f"- {text_of(one)}" for one in as_list(program.get("success_criteria"))))
-
-
-def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
-    if found := list(lines):
-        yield from ("", f"## {title}", "", *found)
-
-
-def _inputs(program: JsonObject) -> Iterator[str]:
-    given = as_object(program.get("provided_inputs"))
-    for one in map(as_object, as_list(program.get("inputs"))):
-        name = as_text(one.get("name"))
-        value = text_of(given[name]) if name in given else "(not given)"
-        about = as_text(one.get("description"))
-        yield f"- {name}: {value}{f' ({about})' if about else ''}"
-
-
-def _steps(program: JsonObject) -> Iterator[str]:
-    for number, step in enumerate(map(as_object, as_list(program.get("process"))), 1):
-        name, description, action = (as_text(step.get(word)).strip() for word in _TOLD)
-        yield f"{number}. {': '.join(filter(None, (name, description)))}"
-        yield from (f"   {line}" for line in action.splitlines())
-        yield from (f"   {word}: {text_of(value)}" for word, value in step.items() if word not in _TOLD)
-
-
-def _facts(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    yield from (f"- {word}: {text_of(inner)}" for word, inner in as_object(value).items())
-
 
 _NAME = 100
 
@@ -116,7 +70,7 @@ class Prompts:
         program = as_object((await whole(self._kernel, answer)).get("result"))
         prompt = types.GetPromptResult(
             description=offer.description or None,
-            messages=[types.PromptMessage(role="user", content=types.TextContent(text=program_text(program)))],
+            messages=[types.PromptMessage(role="user", content=types.TextContent(text=as_text(program.get("text"))))],
         )
         return with_label(prompt, answer)
 

@@ -1,0 +1,196 @@
+"""Anthropic Messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from msgspec import Raw
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
+from kiwi_mcp.domain.messages import (
+    Message,
+    ModelReply,
+    Prompt,
+    ReasoningPart,
+    ReplyDelta,
+    StopReason,
+    TextPart,
+    TokenUsage,
+    ToolCallPart,
+    ToolResultPart,
+)
+from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_of, input_schema, request_to, turns
+from kiwi_mcp.drivers.llm.provider import ModelChoice
+from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
+from kiwi_mcp.primitives.http.sse import ServerEvent
+
+VERSION = "2023-06-01"
+_CACHED: JsonObject = {"type": "ephemeral"}
+_REDACTED = "redacted:"
+"""What an opaque text begins with that is not the signature of a thought, but the encrypted thought itself."""
+_LONG = 15
+"""A cache entry is found again up to 20 blocks further on, so a long message gets a marker in its middle too."""
+_STOPS: dict[str, StopReason] = {
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "pause_turn": "end",
+    "tool_use": "calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refusal",
+}
+_Block = dict[str, "Json | Raw"]
+
+
+def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
+    """Return the request for the next message, with cache markers after tools, system text and the last message."""
+    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
+    body: dict[str, object] = {"model": choice.model, "stream": True, "max_tokens": prompt.max_output}
+    if temperature is not None and "no_temperature" not in choice.quirks:
+        body["temperature"] = min(temperature, 1.0)
+    if prompt.tools:
+        tools = [
+            {"name": tool.name, "description": tool.description, "input_schema": input_schema(tool.parameters)}
+            for tool in prompt.tools
+        ]
+        body["tools"] = tools if prompt.system else [*tools[:-1], {**tools[-1], "cache_control": _CACHED}]
+    if prompt.system:
+        body["system"] = [{"type": "text", "text": prompt.system, "cache_control": _CACHED}]
+    body["messages"] = list(_marked(_messages(turns(prompt, choice))))
+    return request_to(choice, body, anthropic_version=VERSION)
+
+
+def _messages(messages: list[Message]) -> list[tuple[str, list[_Block]]]:
+    """Return messages whose roles alternate: results are the user's, and come first in their message."""
+    rows = ((message.role == "assistant", message) for message in messages)
+    return [
+        ("assistant" if is_reply else "user", [block for _, message in group for block in _blocks(message)])
+        for is_reply, group in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def _marked(messages: list[tuple[str, list[_Block]]]) -> Iterator[JsonObject]:
+    for number, (role, blocks) in enumerate(messages):
+        if number == len(messages) - 1:
+            blocks[-1]["cache_control"] = _CACHED
+            if len(blocks) > _LONG:
+                blocks[_LONG - 1]["cache_control"] = _CACHED
+        yield {"role": role, "content": blocks}
+
+
+def _blocks(message: Message) -> Iterator[_Block]:
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                yield {"type": "text", "text": text}
+            case ReasoningPart(opaque=opaque) if opaque.startswith(_REDACTED):
+                yield {"type": "redacted_thinking", "data": opaque.removeprefix(_REDACTED)}
+            case ReasoningPart(text=text, opaque=opaque) if opaque:
+                yield {"type": "thinking", "thinking": text, "signature": opaque}
+            case ToolCallPart():
+                yield {"type": "tool_use", "id": part.id, "name": part.name, "input": arguments_of(part)}
+            case ToolResultPart():
+                yield _result(part)
+            case _:  # a thought without its signature is refused
+                continue
+
+
+def _result(part: ToolResultPart) -> _Block:
+    content: Json = part.content
+    if part.label:
+        # A text block must not be blank.
+        texts = [part.label, *([part.content] if part.content.strip() else [])]
+        content = [{"type": "text", "text": text} for text in texts]
+    block: _Block = {"type": "tool_result", "tool_use_id": part.id, "content": content}
+    return {**block, "is_error": True} if part.is_error else block
+
+
+class Reader:
+    """Reads the events of a message."""
+
+    def __init__(self, choice: ModelChoice) -> None:
+        self._reply = ReplyBuilder(choice.provider, choice.model)
+        self._usage: dict[str, Json] = {}
+        self._stop: StopReason | None = None
+
+    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+        """Take one event."""
+        data, reply = decode(event.data), self._reply
+        match data.get("type"):
+            case "message_start":
+                message = as_object(data.get("message"))
+                reply.response_id, reply.answered_by = as_text(message.get("id")), as_text(message.get("model"))
+                self._count(message.get("usage"))
+            case "content_block_start":
+                return self._start(data.get("index"), as_object(data.get("content_block")))
+            case "content_block_delta":
+                return self._delta(data.get("index"), as_object(data.get("delta")))
+            case "content_block_stop":
+                self._complete(data.get("index"))
+            case "message_delta":
+                self._count(data.get("usage"))
+                if reason := as_text(as_object(data.get("delta")).get("stop_reason")):
+                    self._stop = _STOPS.get(reason, "end")
+            case "message_stop":
+                reply.stop = self._stop or "end"
+            case "error":
+                raise_error(data.get("error"))
+            case _:
+                pass
+        return []
+
+    def _start(self, index: Json, block: JsonObject) -> list[ReplyDelta]:
+        reply = self._reply
+        match block.get("type"):
+            case "text":
+                return reply.append("text", as_text(block.get("text")), index)
+            case "thinking":
+                reply.draft("reasoning", index).opaque = as_text(block.get("signature"))
+                return reply.append("reasoning", as_text(block.get("thinking")), index)
+            case "redacted_thinking":
+                reply.draft("reasoning", index).opaque = f"{_REDACTED}{as_text(block.get('data'))}"
+            case "tool_use":
+                deltas = reply.start_call(index, id=as_text(block.get("id")), name=as_text(block.get("name")))
+                if given := as_object(block.get("input")):
+                    reply.draft("call", index).text = compact(given)
+                return deltas
+            case _:
+                pass
+        return []
+
+    def _delta(self, index: Json, delta: JsonObject) -> list[ReplyDelta]:
+        reply = self._reply
+        match delta.get("type"):
+            case "text_delta":
+                return reply.append("text", as_text(delta.get("text")), index)
+            case "thinking_delta":
+                return reply.append("reasoning", as_text(delta.get("thinking")), index)
+            case "signature_delta":
+                reply.draft("reasoning", index).opaque += as_text(delta.get("signature"))
+            case "input_json_delta" if reply.has(index):
+                reply.draft("call", index).text += as_text(delta.get("partial_json"))
+            case _:
+                pass
+        return []
+
+    def _complete(self, index: Json) -> None:
+        if self._reply.has(index):
+            draft = self._reply.draft("text", index)
+            draft.is_complete = True
+            if draft.kind == "call" and not draft.text:
+                draft.text = "{}"  # a call without arguments has no deltas
+
+    def _count(self, usage: Json) -> None:
+        self._usage |= {name: value for name, value in as_object(usage).items() if value is not None}
+        if self._usage:
+            self._reply.usage = TokenUsage(
+                input=count(self._usage, "input_tokens"),
+                cache_read=count(self._usage, "cache_read_input_tokens"),
+                cache_write=count(self._usage, "cache_creation_input_tokens"),
+                output=count(self._usage, "output_tokens"),
+            )
+
+    def finish(self) -> ModelReply:
+        """Return the reply."""
+        return self._reply.reply()

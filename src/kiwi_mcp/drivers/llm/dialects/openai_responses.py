@@ -1,0 +1,187 @@
+"""OpenAI Responses, without anything stored at the provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Raw
+
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.messages import (
+    Message,
+    ModelReply,
+    Prompt,
+    ReasoningPart,
+    ReplyDelta,
+    StopReason,
+    TextPart,
+    TokenUsage,
+    ToolCallPart,
+    ToolResultPart,
+)
+from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_text, input_schema, is_object, request_to, turns
+from kiwi_mcp.drivers.llm.provider import ModelChoice
+from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
+from kiwi_mcp.primitives.http.sse import ServerEvent
+
+_INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "length", "content_filter": "filtered"}
+
+
+def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
+    """Return the request for the next items."""
+    temperature = choice.temperature if prompt.temperature is None else prompt.temperature
+    body: dict[str, object] = {
+        "model": choice.model,
+        "stream": True,
+        "store": False,
+        "max_output_tokens": prompt.max_output,
+    }
+    if "encrypted_reasoning" in choice.quirks:
+        body["include"] = ["reasoning.encrypted_content"]
+    if temperature is not None and "no_temperature" not in choice.quirks:
+        body["temperature"] = temperature
+    if prompt.cache_key and "cache_key" in choice.quirks:
+        body["prompt_cache_key"] = prompt.cache_key
+    if prompt.tools:
+        body["tools"] = [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": input_schema(tool.parameters),
+                "strict": False,
+            }
+            for tool in prompt.tools
+        ]
+    if prompt.system:
+        body["instructions"] = prompt.system
+    body["input"] = [item for message in turns(prompt, choice) for item in _items(message, choice)]
+    return request_to(choice, body)
+
+
+def _items(message: Message, choice: ModelChoice) -> Iterator[JsonObject | Raw]:
+    for part in message.parts:
+        match part:
+            case TextPart(text=text):
+                kind = "output_text" if message.role == "assistant" else "input_text"
+                yield {"type": "message", "role": message.role, "content": [{"type": kind, "text": text}]}
+            case ReasoningPart(opaque=opaque) if is_object(opaque):
+                yield Raw(opaque.encode())
+            case ToolCallPart():
+                yield {
+                    "type": "function_call",
+                    "call_id": part.id,
+                    "name": part.name,
+                    "arguments": arguments_text(part),
+                }
+            case ToolResultPart():
+                yield _result(part, choice)
+            case _:
+                continue
+    if "plain_content" in choice.quirks:
+        labels = [
+            f"{part.name}: {part.label}" for part in message.parts if isinstance(part, ToolResultPart) and part.label
+        ]
+        for label in labels:
+            yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": label}]}
+
+
+def _result(part: ToolResultPart, choice: ModelChoice) -> JsonObject:
+    output: Json = part.content
+    if part.label and "plain_content" not in choice.quirks:
+        output = [{"type": "input_text", "text": text} for text in (part.label, part.content)]
+    return {"type": "function_call_output", "call_id": part.id, "output": output}
+
+
+class Reader:
+    """Reads the events of a response."""
+
+    def __init__(self, choice: ModelChoice) -> None:
+        self._reply = ReplyBuilder(choice.provider, choice.model)
+        self._refused = False
+
+    def feed(self, event: ServerEvent) -> list[ReplyDelta]:
+        """Take one event."""
+        if event.data.strip() == "[DONE]":
+            return []
+        data, reply = decode(event.data), self._reply
+        index = data.get("output_index")
+        match data.get("type"):
+            case "response.created":
+                response = as_object(data.get("response"))
+                reply.response_id, reply.answered_by = as_text(response.get("id")), as_text(response.get("model"))
+            case "response.output_item.added":
+                return self._start(index, as_object(data.get("item")))
+            case "response.output_text.delta":
+                return reply.append("text", as_text(data.get("delta")), ("text", index, data.get("content_index")))
+            case "response.refusal.delta":
+                self._refused = True
+                return reply.append("text", as_text(data.get("delta")), ("refusal", index))
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                return reply.append("reasoning", as_text(data.get("delta")), ("reasoning", index))
+            case "response.function_call_arguments.delta" if reply.has(("call", index)):
+                reply.draft("call", ("call", index)).text += as_text(data.get("delta"))
+            case "response.output_item.done":
+                return self._complete(index, as_object(data.get("item")))
+            case "response.completed" | "response.incomplete":
+                self._end(as_object(data.get("response")))
+            case "response.failed":
+                raise_error(as_object(data.get("response")).get("error") or "The response failed.")
+            case "error":
+                raise_error(data.get("error") or {"message": data.get("message"), "type": data.get("code")})
+            case _:
+                pass
+        return []
+
+    def _start(self, index: Json, item: JsonObject) -> list[ReplyDelta]:
+        match item.get("type"):
+            case "function_call":
+                key = ("call", index)
+                deltas = self._reply.start_call(key, id=as_text(item.get("call_id")), name=as_text(item.get("name")))
+                self._reply.draft("call", key).text = as_text(item.get("arguments"))
+                return deltas
+            case "reasoning":
+                self._reply.draft("reasoning", ("reasoning", index))
+            case _:
+                pass
+        return []
+
+    def _complete(self, index: Json, item: JsonObject) -> list[ReplyDelta]:
+        """Take an item that has ended: what it says counts, also where its deltas were not sent."""
+        deltas: list[ReplyDelta] = []
+        match item.get("type"):
+            case "function_call":
+                deltas = self._start(index, item)
+                self._reply.draft("call", ("call", index)).is_complete = True
+            case "reasoning":
+                draft = self._reply.draft("reasoning", ("reasoning", index))
+                if as_text(item.get("encrypted_content")):
+                    draft.opaque = compact({key: value for key, value in item.items() if key != "status"})
+            case "message":
+                for number, part in enumerate(map(as_object, as_list(item.get("content")))):
+                    key = ("text", index, number)
+                    if part.get("type") == "output_text" and not self._reply.has(key):
+                        deltas += self._reply.append("text", as_text(part.get("text")), key)
+            case _:
+                pass
+        return deltas
+
+    def _end(self, response: JsonObject) -> None:
+        reply = self._reply
+        reply.response_id = as_text(response.get("id")) or reply.response_id
+        reply.answered_by = as_text(response.get("model")) or reply.answered_by
+        reason = as_text(as_object(response.get("incomplete_details")).get("reason"))
+        reply.stop = "refusal" if self._refused else _INCOMPLETE.get(reason, "length") if reason else "end"
+        if usage := as_object(response.get("usage")):
+            read = count(usage, "input_tokens_details", "cached_tokens")
+            written = count(usage, "input_tokens_details", "cache_write_tokens")
+            reply.usage = TokenUsage(
+                input=max(0, count(usage, "input_tokens") - read - written),
+                cache_read=read,
+                cache_write=written,
+                output=count(usage, "output_tokens"),
+            )
+
+    def finish(self) -> ModelReply:
+        """Return the reply."""
+        return self._reply.reply()

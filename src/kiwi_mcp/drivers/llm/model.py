@@ -1,0 +1,225 @@
+"""One request to a model: its plan, and its reply, with retries by a table of failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import cache
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct
+
+from kiwi_mcp.data import FOLDER
+from kiwi_mcp.domain.errors import Invalid, KiwiError, ModelFailed, RequestFailed
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import Json, as_object, as_text, compact
+from kiwi_mcp.domain.messages import ModelReply, Prompt, ReasoningPart, ReplyDelta, TextPart, TokenUsage, ToolCallPart
+from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.llm.dialects import DIALECTS
+from kiwi_mcp.drivers.llm.provider import ModelChoice
+from kiwi_mcp.drivers.llm.reply import ErrorEvent, Reader
+from kiwi_mcp.drivers.llm.tokens import estimate_tokens
+from kiwi_mcp.manifest.templates import defaulted, variables
+from kiwi_mcp.manifest.yaml import read_yaml
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.sse import ServerEvent
+from kiwi_mcp.primitives.http.traffic_log import TrafficLog
+
+RETRIES = 3
+TIMEOUT = 900.0
+"""The longest that one answer may take, in seconds."""
+IDLE = 180.0
+"""The longest that a stream may be silent, in seconds: models think before they write."""
+_EVENTS, _BYTES = 2_000, 2_000_000
+_EVENTS_PER_TOKEN, _BYTES_PER_TOKEN = 4, 2_000
+"""An answer with more than this is not one of so many tokens; the stream would not end."""
+_QUOTED = 500
+
+OnDelta = Callable[[ReplyDelta], None]
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class ModelErrorClass(Struct, frozen=True):
+    """One class of failures, as `data/model_errors.yaml` describes it."""
+
+    kind: str
+    suggestion: str
+    statuses: tuple[int, ...] = ()
+    causes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    base: float = 0.0
+    max: float = 0.0
+
+    def matches(self, status: int, cause: str, text: str) -> bool:
+        """Whether a failure is of this class; one without conditions takes all."""
+        if not (self.statuses or self.causes or self.words):
+            return True
+        said = text.lower()
+        return status in self.statuses or cause in self.causes or any(word.lower() in said for word in self.words)
+
+
+def bind_request(prompt: Prompt, choice: ModelChoice, chain: Chain) -> Plan:
+    """Return the plan of a request to a model. It shows the hash of the conversation, and names instead of secrets."""
+    dialect = DIALECTS[choice.dialect]
+    made = dialect.request(prompt, choice)
+    spec = HttpSpec(
+        method="POST",
+        url=made.url,
+        headers=made.headers,
+        data=made.body,
+        timeout=TIMEOUT,
+        idle=IDLE,
+        max_bytes=_BYTES + _BYTES_PER_TOKEN * prompt.max_output,
+        max_events=_EVENTS + _EVENTS_PER_TOKEN * prompt.max_output,
+        max_redirects=0,
+        stream=dialect.stream,
+    )
+    sent: Json = [spec.url, dict(spec.headers)]
+    return Plan(
+        identity=chain.tool.identity,
+        tool_digest=chain.tool.digest,
+        driver="llm",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=spec,
+        inputs={},
+        variables=variables(sent),
+        defaulted=defaulted(sent),
+        facts={
+            "provider": choice.provider,
+            "model": choice.model,
+            "dialect": choice.dialect,
+            "request_sha256": sha256(made.body).hexdigest(),
+        },
+        effect="idempotent",
+    )
+
+
+async def complete(
+    plan: Plan,
+    choice: ModelChoice,
+    secrets: Mapping[str, str],
+    on_delta: OnDelta,
+    *,
+    retries: int = RETRIES,
+    sleep: Sleep = asyncio.sleep,
+    ledger: TrafficLog | None = None,
+) -> ModelReply:
+    """Send a planned request and return the reply. Only what was surely not answered is sent again."""
+    assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind_request makes no other
+    for attempt in range(retries + 1):
+        try:
+            return await _attempt(plan.spec, choice, secrets, on_delta, ledger)
+        except _Failed as failed:
+            row, asked = failed.row, failed.retry_after
+            wait = min(row.base * 2.0**attempt, row.max) if asked is None else asked
+            if attempt == retries or not row.base or wait > row.max:
+                raise _error(failed, choice, attempts=attempt + 1) from None
+            await sleep(wait)
+    raise AssertionError("attempts are counted")
+
+
+class _Failed(Exception):
+    def __init__(self, message: str, *, status: int = 0, cause: str = "", text: str = "", after: Json = None) -> None:
+        super().__init__(message)
+        self.message, self.status = message, status
+        self.row = next(row for row in error_classes() if row.matches(status, cause, text))
+        self.retry_after = float(after) if isinstance(after, int | float) else None
+
+
+@cache
+def error_classes() -> tuple[ModelErrorClass, ...]:
+    """Return the classes of failures, in the order in which they are tried."""
+    path = FOLDER / "model_errors.yaml"
+    return msgspec.convert(read_yaml(path.read_text(), what=path.name).value, tuple[ModelErrorClass, ...])
+
+
+async def _attempt(
+    spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: OnDelta, ledger: TrafficLog | None
+) -> ModelReply:
+    reader: Reader = DIALECTS[choice.dialect].reader(choice)
+    has_begun, left = False, spec.max_events
+    try:
+        async with aclosing(_events(spec, secrets, ledger)) as events:
+            async for event in events:
+                for delta in reader.feed(event):
+                    has_begun = True
+                    on_delta(delta)
+                left -= 1
+    except ErrorEvent as error:
+        if not has_begun:
+            raise _Failed(error.message, status=error.status, text=f"{error.kind} {error.message}") from None
+    except RequestFailed as error:
+        if not has_begun:
+            raise _refused(error) from None
+    except Invalid as error:  # more bytes than any answer has
+        raise _endless(error.message) from None
+    if left <= 0:
+        raise _endless(f"The answer did not end within {spec.max_events:,} events.")
+    reply = reader.finish()
+    if not reply.parts and reply.stop in {"end", "broken"}:
+        raise _Failed("The model answered nothing.")
+    return _counted(reply, spec.data) if reply.usage.is_estimated else reply
+
+
+async def _events(
+    spec: HttpSpec, secrets: Mapping[str, str], ledger: TrafficLog | None
+) -> AsyncGenerator[ServerEvent, None]:
+    if spec.stream == "sse":
+        async with aclosing(client.events(spec, secrets=secrets, ledger=ledger)) as events:
+            async for event in events:
+                yield event
+    else:
+        async with aclosing(client.lines(spec, secrets=secrets, ledger=ledger)) as lines:
+            async for line in lines:
+                yield ServerEvent("message", line)
+
+
+def _endless(message: str) -> _Failed:
+    return _Failed(f"{message} The stream was closed.")
+
+
+def _refused(error: KiwiError) -> _Failed:
+    """Return why a request got no stream, in the provider's own words where it has some."""
+    status, body = error.details.get("status"), as_text(error.details.get("body"))
+    return _Failed(
+        f"{error.message} {_said(body)}".strip(),
+        status=status if isinstance(status, int) else 0,
+        cause=as_text(error.details.get("cause")) if not isinstance(status, int) else "",
+        text=body,
+        after=error.details.get("retry_after"),
+    )
+
+
+def _said(body: str) -> str:
+    try:
+        value: Json = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ""
+    first = value[0] if isinstance(value, list) and value else value
+    error = as_object(first).get("error", as_object(first).get("message", ""))
+    message = as_text(as_object(error).get("message")) or (error if isinstance(error, str) else compact(error))
+    return f"It said: {message[:_QUOTED]}" if message else ""
+
+
+def _error(failed: _Failed, choice: ModelChoice, *, attempts: int) -> ModelFailed:
+    return ModelFailed(
+        f"{choice.provider}/{choice.model} gave no answer. {failed.message}",
+        suggestion=failed.row.suggestion,
+        kind=failed.row.kind,
+        status=failed.status,
+        attempts=attempts,
+        retry_after=failed.retry_after,
+        provider=choice.provider,
+        model=choice.model,
+    )
+
+
+def _counted(reply: ModelReply, request: bytes) -> ModelReply:
+    texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
+    texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
+    usage = TokenUsage(
+        input=estimate_tokens(request.decode()), output=estimate_tokens("".join(texts)), is_estimated=True
+    )
+    return msgspec.structs.replace(reply, usage=usage)

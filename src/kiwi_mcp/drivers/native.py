@@ -1,0 +1,53 @@
+"""The native driver: items that are functions of Kiwi itself. They start no process and open no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import JsonObject, as_text
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import Plan, ReadSpec
+from kiwi_mcp.drivers.driver import Dispatch
+
+
+class Native:
+    """Calls the verb that a native item names, as the caller of the item."""
+
+    driver = "native"
+
+    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
+        """Find nothing: native items ship with Kiwi."""
+        return ()
+
+    async def aclose(self) -> None:
+        """Release nothing: nothing is open between calls."""
+
+    def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
+        """Plan the call of the verb."""
+        tool = chain.tool
+        return Plan(
+            identity=tool.identity,
+            tool_digest=tool.digest,
+            driver=self.driver,
+            chain=tuple((link.identity, link.digest) for link in chain.links),
+            spec=ReadSpec(path="", sha256=""),
+            inputs=inputs,
+            effect="idempotent",
+        )
+
+    async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
+        """Check nothing: no process is started."""
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
+    ) -> Outcome:
+        """Call the verb; a refusal of it is raised."""
+        config = chain.tool.manifest.config
+        request: JsonObject = {"action": as_text(config.get("action")), "arguments": plan.inputs}
+        return Outcome("success", result=await dispatch(as_text(config.get("verb")), request))
+
+
+create_driver = Native

@@ -1,0 +1,42 @@
+"""The thread driver: to execute a thread item is to start it and to wait until it ends or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.items import Chain
+from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.plan import Plan
+from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers.native import Native
+
+
+class ThreadItem(Native):
+    """Starts a thread item; its calls pass every gate of their own."""
+
+    driver = "thread"
+
+    async def drive(
+        self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
+    ) -> Outcome:
+        """Start the thread, and return its result with what it used."""
+        request: JsonObject = {"action": "start", "item_id": plan.identity, "inputs": plan.inputs, "wait": True}
+        if space.project_ai.is_dir():
+            request = {**request, "project_path": str(space.project)}
+        answer = as_object(await dispatch("thread", request))
+        details = {name: answer[name] for name in ("thread_id", "usage", "finish_reason") if name in answer}
+        details |= {name: answer[name] for name in ("questions", "approvals") if name in answer}
+        if answer.get("status") == "completed":
+            return Outcome("success", result=answer.get("result"), details=details)
+        return Outcome(
+            "error",
+            result=answer.get("result"),
+            message=f"The thread is {answer.get('status')}. {answer.get('message', '')}".strip(),
+            suggestion=f"Look at it with `kiwi thread show {answer.get('thread_id')}`.",
+            details=details,
+        )
+
+
+create_driver = ThreadItem

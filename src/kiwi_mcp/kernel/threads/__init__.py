@@ -1,0 +1,1 @@
+"""Threads: the agent loop over a journal."""

@@ -1,0 +1,473 @@
+"""thread: start directives as threads, list, show, watch, answer, resume, cancel, costs, verify, export."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, cast, get_args
+
+from msgspec import UNSET, Meta, UnsetType, field, to_builtins
+from msgspec.structs import replace
+
+from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, PolicyDenied
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadEvent, ThreadQuestion, ThreadStatus
+from kiwi_mcp.domain.times import iso
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.runner import ThreadRunner, starter_of, waiting_approvals
+from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, start_message, unvouched
+from kiwi_mcp.kernel.threads.state import PromptStart
+from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, Observer, ThreadStores, new_question
+from kiwi_mcp.kernel.threads.worker import run_worker, start_worker
+from kiwi_mcp.kernel.verb import (
+    ANYONE,
+    OWNER,
+    AnyJson,
+    Argument,
+    Data,
+    Hint,
+    Item,
+    JsonData,
+    LongText,
+    NameText,
+    Notice,
+    Option,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    issue_text,
+    verb,
+)
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.store.threads import ThreadFilter
+
+STATUSES: tuple[str, ...] = get_args(ThreadStatus)
+_POLL = 0.3
+"""How many seconds pass between two looks at a thread that another process runs."""
+ThreadId = Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
+Inputs = Annotated[
+    dict[str, AnyJson],
+    Option("An input as name=value; repeat it.", "--input", "-i", metavar="NAME=VALUE", kind="pairs"),
+]
+Limits = Annotated[
+    dict[str, AnyJson],
+    Option(
+        "A limit as name=value (turns, tokens, spend, seconds, spawns, tool_calls).",
+        "--limit",
+        metavar="NAME=N",
+        kind="pairs",
+    ),
+]
+
+
+class ThreadStartRequest(Request, frozen=True, kw_only=True):
+    """What to start, with which inputs and limits."""
+
+    item_id: Item
+    inputs: Inputs = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
+    model: Annotated[NameText | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
+    wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
+    project_path: LongText | None = None
+
+    def named_item(self) -> str:
+        """Return the item to start."""
+        return self.item_id
+
+
+class ThreadResponse(Response, frozen=True, kw_only=True):
+    """One thread. `events` where it is shown whole."""
+
+    thread_id: str
+    status: str
+    item: str | UnsetType = UNSET
+    waits_for: str | UnsetType = UNSET
+    result: AnyJson | UnsetType = UNSET
+    finish_reason: str | UnsetType = UNSET
+    usage: AnyJson | UnsetType = UNSET
+    limits: AnyJson | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    questions: list[AnyJson] | UnsetType = UNSET
+    approvals: list[str] | UnsetType = UNSET
+    parent_id: str | UnsetType = UNSET
+    started_at: str | UnsetType = UNSET
+    ended_at: str | UnsetType = UNSET
+    transcript_path: str | UnsetType = UNSET
+    events: list[AnyJson] | UnsetType = UNSET
+
+    def exit_status(self) -> int:
+        """Return 2 for a thread that failed."""
+        return 2 if self.status == "failed" else 0
+
+
+def _stores(context: VerbContext) -> ThreadStores:
+    return context.services.one(ThreadRunner).stores
+
+
+def _result_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    if response.result is not UNSET and response.result is not None:
+        yield Data(response.result) if isinstance(response.result, str) else JsonData(response.result)
+    if response.message:
+        yield Notice(response.message)
+    for question in response.questions or ():
+        yield Notice(f"question: {text_of(question['message'])}")
+        yield Hint(f"`kiwi thread answer {question['question_id']} ANSWER` answers it.")
+    for approval in response.approvals or ():
+        yield Hint(f"`kiwi approvals show {approval}` shows the call that waits, `kiwi approvals approve {approval}`.")
+    yield Notice(f"thread {response.thread_id}: {_status_text(response)}")
+
+
+def _status_text(response: ThreadResponse) -> str:
+    usage = response.usage
+    waits = f" for {response.waits_for}" if response.waits_for else ""
+    if not isinstance(usage, dict):
+        return f"{response.status}{waits}"
+    tokens = usage["input_tokens"] + usage["cache_read_tokens"] + usage["cache_write_tokens"] + usage["output_tokens"]
+    return f"{response.status}{waits}; {usage['turns']} turns, {tokens:,} tokens, {usage['spend']:.4f} USD"
+
+
+@verb("start", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
+async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResponse:
+    """Start a directive or a thread item: a model executes it with the rights and limits it declares."""
+    services = context.services
+    catalog = services.catalogs.at(request.project_path)
+    wanted = StartRequest(request.item_id, request.inputs, request.limits, request.model or "")
+    thread, first = new_thread(wanted, services.context(context.caller, catalog))
+    runner = services.one(ThreadRunner)
+    events = [
+        NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
+        NewEvent("prompt", to_builtins(first)),
+    ]
+    stores = runner.stores
+    question = await _first_start(thread, first, catalog, context)
+    if question is not None:
+        thread = replace(thread, status="waiting", waits_for="start")
+        body: JsonObject = {"kind": "start", "question_id": question.id, "message": question.message}
+        events.append(NewEvent("asked", body))
+    made = await stores.do(partial(stores.threads.create, thread, events))
+    if question is not None:
+        await stores.do(partial(stores.questions.add, question))
+        return await _shown(made.id, context)
+    if request.wait:
+        await runner.run(made.id, context.caller, _reporting(context))
+        return await _shown(made.id, context)
+    start_worker(services.user)
+    return ThreadResponse(
+        thread_id=made.id, status=made.status, started_at=iso(made.created_at), transcript_path=transcript_path(made)
+    )
+
+
+async def _first_start(
+    thread: Thread, start: PromptStart, catalog: Catalog, context: VerbContext
+) -> ThreadQuestion | None:
+    """Return the question to the owner before the first start of a program that nobody vouches for."""
+    items = unvouched(catalog.resolve(thread.item), context.services.provenance)
+    stores = _stores(context)
+    if not items or await stores.was_started(thread):
+        return None
+    schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
+    return new_question(thread.id, START, "start", start_message(thread, start, items), schema)
+
+
+def _reporting(context: VerbContext) -> Observer:
+    """Return an observer that reports each turn and each call as progress."""
+
+    def observe(event: object) -> None:
+        if isinstance(event, ThreadEvent) and (text := event_text(event)):
+            context.caller.report(Progress(text))
+
+    return observe
+
+
+def event_text(event: ThreadEvent) -> str:
+    """Return an event in a few words; empty for one that nobody needs to see while it runs."""
+    body = event.body
+    match event.kind:
+        case "model":
+            calls = [as_text(as_object(part).get("name")) for part in as_list(body.get("parts"))]
+            return f"turn: {', '.join(filter(None, calls)) or 'answer'}"
+        case "result":
+            return f"{as_text(as_object(body.get('part')).get('name'))}: {as_text(body.get('status'))}"
+        case "asked":
+            return f"waits for {as_text(body.get('kind'))}"
+        case "spawned":
+            return f"started {as_text(body.get('item'))}"
+        case "limit":
+            return f"limit reached: {as_text(body.get('limit'))}"
+        case _:
+            return ""
+
+
+async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
+    """Return a thread as it stands; a caller other than the owner sees its own threads only."""
+    stores = _stores(context)
+    thread = await stores.do(partial(stores.threads.get, thread_id))
+    _refuse_foreign(thread, context)
+    questions = await stores.do(partial(stores.questions.open, _now(), thread_id=thread.id))
+    events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
+    approvals = waiting_approvals(events)
+    return ThreadResponse(
+        thread_id=thread.id,
+        item=thread.item,
+        status=thread.status,
+        waits_for=thread.waits_for or UNSET,
+        result=thread.result,
+        finish_reason=thread.finish_reason or UNSET,
+        usage=thread.usage.to_json(),
+        limits={**to_builtins(thread.limits), "spend": thread.limits.spend / 1_000_000},
+        model=thread.model,
+        code=thread.code or UNSET,
+        message=thread.message or UNSET,
+        questions=[_question(one) for one in questions] or UNSET,
+        approvals=approvals if approvals and thread.status == "waiting" else UNSET,
+        parent_id=thread.parent_id or UNSET,
+        started_at=iso(thread.created_at),
+        ended_at=iso(thread.ended_at) if thread.ended_at else UNSET,
+        transcript_path=transcript_path(thread),
+        events=[_event(one) for one in events] if has_events else UNSET,
+    )
+
+
+def _refuse_foreign(thread: Thread, context: VerbContext) -> None:
+    caller = context.caller
+    if not context.is_owner and (thread.starter != caller.name or caller.origin.thread):
+        raise PolicyDenied("That thread is not yours.", suggestion="Name one that you started.")
+
+
+def _question(one: ThreadQuestion) -> JsonObject:
+    return {"question_id": one.id, "kind": one.kind, "message": one.message, "expires_at": iso(one.expires_at)}
+
+
+def _event(event: ThreadEvent) -> JsonObject:
+    return {"seq": event.seq, "at": iso(event.at), "kind": event.kind, **event.body}
+
+
+def transcript_path(thread: Thread) -> str:
+    """Return where the transcript of a thread is, below its project."""
+    return f".ai/threads/{thread.id}/transcript.jsonl" if thread.project else ""
+
+
+class ThreadListRequest(Request, frozen=True, kw_only=True):
+    """Which threads to list."""
+
+    status: Annotated[NameText | None, Option("Only threads with this status.")] = None
+    directive: Annotated[NameText | None, Option("Only threads of this directive.")] = None
+    limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
+
+
+class ThreadListResponse(Response, frozen=True, kw_only=True):
+    """Threads, the newest first."""
+
+    threads: list[ThreadResponse]
+
+
+def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
+    for one in response.threads:
+        yield TableRow(f"{one.thread_id}  {(one.started_at or '')[:19]}  {_status_text(one)}  {one.item or ''}")
+    if not response.threads:
+        yield Notice("There are no threads.")
+        yield Hint("`kiwi thread start DIRECTIVE` starts one.")
+
+
+@verb("list", group="thread", access=ANYONE, records=False, aliases=("thread",), shows=_list_view)
+async def list_threads(request: ThreadListRequest, context: VerbContext) -> ThreadListResponse:
+    """List threads, the newest first."""
+    stores = _stores(context)
+    if request.status is not None and request.status not in STATUSES:
+        raise InvalidRequest(
+            f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(STATUSES)}."
+        )
+    wanted = ThreadFilter(
+        status=cast("ThreadStatus | None", request.status),
+        directive=request.directive,
+        starter=None if context.is_owner else context.caller.name,
+        limit=request.limit,
+    )
+    found = await stores.do(partial(stores.threads.list, wanted))
+    return ThreadListResponse(
+        threads=[
+            ThreadResponse(
+                thread_id=one.id,
+                item=one.item,
+                status=one.status,
+                waits_for=one.waits_for or UNSET,
+                usage=one.usage.to_json(),
+                started_at=iso(one.created_at),
+                finish_reason=one.finish_reason or UNSET,
+            )
+            for one in found
+        ]
+    )
+
+
+class ThreadIdRequest(Request, frozen=True, kw_only=True):
+    """Which thread."""
+
+    thread_id: ThreadId
+
+
+def _show_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    for event in response.events or ():
+        body = {name: value for name, value in event.items() if name not in {"seq", "at", "kind"}}
+        yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<12}  {compact(body)}")
+    yield from _result_view(response)
+
+
+@verb("show", group="thread", access=ANYONE, records=False, shows=_show_view)
+async def show_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
+    """Show a thread with all events of its journal."""
+    return await _shown(request.thread_id, context, has_events=True)
+
+
+class ThreadWatchRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to watch, and for how long."""
+
+    seconds: Annotated[float, Meta(ge=0, le=86_400), Option("Watch for at most this many seconds.")] = 3_600
+
+
+@verb("watch", group="thread", access=ANYONE, records=False, shows=_result_view)
+async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> ThreadResponse:
+    """Watch a thread until it ends or waits; Ctrl-C leaves it running."""
+    stores, observe = _stores(context), _reporting(context)
+    seen, until = 0, time.monotonic() + request.seconds
+    while True:
+        thread = await stores.do(partial(stores.threads.get, request.thread_id))
+        _refuse_foreign(thread, context)
+        for event in await stores.do(partial(stores.threads.events, thread.id, seen)):
+            seen = event.seq
+            observe(event)
+        if thread.is_ended or thread.status in {"waiting", "paused"} or time.monotonic() > until:
+            return await _shown(thread.id, context)
+        await asyncio.sleep(_POLL)
+
+
+class ThreadAnswerRequest(Request, frozen=True, kw_only=True):
+    """Which question to answer, and how."""
+
+    question_id: Annotated[NameText, Argument("The question: its id, or the thread that asks.", "QUESTION")]
+    answer: Annotated[LongText, Argument("The answer.", "ANSWER")]
+
+
+@verb("answer", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
+async def answer_question(request: ThreadAnswerRequest, context: VerbContext) -> ThreadResponse:
+    """Answer a question of a thread; the thread continues in the background."""
+    stores = _stores(context)
+    by = context.services.store.actor.name
+    question = await stores.do(partial(stores.questions.get, request.question_id))
+    if issues := tuple(faults(question.schema, request.answer)):
+        raise InvalidArguments("answer", issues)
+    answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
+    start_worker(context.services.user)
+    return await _shown(answered.thread_id, context)
+
+
+class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to resume, and with which message."""
+
+    message: Annotated[LongText | None, Option("A message to the model.", "--message", "-m")] = None
+    wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
+
+
+@verb("resume", group="thread", access=OWNER, asks=True, shows=_result_view)
+async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> ThreadResponse:
+    """Continue a thread that waits or was paused."""
+    runner = context.services.one(ThreadRunner)
+    stores = runner.stores
+    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    await runner.wake(thread, request.message or "")
+    if request.wait:
+        await runner.run(thread.id, starter_of(thread, context.caller), _reporting(context))
+    else:
+        start_worker(context.services.user)
+    return await _shown(thread.id, context)
+
+
+@verb("cancel", group="thread", access=OWNER, shows=_result_view)
+async def cancel_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
+    """Cancel a thread and its children; what runs is stopped within seconds."""
+    runner = context.services.one(ThreadRunner)
+    thread = await runner.stores.do(partial(runner.stores.threads.get, request.thread_id))
+    await runner.cancel(thread)
+    return await _shown(thread.id, context)
+
+
+class ThreadCostsResponse(Response, frozen=True, kw_only=True):
+    """What a thread and its children cost: the sums, and each entry of the ledger."""
+
+    thread_id: str
+    usage: AnyJson
+    entries: list[AnyJson]
+
+
+def _costs_view(response: ThreadCostsResponse) -> Iterator[ViewItem]:
+    for one in response.entries:
+        yield TableRow(f"{one['at'][:19]}  {one['kind']:<15} {one['spend'] / 1_000_000:>10.6f} USD  {one['model']}")
+    usage = response.usage
+    yield Data(f"{usage['spend']:.6f} USD, {usage['turns']} turns")
+
+
+@verb("costs", group="thread", access=OWNER, records=False, shows=_costs_view)
+async def thread_costs(request: ThreadIdRequest, context: VerbContext) -> ThreadCostsResponse:
+    """Show what a thread and its children cost."""
+    stores = _stores(context)
+    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    entries = await stores.do(partial(stores.budget.ledger, thread.id))
+    return ThreadCostsResponse(
+        thread_id=thread.id,
+        usage=thread.usage.to_json(),
+        entries=[{**to_builtins(one), "at": iso(one.at)} for one in entries],
+    )
+
+
+class ThreadVerifyResponse(Response, frozen=True, kw_only=True):
+    """The faults of a journal; none where it is intact."""
+
+    thread_id: str
+    valid: bool
+    issues: list[AnyJson]
+
+    def exit_status(self) -> int:
+        """Return 5 for a journal that was changed."""
+        return 0 if self.valid else 5
+
+
+def _verify_view(response: ThreadVerifyResponse) -> Iterator[ViewItem]:
+    for issue in response.issues:
+        yield Notice(issue_text(issue))
+    yield Data("The journal is intact." if response.valid else "The journal was changed or is damaged.")
+
+
+@verb("verify", group="thread", access=OWNER, records=False, shows=_verify_view)
+async def verify_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadVerifyResponse:
+    """Check the hash chain of a journal, and rebuild the thread from it."""
+    stores = _stores(context)
+    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    found = await stores.do(partial(stores.threads.verify, thread.id))
+    return ThreadVerifyResponse(thread_id=thread.id, valid=not found, issues=[one.to_json() for one in found])
+
+
+class WorkerRequest(Request, frozen=True, kw_only=True):
+    """No arguments."""
+
+
+class WorkerResponse(Response, frozen=True, kw_only=True):
+    """How many threads were run."""
+
+    threads: int
+
+
+@verb("worker", access=OWNER, wire=("worker",), records=False, is_local=True)
+async def worker(request: WorkerRequest, context: VerbContext) -> WorkerResponse:  # noqa: ARG001 - a verb
+    """Run the threads that wait to be run until none is left; it is started on demand, one for each home."""
+    return WorkerResponse(threads=await run_worker(context.services.one(ThreadRunner), context.services.user))
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

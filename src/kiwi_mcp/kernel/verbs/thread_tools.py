@@ -1,0 +1,113 @@
+"""The verbs behind the thread tools `return`, `ask`, `spawn` and `wait`. Only a running thread can call them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from msgspec import field, to_builtins
+
+from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.threads import NewEvent, Thread
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
+from kiwi_mcp.kernel.threads.state import rebuild
+from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
+from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.store.threads import ThreadFilter
+
+_MOST_CHILDREN = 100
+
+
+class ThreadToolRequest(Request, frozen=True, kw_only=True):
+    """The arguments of a thread tool."""
+
+    arguments: dict[str, AnyJson] = field(default_factory=dict)
+
+
+class ThreadToolResponse(Response, frozen=True, kw_only=True):
+    """What a thread tool returns."""
+
+    status: str = ""
+    answer: AnyJson = None
+    thread_id: str = ""
+    threads: list[AnyJson] = field(default_factory=list)
+
+
+async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
+    """Return the thread that calls; anyone else is refused, and that is recorded."""
+    thread_id = context.caller.origin.thread
+    if not thread_id:
+        raise PolicyDenied(
+            "Only a running thread can call this.", suggestion="Start one: `kiwi thread start ITEM`, or `help thread`."
+        )
+    stores = context.services.one(ThreadRunner).stores
+    return stores, await stores.do(lambda: stores.threads.get(thread_id))
+
+
+@verb("return", group="thread", wire=("thread_tools", "return"), access=ANYONE, records=False)
+async def return_outputs(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
+    """End the calling thread with its outputs."""
+    stores, thread = await _calling(context)
+    state = rebuild(await stores.do(lambda: stores.threads.events(thread.id)))
+    schema = state.start.return_schema if state.start else None
+    if schema is not None and (found := tuple(faults(schema, request.arguments))):
+        raise InvalidArguments("return", found)
+    await stores.do(lambda: stores.threads.append(thread, [NewEvent("returned", {"outputs": request.arguments})]))
+    return ThreadToolResponse(status="returned")
+
+
+@verb("ask", group="thread", wire=("thread_tools", "ask"), access=ANYONE, records=False)
+async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
+    """Ask the owner a question; the call has a result once it is answered."""
+    stores, thread = await _calling(context)
+    key = context.caller.origin.key
+    known = await stores.question_of(thread.id, key)
+    if known is None:
+        choices = as_list(request.arguments.get("choices"))
+        schema: JsonObject = {"type": "string", **({"enum": choices} if choices else {})}
+        known = new_question(thread.id, key, "ask", as_text(request.arguments.get("question")), schema)
+        body: JsonObject = {"kind": "ask", "question_id": known.id, "message": known.message}
+        also = partial(store_question, known)
+        await stores.do(lambda: stores.threads.append(thread, [NewEvent("asked", body)], also=also))
+    if known.status == "open":
+        raise ThreadWaiting("The owner has not answered yet.", waits_for="question", question_id=known.id)
+    return ThreadToolResponse(status=known.status, answer=known.answer)
+
+
+@verb("spawn", group="thread", wire=("thread_tools", "spawn"), access=ANYONE, records=False)
+async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
+    """Start a directive as a child of the calling thread."""
+    stores, parent = await _calling(context)
+    given = request.arguments
+    limits = {
+        name: float(value) for name, value in as_object(given.get("limits")).items() if isinstance(value, int | float)
+    }
+    wanted = StartRequest(as_text(given.get("item")), as_object(given.get("inputs")), limits, parent=parent)
+    services = context.services
+    catalog = services.catalogs.at(parent.project or None)
+    child, start = new_thread(wanted, services.context(context.caller, catalog))
+    events = [NewEvent("created", {"item": child.item, "inputs": child.inputs}), NewEvent("prompt", to_builtins(start))]
+    spawned = [NewEvent("spawned", {"thread_id": child.id, "item": child.item})]
+    _, made = await stores.do(lambda: stores.threads.spawn(parent, child, events, spawned))
+    services.one(ThreadRunner).start_child(made, context.caller)
+    return ThreadToolResponse(status="started", thread_id=made.id)
+
+
+@verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)
+async def wait_children(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
+    """Wait for children of the calling thread, and return how each ended."""
+    stores, parent = await _calling(context)
+    wanted = [as_text(one) for one in as_list(request.arguments.get("threads"))]
+    children = await stores.do(lambda: stores.threads.list(ThreadFilter(parent_id=parent.id, limit=_MOST_CHILDREN)))
+    if unknown := [one for one in wanted if one not in {child.id for child in children}]:
+        raise PolicyDenied(
+            f"{unknown[0]!r:.60} is no child of this thread.", suggestion="Wait for threads that you spawned."
+        )
+    meant = [child for child in reversed(children) if not wanted or child.id in wanted]
+    if running := [child.id for child in meant if not child.is_ended]:
+        raise ThreadWaiting(f"{len(running)} of its children have not ended.", waits_for="child")
+    shown = [{"thread_id": one.id, "status": one.status, "result": one.result, "message": one.message} for one in meant]
+    return ThreadToolResponse(status="ended", threads=shown)

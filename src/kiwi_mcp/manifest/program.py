@@ -1,0 +1,546 @@
+"""A directive as a program: its text with the inputs filled in, its context, rights, limits, hooks and outputs.
+
+`directive_program` serves `execute` on a directive and threads alike; `thread_program` adds what a thread item says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
+from kiwi_mcp.domain.grants import Grant, empty_grant
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.manifest.directive import CHECKPOINTS, limits_in, read_directive
+from kiwi_mcp.manifest.hooks import Hook, hooks_in
+from kiwi_mcp.manifest.json_schema import faults
+from kiwi_mcp.manifest.knowledge import body
+from kiwi_mcp.manifest.legacy.hashes import xml_of
+from kiwi_mcp.manifest.parameters import TYPES, accept
+from kiwi_mcp.manifest.permissions import delegate_of, grant_of
+
+MAX_ANCESTORS = 16
+_INPUT = re.compile(r"\{input:([A-Za-z0-9_.-]+)(\?|[:|][^{}]*)?\}")
+_ID = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+)*")
+_OUTPUT = re.compile(r"^\s*[-*]?\s*`?([A-Za-z_][A-Za-z0-9_]*)`?\s*:\s*(.+?)\s*$", re.MULTILINE)
+_CHOICE = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+_CONTEXT = ("system", "before", "after")
+_TOLD = ("name", "description", "action")
+_INSTRUCTIONS = (
+    "Follow `text` step by step with your own tools, within `permissions` and `limits`, and answer with `outputs`."
+)
+
+CheckpointMode: TypeAlias = Literal["auto", "explicit", "disabled"]
+OnExceeded: TypeAlias = Literal["stop", "warn", "escalate"]
+
+
+class TextItem(Struct, frozen=True):
+    """A directive or an entry of knowledge: its manifest, and the text of its Markdown file."""
+
+    manifest: Manifest
+    text: str
+    identity: str = ""
+
+    @property
+    def config(self) -> JsonObject:
+        """What the item says of itself: the manifest, and below it the XML of its text."""
+        return {**_xml(self), **self.manifest.config}
+
+
+Load: TypeAlias = Callable[[str, str, str], TextItem | None]
+"""Returns the item that is meant by a name, an item type and the identity of the item that names it, or None."""
+
+
+class DirectiveLimits(Struct, frozen=True):
+    """The limits that a directive or thread sets; None where it sets none."""
+
+    turns: int | None = None
+    tokens: int | None = None
+    spend: float | None = None
+    spend_currency: str = "USD"
+    duration: float | None = None
+    """Seconds."""
+    spawns: int | None = None
+    depth: int | None = None
+    tool_calls: int | None = None
+    on_exceeded: OnExceeded = "stop"
+
+
+class ModelPreference(Struct, frozen=True):
+    """The model that a directive asks for; an explicit `id` has priority over a tier."""
+
+    tier: str = ""
+    id: str = ""
+    fallback: str = ""
+
+
+class McpUse(Struct, frozen=True):
+    """An MCP server that a directive uses."""
+
+    name: str
+    is_required: bool = False
+    tools: tuple[str, ...] = ()
+
+
+class DirectiveProgram(Struct, frozen=True):
+    """All that a model, or a thread around it, needs to follow a directive."""
+
+    name: str
+    version: str
+    description: str
+    text: str
+    """The program as Markdown, with the inputs filled in."""
+    system: str
+    before: str
+    after: str
+    """The context: for the system prompt, and before and after the program."""
+    inputs: JsonObject
+    input_schema: JsonObject
+    outputs: JsonObject
+    """The outputs as they are declared; `return_schema` makes a schema of them."""
+    permissions: tuple[Grant, ...]
+    """What the directive may use: all of these grants must allow it. Never empty."""
+    delegates: tuple[Grant, ...]
+    """What it may pass on to a directive that it spawns, though perhaps not use itself."""
+    limits: DirectiveLimits = DirectiveLimits()
+    model: ModelPreference = ModelPreference()
+    hooks: tuple[Hook, ...] = ()
+    mcps: tuple[McpUse, ...] = ()
+    git_checkpoint: CheckpointMode = "explicit"
+    notices: tuple[str, ...] = ()
+    """What its owner should know: knowledge of its context that is not here."""
+    written: JsonObject = field(default_factory=dict)
+    """The program as it was written: inputs, steps, context, outputs, criteria."""
+
+    def to_json(self) -> JsonObject:
+        """Return the program for the model of a caller."""
+        limits: dict[str, Json] = {
+            word: value for word in self.limits.__struct_fields__ if (value := getattr(self.limits, word)) is not None
+        }
+        model = {word: value for word in self.model.__struct_fields__ if (value := getattr(self.model, word))}
+        return {
+            **self.written,
+            "text": self.text,
+            "instructions": _INSTRUCTIONS,
+            "provided_inputs": self.inputs,
+            "input_schema": self.input_schema,
+            "permissions": self.permissions[-1].to_json(),
+            **({"limits": limits} if limits.keys() - {"spend_currency", "on_exceeded"} else {}),
+            **({"model": model} if model else {}),
+            "git_checkpoint": self.git_checkpoint,
+            **({"notices": list(self.notices)} if self.notices else {}),
+        }
+
+
+def directive_program(item: TextItem, inputs: JsonObject, load: Load) -> DirectiveProgram:
+    """Return a directive as a program for some inputs; refuse inputs that it does not take, or lacks."""
+    lineage = ancestors(item, load)  # the item itself last
+    manifest, configs = item.manifest, [one.config for one in lineage]
+    schema = merged_inputs([one.manifest.parameters for one in lineage])
+    filled = checked_inputs(manifest.tool_id, schema, inputs)
+    written = _written(item, configs[-1], schema)
+    notices: list[str] = []
+    system, before, after = ("\n\n".join(_context(word, lineage, load, notices)) for word in _CONTEXT)
+    able = [
+        (one, config["permissions"]) for one, config in zip(lineage, configs, strict=True) if config.get("permissions")
+    ]
+    nothing = (empty_grant(manifest.tool_id),)
+    return DirectiveProgram(
+        name=manifest.tool_id,
+        version=manifest.version,
+        description=manifest.description,
+        text=_text(item, configs[-1], written, filled),
+        system=fill(system, filled),
+        before=fill(before, filled),
+        after=fill(after, filled),
+        inputs=filled,
+        input_schema=schema,
+        outputs=as_object(_nearest("outputs", configs)) or manifest.outputs,
+        permissions=tuple(grant_of(said, one.manifest.tool_id) for one, said in able) or nothing,
+        delegates=tuple(delegate_of(said, one.manifest.tool_id) for one, said in able) or nothing,
+        limits=_limits(configs),
+        model=_model(_nearest("model", configs), as_text(_nearest("model_tier", configs))),
+        hooks=tuple(hook for config in reversed(configs) for hook in hooks_in(config.get("hooks"))),
+        mcps=tuple(use for config in configs for use in mcps_in(config.get("mcps"))),
+        git_checkpoint=_checkpoint(_nearest("git_checkpoint", configs)),
+        notices=tuple(notices),
+        written=written,
+    )
+
+
+def thread_program(item: TextItem, inputs: JsonObject, load: Load) -> DirectiveProgram:
+    """Return the program of a thread item: that of its directive, with the model, limits and rights the thread sets."""
+    thread, config = item.manifest, item.manifest.config
+    directive = load(as_text(config.get("directive")), "directive", item.identity)
+    if directive is None:
+        raise InvalidManifest(thread.tool_id, [_absent("config.directive", as_text(config.get("directive")))])
+    program = directive_program(directive, inputs, load)
+    limits = {**_set_limits(program.limits), **_own_limits(config)}
+    model = _model(config.get("model"), as_text(config.get("model_tier")))
+    grants, delegates = program.permissions, program.delegates
+    if config.get("inherit_permissions") is False:
+        grants = delegates = (empty_grant(thread.tool_id),)
+    elif config.get("permissions"):
+        grants = (*grants, grant_of(config["permissions"], thread.tool_id))
+        delegates = (*delegates, delegate_of(config["permissions"], thread.tool_id))
+    return replace(
+        program,
+        permissions=grants,
+        delegates=delegates,
+        limits=_as_limits(limits),
+        model=ModelPreference(
+            model.tier or program.model.tier,
+            model.id or ("" if model.tier else program.model.id),  # a tier of its own replaces the directive's model
+            model.fallback or program.model.fallback,
+        ),
+    )
+
+
+def ancestors(item: TextItem, load: Load) -> tuple[TextItem, ...]:
+    """Return a directive with all that it extends, the root first; refuse a cycle and an absent one."""
+    found = [item]
+    while parent := as_text(found[0].config.get("extends")):
+        above = load(parent, "directive", found[0].identity)
+        names = [one.manifest.tool_id for one in found]
+        if above is None:
+            raise InvalidManifest(item.manifest.tool_id, [_absent("config.extends", parent)])
+        if above.manifest.tool_id in names or len(found) > MAX_ANCESTORS:
+            drawn = " → ".join((*reversed(names), above.manifest.tool_id))
+            issue = Issue("config.extends", f"leads back to itself: {drawn}", "Let one of them extend nothing.")
+            raise InvalidManifest(item.manifest.tool_id, [issue])
+        found.insert(0, above)
+    return tuple(found)
+
+
+def merged_inputs(schemas: Sequence[JsonObject]) -> JsonObject:
+    """Return the inputs of a directive and all that it extends: by name, the leaf's own last."""
+    *above, own = schemas
+    if not any(as_object(schema.get("properties")) for schema in above):
+        return own
+    properties: dict[str, Json] = {}
+    required: dict[str, bool] = {}
+    for schema in schemas:
+        declared = as_object(schema.get("properties"))
+        properties |= declared
+        required |= {name: name in as_list(schema.get("required")) for name in declared}
+    return {**own, "properties": properties, "required": [name for name, is_needed in required.items() if is_needed]}
+
+
+def checked_inputs(tool_id: str, schema: JsonObject, inputs: JsonObject) -> JsonObject:
+    """Return inputs with defaults; refuse those that are missing, blank or of the wrong type.
+
+    A directive that declares no inputs takes any: its text alone says what they mean.
+    """
+    if not as_object(schema.get("properties")):
+        return inputs
+    filled = accept(tool_id, schema, inputs)
+    blank = [name for name in as_list(schema.get("required")) if _is_blank(filled.get(as_text(name)))]
+    if blank:
+        reason = "is required, and blank"
+        raise InvalidArguments(tool_id, [Issue(as_text(name), reason, "Send a value for it.") for name in blank])
+    return filled
+
+
+def _is_blank(value: Json) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def fill(text: str, inputs: JsonObject) -> str:
+    """Return a text with `{input:name}`, `{input:name:default}` and `{input:name?}` replaced, in one pass.
+
+    What a caller sent is never looked at again, and a name without a value stays as it is written.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, rest = found[1], found[2]
+        if name in inputs:
+            return text_of(inputs[name])
+        return found[0] if rest is None else rest[1:]
+
+    return _INPUT.sub(value, text)
+
+
+def undeclared(text: str, schema: JsonObject) -> tuple[str, ...]:
+    """Return the names in `{input:name}` that are no inputs and have no default."""
+    declared = as_object(schema.get("properties"))
+    found = (one[1] for one in _INPUT.finditer(text) if one[2] is None and one[1] not in declared)
+    return tuple(dict.fromkeys(found)) if declared else ()
+
+
+def return_schema(outputs: JsonObject) -> JsonObject:
+    """Return the JSON Schema of the arguments of `return`: the declared outputs, of success and failure together.
+
+    It has no alternatives at the top, which some model APIs refuse; `return_faults` checks them.
+    """
+    branches = _branches(outputs)
+    properties = {name: one for branch in branches for name, one in as_object(branch.get("properties")).items()}
+    required = [name for name in properties if all(name in as_list(one.get("required")) for one in branches)]
+    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
+
+
+def return_faults(outputs: JsonObject, value: Json) -> tuple[Issue, ...]:
+    """Return why a value is not what a directive declares to return; nothing where it fits one of the outcomes."""
+    found = [tuple(faults(branch, value)) for branch in _branches(outputs)]
+    return min(found, key=len)
+
+
+def _branches(outputs: JsonObject) -> list[JsonObject]:
+    """Return a schema for each outcome that outputs declare."""
+    if outputs.get("type") == "object" or "properties" in outputs:
+        return [outputs]
+    fields = [as_object(one) for one in as_list(outputs.get("fields"))]
+    if fields:
+        named = {as_text(one.get("name")): _field(one) for one in fields}
+        needed = [as_text(one.get("name")) for one in fields if as_text(one.get("required")).lower() == "true"]
+        return [{"type": "object", "properties": named, "required": needed}]
+    declared = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
+    found: list[JsonObject] = [
+        {
+            "type": "object",
+            "properties": {name: _declared(kind) for name, kind in one},
+            "required": [name for name, _ in one],
+        }
+        for one in declared
+        if one
+    ]
+    return found or [
+        {"type": "object", "properties": {"result": {"description": "The result."}}, "required": ["result"]}
+    ]
+
+
+def _field(one: JsonObject) -> JsonObject:
+    kind = TYPES.get(as_text(one.get("type")).lower(), "")
+    words = {"type": kind, "description": as_text(one.get("description"))}
+    return {word: value for word, value in words.items() if value}
+
+
+def _declared(kind: str) -> JsonObject:
+    """Return the schema of an output as old directives write it: a type, or the choice of texts."""
+    choices = [first or second for first, second in _CHOICE.findall(kind)]
+    word, _, about = kind.partition(" ")
+    if choices:
+        return {"enum": choices}
+    if known := TYPES.get(word.strip("`").lower(), ""):
+        return {"type": known, **({"description": about.strip(" -()")} if about.strip() else {})}
+    return {"description": kind}
+
+
+def mcps_in(written: Json) -> tuple[McpUse, ...]:
+    """Return the MCP servers that a directive names."""
+    found = [{"name": one} if isinstance(one, str) else as_object(one) for one in as_list(written)]
+    return tuple(
+        McpUse(
+            as_text(one.get("name")),
+            one.get("required") is True,
+            tuple(as_text(name) for name in as_list(one.get("tools"))),
+        )
+        for one in found
+        if one.get("name")
+    )
+
+
+def context_ids(config: JsonObject) -> tuple[str, ...]:
+    """Return the knowledge that the context of a directive names."""
+    context = as_object(config.get("context"))
+    entries = (entry for word in _CONTEXT for entry in _entries(context.get(word)))
+    return tuple(entry for entry in entries if _ID.fullmatch(entry))
+
+
+def folder_issues(manifest: Manifest, text: str, file: str) -> Iterator[Issue]:
+    """Yield where the XML of a directive in a folder says other than its manifest, which counts."""
+    if xml_of(text) is None:
+        return
+    try:
+        said = read_directive(text, what=file)
+    except InvalidManifest as error:
+        yield from (replace(issue, place=f"{file}:{issue.place}".rstrip(":")) for issue in error.issues)
+        return
+    own = _comparable(manifest.tool_id, manifest.version, manifest.parameters)
+    written = {as_text(as_object(one).get("name")): as_object(one) for one in as_list(said.get("parameters"))}
+    needed = [name for name, one in written.items() if one.get("required") is True]
+    schema: JsonObject = {"properties": written, "required": needed}
+    other = _comparable(as_text(said["tool_id"]), as_text(said["version"]), schema if written else manifest.parameters)
+    for word, value in own.items():
+        if other[word] != value:
+            reason = f"says {compact(other[word])}, and the manifest says {compact(value)}"
+            yield Issue(f"{file}:{word}", reason, "Write the same in both; the manifest counts.")
+    permissions, name = as_object(said["config"]).get("permissions"), manifest.tool_id
+    if permissions and grant_of(permissions, name) != grant_of(manifest.config.get("permissions"), name):
+        fix = "Write the same in both; the manifest counts."
+        yield Issue(f"{file}:permissions", "grants other than the manifest does", fix)
+
+
+def _comparable(name: str, version: str, schema: JsonObject) -> JsonObject:
+    inputs = {name: as_object(one).get("type") for name, one in as_object(schema.get("properties")).items()}
+    required = sorted(as_text(name) for name in as_list(schema.get("required")))
+    return {"name": name, "version": version, "inputs": inputs, "required inputs": required}
+
+
+def program_text(program: JsonObject) -> str:
+    """Return the program that a directive is, as Markdown."""
+    return "\n".join(_lines(program)).strip() + "\n"
+
+
+def _lines(program: JsonObject) -> Iterator[str]:
+    yield f"# {as_text(program.get('name'))}"
+    yield from ("", as_text(program.get("description")))
+    yield from _section("Context", _facts(program.get("context")))
+    yield from _section("Inputs", _inputs(program))
+    yield from _section("Steps", _steps(program))
+    yield from _section("Outputs", _facts(program.get("outputs")))
+    yield from _section("Done when", (f"- {text_of(one)}" for one in as_list(program.get("success_criteria"))))
+
+
+def _section(title: str, lines: Iterator[str]) -> Iterator[str]:
+    if found := list(lines):
+        yield from ("", f"## {title}", "", *found)
+
+
+def _inputs(program: JsonObject) -> Iterator[str]:
+    given = as_object(program.get("provided_inputs"))
+    declared = {as_text(one.get("name")): one for one in map(as_object, as_list(program.get("inputs")))}
+    for name in dict.fromkeys((*declared, *given)):
+        value = text_of(given[name]) if name in given else "(not given)"
+        about = as_text(declared.get(name, {}).get("description"))
+        yield f"- {name}: {value}{f' ({about})' if about else ''}"
+
+
+def _steps(program: JsonObject) -> Iterator[str]:
+    for number, step in enumerate(map(as_object, as_list(program.get("process"))), 1):
+        name, description, action = (as_text(step.get(word)).strip() for word in _TOLD)
+        yield f"{number}. {': '.join(filter(None, (name, description)))}"
+        yield from (f"   {line}" for line in action.splitlines())
+        yield from (f"   {word}: {text_of(value)}" for word, value in step.items() if word not in _TOLD)
+    yield from as_text(program.get("process_text")).splitlines()
+
+
+def _facts(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    yield from (f"- {word}: {text_of(inner)}" for word, inner in as_object(value).items())
+
+
+def _xml(item: TextItem) -> JsonObject:
+    """Return what the XML in the text of an item in a folder says; what its manifest says has priority."""
+    if "process" in item.manifest.config or xml_of(item.text) is None:
+        return {}
+    said = as_object(read_directive(item.text, what=item.manifest.tool_id)["config"])
+    return {word: value for word, value in said.items() if word != "permissions"}
+
+
+def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObject:
+    """Return the program as it was written, for a reader."""
+    required = as_list(schema.get("required"))
+    inputs: list[Json] = [
+        {"name": name, **as_object(one), "required": name in required}
+        for name, one in as_object(schema.get("properties")).items()
+    ]
+    facts = {
+        word: value for word, value in as_object(config.get("context")).items() if word not in (*_CONTEXT, "suppress")
+    }
+    kept: dict[str, Json] = {
+        "context": facts,
+        "outputs": config.get("outputs"),
+        "success_criteria": config.get("success_criteria"),
+    }
+    return {
+        "name": item.manifest.tool_id,
+        "description": item.manifest.description,
+        "version": item.manifest.version,
+        "inputs": inputs,
+        "process": config.get("process", []),
+        **({"process_text": config["text"]} if config.get("text") else {}),
+        **{word: value for word, value in kept.items() if value},
+    }
+
+
+def _text(item: TextItem, config: JsonObject, written: JsonObject, inputs: JsonObject) -> str:
+    """Return the program as Markdown. Each part that an author wrote is filled by itself, so no value is filled."""
+    if "process" not in config:  # plain Markdown is a program as it stands
+        given = list(_section("Inputs", _inputs({**written, "provided_inputs": inputs})))
+        return "\n".join([fill(body(item.text), inputs), *given]).strip() + "\n"
+    filled = {word: value if word == "inputs" else _filled(value, inputs) for word, value in written.items()}
+    return program_text({**filled, "provided_inputs": inputs})
+
+
+def _filled(value: Json, inputs: JsonObject) -> Json:
+    match value:
+        case str():
+            return fill(value, inputs)
+        case Mapping():
+            return {word: _filled(inner, inputs) for word, inner in value.items()}
+        case list() | tuple():
+            return [_filled(inner, inputs) for inner in value]
+        case _:
+            return value
+
+
+def _context(word: str, lineage: Sequence[TextItem], load: Load, notices: list[str]) -> Iterator[str]:
+    """Yield the texts of one part of the context, the root's first, each once, without what is suppressed."""
+    contexts = [as_object(one.config.get("context")) for one in lineage]
+    suppressed = {entry for context in contexts for entry in _entries(context.get("suppress"))}
+    pairs = (
+        (entry, one) for one, context in zip(lineage, contexts, strict=True) for entry in _entries(context.get(word))
+    )
+    seen: set[str] = set()
+    for entry, one in pairs:
+        if entry in suppressed or entry in seen:
+            continue
+        seen.add(entry)
+        if not _ID.fullmatch(entry):
+            yield entry
+        elif found := load(entry, "knowledge", one.identity):
+            yield body(found.text)
+        else:
+            notices.append(f"`{entry}`, which belongs to its context ({word}), is not in any catalog.")
+
+
+def _entries(value: Json) -> Sequence[str]:
+    """Return the entries of a part of a context, which is one text, a list, or an element with text."""
+    listed = [value] if isinstance(value, str) else as_list(value) or ([value] if value else [])
+    texts = (one if isinstance(one, str) else as_text(as_object(one).get("_text")) for one in listed)
+    return [text.strip() for text in texts if text.strip()]
+
+
+def _nearest(word: str, configs: Sequence[JsonObject]) -> Json:
+    return next((config[word] for config in reversed(configs) if config.get(word)), None)
+
+
+def _limits(configs: Sequence[JsonObject]) -> DirectiveLimits:
+    return _as_limits({word: value for config in configs for word, value in _own_limits(config).items()})
+
+
+def _own_limits(config: JsonObject) -> JsonObject:
+    """Return the limits of one item; `max_tokens` and `timeout` are limits too."""
+    others = {"tokens": config.get("max_tokens"), "duration": config.get("timeout")}
+    return {**{word: value for word, value in others.items() if value is not None}, **limits_in(config.get("limits"))}
+
+
+def _as_limits(words: JsonObject) -> DirectiveLimits:
+    known = {word: value for word, value in words.items() if word in DirectiveLimits.__struct_fields__}
+    return replace(DirectiveLimits(), **known)
+
+
+def _set_limits(limits: DirectiveLimits) -> JsonObject:
+    return {word: value for word in limits.__struct_fields__ if (value := getattr(limits, word)) is not None}
+
+
+def _model(written: Json, tier: str) -> ModelPreference:
+    words = as_object(written)
+    named = written if isinstance(written, str) else as_text(words.get("id"))
+    return ModelPreference(tier or as_text(words.get("tier")), named, as_text(words.get("fallback")))
+
+
+def _checkpoint(written: Json) -> CheckpointMode:
+    mode = as_text(as_object(written).get("mode")) or as_text(written) or "explicit"
+    return cast("CheckpointMode", mode) if mode in CHECKPOINTS else "explicit"
+
+
+def _absent(place: str, ref: str) -> Issue:
+    return Issue(place, f"{ref!r:.140} is not in any catalog", f"Create `{ref:.140}`, or name one that exists.")

@@ -1,0 +1,103 @@
+"""Questions of threads to their owner, in the store: they survive every process, and the first answer holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from kiwi_mcp.domain.errors import ThreadNotFound
+from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.threads import ThreadQuestion
+from kiwi_mcp.store.database import Database, Row, Transaction, Value, quick_transaction
+from kiwi_mcp.store.sql import clean
+
+_COLUMNS = ThreadQuestion.__struct_fields__
+_JSON = ("message", "schema", "answer")
+"""Stored as JSON in ASCII: every database can store it, whichever characters it has, and nothing is cut off."""
+_READ = f"select {', '.join(_COLUMNS)} from questions where owner = ?"  # noqa: S608 - our own names
+_ADD = (
+    f"insert into questions (owner, root_id, {', '.join(_COLUMNS)})"  # noqa: S608 - as above
+    f" select owner, root_id, {', '.join('?' * len(_COLUMNS))} from threads where id = ? on conflict do nothing"
+)
+_ANSWER = """update questions set status = 'answered', answer = ?, answered_by = ?, answered_at = ?
+  where owner = ? and id = ? and status = 'open' and expires_at > ?"""
+_LAST_LETTER = "["
+"""The letter after the last that an id can hold, which ends all ids that begin so."""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Questions:
+    """The questions to one owner."""
+
+    def __init__(self, database: Database, owner: str = "") -> None:
+        self._database = database
+        self._owner = clean(owner)
+
+    def get(self, wanted: str) -> ThreadQuestion:
+        """Return a question by its id, or by the beginning of its id."""
+        start = clean(wanted.upper())
+        rows = self._database.read(
+            f"{_READ} and id >= ? and id < ? limit 2", (self._owner, start, f"{start}{_LAST_LETTER}")
+        )
+        if len(rows) != 1 or not start:
+            raise ThreadNotFound(wanted, what="question", is_several=bool(rows and start))
+        return _question(rows[0])
+
+    def add(self, question: ThreadQuestion) -> None:
+        """Store a question of a thread that has not started."""
+        with quick_transaction(self._database) as transaction:
+            ask(transaction, question)
+
+    def answer(self, question_id: str, answer: Json, by: str, now: int) -> ThreadQuestion:
+        """Store an answer in time, and return the question as it is then: an earlier answer holds."""
+        values = (_encode(answer), clean(by), now, self._owner, question_id, now)
+        with quick_transaction(self._database) as transaction:
+            transaction.write(_ANSWER, values)
+            rows = transaction.read(f"{_READ} and id = ?", (self._owner, clean(question_id)))
+        if not rows:
+            raise ThreadNotFound(question_id, what="question")
+        return _question(rows[0])
+
+    def open(self, now: int, *, thread_id: str | None = None, root_id: str | None = None) -> tuple[ThreadQuestion, ...]:
+        """Return the questions that wait for an answer: of a thread, of a tree, or all; the oldest first."""
+        given = [(clause, value) for clause, value in (("thread_id", thread_id), ("root_id", root_id)) if value]
+        where = "".join(f" and {name} = ?" for name, _ in given)
+        values: Sequence[Value] = (self._owner, now, *(clean(value) for _, value in given))
+        rows = self._database.read(f"{_READ} and status = 'open' and expires_at > ?{where} order by id", values)
+        return tuple(map(_question, rows))
+
+    def of_thread(self, thread_id: str) -> tuple[ThreadQuestion, ...]:
+        """Return every question of a thread, the oldest first."""
+        rows = self._database.read(f"{_READ} and thread_id = ? order by id", (self._owner, clean(thread_id)))
+        return tuple(map(_question, rows))
+
+    def expire(self, now: int) -> tuple[ThreadQuestion, ...]:
+        """Close the questions that were not answered in time, and return them."""
+        statement = f"""update questions set status = 'expired' where owner = ? and status = 'open' and expires_at <= ?
+          returning {", ".join(_COLUMNS)}"""  # noqa: S608 - as above
+        with quick_transaction(self._database) as transaction:
+            return tuple(map(_question, transaction.read(statement, (self._owner, now))))
+
+
+def ask(transaction: Transaction, question: ThreadQuestion) -> None:
+    """Store a question in the transaction of its event. A question that is stored already stays as it is."""
+    cells = {name: getattr(question, name) for name in _COLUMNS}
+    cells |= {name: _encode(cells[name]) for name in _JSON}
+    transaction.write(_ADD, (*(cells[name] for name in _COLUMNS), question.thread_id))
+
+
+def withdraw(transaction: Transaction, thread_id: str) -> None:
+    """Close the open questions of a thread that has ended."""
+    transaction.write("update questions set status = 'withdrawn' where thread_id = ? and status = 'open'", (thread_id,))
+
+
+def erase_questions(transaction: Transaction, thread_id: str) -> None:
+    """Erase the texts of the questions of a thread."""
+    statement = "update questions set message = '\"\"', schema = '{}', answer = 'null' where thread_id = ?"
+    transaction.write(statement, (thread_id,))
+
+
+def _question(row: Row) -> ThreadQuestion:
+    cells: dict[str, Json] = dict(zip(_COLUMNS, row, strict=True))
+    cells |= {name: json.loads(str(cells[name])) for name in _JSON}
+    return ThreadQuestion(**cells)  # type: ignore[arg-type]  # the columns are the fields, and the schema checks them

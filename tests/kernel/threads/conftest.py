@@ -1,0 +1,131 @@
+"""A project with a scripted model as its provider, and directives that threads run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.plugins.scripted_model import ScriptedModel
+
+from kiwi_mcp.domain.calls import NO_CALLER, Caller
+from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.verbs import thread
+
+DIRECTIVE = """# {name}
+
+```xml
+<directive name="{name}" version="1.0.0">
+  <metadata>
+    <description>Do {name}</description>
+    <category>test</category>
+    <author>test</author>
+    {model}
+    <permissions>{permissions}</permissions>
+    {limits}
+  </metadata>
+  <inputs><input name="topic" type="string" required="false" default="kiwis">What about</input></inputs>
+  <process><step name="one"><action>Look into {{input:topic}}.</action></step></process>
+  {outputs}
+</directive>
+```
+"""
+ALL_TOOLS = '<execute resource="tool" id="*"/><execute resource="kiwi-mcp" action="*"/><execute resource="spawn"/>'
+
+
+@dataclass(frozen=True)
+class Agents:
+    """A home and a project in which threads run against a scripted model."""
+
+    project: Path
+    user: Path
+    model: ScriptedModel
+    kernel: Kernel
+
+    def directive(
+        self,
+        name: str,
+        *,
+        permissions: str = ALL_TOOLS,
+        limits: str = "",
+        outputs: str = "",
+        model: str = "",
+        folder: Path | None = None,
+    ) -> None:
+        """Write a directive, into the owner's folder unless another one is named."""
+        folder = (folder or self.user) / "directives"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = DIRECTIVE.format(name=name, permissions=permissions, limits=limits, outputs=outputs, model=model)
+        (folder / f"{name}.md").write_text(text)
+
+    def bash_tool(self, name: str, script: str, **words: Json) -> None:
+        """Write a bash tool of the owner that takes any parameters."""
+        folder = self.user / "tools" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = {
+            "tool_id": name,
+            "tool_type": "script",
+            "executor": "bash_runtime",
+            "version": "1.0.0",
+            "description": f"Runs {name}",
+            "config": {"entrypoint": "main.sh"},
+            "parameters": {"type": "object", "additionalProperties": True},
+            **words,
+        }
+        (folder / "tool.yaml").write_text(json.dumps(manifest))
+        (folder / "main.sh").write_text(script)
+
+    async def call(self, verb: str, caller: Caller = NO_CALLER, **payload: Json) -> Answer:
+        """Call a verb."""
+        return await self.kernel.call(verb, payload, caller)
+
+    async def start(self, item: str, caller: Caller = NO_CALLER, **words: Json) -> dict[str, Any]:
+        """Start a thread and wait until it ends or waits."""
+        answer = await self.call("thread", caller, action="start", item_id=item, wait=True, **words)
+        return dict(answer.content)
+
+    async def events(self, thread_id: str) -> list[dict[str, Any]]:
+        """Return the journal of a thread."""
+        answer = await self.call("thread", action="show", thread_id=thread_id)
+        return list(answer.content["events"])  # type: ignore[arg-type]  # it is a list
+
+    async def sign(self, *names: str) -> None:
+        """Sign items as the owner."""
+        for name in names:
+            answer = await self.call("execute", action="sign", item_id=name)
+            assert not answer.is_error, answer.content
+
+
+@pytest.fixture
+async def agents(
+    home: Path, project: Path, scripted_model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
+) -> AsyncIterator[Agents]:
+    """Give a home whose only provider is the scripted model. Threads run in the kernel of the test, in no worker."""
+    monkeypatch.setattr(thread, "start_worker", lambda _: None)
+    user = home / ".ai"
+    (user / "tools").mkdir(parents=True, exist_ok=True)
+    write_provider(user, scripted_model, "openai_chat")
+    kernel = Kernel(project, user=user)
+    yield Agents(project, user, scripted_model, kernel)
+    await kernel.aclose()
+
+
+def write_provider(user: Path, model: ScriptedModel, dialect: str, **config: Json) -> None:
+    """Write the scripted model as the provider that `llm_runtime` names, and permit its address."""
+    manifest: JsonObject = {
+        "tool_id": "scripted_llm",
+        "tool_type": "runtime",
+        "executor": "http_client",
+        "version": "1.0.0",
+        "description": "A scripted model",
+        "config": {**model.config(dialect), **config},
+    }
+    (user / "tools" / "scripted_llm.yaml").write_text(json.dumps(manifest))
+    host = model.url(dialect).split("/")[2]
+    (user / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host]}}))
+    (user / "config.yaml").write_text("provider_adapter: scripted_llm\n")
+    (user / ".env").write_text("SCRIPTED_KEY=scripted-key\n")

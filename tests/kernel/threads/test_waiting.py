@@ -1,0 +1,83 @@
+"""Threads that wait: for approvals, answers, children and their first start; and threads that are cancelled."""
+
+from __future__ import annotations
+
+import pytest
+from tests.kernel.threads.conftest import Agents
+from tests.plugins.scripted_model import say, use
+
+pytestmark = pytest.mark.usefixtures("loopback")
+
+
+async def test_a_question_waits_in_the_store_and_its_answer_reaches_the_model(agents: Agents) -> None:
+    agents.directive("study")
+    await agents.sign("study")
+    agents.model.will(use("ask", question="Which colour?", choices=["red", "blue"]), say("Blue it is."))
+    waiting = await agents.start("study")
+    assert (waiting["status"], waiting["waits_for"]) == ("waiting", "question"), waiting
+    (question,) = waiting["questions"]
+    refused = await agents.call("thread", action="answer", question_id=question["question_id"], answer="green")
+    assert refused.content["code"] == "invalid_input"
+    await agents.kernel.call("thread", {"action": "answer", "question_id": question["question_id"], "answer": "blue"})
+    done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert (done.content["status"], done.content["result"]) == ("completed", "Blue it is.")
+    assert "blue" in str(agents.model.requests[-1].json)
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_call_that_needs_approval_waits_and_runs_once_after_the_yes(agents: Agents) -> None:
+    agents.directive("study")
+    written = agents.project / "note.txt"
+    needs = {"write": ["."]}
+    agents.bash_tool("keep_note", "echo once >> note.txt; echo '{}'", mutates_state=True, needs=needs)
+    await agents.sign("study", "keep_note")
+    agents.model.will(use("execute", item_id="keep_note", parameters={}), say("Kept."))
+    waiting = await agents.start("study")
+    assert (waiting["status"], waiting["waits_for"]) == ("waiting", "approval"), waiting
+    assert not written.exists()
+    listed = await agents.call("approvals", action="list")
+    assert [one["approval_id"] for one in listed.content["approvals"]] == waiting["approvals"]  # type: ignore[index,union-attr]
+    await agents.call("approvals", action="approve", approval_id=waiting["approvals"][0])
+    done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert done.content["status"] == "completed", done.content
+    assert written.read_text() == "once\n"
+
+
+async def test_children_return_their_results_to_their_parent(agents: Agents) -> None:
+    agents.directive("lead")
+    agents.directive("study")
+    await agents.sign("lead", "study")
+    agents.model.will_by_text(
+        {
+            "Look into one.": [say("The child is done.")],
+            "Look into kiwis.": [use("spawn", item="study", inputs={"topic": "one"}), use("wait"), say("Both done.")],
+        }
+    )
+    done = await agents.start("lead")
+    assert (done["status"], done["result"]) == ("completed", "Both done."), done
+    events = await agents.events(done["thread_id"])
+    results = [event["part"]["content"] for event in events if event["kind"] == "result"]
+    assert "The child is done." in results[-1], results
+
+
+async def test_the_first_start_of_an_unsigned_directive_waits_for_the_owner(agents: Agents) -> None:
+    agents.directive("study", folder=agents.project / ".ai")
+    waiting = await agents.start("study")
+    assert (waiting["status"], waiting["waits_for"]) == ("waiting", "start"), waiting
+    assert agents.model.requests == []
+    (question,) = waiting["questions"]
+    assert "Look into kiwis." in question["message"]
+    agents.model.will(say("Started."), say("Again."))
+    await agents.call("thread", action="answer", question_id=question["question_id"], answer="continue")
+    done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert done.content["status"] == "completed", done.content
+    assert (await agents.start("study"))["status"] == "completed"
+
+
+async def test_a_waiting_thread_can_be_cancelled(agents: Agents) -> None:
+    agents.directive("study", folder=agents.project / ".ai")
+    waiting = await agents.start("study")
+    done = await agents.call("thread", action="cancel", thread_id=waiting["thread_id"])
+    assert (done.content["status"], done.content["finish_reason"]) == ("cancelled", "cancelled")
+    verified = await agents.call("thread", action="verify", thread_id=waiting["thread_id"])
+    assert verified.content["valid"] is True, verified.content
