@@ -7,7 +7,7 @@ import pytest
 from kiwi_mcp.domain.grants import Allow, Grant, ResourceKind, Rights, Rules, narrow
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.manifest.directive import read_directive
-from kiwi_mcp.manifest.permissions import delegate_of, grant_of, permission_faults
+from kiwi_mcp.manifest.permissions import delegate_of, grant_of, permission_faults, said_by
 
 DIRECTIVE = '<directive name="x" version="1.0.0"><metadata><description>X</description>{}</metadata></directive>'
 
@@ -178,7 +178,7 @@ def test_the_mapping_of_seed_000_grants_its_tools() -> None:
     written: JsonObject = {"tools": ["web_search", "read_web_page"], "read": ["src/**"]}
 
     assert permission_faults(written) == ()
-    assert grant_of(written, "x").to_json() == {
+    assert said_by(written, "x").to_json() == {
         "verbs": {"allow": ["execute.run", "search", "load"]},
         "items": {"allow": ["*/web_search@*", "*/read_web_page@*"]},
         "read": {"allow": ["src/**"]},
@@ -202,3 +202,17 @@ def test_what_is_delegated_is_passed_on_and_not_used() -> None:
     for name, is_used in (("a", True), ("b", False)):
         assert isinstance(own.verdict("item", f"project/local/{name}@1.0.0"), Allow) is is_used
         assert isinstance(passed.verdict("item", f"project/local/{name}@1.0.0"), Allow)
+
+
+@pytest.mark.req("K-DI-05")
+def test_a_named_item_uses_what_it_needs_within_what_is_said() -> None:
+    silent = Rights((granted("<execute><tool>mail</tool></execute>"),))
+    spoken = Rights((granted('<execute resource="tool" id="mail"/><shell commands="curl"/><env vars="KEY"/>'),))
+
+    for kind, resource in (("command", "curl"), ("variable", "KEY"), ("host", "a.test:443"), ("read", "/etc/hosts")):
+        assert isinstance(silent.verdict(kind, resource), Allow)  # type: ignore[arg-type]  # kinds
+    assert isinstance(spoken.verdict("command", "curl"), Allow)
+    assert not isinstance(spoken.verdict("command", "jq"), Allow)
+    assert not isinstance(spoken.verdict("variable", "OTHER"), Allow)
+    assert isinstance(spoken.verdict("host", "a.test:443"), Allow)
+    assert not isinstance(Rights((granted('<shell commands="curl"/>'),)).verdict("host", "a.test:443"), Allow)

@@ -163,7 +163,7 @@ def test_a_child_cannot_widen_what_it_extends() -> None:
     rights = Rights(made(wide, CHILD, BASE, who="Ada", place="Bath").permissions)
 
     assert not isinstance(rights.item_verdict(["project/local/b@1.0.0"], ["item/tool/b"]), Allow)
-    assert not isinstance(rights.verdict("command", "sh"), Allow)
+    assert not isinstance(rights.verdict("spawn", "x"), Allow)
 
 
 @pytest.mark.parametrize(("head", "reason"), [('extends="d"', "leads back"), ('extends="lost"', "not in any catalog")])

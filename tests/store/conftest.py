@@ -50,6 +50,7 @@ def begin(processes: None) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         begun.append(
             subprocess.Popen(
                 [sys.executable, "-c", program, *arguments],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -15,14 +15,22 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.chain import traits_of, unsound, walk
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.mcp_source import McpSource, is_accepted, refuse_unaccepted
-from kiwi_mcp.catalog.references import MAX_REFERENCES, Reference, references_in, required_servers
+from kiwi_mcp.catalog.references import MAX_REFERENCES, Reference, inheriting, references_in, required_servers
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.registry_source import RegistrySource
 from kiwi_mcp.catalog.release import BUILTIN
 from kiwi_mcp.catalog.source import BrokenFile, FolderSource, ItemSource
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import Card
-from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, MissingLink, NotFound, ToolNotFound, VersionNotFound
+from kiwi_mcp.domain.errors import (
+    InvalidManifest,
+    InvalidRequest,
+    KiwiError,
+    MissingLink,
+    NotFound,
+    ToolNotFound,
+    VersionNotFound,
+)
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
@@ -287,6 +295,11 @@ class Catalog:
         builtin = (source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in)
         return any(entry.tool_type in _link_types() for source in builtin for entry in source.named(Ref(name)))
 
+    def is_shipped(self, name: str) -> bool:
+        """Whether an item of that name ships with Kiwi."""
+        builtin = (source for source in self._sources if SOURCE_TRAITS[source.name].is_built_in)
+        return any(source.named(Ref(name)) for source in builtin)
+
     def near(self, name: str) -> Sequence[str]:
         """Return names that were perhaps meant."""
         wanted = name[:128].lower()
@@ -332,6 +345,11 @@ class Catalog:
         referred, absent = self._referred(links[0], sheets)
         choices += [choice for _, choice in referred]
         references = tuple(one for one, _ in referred)
+        faults = [*unsound(links, sheets), *(issue for issue, is_required in absent if is_required)]
+        try:
+            links = (inheriting(links[0], references), *links[1:]) if not faults else links
+        except InvalidManifest as error:
+            faults += error.issues
         chain = Chain(
             links,
             traits_of(links, sheets),
@@ -341,7 +359,7 @@ class Catalog:
                 *self._absent_servers([links[0], *(one.tool for one in references)], sheets),
             ),
             drift=(*self._drift(links), *self._server_drift(links)),
-            faults=(*unsound(links, sheets), *(issue for issue, is_required in absent if is_required)),
+            faults=tuple(faults),
             references=references,
             project=self.space.project,
         )
@@ -372,7 +390,10 @@ class Catalog:
     def _find_reference(self, reference: Reference, by: Tool) -> _Choice | None:
         """Return the item that a name in another item means: by name, by identity, or by category and name."""
         category, _, name = reference.ref.rpartition("/")
-        for text, home in ((reference.ref, ""), (name, category)):
+        forms = [(reference.ref, ""), (name, category)]
+        if by.origin.is_published and not category:  # what was published with it is looked for first
+            forms.insert(0, (f"registry/{by.origin.namespace}/{name}", ""))
+        for text, home in forms:
             try:
                 wanted = replace(Ref.parse(text), item_type=reference.item_type)
                 choice = self._choose(wanted, by.origin.source, is_last=True)

@@ -151,8 +151,13 @@ def lock_at(path: Path) -> Lock:
 
 
 def links_of(chain: Chain) -> tuple[LockedLink, ...]:
-    """Return a chain as the lockfile records it."""
-    return tuple(LockedLink(link.id, link.manifest.version, link.digest, link.origin.source) for link in chain.links)
+    """Return a chain as the lockfile records it, with what its tool names."""
+    links = [(link.id, link) for link in chain.links]
+    named = {f"{one.tool.item_type}/{one.tool.id}": one.tool for one in chain.references}
+    return tuple(
+        LockedLink(name, link.manifest.version, link.digest, link.origin.source)
+        for name, link in (*links, *named.items())
+    )
 
 
 @lru_cache(maxsize=64)

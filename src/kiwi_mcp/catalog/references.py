@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.errors import NotCallable
@@ -12,7 +13,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import ItemType, ReferredItem, Tool, ToolFile
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.manifest.hooks import hook_items
-from kiwi_mcp.manifest.program import Load, TextItem, context_ids, mcps_in
+from kiwi_mcp.manifest.program import Load, TextItem, ancestors, context_ids, mcps_in, merged_inputs
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 
 MAX_REFERENCES = 200
@@ -81,6 +82,15 @@ def text_file(tool: Tool) -> ToolFile:
     if not markdown:
         raise NotCallable(tool.id, tool.manifest.tool_type, "it has no Markdown file beside its manifest to read")
     return markdown[0]
+
+
+def inheriting(tool: Tool, references: Sequence[ReferredItem]) -> Tool:
+    """Return a directive with the inputs of all that it extends; raise `InvalidManifest` where that is a cycle."""
+    if not any(one.by == tool.identity and one.item_type == tool.item_type for one in references):
+        return tool
+    lineage = ancestors(text_item(tool), loader(references))
+    parameters = merged_inputs([one.manifest.parameters for one in lineage])
+    return replace(tool, manifest=replace(tool.manifest, parameters=parameters))
 
 
 def loader(references: Sequence[ReferredItem]) -> Load:

@@ -117,6 +117,8 @@ class Grant(Struct, frozen=True):
     """Whether items that it does not name are hidden completely."""
     is_whole: bool = False
     """Whether the executors of an item must be allowed as well, except those that ship with Kiwi."""
+    starts_items: bool = False
+    """Whether an allowed item starts its own program, whatever the rules about commands say."""
     hidden: frozenset[str] = frozenset()
     """Items that do not exist for the principal, without their versions: `SOURCE/NAMESPACE/NAME`."""
 
@@ -233,10 +235,15 @@ class Rights(Struct, frozen=True):
         return tuple((grant.name, one) for grant in self.grants for one in grant.conditions)
 
 
+LEFT_TO_OTHERS = Rules(allow=(*EVERYWHERE.allow, "/**"))
+"""All paths, in a grant that leaves them to the other grants."""
+
+
 def hiding(items: frozenset[str], name: str, rules: Rules = ALL) -> Grant:
     """Return a grant that hides some items, also as executors, and leaves all else to the other grants."""
-    files = Rules(allow=(*EVERYWHERE.allow, "/**"))
-    return Grant(rules, read=files, write=files, name=name, is_secretive=True, is_whole=True, hidden=items)
+    return Grant(
+        rules, read=LEFT_TO_OTHERS, write=LEFT_TO_OTHERS, name=name, is_secretive=True, is_whole=True, hidden=items
+    )
 
 
 def narrow(rights: Rights, grant: Grant) -> Rights:

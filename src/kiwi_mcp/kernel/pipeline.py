@@ -319,9 +319,9 @@ def lost_links(chain: Chain, space: Space, judge: Judge) -> Sequence[tuple[Tool,
 
     A link that a model overwrote through Kiwi is not among them: it needs the owner's approval before its first run.
     """
-    lost = lost_signatures(chain.links, space)
+    lost = lost_signatures([*chain.links, *(one.tool for one in chain.references)], space)
     origins = {floor.identity: floor.provenance for floor in judge(chain).floors} if lost else {}
-    return [(link, signer) for link, signer in lost if origins[link.identity] != "model_written"]
+    return [(link, signer) for link, signer in lost if origins.get(link.identity) != "model_written"]
 
 
 def offered_by(server: Tool, catalog: Catalog, rights: Rights) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,6 +16,7 @@ from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
+from kiwi_mcp.catalog.references import inheriting
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, NotFound
 from kiwi_mcp.domain.grants import Deny, Rights
@@ -25,6 +26,7 @@ from kiwi_mcp.drivers import Drivers
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
+from kiwi_mcp.manifest.program import input_issues
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.policy.rights import rights_of
@@ -73,6 +75,7 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         )
     )
     sheet = catalog.sheets.get(tool.manifest.tool_type)
+    issues += _reference_issues(tool, catalog)
     if missing is not None:
         issues = [_with_guess(issue, tool, catalog) for issue in issues]
     if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
@@ -84,6 +87,24 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         refused = _refusal(chain, rights_of(catalog.space.user))
         issues += [refused] if refused else await driver.check(chain, catalog.space)
     return Verdict(tuple(issues), tool.manifest.tool_type, tool.digest)
+
+
+def _reference_issues(tool: Tool, catalog: Catalog) -> Sequence[Issue]:
+    """Return the issues of the items that an item names: absent, in a cycle, or with other inputs than it gives."""
+    try:
+        referred, absent = catalog.references(tool)
+        inherited = [one.tool for one in referred if one.by == tool.identity]
+        sheet = catalog.sheets.get(tool.manifest.tool_type)
+        if sheet is not None and sheet.inputs_for:
+            named = [one for one in inherited if one.item_type == sheet.references.get(sheet.inputs_for)]
+            given = [
+                issue for one in named for issue in input_issues(tool.manifest, inheriting(one, referred).manifest)
+            ]
+            return [*absent, *given]
+        inheriting(tool, referred)
+    except InvalidManifest as error:
+        return error.issues
+    return absent
 
 
 def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:

@@ -300,6 +300,8 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
     yield from _config_faults(subject, sheet)
     if "permissions" in sheet.words:
         yield from permission_faults(subject.manifest.config.get("permissions"), subject.sheets)
+    if "model_tier" in sheet.words and subject.executor is not None:
+        yield from _model_faults(subject.manifest, subject.executor)
     if "limits" in sheet.words:
         yield from limit_faults(subject.manifest.config.get("limits"))
     if "hooks" in sheet.words:
@@ -309,6 +311,18 @@ def _of_type(subject: _Subject) -> Iterator[Issue]:
     yield from _template_faults(subject.manifest, sheet)
     if subject.with_files:
         yield from _file_faults(subject, sheet)
+
+
+def _model_faults(manifest: Manifest, executor: Manifest) -> Iterator[Issue]:
+    """Yield what is wrong with the model that an item asks its executor for."""
+    if not executor.config.keys() & {"providers", "dialect"}:
+        fix = "Name a runtime with `providers` or a `dialect`, such as `llm_runtime`."
+        yield Issue("executor", f"{executor.tool_id!r} speaks to no model", fix)
+    tiers = {**as_object(executor.config.get("model_tiers")), **as_object(executor.config.get("tiers"))}
+    tier = as_text(manifest.config.get("model_tier"))
+    if tier and tiers and tier not in tiers:
+        fix = f"{did_you_mean(tier, tiers)}Use one of: {', '.join(tiers)}."
+        yield Issue("config.model_tier", f"{tier!r:.40} is no tier of {executor.tool_id!r}", fix, "warning")
 
 
 def _a(word: str) -> str:

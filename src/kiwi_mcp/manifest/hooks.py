@@ -81,7 +81,7 @@ def _hook(one: JsonObject) -> Hook:
         when=as_text(one.get("when")),
         condition=as_object(one.get("condition")),
         inputs=as_object(one.get("inputs")) or as_object(called.get("params")),
-        action=word if word in ACTIONS else None,
+        action=next((known for known in ACTIONS if known == word), None),
     )
 
 

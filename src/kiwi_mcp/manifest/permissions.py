@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.globs import is_plain
-from kiwi_mcp.domain.grants import Grant, Rules, empty_grant
+from kiwi_mcp.domain.grants import LEFT_TO_OTHERS, Grant, Rules, empty_grant
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
@@ -46,6 +46,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "*")
 _WORDS = ("read", "write", "hosts", "commands", "variables", "spawn")
 """Keys of the mapping form that are fields of a grant; `tools`, `directives` and `knowledge` name items."""
 _LISTS = (*(f"{kind}s" for kind in _KINDS[:2]), _KINDS[2], *_WORDS)
+_USES = ("read", "write", "commands", "variables")
 _RUNTIME = "_runtime"
 
 
@@ -62,14 +63,21 @@ def permission_faults(written: Json, sheets: TypeSpecs | None = None) -> tuple[I
 def grant_of(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
     """Return the grant that permissions give, with this name; an empty grant if there are none.
 
-    What is marked `delegate` is left out: `delegate_of` gives it.
+    An item that they name may use what it needs, as far as the other grants allow it. Where permissions speak of
+    files, hosts, commands or variables, the items are bounded by that too. What is marked `delegate` is left out:
+    `delegate_of` gives it.
     """
+    return _opened(said_by(written, name, sheets))
+
+
+def said_by(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
+    """Return the rules that permissions write out, without what their items may use besides."""
     return _grant(written, name, sheets or load_type_specs(), with_delegated=False)
 
 
 def delegate_of(written: Json, name: str, sheets: TypeSpecs | None = None) -> Grant:
     """Return the grant that the holder of permissions may pass on: its own, and what is marked `delegate`."""
-    return _grant(written, name, sheets or load_type_specs(), with_delegated=True)
+    return _opened(_grant(written, name, sheets or load_type_specs(), with_delegated=True))
 
 
 def spawn_name(manifest: Manifest) -> str:
@@ -91,6 +99,24 @@ def _grant(written: Json, name: str, sheets: TypeSpecs, *, with_delegated: bool)
         for word in _words(attributes.get("deny_directives")):
             grant = _with(grant, "spawn", _named(word), is_denied=True)
     return grant
+
+
+def _opened(grant: Grant) -> Grant:
+    """Return a grant of items that leaves to other grants what it says nothing about."""
+    if not (grant.items.allow or grant.traits.allow):
+        return grant
+    silent = {word: rules for word in _USES if not (rules := _rules(grant, word)).allow}
+    opened: Mapping[str, Rules] = {
+        word: Rules(LEFT_TO_OTHERS.allow if word in {"read", "write"} else ("*",), rules.deny)
+        for word, rules in silent.items()
+    }
+    is_public = not (grant.hosts.allow or grant.endpoints.allow)
+    return replace(grant, **opened, is_public=is_public, starts_items=True)
+
+
+def _rules(grant: Grant, word: str) -> Rules:
+    found: Rules = getattr(grant, word)
+    return found
 
 
 def _faults(one: JsonObject, number: int, sheets: TypeSpecs) -> Iterator[Issue]:
@@ -116,8 +142,8 @@ def _faults(one: JsonObject, number: int, sheets: TypeSpecs) -> Iterator[Issue]:
     if tag == "all" and as_text(one.get("content")) != "*":
         yield Issue(place, "is not a permission", "Write `*`, or one element for each permission.")
     if "tool_type" in attributes and _trait(as_text(attributes["tool_type"]), sheets) is None:
-        types = (*sheets.types(), *sheets.aliases)
-        fix = f"{did_you_mean(as_text(attributes['tool_type']), types)}Name a type, or a runtime (`…{_RUNTIME}`)."
+        guess = did_you_mean(as_text(attributes["tool_type"]), (*sheets.types(), *sheets.aliases))
+        fix = f"{guess}Name a type, or a runtime (`…{_RUNTIME}`)."
         yield Issue(place, f"{attributes['tool_type']!r:.40} is neither a type nor a runtime", fix)
     for text in _words(attributes.get("endpoint")):
         if _endpoint(text) is None:
@@ -280,8 +306,12 @@ def _items(tag: str, attributes: JsonObject) -> _Given:
 def _verbs(tag: str, attributes: JsonObject) -> _Given:
     asked = _of(attributes, "action", "actions") or ("*",)
     if tag == "deny":
-        return {"verbs": [word if word in _IMPLIED else f"execute.{word}" for word in asked]}
-    return {"verbs": [verb for word in asked for verb in _IMPLIED.get(word, (f"execute.{word}",))]}
+        return {"verbs": [word if word in _IMPLIED else _action(word) for word in asked]}
+    return {"verbs": [verb for word in asked for verb in _IMPLIED.get(word, (_action(word),))]}
+
+
+def _action(word: str) -> str:
+    return word if "." in word else f"execute.{word}"
 
 
 def _commands(_: str, attributes: JsonObject) -> _Given:
@@ -364,7 +394,7 @@ def _kind(resource: str) -> str:
 
 
 def _with(grant: Grant, word: str, patterns: Sequence[str], *, is_denied: bool) -> Grant:
-    known: Rules = getattr(grant, word)
+    known = _rules(grant, word)
     side = "deny" if is_denied else "allow"
     rules = replace(known, **{side: tuple(dict.fromkeys((*getattr(known, side), *patterns)))})
     changed: Mapping[str, Rules] = {word: rules}

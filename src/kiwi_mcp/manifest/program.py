@@ -22,8 +22,9 @@ from kiwi_mcp.manifest.hooks import Hook, hooks_in
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.knowledge import body
 from kiwi_mcp.manifest.legacy.hashes import xml_of
+from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import TYPES, accept
-from kiwi_mcp.manifest.permissions import delegate_of, grant_of
+from kiwi_mcp.manifest.permissions import delegate_of, grant_of, said_by
 
 MAX_ANCESTORS = 16
 _INPUT = re.compile(r"\{input:([A-Za-z0-9_.-]+)(\?|[:|][^{}]*)?\}")
@@ -130,7 +131,6 @@ class DirectiveProgram(Struct, frozen=True):
             "instructions": _INSTRUCTIONS,
             "provided_inputs": self.inputs,
             "input_schema": self.input_schema,
-            "permissions": self.permissions[-1].to_json(),
             **({"limits": limits} if limits.keys() - {"spend_currency", "on_exceeded"} else {}),
             **({"model": model} if model else {}),
             "git_checkpoint": self.git_checkpoint,
@@ -299,14 +299,14 @@ def _branches(outputs: JsonObject) -> list[JsonObject]:
         named = {as_text(one.get("name")): _field(one) for one in fields}
         needed = [as_text(one.get("name")) for one in fields if as_text(one.get("required")).lower() == "true"]
         return [{"type": "object", "properties": named, "required": needed}]
-    declared = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
+    told = [_OUTPUT.findall(as_text(outputs.get(word))) for word in ("success", "failure", "text")]
     found: list[JsonObject] = [
         {
             "type": "object",
-            "properties": {name: _declared(kind) for name, kind in one},
+            "properties": {name: _told(kind) for name, kind in one},
             "required": [name for name, _ in one],
         }
-        for one in declared
+        for one in told
         if one
     ]
     return found or [
@@ -320,7 +320,7 @@ def _field(one: JsonObject) -> JsonObject:
     return {word: value for word, value in words.items() if value}
 
 
-def _declared(kind: str) -> JsonObject:
+def _told(kind: str) -> JsonObject:
     """Return the schema of an output as old directives write it: a type, or the choice of texts."""
     choices = [first or second for first, second in _CHOICE.findall(kind)]
     word, _, about = kind.partition(" ")
@@ -374,6 +374,19 @@ def folder_issues(manifest: Manifest, text: str, file: str) -> Iterator[Issue]:
     if permissions and grant_of(permissions, name) != grant_of(manifest.config.get("permissions"), name):
         fix = "Write the same in both; the manifest counts."
         yield Issue(f"{file}:permissions", "grants other than the manifest does", fix)
+
+
+def input_issues(thread: Manifest, directive: Manifest) -> Iterator[Issue]:
+    """Yield the parameters of a thread that its directive does not take, and the inputs that it lacks."""
+    given, taken = (as_object(one.parameters.get("properties")) for one in (thread, directive))
+    for name in given if taken else ():
+        if name not in taken:
+            fix = f"{did_you_mean(name, taken)}Its inputs are: {', '.join(taken)}."
+            yield Issue(f"parameters.{name}", f"is no input of the directive {directive.tool_id!r}", fix)
+    for name in map(as_text, as_list(directive.parameters.get("required"))):
+        if name not in given:
+            fix = f"Add a parameter `{name}`."
+            yield Issue("parameters", f"the directive {directive.tool_id!r} needs the input `{name}`", fix)
 
 
 def _comparable(name: str, version: str, schema: JsonObject) -> JsonObject:
@@ -455,6 +468,7 @@ def _written(item: TextItem, config: JsonObject, schema: JsonObject) -> JsonObje
         "version": item.manifest.version,
         "inputs": inputs,
         "process": config.get("process", []),
+        "permissions": said_by(config.get("permissions"), item.manifest.tool_id).to_json(),
         **({"process_text": config["text"]} if config.get("text") else {}),
         **{word: value for word, value in kept.items() if value},
     }

@@ -67,6 +67,7 @@ _SHEET: JsonObject = {
         "by_executor": {"type": "object", "additionalProperties": {"type": "object"}},
         "templates": _NAMES,
         "references": {"type": "object", "additionalProperties": {"type": "string"}},
+        "inputs_for": {"type": "string"},
         "ids": _NAMES,
         "effect": {"enum": ["", "pure", "idempotent", "at_most_once", "transactional"]},
         "lifetime": {"enum": list(get_args(Lifetime))},
@@ -139,6 +140,8 @@ class TypeSpec(Struct, frozen=True):
     """The config words in which `{name}` must be a parameter."""
     references: Mapping[str, str]
     """The config words that name another item, and the item type that each one names."""
+    inputs_for: str
+    """The config word that names the item which gets the parameters as its inputs; empty where there is none."""
     ids: tuple[str, ...]
     """The only names that items of this type have; empty where any will do."""
     effect: str
@@ -415,6 +418,7 @@ def _sheet(value: JsonObject, usual: Mapping[str, TypeTraits], defined_in: Defin
         by_executor={name: as_object(rule) for name, rule in as_object(value.get("by_executor")).items()},
         templates=_names(value, "templates"),
         references={word: as_text(kind) for word, kind in as_object(value.get("references")).items()},
+        inputs_for=as_text(value.get("inputs_for")),
         ids=_names(value, "ids"),
         effect=as_text(value.get("effect")),
         folder=as_text(value.get("folder")) or TOOLS.name,

@@ -35,7 +35,7 @@ def verify(
     applies to a chain that is not the one its tool was published with. `lost` are the links without the signature that
     the lockfile names.
     """
-    for link in chain.links:
+    for link in (*chain.links, *(one.tool for one in chain.references)):
         if link.integrity == "modified":
             expected = link.signature.hash if link.signature else ""
             raise IntegrityMismatch(link.id, expected=expected, actual=link.digest, where=str(link.origin.path))
@@ -97,6 +97,9 @@ def use_verdicts(plan: Plan, rights: Rights) -> Iterator[tuple[ResourceKind, str
         if isinstance(plan.spec, HttpSpec) and kind == "host":
             request = _request(plan.spec)
             yield kind, resource, tuple(grant.request_verdict(resource, request) for grant in rights.grants)
+        elif kind == "command":
+            judged = (Allow(one.name) if one.starts_items else one.verdict(kind, resource) for one in rights.grants)
+            yield kind, resource, tuple(judged)
         else:
             yield kind, resource, rights.verdicts(kind, resource)
 

@@ -41,8 +41,9 @@ _OPEN = f"""select l.reservation, t.id, t.root_id, t.owner, t.starter, l.at, l.r
   (select 1 from budget_ledger c where c.reservation = l.reservation and c.kind in {_CLOSED}) order by l.id"""  # noqa: S608 - as above
 _CHILD = f"""select parent_id, root_id, ended_at, reserved, reserved_tokens, spend_limit, token_limit,
   {", ".join(COUNTERS)}, is_estimated from threads where id = ?"""  # noqa: S608 - as above
-_SUMS = f"""select {", ".join(f"cast(coalesce(sum({name}), 0) as bigint)" for name in ("reserved", "reserved_tokens", *COUNTERS))}
-  from budget_ledger where thread_id = ?"""  # noqa: S608, E501 - as above
+_SUMMED = ("reserved", "reserved_tokens", *COUNTERS)
+_SUMS = f"""select {", ".join(f"cast(coalesce(sum({name}), 0) as bigint)" for name in _SUMMED)},
+  coalesce(max(is_estimated), 0) from budget_ledger where thread_id = ?"""  # noqa: S608 - as above
 
 
 class DayLimits(Struct, frozen=True):
@@ -243,7 +244,7 @@ def return_rest(transaction: Transaction, child_id: str, now: int) -> bool:
 def ledger_sums(database: Database, thread_id: str) -> dict[str, int]:
     """Return the counters of a thread as its ledger has them."""
     (row,) = database.read(_SUMS, (thread_id,))
-    return {name: int(str(cell)) for name, cell in zip(("reserved", "reserved_tokens", *COUNTERS), row, strict=True)}
+    return {name: int(str(cell)) for name, cell in zip((*_SUMMED, "is_estimated"), row, strict=True)}
 
 
 def _close(transaction: Transaction, entry: LedgerEntry) -> bool:

@@ -524,12 +524,12 @@ def _usage(cells: JsonObject) -> ThreadUsage:
     return ThreadUsage(**used | {"is_estimated": bool(cells["is_estimated"])})  # type: ignore[arg-type]  # the columns are the fields
 
 
-def _text(source: Database | Transaction, text: Json, digest: Json) -> str | None:
+def _text(source: Database | Transaction, text: Json | Value, digest: Json | Value) -> str | None:
     """Return a text from its row or its blob; None if it was erased or never there."""
     if text is not None or digest is None:
         return cast("str | None", text)
     rows = source.read("select content from blobs where sha256 = ?", (str(digest),))
-    return rows[0][0].decode() if rows and isinstance(rows[0][0], bytes) else None
+    return rows[0][0].decode(errors="replace") if rows and isinstance(rows[0][0], bytes) else None
 
 
 def _read(text: Json, place: str) -> Json:
@@ -582,7 +582,7 @@ def _faults(database: Database, thread_id: str, cells: Mapping[str, Value]) -> I
             yield Issue(place, "it was changed after it was written, or does not follow the one before it", _FIX)
         head = str(own)
         _fold(state, str(changes))
-    yield from _row_faults(cells, {"seq": seq, "head": head, **ledger_sums(database, thread_id)}, state)
+    yield from _row_faults(database, cells, {"seq": seq, "head": head, **ledger_sums(database, thread_id)}, state)
 
 
 def _fold(state: dict[str, Json], changes: str) -> None:
@@ -597,7 +597,9 @@ def _fold(state: dict[str, Json], changes: str) -> None:
         state[name] = value + (known if isinstance(known, int) else 0) if is_count else value  # type: ignore[operator]  # as checked
 
 
-def _row_faults(cells: Mapping[str, Value], counted: JsonObject, state: JsonObject) -> Iterator[Issue]:
+def _row_faults(
+    database: Database, cells: Mapping[str, Value], counted: JsonObject, state: JsonObject
+) -> Iterator[Issue]:
     """Yield where a row is not what its journal and its ledger make of it."""
     limits = as_object(state.get("limits"))
     wanted: dict[str, Json] = {
@@ -608,13 +610,14 @@ def _row_faults(cells: Mapping[str, Value], counted: JsonObject, state: JsonObje
     found: dict[str, Json] = {**cells, "row_sha256": _row_digest(cells)}
     found["message_sha256"] = _digest(str(cells["message"]))
     wanted.setdefault("message_sha256", _digest(""))
-    for name in ("inputs", "result"):
-        if (text := cells[name]) is not None:
-            found[f"{name}_sha256"] = _digest(str(text))
     if cells["erased_at"]:
         del wanted["message_sha256"]
+    else:
+        for name in ("inputs", "result"):
+            text = _text(database, cells[name], cells[f"{name}_sha256"])
+            found[f"{name}_sha256"] = None if text is None else _digest(text)
     for name, value in wanted.items():
         if found.get(name) != value:
             shown = name.removesuffix("_sha256")
-            reason = "differs from the ledger" if name in COUNTERS else "differs from the journal"
+            reason = "differs from the ledger" if name in {*COUNTERS, "is_estimated"} else "differs from the journal"
             yield Issue(f"thread.{shown}", reason, _FIX)

@@ -15,6 +15,7 @@ from kiwi_mcp.kernel import Answer
 from kiwi_mcp.kernel.checkpoints import file_tree
 from kiwi_mcp.kernel.checkpoints.checkpoint import NOTHING, wish
 from kiwi_mcp.manifest.parse import parse
+from kiwi_mcp.manifest.program import return_faults
 
 Ask = Callable[..., Answer]
 Git = Callable[..., str]
@@ -153,3 +154,29 @@ def test_a_misspelt_mode_in_a_manifest_is_an_issue(written: Json, place: str) ->
 def test_a_misspelt_mode_in_the_settings_refuses_everything(git: Git, run: Run, policy: Path) -> None:
     policy.write_text("checkpoint: allways\n")
     assert run("true", checkpoint=False)["code"] == "invalid_manifest"
+
+
+@pytest.mark.req("K-GI-01")
+def test_a_checkpoint_gives_what_the_directive_git_checkpoint_returns(
+    project: Path, git: Git, run: Run, ask: Ask
+) -> None:
+    (project / "staged.txt").write_text("staged\n")
+    git("add", "staged.txt")
+    before = git("log", "--format=%H", "--branches"), git("ls-files", "--stage")
+
+    saved = as_object(run("printf 'kept\\nmore\\n' > kept.txt; rm src/code.py; echo new > new.txt")["checkpoint"])
+
+    assert (git("log", "--format=%H", "--branches"), git("ls-files", "--stage")) == before
+    assert (saved["insertions"], saved["deletions"]) == (2, 1)
+    assert git("cat-file", "-p", f"{saved['commit']}:after/kept.txt") == "kept\nmore\n"
+    assert as_object(as_list(ask("undo").content["checkpoints"])[0])["commit"] == saved["commit"]
+    asked = ask("execute", item_type="directive", item_id="git_checkpoint", parameters={"operation": "change"})
+    outputs = as_object(as_object(asked.content["result"])["outputs"])
+    returned: JsonObject = {
+        "commit_sha": saved["commit"],
+        "commit_message": "docs: say more",
+        "files_changed": len(as_list(saved["changed"])),
+        "insertions": saved["insertions"],
+        "deletions": saved["deletions"],
+    }
+    assert not return_faults(outputs, returned)

@@ -54,6 +54,8 @@ class CheckpointRecord(Struct, frozen=True):
     beside: tuple[str, ...] = ()
     """Other runs at the same time: their changes cannot be separated from the changes of this run."""
     undoes: str = ""
+    commit: str = ""
+    """The private commit that holds it; empty where it is kept otherwise."""
     is_marked: bool = False
     """Whether it bears the mark of this Kiwi for this project; records of earlier versions have none."""
 
@@ -86,7 +88,8 @@ class CheckpointRecord(Struct, frozen=True):
         for word in ("left_out", "beside"):
             if listed := getattr(self, word):
                 response[word] = [shown(path) for path in listed[:_SHOWN]]
-        return {**response, "undoes": self.undoes} if self.undoes else response
+        others = {"commit": self.commit, "undoes": self.undoes}
+        return {**response, **{word: value for word, value in others.items() if value}}
 
     def to_text(self) -> bytes:
         """Return the record as one line of JSON."""

@@ -126,7 +126,7 @@ def mode_of(written: Json) -> Mode | None:
 KEPT = 200
 """How many checkpoints of a project are kept."""
 _LOOKED_AT = 50
-_TOLD = ("changed", "changed_paths", "left_out", "beside")
+_TOLD = ("changed", "changed_paths", "commit", "insertions", "deletions", "left_out", "beside")
 
 
 class Checkpoint:
@@ -165,20 +165,22 @@ class Checkpoint:
         if not record.changes:
             await self._store.drop([record.run_id])
             return {"saved": True, "changed": []}
-        await seal(self._store, record)
-        response = replace(record, beside=await self._tidied(record)).summary()
+        record = await self._tidied(replace(record, commit=await seal(self._store, record)))
+        added, deleted = await self._store.changed_lines(record.commit)
+        response = {**record.summary(), "insertions": added, "deletions": deleted}
         return {"saved": True, "undo": record.run_id, **{word: response[word] for word in _TOLD if word in response}}
 
-    async def _tidied(self, record: CheckpointRecord) -> tuple[str, ...]:
-        """Forget the oldest checkpoints, and note which runs went on beside this one."""
+    async def _tidied(self, record: CheckpointRecord) -> CheckpointRecord:
+        """Forget the oldest checkpoints, and return the record with the runs that went on beside this one."""
         runs = await self._store.runs()
         near = await self._store.records(runs[-_LOOKED_AT:])
         beside = tuple(other.run_id for other in near if record.overlaps(other))
         if beside:
-            await seal(self._store, replace(record, beside=beside))
+            record = replace(record, beside=beside)
+            record = replace(record, commit=await seal(self._store, record))
         with suppress(KiwiError):  # the next run forgets what this one could not
             await self._store.drop_oldest(runs[:-KEPT])
-        return beside
+        return record
 
 
 async def begin(space: Space, tool_id: str, run_id: str, wanted: CheckpointRequest) -> Guard:
@@ -234,9 +236,9 @@ async def look_at(space: Space, store: Git, paths: Sequence[str]) -> Survey:
     return await asyncio.to_thread(survey, space.project, paths, store.algorithm)
 
 
-async def seal(store: Git, record: CheckpointRecord) -> None:
-    """Keep the record of a run that has ended, with the contents on both sides of its changes."""
-    await store.seal(record, {word: side(record.changes, word) for word in ("before", "after")})
+async def seal(store: Git, record: CheckpointRecord) -> str:
+    """Keep the record of a run that has ended, with the contents on both sides of its changes; return the commit."""
+    return await store.seal(record, {word: side(record.changes, word) for word in ("before", "after")})
 
 
 def _now() -> int:

@@ -150,8 +150,11 @@ class Git(Struct, frozen=True):
                 )
         return found
 
-    async def seal(self, record: CheckpointRecord, contents: Mapping[str, Snapshot]) -> None:
-        """Point the run's ref at a commit that holds the contents by their paths, and the record as its message."""
+    async def seal(self, record: CheckpointRecord, contents: Mapping[str, Snapshot]) -> str:
+        """Point the run's ref at a commit that holds the contents by their paths, and the record as its message.
+
+        Return the commit.
+        """
         with _staging(self.space.cache) as folder:
             own = {"GIT_INDEX_FILE": f"{folder}/index"}
             await self._ask("update-index", "-z", "--index-info", stdin=_index_lines(contents), env=own)
@@ -161,6 +164,19 @@ class Git(Struct, frozen=True):
         message = b"Checkpoint of %s\n\n%s\n\n%s\n" % (record.run_id.encode(), text, mark.encode())
         commit = (await self._ask("commit-tree", "--no-gpg-sign", tree, stdin=message)).decode().strip()
         await self._ask("update-ref", "--no-deref", f"{REFS}{record.run_id}", commit)
+        return commit
+
+    async def changed_lines(self, commit: str) -> tuple[int, int]:
+        """Return how many lines were added and deleted between the two sides of a commit; files without lines are 0."""
+        listed = (await self._ask("ls-tree", "--name-only", commit)).decode().split()
+        empty = (await self._ask("mktree")).decode().strip()
+        sides = [f"{commit}:{word}" if word in listed else empty for word in ("before", "after")]
+        counted = await self._ask(
+            "diff-tree", "-r", "--numstat", "--no-renames", "--no-ext-diff", "--no-textconv", *sides
+        )
+        rows = [line.split(b"\t", 2)[:2] for line in counted.splitlines()]
+        added, deleted = (sum(int(row[side]) for row in rows if row[side].isdigit()) for side in (0, 1))
+        return added, deleted
 
     async def runs(self) -> Sequence[str]:
         """Return the runs that have a ref, the oldest first."""
@@ -173,17 +189,17 @@ class Git(Struct, frozen=True):
         asked = "".join(f"{REFS}{run}\n" for run in runs).encode()
         answer = await self._ask("cat-file", "--batch", stdin=asked) if runs else b""
         # A commit is its head, its title, the record and its mark, with empty lines between.
-        texts = [(data or b"").partition(b"\n\n")[2].partition(b"\n\n")[2] for _, data in _objects(answer)]
-        return await asyncio.to_thread(self._read_records, runs, texts)
+        found = [(name, (data or b"").partition(b"\n\n")[2].partition(b"\n\n")[2]) for name, data in _objects(answer)]
+        return await asyncio.to_thread(self._read_records, runs, found)
 
-    def _read_records(self, runs: Sequence[str], texts: Sequence[bytes]) -> Sequence[CheckpointRecord]:
+    def _read_records(self, runs: Sequence[str], texts: Sequence[tuple[str, bytes]]) -> Sequence[CheckpointRecord]:
         mac, found = self._mac(), []
-        for run_id, written in zip(runs, texts, strict=True):
+        for run_id, (commit, written) in zip(runs, texts, strict=True):
             text, _, mark = written.partition(b"\n\n")
             record = CheckpointRecord.of_text(text, run_id)
             if record is None or (mark and not mac.fits(self._marked(text), mark.decode(errors="replace").strip())):
                 continue
-            found.append(replace(record, is_marked=bool(mark)))
+            found.append(replace(record, is_marked=bool(mark), commit=commit))
         return found
 
     def _mac(self) -> Mac:

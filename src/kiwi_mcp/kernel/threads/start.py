@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import loader, text_item
 from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, NotCallable, NotFound, PolicyDenied
-from kiwi_mcp.domain.grants import ALL, EVERYWHERE, Deny, Grant, Rules
+from kiwi_mcp.domain.grants import Deny, Grant, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
@@ -28,6 +28,7 @@ from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
 from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.permissions import spawn_name
 from kiwi_mcp.manifest.program import (
     DirectiveLimits,
     DirectiveProgram,
@@ -42,7 +43,6 @@ from kiwi_mcp.store.runs import new_run
 THREAD_TOOLS = ("return", "ask", "spawn", "wait")
 _OWN_VERBS = tuple(f"thread_tools.{name}" for name in THREAD_TOOLS)
 _OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in THREAD_TOOLS)
-_ANYWHERE = Rules((*EVERYWHERE.allow, "/**"))
 _ENVIRONMENT = ("memory_root", "provider_adapter", "auth_mode", "tool_sources")
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
@@ -174,13 +174,12 @@ def environment(user: Path) -> JsonObject:
 
 def refuse_spawn(parent: Thread | None, chain: Chain) -> None:
     """Refuse a child that the rules of its parent do not let it start."""
+    name = spawn_name(chain.tool.manifest)
     for grant in grants_of(parent) if parent else ():
-        names = (chain.tool.identity, f"{chain.tool.manifest.category}/{chain.tool.id}", chain.tool.id)
-        verdicts = [grant.verdict("spawn", name) for name in names]
-        denied = [one for one in verdicts if isinstance(one, Deny)]
-        if len(denied) == len(verdicts) or any(one.rule for one in denied):
+        verdict = grant.verdict("spawn", name)
+        if isinstance(verdict, Deny):
             raise PolicyDenied(
-                f"This thread may not start {chain.tool.id!r}: {denied[0].reason}.",
+                f"This thread may not start {chain.tool.id!r}: {verdict.reason}.",
                 suggestion='Name it in the permissions of the directive: `<execute resource="spawn" id="…"/>`.',
                 tool_id=chain.tool.id,
             )
@@ -245,27 +244,11 @@ def rights_of(program: DirectiveProgram, parent: Thread | None) -> JsonObject:
 
 
 def usable(grant: Grant) -> Grant:
-    """Return the grant of a directive as a thread uses it.
-
-    It decides which items run. What an item itself needs (hosts, commands, variables, files) is restricted only where
-    the directive speaks of it, and the owner's rules hold in any case. A thread may always use its own tools.
-    """
-    filled = {
-        name: Rules(rest.allow, known.deny)
-        for name, rest in (
-            ("commands", ALL),
-            ("variables", ALL),
-            ("read", _ANYWHERE),
-            ("write", _ANYWHERE),
-        )
-        if not (known := getattr(grant, name)).allow
-    }
+    """Return the grant of a directive with the thread's own tools, which it may always use."""
     return replace(
         grant,
         items=Rules((*grant.items.allow, *_OWN_ITEMS), grant.items.deny),
         verbs=Rules((*grant.verbs.allow, *_OWN_VERBS, "execute.run"), grant.verbs.deny),
-        is_public=grant.is_public or not grant.hosts.allow,
-        **filled,
     )
 
 

@@ -288,8 +288,10 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: Author
         raise InvalidRequest(
             f"{tool.id!r} is built in, so it is in every space already.", suggestion="Name an item of your own."
         )
-    links = catalog.resolve(tool.identity, item_type=tool.item_type).links
-    below = [link for link in links[1:] if link.origin.source == tool.origin.source]
+    chain = catalog.resolve(tool.identity, item_type=tool.item_type)
+    named = (one.tool for one in chain.references)
+    others = {link.origin.path: link for link in (*chain.links[1:], *named) if link.origin.path != tool.origin.path}
+    below = [link for link in others.values() if link.origin.source == tool.origin.source]
     for link in (tool, *below):
         if link.integrity == "modified":
             expected = link.signature.hash if link.signature else ""
@@ -309,7 +311,7 @@ def _copied(tool: Tool, catalog: Catalog, destination: Where, authorship: Author
     for link in copies:
         _copy(link, base)
     for link in copies if is_there else [tool, *copies]:
-        _record(catalog.find(link.id, source=destination), catalog, base)
+        _record(catalog.find(link.id, source=destination, item_type=link.item_type), catalog, base)
     response: dict[str, Json] = {
         **definition(catalog.find(tool.id, source=destination, item_type=tool.item_type), catalog),
         "path": str(path),
@@ -326,7 +328,7 @@ def _record(copy: Tool, catalog: Catalog, base: Path) -> None:
     """Write into the lockfile who signed a copy, so that it does not run once the signature is gone."""
     path, signer = base / LOCK_NAME, SignedBy.of(copy)
     if signer and lock_at(path).signer(copy) is None:
-        record(path, catalog.resolve(copy.identity), signer)
+        record(path, catalog.resolve(copy.identity, item_type=copy.item_type), signer)
 
 
 def _is_there(tool: Tool, catalog: Catalog, destination: Where) -> bool:

@@ -82,6 +82,8 @@ class CheckpointLine(Response, frozen=True, kw_only=True):
     unfinished: bool | UnsetType = UNSET
     left_out: list[str] | UnsetType = UNSET
     beside: list[str] | UnsetType = UNSET
+    commit: str | UnsetType = UNSET
+    """The private commit that holds the files from before and after the run."""
     undoes: str | UnsetType = UNSET
 
 

@@ -24,7 +24,8 @@ from kiwi_mcp.domain.errors import (
     VersionConflict,
     VersionSealed,
 )
-from kiwi_mcp.domain.items import ItemType, Source, Tool
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Chain, ItemType, Source, Tool
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.registry import (
@@ -179,7 +180,9 @@ async def _publish(
         response = replace(_response(publication, published, is_planned=request.dry_run), to=target.key)
         if request.dry_run:
             return response
-        return replace(response, pushed=await _push(publication.name, request.to, target, registry, context))
+        names = (*publication.others, publication.name)
+        pushed = [new for name in names for new in await _push(name, request.to, target, registry, context)]
+        return replace(response, pushed=pushed)
     finally:
         await target.aclose()
 
@@ -223,6 +226,8 @@ class Publication(Struct, frozen=True):
     """The visibility of the item until now, if any version of it is published."""
     signer: Signer | None = None
     """The key that it is signed with."""
+    others: tuple[VersionName, ...] = ()
+    """The versions of the items that it names."""
 
     @property
     def name(self) -> VersionName:
@@ -253,9 +258,33 @@ async def _prepare(request: PublishRequest, catalog: Catalog, registry: Registry
     namespace = request.namespace or next(iter(registry.actor.namespaces), "")
     if not is_user_namespace(namespace) or not registry.actor.is_member(namespace):
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
-    releases = tuple(_releases(chain.links, request, namespace, registry, signer))
-    refuse_lost(lost_signatures(chain.links, catalog.space))
-    return Publication(tool, chain.links, releases, verdict, _visibility(tool.id, namespace, registry), signer)
+    named = [catalog.resolve(one.tool.identity, item_type=one.tool.item_type) for one in chain.references]
+    links = (*chain.links, *(link for other in named for link in other.links))
+    refuse_lost(lost_signatures(links, catalog.space))
+    releases: dict[VersionName, CheckedRelease] = {}
+    sent: dict[VersionName, None] = {}
+    for other in reversed(named):  # what the item names is published with it, and before it
+        made = _releases(other.links, request, namespace, registry, signer, is_asked=False)
+        releases |= {one.name: one for one in made}
+        known_as = _published(other.tool, namespace, registry)
+        sent[known_as[0] if known_as else made[-1].name] = None
+    releases |= {one.name: one for one in _releases(chain.links, request, namespace, registry, signer, is_asked=True)}
+    for issue in _unpinned(chain):
+        verdict = verdict.with_issue(issue)
+    known = _visibility(tool.id, namespace, registry)
+    all_links = tuple({(link.identity, link.item_type): link for link in links}.values())
+    others = tuple(name for name in sent if name.namespace != BUILTIN_NAMESPACE)
+    return Publication(tool, all_links, tuple(releases.values()), verdict, known, signer, others)
+
+
+def _unpinned(chain: Chain) -> Iterator[Issue]:
+    """Yield a warning for each name without a version: the digest of the item does not say which one is meant."""
+    for one in chain.references:
+        if one.by == chain.tool.identity and "@" not in one.ref:
+            fix = f"Write `{one.ref}@{one.tool.manifest.version}`."
+            yield Issue(
+                "config", f"names `{one.ref}` without a version, so a later one would be used too", fix, "warning"
+            )
 
 
 def _seal(publication: Publication, registry: Registry) -> Sequence[PublishResult]:
@@ -295,13 +324,22 @@ def _with_next(error: VersionConflict, name: VersionName, registry: Registry) ->
 
 
 def _releases(
-    links: Sequence[Tool], request: PublishRequest, namespace: str, registry: Registry, signer: Signer | None
+    links: Sequence[Tool],
+    request: PublishRequest,
+    namespace: str,
+    registry: Registry,
+    signer: Signer | None,
+    *,
+    is_asked: bool,
 ) -> Sequence[CheckedRelease]:
-    """Return a release for each link that is in a folder, each pinned to the one below it."""
+    """Return a release for each link that is in a folder, each pinned to the one below it.
+
+    The first link was asked for, or the item that was asked for names it.
+    """
     made: list[CheckedRelease] = []
     below: tuple[VersionName, str] | None = None
     for link in reversed(links):
-        is_top = link is links[0]
+        is_top = is_asked and link is links[0]
         ref = link.manifest.executor
         pin = Pin(ref, *below) if ref and below else None
         published = _published(link, namespace, registry)

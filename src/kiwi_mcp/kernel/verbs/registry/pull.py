@@ -12,11 +12,13 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
+from kiwi_mcp.catalog.references import references_in
 from kiwi_mcp.catalog.release import check_release, trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, NotFound, VersionConflict
 from kiwi_mcp.domain.items import ItemType, Source
 from kiwi_mcp.domain.json import as_list, as_text
-from kiwi_mcp.domain.registry import VersionName
+from kiwi_mcp.domain.names import is_namespace
+from kiwi_mcp.domain.registry import PublishResult, VersionName
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.remotes import open_source
 from kiwi_mcp.kernel.verb import (
@@ -162,6 +164,19 @@ async def _pull_from(
         is_latest=not (query.version or query.digest),
     )
     source = open_source(remote, services.store.settings, catalog.space)
+
+    async def copied(wanted: VersionQuery, name: VersionName) -> Sequence[PublishResult]:
+        return await pull_version(
+            source,
+            own,
+            wanted.exactly(name),
+            check=check_release,
+            namespaces=order,
+            report=context.caller.report,
+            admit=partial(admission.admit, caller=context.caller),
+        )
+
+    absent: list[str] = []
     try:
         name = await _choose(query, source, order)
         there = await snapshot_of(source, query.exactly(name))
@@ -169,15 +184,19 @@ async def _pull_from(
             raise NamespaceDenied(name.namespace, namespaces=registry.actor.namespaces)
         if request.dry_run:
             return _planned(name, there, source)
-        published = await pull_version(
-            source,
-            own,
-            query.exactly(name),
-            check=check_release,
-            namespaces=order,
-            report=context.caller.report,
-            admit=partial(admission.admit, caller=context.caller),
-        )
+        published = [*await copied(query, name)]
+        waiting, seen = [name], {name}
+        for one in waiting:  # what an item names comes with it
+            for wanted in await asyncio.to_thread(_named_by, one, catalog):
+                try:
+                    other = await _choose(wanted, source, order)
+                except NotFound:
+                    absent.append(f"{one} names {wanted}, which {source.key} does not have")
+                    continue
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append(other)
+                    published += await copied(wanted, other)
     except VersionConflict as error:
         raise _conflict_here(error, registry) from error
     finally:
@@ -188,8 +207,21 @@ async def _pull_from(
         source=source.key,
         new=[str(one.name) for one in published if one.is_new],
         acknowledged=[dict(one) for one in admission.acknowledgement] or UNSET,
-        warnings=[*admission.warnings, *(response.warnings or ())],
+        warnings=[*admission.warnings, *absent, *(response.warnings or ())],
     )
+
+
+def _named_by(name: VersionName, catalog: Catalog) -> Sequence[VersionQuery]:
+    """Return the versions that a pulled item names in its config, besides those that ship with Kiwi."""
+    tool = catalog.find(f"registry/{name}")
+    found: list[VersionQuery] = []
+    for reference in references_in(tool, catalog.sheets):
+        place, at, version = reference.ref.removeprefix("registry/").partition("@")
+        namespace, _, tool_id = place.rpartition("/")
+        if not catalog.is_shipped(tool_id):
+            home = namespace if is_namespace(namespace) else name.namespace
+            found.append(VersionQuery.parse(f"{home}/{tool_id}{at}{version}"))
+    return found
 
 
 def _planned(name: VersionName, there: RegistrySnapshot, source: RemoteRegistry) -> PullResponse:
