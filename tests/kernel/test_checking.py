@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.kernel import Answer
 
 Ask = Callable[..., Answer]
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+OTHER_DAY = DAYS[(datetime.now().astimezone().weekday() + 3) % 7]
 
 SCRIPT: JsonObject = {
     "tool_type": "script",
@@ -91,6 +94,35 @@ def test_the_check_command_of_a_denied_item_is_not_started(
     response = act(ask, action, name, words)
 
     assert mark not in json.dumps(response)
+
+
+POLICIES: Mapping[str, JsonObject] = {
+    "the command": {"commands": {"deny": ["sh"]}},
+    "the day": {"conditions": [{"items": "*/say*@*", "days": [OTHER_DAY]}]},
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("gate", POLICIES)
+def test_the_check_command_passes_the_rules_of_a_call(gate: str, action: str, mark: str, home: Path, ask: Ask) -> None:
+    (home / ".ai").mkdir(exist_ok=True)
+    (home / ".ai" / "policy.yaml").write_text(json.dumps(POLICIES[gate]))
+    name, words = ACTIONS[action]
+
+    response = act(ask, action, name, words)
+
+    assert mark not in json.dumps(response)
+    if action == "validate":
+        assert "the syntax was not checked" in json.dumps(response["warnings"])
+
+
+def test_a_check_with_a_missing_program_is_a_warning(mark: str, project: Path, ask: Ask) -> None:
+    manifest = project / ".ai" / "tools" / "marking" / "tool.yaml"
+    manifest.write_text(manifest.read_text().replace('"sh"', '"no_such_shell"'))
+
+    (issue,) = as_list(act(ask, "validate")["warnings"])
+
+    assert "no_such_shell" in str(as_object(issue)["reason"])
 
 
 @pytest.mark.case("SIG-01")

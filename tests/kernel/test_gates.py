@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import NO_CALLER, Answers, Call, Caller, Principal, Questions, Space, no_answers
+from kiwi_mcp.domain.calls import NO_CALLER, Answers, Call, Caller, CallOrigin, Principal, Questions, Space, no_answers
 from kiwi_mcp.domain.errors import (
     ApprovalRequired,
     Conflict,
@@ -37,7 +37,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan
-from kiwi_mcp.domain.records import ApprovalRule
+from kiwi_mcp.domain.records import ApprovalRule, ReceiptEntry
 from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.drivers.process.driver import Process
 from kiwi_mcp.kernel import Kernel, pipeline
@@ -46,6 +46,7 @@ from kiwi_mcp.kernel.pipeline import plan_call
 from kiwi_mcp.kernel.recorder import Run
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation
 from kiwi_mcp.policy.rights import rights_of
+from kiwi_mcp.store.receipts import ReceiptFilter
 from kiwi_mcp.store.runs import RunFilter, new_run
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -300,6 +301,23 @@ def test_gate_17_a_changing_run_is_stored_as_started_while_it_runs(bench: Bench)
         return during.status, after.status
 
     assert asyncio.run(watched()) == ("started", "success")
+
+
+def test_a_reserved_id_and_the_thread_of_a_call_are_in_its_records(bench: Bench) -> None:
+    reserved = new_run(1)[0]
+    call = replace(bench.call(), run_id=reserved, origin=CallOrigin("thread-1", "step-7", 2))
+
+    async def recorded() -> tuple[str, ReceiptEntry]:
+        record = bench.services.recorder.call("execute", {"item_id": "say"})
+        await pipeline.run(call, bench.context(), record)
+        (run,) = bench.services.store.runs().list(RunFilter())
+        (entry,) = bench.services.store.receipts().list(ReceiptFilter())
+        await bench.kernel.aclose()
+        return run.id, entry
+
+    run_id, entry = asyncio.run(recorded())
+    assert (run_id, entry.receipt.id) == (reserved, reserved)
+    assert json.loads(entry.receipt.detail) == {"thread": "thread-1", "key": "step-7", "depth": 2}
 
 
 KILLED = """

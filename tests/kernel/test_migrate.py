@@ -18,16 +18,9 @@ from hypothesis import strategies as st
 
 import kiwi_mcp
 from kiwi_mcp.catalog import legacy_items
-from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.outcome import silent
-from kiwi_mcp.kernel import Answer
-from kiwi_mcp.kernel.provenance import AuthorshipLog, Provenances
-from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.verb import parse
-from kiwi_mcp.kernel.verbs.migrate import MigrateRequest, MigrationStep, migrate_folder
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.verbs.migrate import MigrationStep
 from kiwi_mcp.manifest.formats import is_variable
 from kiwi_mcp.manifest.legacy.python_script import read_script_facts
 
@@ -58,9 +51,14 @@ def move(project: Path, home: Path) -> Migrate:
     """Migrate to a new project, or within the one that is named."""
 
     def call(to: Path = project, **words: Json) -> JsonObject:
-        catalog = Catalog(Space(to, home / ".ai", home / ".cache" / "kiwi"))
-        request, author = parse(MigrateRequest, "migrate", words), AuthorshipLog(Provenances(Store(home)), "test", True)
-        return asyncio.run(migrate_folder(request, catalog, silent, author)).to_json()
+        async def work() -> JsonObject:
+            kernel = Kernel(to)
+            try:
+                return (await kernel.call("migrate", words)).content
+            finally:
+                await kernel.aclose()
+
+        return asyncio.run(work())
 
     return call
 
@@ -415,10 +413,9 @@ def test_a_target_that_cannot_be_written_is_reported_for_each_item(old: Path, pr
 
 @pytest.mark.parametrize("path", ["missing", "a\0b", "/"])
 def test_a_path_that_is_not_a_folder_is_refused_with_a_suggestion(path: str, move: Migrate) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        move(path=path)
-    assert "`path` cannot be used" in refused.value.message
-    assert refused.value.suggestion
+    refused = move(path=path)
+    assert "`path` cannot be used" in str(refused["message"])
+    assert refused["suggestion"]
 
 
 def test_a_project_without_old_items_needs_no_migration(move: Migrate) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,23 @@ def test_a_registry_item_has_unknown_origin_unless_the_owner_published_it(owner:
     owner.put(script("mine"), "mine")
     owner.do("execute", action="publish", item_id="mine", parameters={})
     assert owner.held("registry/public/mine") == ("sandboxed", "owner_written")
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_publishing_vouches_only_for_what_was_published(owner: Who, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("kiwi_mcp.kernel.verbs.registry.publish")
+    seal = module._seal
+
+    def seal_and_replace(*given: object) -> object:
+        sealed = seal(*given)
+        owner.put(script("mine", says="something else"), "mine")  # the file changes before the publication ends
+        return sealed
+
+    monkeypatch.setattr(module, "_seal", seal_and_replace)
+    owner.put(script("mine"), "mine")
+    owner.do("execute", action="publish", item_id="mine", parameters={})
+    assert owner.held("registry/public/mine") == ("sandboxed", "owner_written")
+    assert owner.held("project/local/mine") == ("restricted", "unknown")
 
 
 def test_built_in_servers_have_a_known_origin(owner: Who, home: Path) -> None:

@@ -28,6 +28,15 @@ ODD: Mapping[str, Callable[[Path], object]] = {
     ),
 }
 
+NOTE = """type: note
+driver: read
+needs_executor: none
+files: optional
+folder: {folder}
+format: {{suffix: .md, reader: front_matter}}
+config: {{additionalProperties: false}}
+"""
+
 
 @pytest.fixture
 def types(project: Path) -> Path:
@@ -45,6 +54,14 @@ def test_an_invalid_type_file_is_ignored_with_an_issue(what: str, types: Path) -
 
     assert sheets.issues
     assert sheets.by_type == load_type_specs().by_type
+
+
+def test_a_type_file_that_is_written_twice_in_one_clock_tick_is_read_twice(types: Path) -> None:
+    path = types / "note.yaml"
+    for folder in ("notes", "memos"):
+        path.write_text(NOTE.format(folder=folder))
+        os.utime(path, ns=(0, 0))
+        assert load_type_specs(types).by_type["note"].folder == folder
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -32,3 +32,5 @@ def test_a_publisher_is_compared_with_known_publishers_and_the_owner() -> None:
     assert lookalikes("rnine", trusted, ["mine"]) == ("mine",)
     assert lookalikes("public/other", trusted) == ()
     assert lookalikes("kiwl", trusted) == ("kiwi",)
+    assert lookalikes("globex", trusted, published=["g1obex", "other"]) == ("g1obex",)
+    assert lookalikes("acme", trusted, published=["acrne"]) == ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias
 
+from msgspec import Struct
+
 from kiwi_mcp.domain.calls import Caller, Space
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
 from kiwi_mcp.domain.issues import Issue
@@ -19,14 +21,24 @@ Dispatch: TypeAlias = Callable[[str, JsonObject], Awaitable[Json]]
 It raises the error of a call that is refused."""
 
 
+class SyntaxCheck(Struct, frozen=True):
+    """A program that checks the syntax of an item: its plan, and how to run it."""
+
+    plan: Plan
+    run: Callable[[], Awaitable[tuple[Issue, ...]]]
+
+
 class Driver(Protocol):
     """Judges an item, turns a chain and a caller's inputs into a plan, and a plan into an outcome.
 
     A driver is a module of this package with a function or class `create_driver`. Each kernel has its own.
     """
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Return what is wrong with an item beyond its manifest: what only its own mechanism can tell."""
+    def check(self, chain: Chain, space: Space) -> SyntaxCheck | None:
+        """Refuse an item that its own mechanism finds invalid; return the program that says more, if there is one.
+
+        Starts nothing: the kernel judges the plan of the program first.
+        """
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Say exactly what will happen. Starts no process, opens no connection, writes nothing."""

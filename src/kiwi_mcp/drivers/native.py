@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.outcome import Outcome
@@ -18,9 +17,8 @@ class Native:
 
     driver = "native"
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Find nothing: native items ship with Kiwi."""
-        return ()
+    def check(self, chain: Chain, space: Space) -> None:
+        """Check nothing: it has no files."""
 
     async def aclose(self) -> None:
         """Release nothing: nothing is open between calls."""

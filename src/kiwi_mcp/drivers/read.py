@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.references import loader, text_file, text_item
 from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject
@@ -20,17 +21,18 @@ from kiwi_mcp.manifest.program import checked_inputs, directive_program, folder_
 class Read:
     """Returns an item's text: a directive as a program for the caller's own model, knowledge unchanged."""
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Return where the text of a directive in a folder says other than its manifest, or names unknown inputs."""
+    def check(self, chain: Chain, space: Space) -> None:
+        """Report where the text of a directive in a folder says other than its manifest, or names unknown inputs."""
         tool = chain.tool
         if not tool.manifest.executor:
-            return ()
+            return
         file, text = text_file(tool).path, text_item(tool).text
         issues = list(folder_issues(tool.manifest, text, file)) if tool.origin.is_folder else []
         for name in undeclared(text, tool.manifest.parameters) if not tool.manifest.config.get("extends") else ():
             fix = f"Declare an input `{name}`, or write `{{input:{name}?}}`."
             issues.append(Issue("process", f"`{{input:{name}}}` is not an input", fix, "warning"))
-        return tuple(issues)
+        if issues:
+            raise InvalidManifest(tool.id, issues)
 
     async def aclose(self) -> None:
         """Release nothing: nothing is kept between calls."""

@@ -38,6 +38,7 @@ from kiwi_mcp.domain.outcome import Outcome, Progress, Report
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.times import moment
+from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.mcp_definitions import ServerOffer, merged, offers_of, unlisted, without_secrets
 from kiwi_mcp.kernel.pipeline import (
@@ -93,6 +94,10 @@ async def complete(
         wanted = as_object(chain.tool.manifest.parameters.get("properties"))
         call = Call(item_id, context.space, {name: known.get(name, _ANYTHING) for name in wanted})
         planned = plan_call(call, context)
+        # The owner is not asked for a proposal, so a server that waits for the owner is not started.
+        approval = await asyncio.to_thread(ApprovalGate(context, call).preview, planned)
+        if approval["needed"] or await context.services.check_server(context.services, chain, context.catalog):
+            return ()
         await sandbox_is_available(planned, context)
         driver = cast("McpDriver", planned.prepared.driver)
         secrets = secrets_of(planned, context)

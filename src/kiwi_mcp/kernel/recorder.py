@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.calls import Call, CallJournal, Space
 from kiwi_mcp.domain.errors import (
@@ -633,7 +633,8 @@ class Run:
         return self
 
     def _receipt(self, run: RunRecord, outcome: bytes | None) -> Receipt | None:
-        detail = {**(self.approved_by.to_json() if self.approved_by else {}), **self._network}
+        by, origin = self.approved_by, self.call.origin
+        detail = {**(by.to_json() if by else {}), **(asdict(origin) if origin.thread else {}), **self._network}
         return self._record.of_run(run, self.secrets, outcome, detail) if self._record else None
 
     def _elapsed(self) -> int:

@@ -28,7 +28,6 @@ _MAX_CHARACTERS, _MAX_TOKENS = 300, 60
 _SHARE = 3
 """Namespaces get one part in `_SHARE` of the space, because they are used less often than servers."""
 _MAX_SERVER_NAME = 40
-_MAX_NAMESPACES = 1_000
 _MAX_BYTES = 1_000_000
 _TIMEOUT = 2.0
 """How many seconds a registry server may take to return its namespaces, because a caller may be waiting."""
@@ -69,7 +68,7 @@ def known_namespaces(user: Path) -> Sequence[str]:
 def write_namespaces(user: Path, store: Store) -> None:
     """Save the namespaces of a registry that has changed; if that fails, the saved ones stay."""
     with suppress(KiwiError, OSError), within(_TIMEOUT):
-        found = [name for name in store.registry().namespaces(_MAX_NAMESPACES) if name != BUILTIN_NAMESPACE]
+        found = [name for name in store.registry().namespaces() if name != BUILTIN_NAMESPACE]
         # A new order alone is not saved: every description would have to be made again for it.
         if {*found} != {*known_namespaces(user)}:
             _write(namespaces_place(user), json.dumps({"registry": _registry_of(user), "namespaces": found}))

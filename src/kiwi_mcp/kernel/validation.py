@@ -17,19 +17,29 @@ from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import load_bytes, read_tool
 from kiwi_mcp.catalog.item_writer import ItemDraft, write
 from kiwi_mcp.catalog.references import inheriting
-from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, NotFound
-from kiwi_mcp.domain.grants import Deny, Rights
+from kiwi_mcp.domain.calls import Call, Space
+from kiwi_mcp.domain.errors import (
+    CommandMissing,
+    InvalidManifest,
+    InvalidRequest,
+    IsolationUnavailable,
+    KiwiError,
+    NotFound,
+    PolicyDenied,
+    Untrusted,
+)
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, Source, Tool
-from kiwi_mcp.drivers import Drivers
+from kiwi_mcp.drivers.driver import Driver
+from kiwi_mcp.kernel.context import Context
 from kiwi_mcp.kernel.paths import refuse_nowhere
+from kiwi_mcp.kernel.pipeline import RULES, prepare, refuse_denied
+from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.legacy.python_script import SHARED_CODE
 from kiwi_mcp.manifest.program import input_issues
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.type_specs import TypeSpecs
-from kiwi_mcp.policy.rights import rights_of
 
 
 class Verdict(Struct, frozen=True):
@@ -60,8 +70,9 @@ class Verdict(Struct, frozen=True):
             raise InvalidManifest(what, self.errors)
 
 
-async def examine(tool: Tool, catalog: Catalog) -> Verdict:
+async def examine(tool: Tool, context: Context) -> Verdict:
     """Return every issue of an item: in its manifest, its files, its chain and its syntax."""
+    catalog = context.catalog
     below, missing = _executor(tool, catalog)
     issues = list(
         check(
@@ -80,12 +91,10 @@ async def examine(tool: Tool, catalog: Catalog) -> Verdict:
         issues = [_with_guess(issue, tool, catalog) for issue in issues]
     if missing is not None and sheet is not None and not any(issue.place == "executor" for issue in issues):
         issues.append(Issue("executor", missing.message, missing.suggestion))
-    driver = Drivers().named(sheet.driver) if sheet else None  # a check leaves nothing open
+    driver = context.services.drivers.named(sheet.driver) if sheet else None
     if driver and sheet and not any(issue.is_error for issue in issues):
         links, traits = (below.links, below.traits) if below else ((), ())
-        chain = Chain((tool, *links), (sheet.traits, *traits))
-        refused = _refusal(chain, rights_of(catalog.space.user))
-        issues += [refused] if refused else await driver.check(chain, catalog.space)
+        issues += await _driver_issues(Chain((tool, *links), (sheet.traits, *traits)), below, driver, context)
     return Verdict(tuple(issues), tool.manifest.tool_type, tool.digest)
 
 
@@ -115,16 +124,28 @@ def _with_guess(issue: Issue, tool: Tool, catalog: Catalog) -> Issue:
     return replace(issue, fix=f"Did you mean `{near[0]}`? {issue.fix}")
 
 
-def _refusal(chain: Chain, rights: Rights) -> Issue | None:
-    """Return why the driver is not asked: its check may start a program, so what keeps a call back keeps it back."""
-    for link in chain.links[1:]:
-        if link.integrity == "modified":
-            fix = f"Look at what changed, then sign {link.id!r} again."
-            return Issue("executor", f"{link.id!r} was changed after it was signed", fix)
-    if isinstance(rights.item_verdict([link.identity for link in chain.links], chain.item_traits), Deny):
-        reason = "the syntax was not checked, since the owner's policy does not let the item run"
-        return Issue("", reason, "Ask the owner.", severity="warning")
-    return None
+async def _driver_issues(chain: Chain, below: Chain | None, driver: Driver, context: Context) -> Sequence[Issue]:
+    """Return what the driver finds. Its program starts only if it passes the gates of a call that need no arguments."""
+    tool, call = chain.tool, Call(chain.tool.identity, context.space)
+    try:
+        check = driver.check(chain, context.space)
+        if check is None:
+            return ()
+        # The item itself may be a draft, or changed since it was signed; what it runs on may not.
+        prepared = prepare(below or chain, driver, call, context)
+        refuse_denied(prepared.rights.item_verdict([tool.identity], chain.item_traits), tool)
+        run = context.services.recorder.sketch(call)
+        run.bound(replace(prepared, chain=chain), check.plan, plan_digest(check.plan))
+        for rule in RULES:
+            rule(run)
+        return await check.run()
+    except InvalidManifest as invalid:
+        return invalid.issues
+    except Untrusted as refused:
+        return [Issue("executor", refused.message, refused.suggestion)]
+    except (PolicyDenied, CommandMissing, IsolationUnavailable) as refused:
+        reason = f"the syntax was not checked: {refused.message}"
+        return [Issue(tool.entrypoint, reason, refused.suggestion, severity="warning")]
 
 
 def _lines(tool: Tool, sheets: TypeSpecs) -> Mapping[str, int]:
@@ -144,9 +165,9 @@ def _executor(tool: Tool, catalog: Catalog) -> tuple[Chain | None, KiwiError | N
         return None, error
 
 
-async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, catalog: Catalog) -> Verdict:
+async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: Context) -> Verdict:
     """Return every fault of a draft, as if it were in place; nothing of it stays."""
-    space = catalog.space
+    space = context.space
     with writing(space.cache):
         space.cache.mkdir(parents=True, exist_ok=True)
         trial = Path(tempfile.mkdtemp(prefix="draft-", dir=space.cache))
@@ -154,8 +175,8 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, catalog: C
         with writing(space.cache):
             path = write(draft, trial)
             _share_code(space, source, trial)
-        tool = _read(path, source, trial, catalog)
-        verdict = await examine(tool, catalog)
+        tool = _read(path, source, trial, context.catalog)
+        verdict = await examine(tool, context)
         return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
     finally:
         shutil.rmtree(trial, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, DefinedBy, ItemType, Lifetime, ResultKind, Source, TypeTraits
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.document import MAX_BYTES
-from kiwi_mcp.manifest.files import Stamps, are_fresh, settled, stamp_of
+from kiwi_mcp.manifest.files import RACY, FileStamp, Stamps, are_fresh, settled, stamp_of
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.yaml import read_yaml
 
@@ -242,16 +243,26 @@ def load_type_specs(*folders: Path, user: Path | None = None) -> TypeSpecs:
     return _load(_listing(BUILT_IN), users, tuple(_listing(folder) for folder in folders if folder != user))
 
 
-_Listing: TypeAlias = tuple[tuple[str, int, int], ...]
+_Version: TypeAlias = FileStamp | str
+"""What differs between two versions of a file: its stamp, or its text while two writes may have the same stamp."""
+_Listing: TypeAlias = tuple[tuple[str, _Version], ...]
 
 
 def _listing(folder: Path) -> _Listing:
-    # Changes are noticed by name, time and size, so unchanged type specs are read once.
+    # Each version of a type spec is read once.
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in {".yaml", ".yml"})
-        return tuple((str(path), (stat := path.lstat()).st_mtime_ns, stat.st_size) for path in paths[:MAX_SHEETS])
     except OSError:
         return ()
+    return tuple((str(path), _version(path)) for path in paths[:MAX_SHEETS])
+
+
+def _version(path: Path) -> _Version:
+    stamp = settled(stamp_of(str(path)))
+    if stamp is RACY:
+        with suppress(OSError, UnicodeDecodeError):  # reported where it is parsed
+            return _text(path)
+    return stamp
 
 
 @lru_cache(maxsize=64)
@@ -361,11 +372,11 @@ def _mixed_lifetimes(sheet: TypeSpec, name: str, by_type: Mapping[str, TypeSpec]
 
 
 @lru_cache(maxsize=MAX_SHEETS)
-def _value(name: str, _time: int, _size: int) -> tuple[JsonObject | None, Sequence[Issue]]:
+def _value(name: str, version: _Version) -> tuple[JsonObject | None, Sequence[Issue]]:
     """Return the content of a type spec, or None and its faults."""
     path = Path(name)
     try:
-        text = _text(path)
+        text = version if isinstance(version, str) else _text(path)
         if path.parent == BUILT_IN and (known := parsed(text)) is not None:
             return known, ()  # the tests check it, so no start has to
         value = as_object(read_yaml(text, what=path.name).value)

@@ -98,13 +98,14 @@ class Admission:
         trust_of: TrustOf,
         *,
         own: Sequence[str] = (),
+        published: Sequence[str] = (),
         is_latest: bool = False,
         is_planned: bool = False,
     ) -> None:
         self._file = TrustFile(user)
         self._consent = consent
         self._trust_of = trust_of
-        self._own = own
+        self._own, self._published = own, published
         self._is_latest = is_latest
         """Whether the newest version was asked for, so that an older one is a rollback."""
         self._is_planned = is_planned
@@ -252,7 +253,7 @@ class Admission:
 
     def _doubt(self, version: IncomingVersion) -> str:
         """Return why a version is not trusted, and which known names its publisher looks like."""
-        near = lookalikes(version.scope, self._file.now(), self._own)
+        near = lookalikes(version.scope, self._file.now(), self._own, self._published)
         warning = f", and its publisher looks like {', '.join(near)}, which is another one" if near else ""
         if version.is_unsigned:
             return f"is not signed{warning}"
@@ -295,11 +296,15 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def lookalikes(scope: str, trusted: Trusted, own: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the known publishers with names that look like the publisher of a scope, and are not the same."""
+def lookalikes(scope: str, trusted: Trusted, own: Iterable[str] = (), published: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the publishers with names that look like the publisher of a scope, and are not the same.
+
+    A publisher that is trusted is not compared with those that only `published` something: anyone can do that.
+    """
     name = scope.partition("/")[0]
     known = {known.partition("/")[0] for known in (*trusted.publishers, *own, BUILTIN_NAMESPACE)}
-    return tuple(sorted(one for one in known if one != name and looks_like(name, one)))
+    others = known if name in known else {*known, *published}
+    return tuple(sorted(one for one in others if one != name and looks_like(name, one)))
 
 
 def looks_like(one: str, other: str) -> bool:

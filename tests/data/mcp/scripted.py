@@ -25,7 +25,7 @@ def answer(message: dict[str, Any], offers: dict[str, Any]) -> dict[str, Any] | 
         case "initialize":
             return {
                 "protocolVersion": params["protocolVersion"],
-                "capabilities": {"tools": {"listChanged": True}, "prompts": {}, "resources": {}},
+                "capabilities": {"tools": {"listChanged": True}, "prompts": {}, "resources": {}, "completions": {}},
                 "serverInfo": {"name": "scripted", "version": offers.get("version", "1.2.0")},
                 "instructions": "Be kind",
             }
@@ -40,6 +40,8 @@ def answer(message: dict[str, Any], offers: dict[str, Any]) -> dict[str, Any] | 
         case "prompts/get":
             words = f"Greet {params['arguments']['who']}"
             return {"messages": [{"role": "user", "content": {"type": "text", "text": words}}]}
+        case "completion/complete":
+            return {"completion": {"values": [params["argument"]["value"] + "nn"]}}
         case "resources/read":
             return {"contents": [{"uri": params["uri"], "text": f"about {params['uri']}"}]}
         case "tools/call":

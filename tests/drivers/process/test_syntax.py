@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 from tests.drivers.process.conftest import Bench
 
+from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.drivers.process.toolchain import check_syntax
+from kiwi_mcp.drivers.process.toolchain import check_syntax, plan_check
 
 RUBY = """
 tool_id: ruby_runtime
@@ -28,7 +29,9 @@ BROKEN = {
 
 
 def check(bench: Bench, name: str, source: str, runtime: str | Tool) -> tuple[Issue, ...]:
-    return asyncio.run(check_syntax(bench.chain({name: source}, runtime), bench.space))
+    chain = bench.chain({name: source}, runtime)
+    plan = plan_check(chain, bench.space)
+    return asyncio.run(check_syntax(plan, chain, bench.space)) if plan else ()
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -65,15 +68,11 @@ def test_a_check_runs_nothing_of_the_file(bench: Bench, project: Path) -> None:
     assert not (project / "x").exists()
 
 
-def test_a_check_with_a_missing_program_is_a_warning(bench: Bench) -> None:
-    (issue,) = check(bench, "main.rb", "x", bench.runtime(RUBY.replace("[ruby,", "[no_such_ruby,")))
-    assert issue.severity == "warning"
-    assert "no_such_ruby" in issue.reason
-
-
-async def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
+def test_an_entrypoint_that_is_missing_is_an_issue(bench: Bench) -> None:
     chain = bench.chain({"main.py": ""}, "python_runtime")
-    (issue,) = await check_syntax(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
+    with pytest.raises(InvalidManifest) as refused:
+        plan_check(replace(chain, links=(replace(chain.tool, files=()), *chain.links[1:])), bench.space)
+    (issue,) = refused.value.issues
     assert issue.place == "config.entrypoint"
 
 

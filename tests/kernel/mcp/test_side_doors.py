@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,12 @@ class Server:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._offers = folder / "offers.json"
-        self._offers.write_text(json.dumps({"prompts": [{"name": "greet", "arguments": [{"name": "who"}]}]}))
+        self.offer("who")
+
+    def offer(self, argument: str) -> None:
+        prompts = [{"name": "greet", "arguments": [{"name": argument}]}]
+        tools = [{"name": "note", "inputSchema": {"type": "object"}}]
+        self._offers.write_text(json.dumps({"prompts": prompts, "tools": tools}))
 
     @property
     def words(self) -> dict[str, Json]:
@@ -59,10 +64,10 @@ def policy(home: Path) -> Path:
     return home / ".ai" / "policy.yaml"
 
 
-def complete(kernel: Kernel) -> object:
+def complete(kernel: Kernel, item: str = "mcp/one/greet") -> object:
     async def work() -> object:
         try:
-            return await kernel.complete("mcp/one/greet", "who", "A", {})
+            return await kernel.complete(item, "who", "A", {})
         finally:
             await kernel.aclose()
 
@@ -103,8 +108,23 @@ def test_completion_does_not_start_a_server_that_the_rules_refuse(
     assert complete(kernel) == ()
     assert server.starts == 1
     policy.unlink()
-    complete(kernel)
+    assert complete(kernel) == ["Ann"]
     assert server.starts == 2
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_completion_asks_nothing_about_an_item_that_is_not_as_it_was_accepted(
+    kernel: Kernel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kiwi_mcp.kernel.mcp_servers._RECENT", timedelta(0))
+    server.offer("whom")
+    assert complete(kernel) == ()
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_completion_does_not_start_a_server_if_the_call_needs_approval(kernel: Kernel, server: Server) -> None:
+    complete(kernel, "mcp/one/note")  # the server may change its folder
+    assert server.starts == 1
 
 
 @pytest.mark.parametrize("rule", ["items: {deny: ['project/local/away@*']}", "hosts: {deny: [example.com]}"])

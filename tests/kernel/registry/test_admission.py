@@ -183,6 +183,21 @@ def test_an_owner_who_is_present_is_asked_with_the_fingerprint(ann: Machine, bob
 
 
 @pytest.mark.usefixtures("sandbox")
+@pytest.mark.case("UNI-04")
+def test_a_publisher_is_compared_with_every_namespace_of_the_registry(
+    ann: Machine, bob: Machine, tmp_path: Path
+) -> None:
+    ann.settle(namespaces=["acme", "acrne", "public"])
+    ann.publish("greet", namespace="acme")
+    ann.publish("wave", namespace="acrne")
+    folder = shelf(ann, tmp_path / "shelf")
+    bob.settle(namespaces=["acme", "public"])
+    bob.publish("other", namespace="acme")
+    bob.settle(namespaces=["public"])
+    assert "looks like acme" in as_text(pull(bob, "acrne/wave", folder).content["message"])
+
+
+@pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("SIG-03")
 @pytest.mark.req("K-SI-02")
 def test_a_known_publisher_with_another_key_is_refused_in_any_case(

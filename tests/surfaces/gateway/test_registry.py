@@ -129,6 +129,15 @@ def test_a_status_travels_over_http(served: Served, a_release: Make, tmp_path: P
     assert events[-1].visibility == "private"
 
 
+def test_a_status_from_the_future_is_refused(served: Served, a_release: Make) -> None:
+    tool, token = a_release("acme/base@1.0.0"), served.token("eve", "acme")
+    status = RegistryEvent(0, "yank", tool.name, tool.digest, tool.digest, "eve", "2999-02-01T00:00:00.000Z", "leaks")
+    with pytest.raises(KiwiError, match="in the future"):
+        run(using(served.remote(token), lambda remote: remote.write([tool], [status])))
+    (found,) = run(using(served.remote(token), lambda remote: remote.read([tool.name])))
+    assert found.yanked is None
+
+
 @pytest.mark.req("K-RG-04")
 def test_one_tenant_cannot_see_private_items_of_another(served: Served, a_release: Make) -> None:
     secret = a_release("acme/secret@1.0.0", visibility="private", code="print('secret')\n")

@@ -84,13 +84,9 @@ _HINTS = {
 class Http:
     """Makes the one request of an api tool."""
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Judge the path that picks the result out of a reply."""
-        try:
-            compile_path(as_text(chain.tool.manifest.config.get("response_transform")) or "$")
-        except InvalidManifest as invalid:
-            return invalid.issues
-        return ()
+    def check(self, chain: Chain, space: Space) -> None:
+        """Refuse an invalid path to the result in a reply."""
+        compile_path(as_text(chain.tool.manifest.config.get("response_transform")) or "$")
 
     async def aclose(self) -> None:
         """Close the connections that are kept between calls."""

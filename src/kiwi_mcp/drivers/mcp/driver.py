@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Ask, Caller, Space, no_answers
 from kiwi_mcp.domain.errors import LoginRequired, Unavailable
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import ServerListing
@@ -79,9 +78,8 @@ class McpDriver:
         self.eras = EraCache()
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, ConnectionPool] = WeakKeyDictionary()
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Judge nothing: what a server offers is known only when it is asked."""
-        return ()
+    def check(self, chain: Chain, space: Space) -> None:
+        """Find nothing: what a server offers is known only when it is asked."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
         """Plan the request."""

@@ -12,7 +12,7 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers.driver import Dispatch
+from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
 from kiwi_mcp.drivers.environments.environment import Environment
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
@@ -20,7 +20,7 @@ from kiwi_mcp.drivers.held import Sandbox, backend_for, open_sandbox
 from kiwi_mcp.drivers.process.plan import Frame, bind_process, frame_of
 from kiwi_mcp.drivers.process.result import Hearing, with_needs
 from kiwi_mcp.drivers.process.snapshot import have_snapshot
-from kiwi_mcp.drivers.process.toolchain import Build, check_syntax, make_build
+from kiwi_mcp.drivers.process.toolchain import Build, check_syntax, make_build, plan_check
 from kiwi_mcp.policy.isolation import with_remedy
 
 _NO_PACKAGES = Environment()
@@ -44,12 +44,18 @@ async def hold(plan: Plan, folders: tuple[str, ...], space: Space) -> Sandbox:
 class Process:
     """Runs a tool's files by its runtime's words, as one process."""
 
-    async def check(self, chain: Chain, space: Space) -> tuple[Issue, ...]:
-        """Judge the entrypoint's syntax by the runtime's own words."""
-        try:
-            return await check_syntax(chain, space)
-        except OSError as fault:
-            raise _unwritable(space, fault) from fault
+    def check(self, chain: Chain, space: Space) -> SyntaxCheck | None:
+        """Return the check of the entrypoint's syntax by the runtime's own command."""
+        if (plan := plan_check(chain, space)) is None:
+            return None
+
+        async def run() -> tuple[Issue, ...]:
+            try:
+                return await check_syntax(plan, chain, space)
+            except OSError as fault:
+                raise _unwritable(space, fault) from fault
+
+        return SyntaxCheck(plan, run)
 
     async def aclose(self) -> None:
         """Release nothing: nothing is kept between calls."""

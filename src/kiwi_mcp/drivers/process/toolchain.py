@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import BuildFailed, CommandMissing, InvalidManifest, IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.errors import BuildFailed
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
-from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.environments.build_cache import make_once
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
@@ -92,41 +92,40 @@ _COMPLAINT = re.compile(r"error", re.IGNORECASE)
 _FIX = "Fix the line, then validate again."
 
 
-async def check_syntax(chain: Chain, space: Space) -> tuple[Issue, ...]:
-    """Return what is wrong with the entrypoint; nothing where the runtime has no words to find out."""
+def plan_check(chain: Chain, space: Space) -> Plan | None:
+    """Return the plan of the program that checks the entrypoint; None where the runtime names no such program."""
     words = runtime_config(chain.executor)
     if not words.check or not chain.tool.entrypoint:
-        return ()
-    try:
-        check_words(chain, words.check)
-    except InvalidManifest as invalid:
-        return invalid.issues
+        return None
+    check_words(chain, words.check)
     # Dependencies play no part in syntax: the bare interpreter of the environment is enough.
     environment = PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
     facts = facts_of(chain, space, environment)
     program, *arguments = fill(words.check, facts)
-    try:
-        argv = (find_program(program, words, environment, search_path(environment.bin)), *arguments)
-    except CommandMissing as missing:
-        return (_unchecked(chain, missing),)
-    for link in (chain.tool, chain.executor):
-        take_snapshot(link, space.cache)
+    argv = (find_program(program, words, environment, search_path(environment.bin)), *arguments)
     env = {**base_env(chain.tool, space, environment), "NO_COLOR": "1"}
     escaped = {name: escape(value) for name, value in env.items()}
-    spec = ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_CHECK_TIMEOUT)
-    # A runtime's config may come from anyone, and so may the files that it inspects.
-    profile = SandboxProfile("sandboxed", readable=(facts["tool.files"], facts["runtime.files"]))
-    try:
-        held = await open_sandbox(profile, space)
-        result = await held.run(spec, secrets={}, report=silent)
-    except IsolationUnavailable as missing:
-        return (_unchecked(chain, missing),)
-    return _issues(chain.tool.entrypoint, facts["tool.files"], result)
+    return Plan(
+        identity=chain.tool.identity,
+        tool_digest=chain.tool.digest,
+        driver="process",
+        chain=tuple((link.identity, link.digest) for link in chain.links),
+        spec=ProcessSpec(argv=argv, cwd=facts["tool.files"], env=escaped, timeout=_CHECK_TIMEOUT),
+        inputs={},
+        # A runtime's config may come from anyone, and so may the files that it inspects.
+        profile=SandboxProfile("sandboxed", readable=(facts["tool.files"], facts["runtime.files"])),
+        effect="pure",
+    )
 
 
-def _unchecked(chain: Chain, missing: Unavailable) -> Issue:
-    reason = f"the syntax was not checked: {missing.message}"
-    return Issue(chain.tool.entrypoint, reason, missing.suggestion, severity="warning")
+async def check_syntax(plan: Plan, chain: Chain, space: Space) -> tuple[Issue, ...]:
+    """Return what is wrong with the entrypoint, by the program of the plan."""
+    assert isinstance(plan.spec, ProcessSpec) and plan.profile  # noqa: S101, PT018 - `plan_check` makes no other
+    for link in (chain.tool, chain.executor):
+        take_snapshot(link, space.cache)
+    held = await open_sandbox(plan.profile, space)
+    result = await held.run(plan.spec, secrets={}, report=silent)
+    return _issues(chain.tool.entrypoint, plan.spec.cwd, result)
 
 
 def _issues(entrypoint: str, folder: str, result: run.ProcessResult) -> tuple[Issue, ...]:

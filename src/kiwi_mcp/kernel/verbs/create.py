@@ -44,8 +44,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_tool_id
-from kiwi_mcp.domain.outcome import Progress, Report
-from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.paths import refuse_nowhere
 from kiwi_mcp.kernel.provenance import AuthorshipLog
 from kiwi_mcp.kernel.tool_names import touch_server_names
@@ -207,24 +207,32 @@ def _edited(body: str, suffix: str, changes: JsonObject) -> bytes:
     return out.getvalue().encode()
 
 
-class Author(Struct, frozen=True, kw_only=True):
+class Author(Struct, frozen=True):
     """Who changes items of a project or of the user; each change happens whole or not at all.
 
     Only the owner says which MCP servers there are, and what starts them: others neither write nor remove one.
     `authorship` records who wrote what, before it is written; None if the caller records that itself.
     """
 
-    catalog: Catalog
-    report: Report
-    is_owner: bool
+    context: Context
     authorship: AuthorshipLog | None
 
     @classmethod
     def of(cls, item_id: str, project_path: str | None, context: VerbContext) -> Author:
         """Return the caller of a verb as an author in a project."""
-        catalog = context.services.catalogs.for_item(item_id, project_path)
-        authorship = context.services.authorship(context.caller)
-        return cls(catalog=catalog, report=context.caller.report, is_owner=authorship.is_owner, authorship=authorship)
+        services, caller = context.services, context.caller
+        catalog = services.catalogs.for_item(item_id, project_path)
+        return cls(services.context(caller, catalog), services.authorship(caller))
+
+    @property
+    def catalog(self) -> Catalog:
+        """The items that the author sees."""
+        return self.context.catalog
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the author is the owner in person."""
+        return self.context.is_owner
 
 
 class CreateRequest(Request, frozen=True, kw_only=True):
@@ -299,13 +307,13 @@ async def _create_from_openapi(
     author: Author, request: CreateRequest, words: JsonObject, source: Source, base: Path
 ) -> ItemChangeResponse:
     """Create an api tool for each operation of a document: all of them, or none."""
-    author.report(Progress("reading the OpenAPI document"))
+    author.context.caller.report(Progress("reading the OpenAPI document"))
     made, drafts = await asyncio.to_thread(_drafts_from_openapi, words, author.catalog.sheets)
     digests = []
     for number, (tool_id, draft) in enumerate(drafts.items()):
-        author.report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
+        author.context.caller.report(Progress(f"checking {tool_id}", done=number, total=len(drafts)))
         _refuse_taken(author, tool_id, source)
-        verdict = await judge_draft(draft, source, tool_id, author.catalog)
+        verdict = await judge_draft(draft, source, tool_id, author.context)
         verdict.demand(tool_id)
         digests.append(verdict.digest)
     if not request.dry_run:
@@ -434,8 +442,8 @@ def delete_item(request: DeleteRequest, author: Author) -> DeleteResponse:
 
 async def _checked(author: Author, draft: ItemDraft, source: Source, tool_id: str) -> Verdict:
     """Check a draft as if it were in place, and refuse it with every fault it has."""
-    author.report(Progress(f"checking {tool_id}"))
-    verdict = await judge_draft(draft, source, tool_id, author.catalog)
+    author.context.caller.report(Progress(f"checking {tool_id}"))
+    verdict = await judge_draft(draft, source, tool_id, author.context)
     _refuse_servers(author, verdict.tool_type)
     verdict.demand(tool_id or "The item")
     return verdict

@@ -24,10 +24,9 @@ from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest, KiwiError, P
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Location, Manifest, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.domain.outcome import Progress, Report
+from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.paths import project_space
-from kiwi_mcp.kernel.provenance import AuthorshipLog
 from kiwi_mcp.kernel.verb import (
     AUTHOR,
     AnyJson,
@@ -457,14 +456,8 @@ def _view(response: MigrateResponse) -> Iterator[ViewItem]:
 )
 async def migrate(request: MigrateRequest, context: VerbContext) -> MigrateResponse:
     """Bring the tools of an older folder into this project."""
-    catalog = context.services.catalogs.of(request.project_path)
-    return await migrate_folder(request, catalog, context.caller.report, context.services.authorship(context.caller))
-
-
-async def migrate_folder(
-    request: MigrateRequest, catalog: Catalog, report: Report, authorship: AuthorshipLog
-) -> MigrateResponse:
-    """Return what would happen to each item of an old folder; with `apply`, after it happened."""
+    services, caller = context.services, context.caller
+    catalog, authorship, report = services.catalogs.of(request.project_path), services.authorship(caller), caller.report
     old = open_folder(_permitted(request.path, catalog.space), catalog.space)
     target = _target(request, old, catalog)
     if request.apply and not authorship.is_owner and SOURCE_TRAITS[target.source].is_in_user_space:
@@ -485,7 +478,8 @@ async def migrate_folder(
     if request.apply:
         steps = [_retired(step, target.base, old) for step in steps]
         authorship.vouches(_written_tools(steps, target))
-        steps = [await _signed(step, request, target, report, authorship) for step in steps]
+        author = Author(services.context(caller, catalog), authorship)
+        steps = [await _signed(step, request, target, author) for step in steps]
     # If no file is an item, a long list of files that are not items does not help.
     is_fruitless = len(steps) > _FEW and not any(step.tool_id for step in steps)
     return _response(request, [] if is_fruitless else steps, old, target)
@@ -559,13 +553,10 @@ def _written_tools(steps: Sequence[MigrationStep], target: Target) -> Iterator[T
                 yield target.catalog.find(step.tool_id, source=target.source)
 
 
-async def _signed(
-    step: MigrationStep, request: MigrateRequest, target: Target, report: Report, authorship: AuthorshipLog
-) -> MigrationStep:
+async def _signed(step: MigrationStep, request: MigrateRequest, target: Target, author: Author) -> MigrationStep:
     if not request.sign or step.what not in _CHANGES or not step.is_sound:
         return step
     request_to_sign = SignRequest(item_id=step.identity, location=target.source)
-    author = Author(catalog=target.catalog, report=report, is_owner=authorship.is_owner, authorship=authorship)
     try:
         await sign_checked(request_to_sign, author, None)
     except KiwiError as error:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from msgspec import UNSET, UnsetType, field
 
-from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.disk import writing
 from kiwi_mcp.catalog.lockfile import NAME as LOCK_NAME
 from kiwi_mcp.catalog.lockfile import SignedBy, lock_at, record
@@ -21,7 +20,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.signer import Signer, sign_item
 from kiwi_mcp.kernel.validation import Verdict, examine, judge_draft, read_path
 from kiwi_mcp.kernel.verb import (
@@ -95,8 +94,8 @@ async def sign_checked(request: SignRequest, author: Author, signer: Signer | No
     _refuse_signing_over(author, tool, base)
     _check_category(tool, request.category)
     hidden = hidden_names(author, tool, request)
-    author.report(Progress(f"checking {tool.id}"))
-    (await examine(tool, author.catalog)).demand(tool.id)
+    author.context.caller.report(Progress(f"checking {tool.id}"))
+    (await examine(tool, author.context)).demand(tool.id)
     chain = author.catalog.resolve(tool.identity, item_type=tool.item_type)
     timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if not request.dry_run:
@@ -192,8 +191,9 @@ def _validate_view(response: ValidateResponse) -> Iterator[ViewItem]:
 )
 async def validate(request: ValidateRequest, context: VerbContext) -> ValidateResponse:
     """List every issue of an item, with its place, reason and fix."""
-    catalog = context.services.catalogs.for_item(request.item_id or "", request.project_path)
-    tool_id, verdict = await _examined(request, catalog)
+    services = context.services
+    catalog = services.catalogs.for_item(request.item_id or "", request.project_path)
+    tool_id, verdict = await _examined(request, services.context(context.caller, catalog))
     is_valid = not verdict.errors
     return ValidateResponse(
         tool_id=tool_id,
@@ -204,16 +204,17 @@ async def validate(request: ValidateRequest, context: VerbContext) -> ValidateRe
     )
 
 
-async def _examined(request: ValidateRequest, catalog: Catalog) -> tuple[str, Verdict]:
+async def _examined(request: ValidateRequest, context: Context) -> tuple[str, Verdict]:
     """Return the name and the faults of what is to be validated: an item, a file, or a manifest in the request."""
+    catalog = context.catalog
     words, (item_type, _) = request.parameters, request.named_kind()
     if path := as_text(words.get("path")):
         tool = read_path(Path(path), catalog)
-        return tool.id, await examine(tool, catalog)
+        return tool.id, await examine(tool, context)
     if name := request.named_item():
         tool = catalog.find(name, item_type=item_type)
-        return tool.id, await examine(tool, catalog)
+        return tool.id, await examine(tool, context)
     tool_id, draft = await asyncio.to_thread(
         new_item, request.item_id, words, request.item_type or "tool", catalog.sheets
     )
-    return tool_id, await judge_draft(draft, "project", tool_id, catalog)
+    return tool_id, await judge_draft(draft, "project", tool_id, context)

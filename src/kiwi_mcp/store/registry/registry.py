@@ -100,7 +100,7 @@ class Registry:
         rows = self._database.read(filled(_HOW_MANY, sees=self._sight.listed), self._sight.members)
         return int(str(rows[0][0]))
 
-    def namespaces(self, limit: int) -> tuple[str, ...]:
+    def namespaces(self, limit: int = 1_000) -> tuple[str, ...]:
         """Return the namespaces of which lists may show something to the actor, those with most items first."""
         asked = filled(_NAMESPACES, sees=self._sight.listed)
         return tuple(str(name) for (name,) in self._database.read(asked, (*self._sight.members, limit)))

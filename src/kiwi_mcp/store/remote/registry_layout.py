@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import NamespaceDenied, NotFound, TooLarge, VersionConflict
+from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.registry import (
     PublishResult,
     RegistryEvent,
@@ -36,6 +37,8 @@ from kiwi_mcp.store.remote.port import all_events
 from kiwi_mcp.store.remote.snapshot import RegistrySnapshot
 from kiwi_mcp.store.remote.sync import Check
 
+_CLOCK_SKEW = timedelta(minutes=5)
+"""How far the clock of a machine that pushes may be ahead."""
 _STATEMENTS = "select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"
 _FILES = """select tool_version_id, path, sha256, size_bytes, mode from tool_version_files
 where tool_version_id in ($marks)"""
@@ -145,6 +148,13 @@ class RegistryLayout:
         tool_ids = {entry.name.tool_id for entry in entries}
         here = RegistrySnapshot.by(event for one in tool_ids for event in all_events(self._registry, tool_id=one))
         events = {event: None for entry in entries for event in entry.status_events() if here.is_news(event)}
+        latest = datetime.now(UTC) + _CLOCK_SKEW
+        for event in events:
+            if datetime.fromisoformat(event.at) > latest:  # no later change could replace it
+                raise InvalidRequest(
+                    f"{event.name} has a status ({event.op}) with a time in the future: {event.at}.",
+                    suggestion="Set the clock of the machine that made it, then change the status again.",
+                )
         return sorted(events, key=lambda event: event.at)
 
     def _manifest(self, digest: str) -> bytes | None:

@@ -566,8 +566,7 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
     needs = with_needs({"needs": server.manifest.needs.to_json()}, granted)["needs"]
     words: dict[str, object] = {"needs": needs, "location": server.origin.source}
     change = UpdateRequest(item_id=server.id, parameters=words, dry_run=request.dry_run)
-    report, is_owner = context.caller.report, context.is_owner
-    await update_item(change, Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None))
+    await update_item(change, Author(opened, authorship=None))
     if request.dry_run:
         message = f"{server.id} would be given more"
         return ServerChange(action="allow", server=server.id, status="planned", message=message, needs=needs)
@@ -638,11 +637,9 @@ async def _create(new: NewServer, context: Context, *, is_planned: bool) -> tupl
     catalog, project_ai = context.catalog, context.space.project_ai
     words: dict[str, object] = {"manifest": new.manifest, "category": _CATEGORY, "location": new.location}
     creation = CreateRequest(parameters=words, dry_run=is_planned)
-    report, is_owner = context.caller.report, context.is_owner
-    author = Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None)
     is_first = new.location == "project" and not project_ai.is_dir()
     try:
-        created = await create_item(creation, author)
+        created = await create_item(creation, Author(context, authorship=None))
     except AlreadyExists as fault:
         fault.suggestion = _instead(new.tool_id, catalog)
         raise

@@ -363,9 +363,7 @@ async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerCh
         if server.origin.is_editable:
             location: Where = "user" if server.origin.is_in_user_space else "project"
             removal = DeleteRequest(item_id=server.identity, location=location, dry_run=request.dry_run)
-            report, is_owner = context.caller.report, context.is_owner
-            author = Author(catalog=catalog, report=report, is_owner=is_owner, authorship=None)
-            trash_path = delete_item(removal, author).trash_path
+            trash_path = delete_item(removal, Author(opened, authorship=None)).trash_path
         if request.dry_run:
             message = f"{server.id} would be removed"
             return ServerChange(action="remove", server=server.id, status="planned", message=message)

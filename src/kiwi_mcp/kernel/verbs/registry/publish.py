@@ -10,7 +10,6 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
-from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.catalog.lockfile import lost_signatures
 from kiwi_mcp.catalog.release import check_release, release_of
@@ -38,7 +37,7 @@ from kiwi_mcp.domain.registry import (
     is_same_executor,
     is_user_namespace,
 )
-from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.remotes import open_remote
 from kiwi_mcp.kernel.signer import Signer, signed_files
 from kiwi_mcp.kernel.validation import Verdict, examine
@@ -156,7 +155,7 @@ async def publish(request: PublishRequest, context: VerbContext) -> PublishRespo
     signer = Signer.of(catalog.space.user) if authorship.is_owner else None
     caller.report(Progress(f"checking {request.item_id}"))
     async with save_namespaces(context, is_planned=request.dry_run):
-        publication = await _prepare(request, catalog, registry, signer)
+        publication = await _prepare(request, services.context(caller, catalog), registry, signer)
         if signer and not request.dry_run:
             TrustFile(catalog.space.user).published(signer.key, publication.name.namespace)
         response = await _publish(request, publication, catalog.space, context)
@@ -245,12 +244,13 @@ class Publication(Struct, frozen=True):
         return self.visibility_before not in {None, self.visibility}
 
 
-async def _prepare(request: PublishRequest, catalog: Catalog, registry: Registry, signer: Signer | None) -> Publication:
+async def _prepare(request: PublishRequest, context: Context, registry: Registry, signer: Signer | None) -> Publication:
     """Return an item as it will be published, validated and signed; nothing is written yet."""
+    catalog = context.catalog
     tool = catalog.find(request.item_id, source=request.location, item_type=request.item_type)
     if not tool.origin.is_editable:
         raise VersionSealed(tool.identity)
-    verdict = await examine(tool, catalog)
+    verdict = await examine(tool, context)
     verdict.demand(tool.id)
     chain = catalog.resolve(tool.identity, item_type=tool.item_type)
     if chain.faults:

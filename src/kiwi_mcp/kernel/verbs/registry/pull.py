@@ -161,6 +161,7 @@ async def _pull_from(
         consent,
         trust_of_release,
         own=registry.actor.namespaces,
+        published=await asyncio.to_thread(registry.namespaces),
         is_latest=not (query.version or query.digest),
     )
     source = open_source(remote, services.store.settings, catalog.space)

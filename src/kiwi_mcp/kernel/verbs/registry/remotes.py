@@ -297,8 +297,14 @@ async def pull(request: RemotePullRequest, context: VerbContext) -> SyncResponse
     consent.demand_owner(is_owner=context.is_owner)
     services = context.services
     registry, space = context.registry(), services.catalogs.at(request.project_path).space
-    own = registry.actor.namespaces
-    admission = Admission(space.user, consent, trust_of_release, own=own, is_planned=request.dry_run)
+    admission = Admission(
+        space.user,
+        consent,
+        trust_of_release,
+        own=registry.actor.namespaces,
+        published=await asyncio.to_thread(registry.namespaces),
+        is_planned=request.dry_run,
+    )
     remote = open_source(request.remote, services.store.settings, space)
     cursor = cursor_name(remote, registry.actor, with_private=request.with_private)
     # A pull of one namespace says nothing about the others, so its state is not stored.

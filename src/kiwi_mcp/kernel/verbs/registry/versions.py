@@ -226,7 +226,7 @@ def _visible(found: Sequence[VersionInfo], permission: ItemVisibility) -> Sequen
 
 def _with_signers(items: Sequence[VersionInfo], catalog: Catalog, registry: Registry) -> Iterator[PublishedItemLine]:
     """Yield items with the signer of each, and publishers with names that look like its publisher."""
-    trusted = TrustFile(catalog.space.user).now()
+    trusted, published = TrustFile(catalog.space.user).now(), registry.namespaces()
     for number, item in enumerate(items):
         line, namespace = _item_line(item), item.name.namespace
         if namespace == BUILTIN_NAMESPACE or number >= _SIGNERS:
@@ -238,7 +238,7 @@ def _with_signers(items: Sequence[VersionInfo], catalog: Catalog, registry: Regi
             yield line
             continue
         key = found.signature.key if found.signature else ""
-        near = lookalikes(namespace, trusted, registry.actor.namespaces)
+        near = lookalikes(namespace, trusted, registry.actor.namespaces, published)
         yield replace(
             line, trust=found.trust, signer=fingerprint(key) if key else UNSET, looks_like=[*near] if near else UNSET
         )
