@@ -8,7 +8,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.json import JsonObject, as_object
-from kiwi_mcp.manifest.source_file import Embedded, comments_of, read_embedded
+from kiwi_mcp.manifest.source_file import SourceManifest, comments_of, read_embedded
 
 DUNDERS = '''# kiwi-mcp:validated:2026-01-28T12:00:00Z:{hash}
 """Greets a person.
@@ -28,7 +28,7 @@ def main(name: str, count: int = 1, *, loud: bool = False) -> dict:
 '''
 
 
-def read(suffix: str, text: str) -> Embedded:
+def read(suffix: str, text: str) -> SourceManifest:
     found = read_embedded(suffix, text, what=f"tool{suffix}")
     assert found is not None
     return found

@@ -14,12 +14,12 @@ from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.request import prepare
-from kiwi_mcp.primitives.http.token_request import Taken, take
+from kiwi_mcp.primitives.http.token_request import TokenReply, take
 
 pytestmark = pytest.mark.usefixtures("loopback")
 
 
-def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[Taken, str, str]:
+def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[TokenReply, str, str]:
     """What is taken from an answer, and the head and body of the request."""
     heard: list[str] = []
 
@@ -31,7 +31,7 @@ def taken(answer: Json, spec: HttpSpec, status: int = 200) -> tuple[Taken, str, 
         writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         writer.close()
 
-    async def scenario() -> Taken:
+    async def scenario() -> TokenReply:
         async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/token"
             whole = HttpSpec(

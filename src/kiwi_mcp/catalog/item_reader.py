@@ -250,7 +250,7 @@ def open_tool(
     )
     integrity = integrity_of(signature, digest, head.text, manifest, path=path, base=base, extractors=_extractors(base))
     if integrity.startswith("valid:") and len(tree.ordered()) > 1:
-        integrity = "modified"  # an old hash speaks of one file, and nothing would vouch for the others
+        integrity = "modified"  # an old hash covers one file, and nothing would protect the others
     if origin.is_built_in and signature is None:
         integrity = "builtin"
     tool = Tool(manifest, origin, tree.ordered(), digest, signature, integrity)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -17,7 +15,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.item_reader import OpenedItem
 from kiwi_mcp.catalog.refs import Ref
-from kiwi_mcp.catalog.source import BrokenFile
+from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.catalog.source_cache import ServerSnapshot, load_offered, save_offered
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.cards import TEXT_LIMIT, Card, described
@@ -25,14 +23,12 @@ from kiwi_mcp.domain.errors import DefinitionChanged, DefinitionNew, KiwiError, 
 from kiwi_mcp.domain.items import Location, Source, Tool, ToolFile
 from kiwi_mcp.domain.json import as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, OfferKind, ServerKey, ServerRecord, manifest_of, name_of, written
-from kiwi_mcp.domain.registry import Pin
-from kiwi_mcp.manifest.files import MISSING, FileStamp, are_fresh, read_file, stamp_of
+from kiwi_mcp.manifest.files import MISSING, FileStamp, are_fresh, read_file, stamp_of, write_whole
 from kiwi_mcp.manifest.signatures import sha256_hex
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.primitives.http.addresses import nearby_host
 from kiwi_mcp.store.database import within
 from kiwi_mcp.store.mcp_definitions import DefinitionSummary, McpDefinitions
-from kiwi_mcp.store.registry.registry import Registry
 
 PUBLISHED = "registry"
 """The space of a server without a manifest in a folder."""
@@ -64,7 +60,7 @@ class _Seen(Struct, frozen=True):
     gone: AbstractSet[str]
 
 
-class McpSource:
+class McpSource(ItemSource):
     """The items that the servers of a space offer. Of servers with the same name, the project's is used.
 
     If the store cannot be read, this source is empty, and the other sources work without it.
@@ -123,11 +119,8 @@ class McpSource:
         known = (self._asked(lambda store: store.sizes()) if self._servers else None) or {}
         return {key.server: known.get(key, 0) for key in self._servers}
 
-    def registry(self) -> Registry | None:
-        """Return None: servers publish nothing."""
-
     def sync(self, sheets: TypeSpecs) -> int:  # noqa: ARG002 - sources have one port
-        """Notice whether a server was added, removed or asked anew, by whichever process."""
+        """Notice whether any process added, removed or listed a server."""
         try:
             with within(_GLANCE):
                 definitions = self._definitions()
@@ -139,10 +132,6 @@ class McpSource:
         except KiwiError as fault:
             self._fail(fault)
         return self._generation
-
-    def refresh(self, sheets: TypeSpecs) -> int:
-        """Notice every change, which a glance at the marks does."""
-        return self.sync(sheets)
 
     def entries(self) -> Sequence[Card]:
         """Return everything that is offered."""
@@ -171,14 +160,6 @@ class McpSource:
         if new * _SAVE_SHARE > len(self._entries or ()) > _FEW:
             save_offered(self._place, offered)
 
-    def broken(self) -> Sequence[BrokenFile]:
-        """Return nothing: invalid definitions were left out of the list."""
-        return ()
-
-    def withdrawn(self, ref: Ref) -> Sequence[str]:  # noqa: ARG002 - sources have one port
-        """Return nothing: a server offers something or not."""
-        return ()
-
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the entries with a name: those that the owner accepted first, then by the names of the servers."""
         if self._fault or not self._servers or ref.source not in {None, "mcp"}:
@@ -205,17 +186,10 @@ class McpSource:
         """Return the names of the offered items."""
         return {entry.tool_id for entry in self.entries()}
 
-    def pin(self, tool: Tool) -> Pin | None:
-        """Return None: the executor of an offered item is its server, in any version."""
-
     def notes(self, tool: Tool) -> Sequence[str]:
         """Return a note if the last request to a server failed."""
         offering = [one for key, one in self._servers.items() if key.server == tool.origin.namespace]
         return [f"{one.key.server} could not be asked: {one.fault}" for one in offering if one.fault]
-
-    def stamp(self, entry: Card) -> FileStamp:  # noqa: ARG002 - sources have one port
-        """Return `MISSING`: there is no file. Changes show in the mark of the server instead."""
-        return MISSING
 
     def open(self, entry: Card) -> OpenedItem | None:
         """Return an item in full, with its manifest written out as a file that can be read and copied."""
@@ -389,11 +363,7 @@ def _laid_out(path: Path, data: bytes) -> FileStamp:
         known = read_file(path, limit=_MAX_BYTES) if stamp_of(str(path)) != MISSING else None
         if known is not None and known.data == data:
             return known.stamp
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        Path(draft).replace(path)
+        write_whole(path, data)
     except OSError as error:
         raise Unavailable(
             f"What MCP servers offer cannot be written to {path.parent}: {error.strerror}.",

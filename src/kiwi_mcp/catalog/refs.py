@@ -31,7 +31,7 @@ class Ref(Struct, frozen=True):
     version: str | None = None
     """An exact version, a range, or `sha256:` and a digest; None lets every version through."""
     item_type: ItemType | None = None
-    """Only items of that type; a tool may be asked for in vain, and then another type is meant."""
+    """Only items of that type. If no tool is found, items of other types count too."""
 
     @classmethod
     def parse(cls, text: str) -> Ref:

@@ -15,15 +15,14 @@ from kiwi_mcp.catalog.folder_source import MANIFESTS
 from kiwi_mcp.catalog.item_reader import OpenedItem, open_tool
 from kiwi_mcp.catalog.refs import Ref
 from kiwi_mcp.catalog.release import shipped_digests
-from kiwi_mcp.catalog.source import BrokenFile
+from kiwi_mcp.catalog.source import ItemSource
 from kiwi_mcp.domain.cards import Card, card_of_version
 from kiwi_mcp.domain.errors import IntegrityMismatch, KiwiError, Unavailable
 from kiwi_mcp.domain.items import Source, Tool
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, ChainRow, Pin, Release, StatusNote, VersionInfo
-from kiwi_mcp.manifest.files import MISSING, FileStamp
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, ChainRow, ItemName, Pin, Release, StatusNote, VersionInfo
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 from kiwi_mcp.store.database import within
-from kiwi_mcp.store.registry.registry import Item, Registry, changed_items, listed_now
+from kiwi_mcp.store.registry.registry import Registry, changed_items, listed_now
 
 _KEPT = 4_096
 _GLANCE, _ANSWER = 2.0, 10.0
@@ -31,7 +30,7 @@ _GLANCE, _ANSWER = 2.0, 10.0
 _ATTEMPTS = 5
 
 
-class RegistrySource:
+class RegistrySource(ItemSource):
     """What a registry holds for its actor. What ships with Kiwi is left to the installation itself.
 
     A registry that cannot be reached has no items: the folders go on working without it.
@@ -40,8 +39,6 @@ class RegistrySource:
     name: Source = "registry"
     home = ""
     """Whichever store the user has."""
-    mark = ""
-    """Nothing: of two stores the log may be just as long."""
 
     def __init__(self, registry: Callable[[], Registry], cache: Path, trust_file: Path | None = None) -> None:
         self._registry = registry
@@ -54,7 +51,7 @@ class RegistrySource:
         self._listed: dict[str, VersionInfo] = {}
         self._named: dict[Ref, Sequence[Card]] = {}
         self._opened: dict[str, OpenedItem] = {}
-        self._latest: dict[Item, Card] | None = None
+        self._latest: dict[ItemName, Card] | None = None
         self._entries: Sequence[Card] | None = None
         self._fault: KiwiError | None = None
 
@@ -71,7 +68,7 @@ class RegistrySource:
             return None
 
     def sync(self, sheets: TypeSpecs) -> int:
-        """Notice whether anything was published or marked, by whichever process."""
+        """Notice whether any process published a version or changed the status of one."""
         registry = None
         try:
             with within(_GLANCE):
@@ -94,10 +91,6 @@ class RegistrySource:
         self._latest, self._followed = None, -1
         self._listed.clear()
 
-    def refresh(self, sheets: TypeSpecs) -> int:
-        """Notice every change, which a glance at the log does."""
-        return self.sync(sheets)
-
     def entries(self) -> Sequence[Card]:
         """Return the latest version of every item that lists may show."""
         if self._entries is None:
@@ -114,7 +107,7 @@ class RegistrySource:
                 registry = self._registry()
                 changed = None if self._latest is None else changed_items(registry, self._followed)
                 if self._latest is None or changed is None:
-                    self._latest = {_item(one): self._enter(one) for one in registry.find() if is_listed(one)}
+                    self._latest = {one.name.item: self._enter(one) for one in registry.find() if is_listed(one)}
                 else:
                     now = listed_now(registry, changed)
                     for item in changed:
@@ -124,19 +117,13 @@ class RegistrySource:
         except Unavailable as fault:
             self._fail(fault)
 
-    def broken(self) -> Sequence[BrokenFile]:
-        """Return nothing: published versions were complete when they were sealed."""
-        return ()
-
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the versions that a reference may mean; a yanked one only where it is asked for exactly."""
         if self._fault or ref.source not in {None, "registry"}:
             return ()
         known = self._named.get(ref)
         if known is None:
-            namespace = ref.namespace if ref.source else None
-            found = self._asked(lambda registry: registry.named(ref.name, namespace=namespace))
-            used = [one for one in found if _is_usable(one) and (one.yanked is None or ref.is_exactly(one))]
+            used = [one for one in self._versions(ref) if one.yanked is None or ref.is_exactly(one)]
             if ref.version is None:
                 # A bare name means the latest version: a pre-release stands behind it, however high its number.
                 homes = [*dict.fromkeys(one.name.namespace for one in used)]
@@ -147,17 +134,9 @@ class RegistrySource:
             self._named[ref] = known
         return known
 
-    def looks_at(self) -> tuple[Iterable[str], Iterable[str]]:
-        """Return nothing: the store has a change counter."""
-        return (), ()
-
     def withdrawn(self, ref: Ref) -> Sequence[str]:
         """Return the yanked versions of an item."""
-        if self._fault or ref.source not in {None, "registry"}:
-            return ()
-        namespace = ref.namespace if ref.source else None
-        found = self._asked(lambda registry: registry.named(ref.name, namespace=namespace))
-        return [one.name.version for one in found if one.yanked and _is_usable(one)]
+        return [one.name.version for one in self._versions(ref) if one.yanked]
 
     def names(self) -> Iterable[str]:
         """Return the names of the items that lists may show, where they have been listed already."""
@@ -174,10 +153,6 @@ class RegistrySource:
         marks = (("deprecated", listed.deprecated), ("yanked", listed.yanked)) if listed else ()
         return [f"{tool.identity} is {word}{f': {mark.reason}' if mark.reason else ''}" for word, mark in marks if mark]
 
-    def stamp(self, entry: Card) -> FileStamp:  # noqa: ARG002 - sources have one port
-        """Return `MISSING`: there is no file. Changes show in the log instead."""
-        return MISSING
-
     def open(self, entry: Card) -> OpenedItem | None:
         """Return a version in full; its copy is made anew where it is not what was sealed."""
         known = self._opened.get(entry.path)
@@ -192,13 +167,14 @@ class RegistrySource:
                 known = self._opened[entry.path] = self._open(listed)
         return known
 
-    def _asked(self, question: Callable[[Registry], Sequence[VersionInfo]]) -> Sequence[VersionInfo]:
-        """Return the answer of the registry, which may fail in the middle: then it has no items either."""
-        if self._fault:
+    def _versions(self, ref: Ref) -> Sequence[VersionInfo]:
+        """Return the usable versions of a name; none if the registry cannot answer."""
+        if self._fault or ref.source not in {None, "registry"}:
             return ()
         try:
             with within(_ANSWER):
-                return question(self._registry())
+                found = self._registry().named(ref.name, namespace=ref.namespace if ref.source else None)
+                return [one for one in found if _is_usable(one)]
         except Unavailable as fault:
             self._fail(fault)
             return ()
@@ -291,10 +267,6 @@ def _is_usable(listed: VersionInfo) -> bool:
 def is_listed(listed: VersionInfo) -> bool:
     """Whether lists may show a version."""
     return _is_usable(listed) and listed.yanked is None
-
-
-def _item(listed: VersionInfo) -> Item:
-    return listed.name.namespace, listed.name.tool_id
 
 
 def _version(link: ChainRow, below: ChainRow | None) -> VersionInfo:

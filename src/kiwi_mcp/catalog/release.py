@@ -24,7 +24,7 @@ from kiwi_mcp.domain.registry import (
     ReleaseFile,
     VersionName,
     Visibility,
-    is_same_executor,
+    is_same_content,
 )
 from kiwi_mcp.manifest.signatures import (
     DETACHED,
@@ -166,7 +166,7 @@ def _unreadable(release: Release, reason: str) -> InvalidManifest:
 
 
 def _is_executable(file: ToolFile, tool: Tool) -> bool:
-    """Whether a file is to be executable; one that is all manifest has no use for it, and no digest speaks of it."""
+    """Whether a file is to be executable. A file that is only a manifest is not: its digest does not cover that."""
     return file.is_executable and not (file.path == tool.origin.path.name and tool.origin.path.suffix in _DATA)
 
 
@@ -214,12 +214,7 @@ def seed(registry: Registry, release: str) -> None:
 def unseeded(registry: Registry) -> Sequence[VersionName]:
     """Return the names of this release of Kiwi under which a registry holds something else."""
     stored = {one.name: one for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
-    return [
-        one.name
-        for one in seeds()
-        if (known := stored.get(one.name))
-        and not (known.digest == one.digest and is_same_executor(known.executor, one.executor))
-    ]
+    return [one.name for one in seeds() if (known := stored.get(one.name)) and not is_same_content(known, one)]
 
 
 @cache

@@ -41,7 +41,7 @@ class BrokenFile(Struct, frozen=True):
 
 
 class ItemSource(Protocol):
-    """A place that holds items, asked for them by name."""
+    """A place that holds items, asked for them by name. What most sources do not have is empty here."""
 
     @property
     def name(self) -> Source:
@@ -54,52 +54,62 @@ class ItemSource(Protocol):
     @property
     def mark(self) -> str:
         """A text that changes with the items and is the same in every process; empty if that is not known."""
+        return ""
 
     def registry(self) -> Registry | None:
         """Return the registry that the items are published in, if they are and it can be opened."""
+        return None
 
     def sync(self, sheets: TypeSpecs) -> int:
         """Notice what was added or removed, and return a number that changes when an entry does."""
 
     def refresh(self, sheets: TypeSpecs) -> int:
         """Notice every change, and return the same number."""
+        return self.sync(sheets)
 
     def entries(self) -> Sequence[Card]:
         """Return every item, as of the last refresh."""
 
     def broken(self) -> Sequence[BrokenFile]:
         """Return the files that could not be read, as of the last refresh."""
+        return ()
 
     def named(self, ref: Ref) -> Sequence[Card]:
         """Return the items that a reference may mean as they are now, the one it means first."""
 
-    def withdrawn(self, ref: Ref) -> Sequence[str]:
+    def withdrawn(self, ref: Ref) -> Sequence[str]:  # noqa: ARG002 - for sources with versions
         """Return the versions that a reference would mean had they not been taken out of use."""
+        return ()
 
     def names(self) -> Iterable[str]:
         """Return the names to suggest for a misspelt name."""
 
-    def pin(self, tool: Tool) -> Pin | None:
+    def pin(self, tool: Tool) -> Pin | None:  # noqa: ARG002 - as above
         """Return which executor an item was published on; None where none is recorded."""
+        return None
 
-    def notes(self, tool: Tool) -> Sequence[str]:
+    def notes(self, tool: Tool) -> Sequence[str]:  # noqa: ARG002 - as above
         """Return the publisher's later notes about an item, a sentence each."""
+        return ()
 
     @property
     def fault(self) -> KiwiError | None:
         """Why nothing can be found here now, if so."""
+        return None
 
-    def stamp(self, entry: Card) -> FileStamp:
-        """Return the stamp under which an entry was read."""
+    def stamp(self, entry: Card) -> FileStamp:  # noqa: ARG002 - for sources with files
+        """Return the stamp of the file of an entry."""
+        return MISSING
 
     def open(self, entry: Card) -> OpenedItem | None:
         """Return an item in full, or None where its file no longer holds that item."""
 
     def looks_at(self) -> tuple[Iterable[str], Iterable[str]]:
         """Return the files and the folders that `sync` looks at."""
+        return (), ()
 
 
-class FolderSource:
+class FolderSource(ItemSource):
     """The items in one `.ai` folder.
 
     A call checks the stamps of the folders that hold items, and of the files of the requested item; a miss or a search
@@ -144,14 +154,6 @@ class FolderSource:
     def home(self) -> str:
         """The folder."""
         return str(self._base)
-
-    @property
-    def mark(self) -> str:
-        """Nothing: what files hold is known once they were looked at."""
-        return ""
-
-    def registry(self) -> Registry | None:
-        """Return None: files are not published."""
 
     def sync(self, sheets: TypeSpecs) -> int:
         """Notice files and folders that came or went."""
@@ -198,25 +200,9 @@ class FolderSource:
         entries.sort(key=lambda entry: entry.semver, reverse=True)
         return entries
 
-    def withdrawn(self, ref: Ref) -> Sequence[str]:  # noqa: ARG002 - sources have one port
-        """Return nothing: a file is there or not."""
-        return ()
-
     def names(self) -> Iterable[str]:
         """Return every name."""
         return self._names
-
-    def pin(self, tool: Tool) -> Pin | None:
-        """Return None: a file names its executor."""
-
-    def notes(self, tool: Tool) -> Sequence[str]:  # noqa: ARG002 - sources have one port
-        """Return nothing: files are not published."""
-        return ()
-
-    @property
-    def fault(self) -> KiwiError | None:
-        """Nothing: a folder that is not there is empty."""
-        return None
 
     def stamp(self, entry: Card) -> FileStamp:
         """Return the stamp under which an entry was read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -19,7 +18,7 @@ from kiwi_mcp import __version__
 from kiwi_mcp.catalog.folder_source import FolderListing
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.mcp import ServerKey
-from kiwi_mcp.manifest.files import FileStamp
+from kiwi_mcp.manifest.files import FileStamp, write_whole
 from kiwi_mcp.manifest.type_specs import TypeSpecs
 
 _ListingRow: TypeAlias = tuple[str, int, FileStamp, tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]
@@ -88,15 +87,7 @@ def _read(place: Path, rows: Any) -> Any:  # of the type `rows`
 def _write(place: Path, rows: object) -> None:
     body = json.dumps(msgspec.to_builtins(rows), separators=(",", ":")).encode()
     with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".new-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(f"{_seal(body)}\n".encode() + body)
-            os.replace(name, place)  # noqa: PTH105 - text from mkstemp
-        except OSError:
-            os.unlink(name)  # noqa: PTH108 - text from mkstemp
-            raise
+        write_whole(place, f"{_seal(body)}\n".encode(), body)
 
 
 def _seal(body: bytes) -> str:

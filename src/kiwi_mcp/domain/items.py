@@ -17,6 +17,8 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, text_of
 SUBPROCESS = "subprocess"
 """The primitive that starts processes."""
 WORDS = ("read", "write", "hosts", "commands", "client")
+CHECKPOINT_MODES = ("auto", "explicit", "disabled")
+"""When a run that changes files gets a checkpoint."""
 CLIENT_REQUESTS = ("roots", "sampling", "questions")
 """What an MCP server can ask of the client that calls it: its folders, its model, and its user."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from unicodedata import normalize
 
@@ -19,6 +19,15 @@ _NAMESPACE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 _DEVICE = lazy_pattern(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.[^/]*)?", re.ASCII | re.IGNORECASE)
 # Control characters, lone surrogates, direction marks, and characters that some systems forbid.
 _UNSAFE = lazy_pattern(r'[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\:*?"<>|]')
+
+
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """Return a name, with the first number added to it that makes it a new one if it is taken."""
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
 
 
 def is_tool_id(text: str) -> bool:

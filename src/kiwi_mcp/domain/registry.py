@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -20,6 +20,9 @@ BUILTIN_NAMESPACE = "kiwi"
 """The namespace of the items that ship with Kiwi. Publishing to it is not possible."""
 
 DEFAULT_NAMESPACE = "public"
+
+ItemName: TypeAlias = tuple[str, str]
+"""The namespace and the name of an item."""
 
 
 def is_user_namespace(text: str) -> bool:
@@ -64,6 +67,11 @@ class VersionName(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.tool_id}@{self.version}"
+
+    @property
+    def item(self) -> ItemName:
+        """The namespace and the name of the item."""
+        return self.namespace, self.tool_id
 
 
 class Pin(Struct, frozen=True):
@@ -242,11 +250,32 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def is_same_executor(one: Pin | None, other: Pin | None) -> bool:
-    """Whether two pins count alike in a closure: to the same version, or to any release of what ships with Kiwi."""
-    if one and other and one.is_builtin and other.is_builtin:
-        return one.name.tool_id == other.name.tool_id
-    return (one and (one.name, one.digest)) == (other and (other.name, other.digest))
+class Linked(Protocol):
+    """A version and its executor."""
+
+    @property
+    def name(self) -> VersionName:
+        """Its name."""
+
+    @property
+    def digest(self) -> str:
+        """Its digest."""
+
+    @property
+    def executor(self) -> Pin | None:
+        """The version of its executor, if any."""
+
+
+def is_same_content(one: Linked, other: Linked) -> bool:
+    """Whether two versions have one digest and one executor; any release of an executor that ships with Kiwi counts."""
+    below, other_below = one.executor, other.executor
+    if below and other_below and below.is_builtin and other_below.is_builtin:
+        is_same_executor = below.name.tool_id == other_below.name.tool_id
+    else:
+        is_same_executor = (below and (below.name, below.digest)) == (
+            other_below and (other_below.name, other_below.digest)
+        )
+    return is_same_executor and one.digest == other.digest
 
 
 def closure_below(executor: Pin | None, closures: Mapping[VersionName, str]) -> str | None:

@@ -20,7 +20,7 @@ class Secret:
 
     def is_same(self, other: Secret) -> bool:
         """Whether two secrets have one value."""
-        return compare_digest(self.__value.encode(), other.__value.encode())
+        return compare_digest(self.__value.encode(errors="surrogatepass"), other.__value.encode(errors="surrogatepass"))
 
     def __repr__(self) -> str:
         return "Secret(…)"

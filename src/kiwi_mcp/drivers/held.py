@@ -34,7 +34,7 @@ from kiwi_mcp.primitives.process.namespaces import owner_map
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.sandbox.backend import Launch, Unconfined
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
-from kiwi_mcp.sandbox.levels import in_order, offers
+from kiwi_mcp.sandbox.levels import offers
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.process_setup import refuse_hosts, refuse_without_gate
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
@@ -105,7 +105,7 @@ class Sandbox(Struct, frozen=True):
             "asked": asked,
             "used": self.profile.level,
             "backend": self.standing.backend.name,
-            "properties": list(in_order(self.standing.properties)),
+            "properties": sorted(self.standing.properties),
             "policy": policy_digest(self.profile),
             "provenance": self.profile.provenance,
         }

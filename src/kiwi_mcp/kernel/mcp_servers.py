@@ -309,7 +309,7 @@ class McpServers:
         server, space = prepared.chain.tool, catalog.space
         is_accepted = catalog.is_meant(server)
         try:
-            profile = server_profile(
+            profile, _ = server_profile(
                 prepared.chain, plan.spec, space, self._judge, prepared.rights, is_meant=is_accepted
             )
         except PolicyDenied as refused:

@@ -19,6 +19,7 @@ from kiwi_mcp.domain.mcp import TaskUse
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.directive import limit_faults
+from kiwi_mcp.manifest.document import line_of
 from kiwi_mcp.manifest.formats import Requirement, formats_for
 from kiwi_mcp.manifest.hooks import hook_faults
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
@@ -44,7 +45,12 @@ def _schema_faults(parent: Manifest, child: Manifest) -> Iterator[Issue]:
         return
     subject = _as_child(child)
     schema = next(
-        (as_object(rule.get("schema")) for rule in rules if _matches(subject, as_object(rule.get("match")))), None
+        (
+            as_object(rule.get("schema"))
+            for rule in rules
+            if all(_at(subject, key) == wanted for key, wanted in as_object(rule.get("match")).items())
+        ),
+        None,
     )
     if schema is None:
         reason = f"{parent.tool_id!r} accepts no {child.tool_type} like this"
@@ -70,10 +76,6 @@ def _as_child(child: Manifest) -> JsonObject:
         "config": child.config,
         "manifest": words,
     }
-
-
-def _matches(subject: JsonObject, criteria: JsonObject) -> bool:
-    return all(_at(subject, key) == wanted for key, wanted in criteria.items())
 
 
 def _at(subject: JsonObject, path: str) -> Json:
@@ -209,14 +211,10 @@ def check(
     """
     subject = _Subject(manifest, sheets, file_names, is_folder, executor, executor_missing, with_files)
     found = [*manifest.issues, *_universal(subject), *_of_type(subject), *_hidden_characters(manifest)]
-    return tuple(_with_line(issue, lines or {}) for issue in dict.fromkeys(found))
-
-
-def _with_line(issue: Issue, lines: Mapping[str, int]) -> Issue:
-    place = issue.place
-    while place and place not in lines and issue.line is None:
-        place = place[: max(place.rfind("."), place.rfind("["), 0)]
-    return replace(issue, line=lines[place]) if issue.line is None and place in lines else issue
+    return tuple(
+        issue if issue.line is not None else replace(issue, line=line_of(issue.place, lines or {}))
+        for issue in dict.fromkeys(found)
+    )
 
 
 def _universal(subject: _Subject) -> Iterator[Issue]:
@@ -423,7 +421,11 @@ def _template_faults(manifest: Manifest, sheet: TypeSpec) -> Iterator[Issue]:
 
 
 def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
-    files = [name for name in subject.file_names if not _is_manifest_file(name, is_folder=subject.is_folder)]
+    files = [
+        name
+        for name in subject.file_names
+        if not (name in _MANIFEST_FILES if subject.is_folder else name.endswith(_DATA_SUFFIXES))
+    ]
     for name in files:
         if not is_safe_path(name):
             yield Issue(name, "is not a safe path", "Use relative paths, without `..`, backslashes or a drive.")
@@ -437,10 +439,6 @@ def _file_faults(subject: _Subject, sheet: TypeSpec) -> Iterator[Issue]:
     elif sheet.files == "none" and files and subject.is_folder:
         listed = ", ".join(files[:5])
         yield Issue("", f"{_a(sheet.type)} has no files; {listed} will never be used", "Remove them.", "warning")
-
-
-def _is_manifest_file(name: str, *, is_folder: bool) -> bool:
-    return name in _MANIFEST_FILES if is_folder else name.endswith(_DATA_SUFFIXES)
 
 
 def _hidden_characters(manifest: Manifest) -> Iterator[Issue]:

@@ -9,11 +9,10 @@ from textwrap import dedent
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.manifest.directive_xml import Element, read_xml
 from kiwi_mcp.manifest.names import did_you_mean
-
-CHECKPOINTS = frozenset({"auto", "explicit", "disabled"})
 
 _TYPES: Mapping[str, str] = {
     **{name: name for name in ("string", "number", "integer", "boolean", "array", "object")},
@@ -314,8 +313,8 @@ def _checkpoint(checkpoint: Element | None, issues: list[Issue]) -> str:
     if checkpoint is None:
         return ""
     mode = (checkpoint.attributes.get("mode") or checkpoint.text or "explicit").lower()
-    if mode not in CHECKPOINTS:
-        fix = f"Use one of {', '.join(sorted(CHECKPOINTS))}."
+    if mode not in CHECKPOINT_MODES:
+        fix = f"Use one of {', '.join(sorted(CHECKPOINT_MODES))}."
         issues.append(Issue("git_checkpoint", f"{mode!r} is not a mode of checkpoints", fix, line=checkpoint.line))
     return mode
 

@@ -14,8 +14,8 @@ from xml.parsers import expat
 from msgspec import Struct, field
 
 from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.legacy.hashes import xml_of
 
 MAX_CHARACTERS = 512_000
@@ -79,12 +79,11 @@ class Element(Struct):
 def read_xml(text: str, *, what: str) -> Element:
     """Return the directive element of a Markdown text; faults name their line and column in that text."""
     if len(text) > MAX_CHARACTERS:
-        raise _fault(what, f"longer than {MAX_CHARACTERS:,} characters", "Move long texts into knowledge entries.")
+        raise refuse(what, f"longer than {MAX_CHARACTERS:,} characters", "Move long texts into knowledge entries.")
     xml = xml_of(text)
     if xml is None:
-        raise _fault(
-            what, "holds no <directive>…</directive>", 'Add <directive name="…" version="1.0.0">…</directive>.'
-        )
+        fix = 'Add <directive name="…" version="1.0.0">…</directive>.'
+        raise refuse(what, "holds no <directive>…</directive>", fix)
     start = text.index(xml)
     _refuse_doctype(text[:start], what)
     # The space before keeps the parser's lines and columns those of the whole text.
@@ -118,14 +117,14 @@ class _Reader:
             if self._root is None or self._open:
                 raise self._refusal(fault) from fault
         if self._root is None:
-            raise _fault(self._what, "holds no <directive>", "Add one.")
+            raise refuse(self._what, "holds no <directive>", "Add one.")
         return self._root
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         self._count += 1
         if self._count > MAX_ELEMENTS or len(self._open) >= MAX_DEPTH:
             limits = f"{MAX_ELEMENTS:,} elements, {MAX_DEPTH} deep"
-            raise _fault(self._what, f"larger than {limits}", "Make it smaller.", self._parser.CurrentLineNumber)
+            raise refuse(self._what, f"larger than {limits}", "Make it smaller.", line=self._parser.CurrentLineNumber)
         element = Element(tag, attributes, self._parser.CurrentLineNumber)
         if self._open:
             self._open[-1].content.append(element)
@@ -149,7 +148,8 @@ class _Reader:
         line, column = fault.lineno, fault.offset
         written = self._lines[line - 1] if line <= len(self._lines) else ""
         reason = f"not well-formed at line {line}, column {column + 1}: {expat.ErrorString(fault.code)}"
-        return _fault(self._what, f"{reason} in `{written.strip()[:80]}`", _hint(written, column, fault.code), line)
+        hint = _hint(written, column, fault.code)
+        return refuse(self._what, f"{reason} in `{written.strip()[:80]}`", hint, line=line)
 
 
 def _cut_opaque(xml: str) -> tuple[str, list[str]]:
@@ -198,13 +198,8 @@ def _refuse_doctype(before: str, what: str) -> None:
 
 
 def _no_doctype(what: str, line: int) -> InvalidManifest:
-    return _fault(
-        what, "holds a DOCTYPE, which is never read", "Remove it, and write entities as the five of XML.", line
-    )
-
-
-def _fault(what: str, reason: str, fix: str, line: int | None = None) -> InvalidManifest:
-    return InvalidManifest(what, [Issue("", reason, fix, line=line)])
+    fix = "Remove it, and write entities as the five of XML."
+    return refuse(what, "holds a DOCTYPE, which is never read", fix, line=line)
 
 
 def _markup(content: list[str | Element]) -> str:

@@ -79,6 +79,13 @@ def place_of(path: Iterable[str | int], start: str = "") -> str:
     return start
 
 
+def line_of(place: str, lines: Mapping[str, int]) -> int | None:
+    """Return the line of a place, or of the nearest place around it that has one."""
+    while place and place not in lines:
+        place = place[: max(place.rfind("."), place.rfind("["), 0)]
+    return lines.get(place)
+
+
 def refuse(what: str, reason: str, fix: str, *, place: str = "", line: int | None = None) -> InvalidManifest:
     """Return the refusal of a document for one reason."""
     return InvalidManifest(what, [Issue(place, reason, fix, line=line)])
@@ -163,13 +170,11 @@ def read_json(
     return Document(settle(value, limits))
 
 
-def read_toml(
-    text: str, *, what: str, max_bytes: int = MAX_BYTES, max_nodes: int = MAX_NODES, max_depth: int = MAX_DEPTH
-) -> Document:
+def read_toml(text: str, *, what: str) -> Document:
     """Return the table a TOML text holds; its dates become text."""
-    limits = DocumentLimits(what, max_nodes, max_depth)
+    limits = DocumentLimits(what, MAX_NODES, MAX_DEPTH)
     try:
-        value: Raw = tomllib.loads(readable(text, what=what, max_bytes=max_bytes), parse_float=WrittenFloat)
+        value: Raw = tomllib.loads(readable(text, what=what, max_bytes=MAX_BYTES), parse_float=WrittenFloat)
     except tomllib.TOMLDecodeError as error:
         raise refuse(what, f"not TOML: {error}", "Fix the TOML there.") from None
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,6 +85,19 @@ def read_file(path: Path, *, limit: int) -> Content:
         is_steady = _stamp(os.fstat(descriptor)) == _stamp(found)
     stamp = settled(_stamp(found)) if is_steady else RACY
     return Content(data, stamp, bool(found.st_mode & stat.S_IXUSR), found.st_mtime)
+
+
+def write_whole(path: Path, *parts: bytes) -> None:
+    """Replace a file of a cache: other processes see the old content or the new one, and never a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+        os.replace(draft, path)  # noqa: PTH105 - text from mkstemp
+    except OSError:
+        os.unlink(draft)  # noqa: PTH108 - text from mkstemp
+        raise
 
 
 def unreadable(path: Path, reason: str) -> InvalidManifest:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kiwi_mcp.domain.errors import InvalidManifest
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.signatures import split
 from kiwi_mcp.manifest.type_specs import FileFormat, TypeSpec
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -21,15 +20,7 @@ MAX_CHARACTERS = 4_000_000
 """The longest entry that is read; one longer than a book is a data file."""
 
 _MANIFEST = ("version", "category", "tags", "author", "created_at")
-_NOT_CONTENT = {
-    "id",
-    "zettel_id",
-    "description",
-    "validated_at",
-    "content_hash",
-    "integrity",
-    "embedding",
-}
+_NOT_CONTENT = {"id", "zettel_id", "description", "validated_at", "content_hash", "integrity", "embedding"}
 _END = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
 _HEADING = re.compile(r"^#[ \t]+(\S[^\n]*)$", re.MULTILINE)
 _LINK = re.compile(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]{0,200})?\]\]")
@@ -68,16 +59,14 @@ def links(content: str) -> tuple[str, ...]:
 def _parts(text: str, what: str) -> tuple[JsonObject, str]:
     if len(text) > MAX_CHARACTERS:
         fix = "Split it, and link the parts as [[name]]."
-        raise InvalidManifest(what, [Issue("", f"longer than {MAX_CHARACTERS:,} characters", fix)])
+        raise refuse(what, f"longer than {MAX_CHARACTERS:,} characters", fix)
     unsigned = split(text, ".md")[1]
     front, content = _cut(unsigned)
     # Blank lines stand for the signature, so that faults name the line of the file.
     above = text.count("\n") - unsigned.count("\n")
     value = read_yaml("\n" * above + front, what=what).value if front.strip() else {}
     if not isinstance(value, Mapping):
-        raise InvalidManifest(
-            what, [Issue("", "the front matter is not a mapping", "Write `key: value` lines.", line=1)]
-        )
+        raise refuse(what, "the front matter is not a mapping", "Write `key: value` lines.", line=1)
     return value, content.strip()
 
 

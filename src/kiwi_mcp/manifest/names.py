@@ -1,13 +1,9 @@
-"""Which names and paths an item may have: one rule for create, load, search and run."""
+"""Hints for misspelled words, and short names of items."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-
-from kiwi_mcp.domain.names import is_safe_path, is_tool_id
-
-__all__ = ["did_you_mean", "is_safe_path", "is_tool_id"]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -33,21 +33,26 @@ def changing(path: Path) -> Iterator[Callable[[bytes], None]]:
 
 def _replace(path: Path, data: bytes, folder: int) -> None:
     """Replace the content of a file atomically: readers see the old or the new content, also after a power loss."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            draft.replace(path)
-            os.fsync(folder)
-        finally:
-            draft.unlink(missing_ok=True)
+        put_file(path, data, path.stat().st_mode & 0o777 if path.exists() else 0o600)
+        os.fsync(folder)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def put_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a file under a temporary name, and rename it when it is on the disk."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with os.fdopen(os.open(draft, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _lock(folder: int, path: Path) -> None:

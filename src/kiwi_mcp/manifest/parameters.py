@@ -42,16 +42,8 @@ _SCHEMA_WORDS = {
     "minProperties", "maxProperties", "anyOf", "oneOf", "allOf", "not", "$ref", "deprecated", "readOnly", "writeOnly",
 }  # fmt: skip
 _ONLY_IN_SCHEMAS = {
-    "properties",
-    "additionalProperties",
-    "patternProperties",
-    "$defs",
-    "$ref",
-    "$schema",
-    "allOf",
-    "anyOf",
-    "oneOf",
-}
+    "properties", "additionalProperties", "patternProperties", "$defs", "$ref", "$schema", "allOf", "anyOf", "oneOf",
+}  # fmt: skip
 _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf", "if"}
 _LIST_OF = re.compile(r"(?:list|array|tuple|set)\s*[\[<]\s*(.+?)\s*[\]>]", re.ASCII)
 

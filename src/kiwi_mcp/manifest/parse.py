@@ -9,10 +9,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.items import CHECKPOINT_MODES, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.names import is_safe_path
-from kiwi_mcp.manifest.document import join
+from kiwi_mcp.manifest.document import join, line_of
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.parameters import to_schema
 from kiwi_mcp.manifest.type_specs import TypeSpec, TypeSpecs, load_type_specs
@@ -33,7 +33,6 @@ METADATA = {
 """Words that belong to no type, and are kept as they were written."""
 
 _PERMISSION = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-_CHECKPOINTS = ("auto", "explicit", "disabled")
 _SECRET_WORD = {"bearer": "token", "basic": "password"}
 
 
@@ -208,29 +207,18 @@ def _auth(auth: JsonObject) -> JsonObject:
 def _parameters(reading: _Reading) -> JsonObject:
     word = next((word for word in PARAMETER_WORDS if reading.written.get(word) is not None), "parameters")
     schema, issues = to_schema(reading.written.get(word), word)
-    reading.issues += [replace(issue, line=_line(reading.lines, issue.place)) for issue in issues]
+    reading.issues += [replace(issue, line=line_of(issue.place, reading.lines)) for issue in issues]
     return schema
-
-
-def _line(lines: Mapping[str, int], place: str) -> int | None:
-    while place and place not in lines:
-        place = place[: max(place.rfind("."), place.rfind("["), 0)]
-    return lines.get(place)
 
 
 def _outputs(reading: _Reading) -> JsonObject:
     value = reading.written.get("outputs", reading.written.get("output_schema"))
     if isinstance(value, str | bool | int | float):
         reading.fault("outputs", "is not a schema", "Write a JSON Schema, or `format` and `schema`.")
-    listed = as_list(value)
-    return {"type": "object", "properties": _named(listed)} if listed else as_object(value)
-
-
-def _named(listed: Sequence[Json]) -> JsonObject:
-    items = [as_object(item) for item in listed]
-    return {
-        as_text(item.get("name")): {word: inner for word, inner in item.items() if word != "name"} for item in items
-    }
+    if not (listed := [as_object(item) for item in as_list(value)]):
+        return as_object(value)
+    named = {as_text(one.get("name")): {word: inner for word, inner in one.items() if word != "name"} for one in listed}
+    return {"type": "object", "properties": named}
 
 
 def _category(reading: _Reading, folder: str) -> str:
@@ -259,10 +247,10 @@ def _mutates_state(reading: _Reading) -> bool:
 def _check_checkpoint(reading: _Reading) -> None:
     written = reading.written.get("checkpoint")
     words = as_object(written)
-    if written is None or written in _CHECKPOINTS:
+    if written is None or written in CHECKPOINT_MODES:
         return
-    if not words or words.get("mode", "explicit") not in _CHECKPOINTS or words.keys() - {"mode", "paths"}:
-        fix = f"Write one of {', '.join(_CHECKPOINTS)}, or `{{mode: auto, paths: [folder]}}`."
+    if not words or words.get("mode", "explicit") not in CHECKPOINT_MODES or words.keys() - {"mode", "paths"}:
+        fix = f"Write one of {', '.join(CHECKPOINT_MODES)}, or `{{mode: auto, paths: [folder]}}`."
         reading.fault("checkpoint", "is not a mode of checkpoints", fix)
     paths = words.get("paths", [])
     if not isinstance(paths, list) or not all(isinstance(path, str) and is_safe_path(path) for path in paths):

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest
 from kiwi_mcp.domain.grants import Grant, empty_grant
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Manifest
+from kiwi_mcp.domain.items import CHECKPOINT_MODES, Manifest
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
-from kiwi_mcp.manifest.directive import CHECKPOINTS, limits_in, read_directive
+from kiwi_mcp.manifest.directive import limits_in, read_directive
 from kiwi_mcp.manifest.hooks import Hook, hooks_in
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.knowledge import body
@@ -553,7 +553,7 @@ def _model(written: Json, tier: str) -> ModelPreference:
 
 def _checkpoint(written: Json) -> CheckpointMode:
     mode = as_text(as_object(written).get("mode")) or as_text(written) or "explicit"
-    return cast("CheckpointMode", mode) if mode in CHECKPOINTS else "explicit"
+    return cast("CheckpointMode", mode) if mode in CHECKPOINT_MODES else "explicit"
 
 
 def _absent(place: str, ref: str) -> Issue:

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, DocumentLimits, read_toml, settle
+from kiwi_mcp.manifest.document import MAX_DEPTH, MAX_NODES, DocumentLimits, read_toml, refuse, settle
 from kiwi_mcp.manifest.yaml import read_yaml
 
 ENTRY_FUNCTIONS = ("main", "run", "execute")
@@ -244,16 +245,15 @@ def _tree(text: str, what: str) -> ast.Module:
             warnings.simplefilter("ignore")  # what the author's source is warned about is not this reader's to print
             return ast.parse(text)
     except SyntaxError as error:
-        reason = f"Python cannot read it: {error.msg}"
-        issue = Issue(what, reason, "Fix the syntax (Python 3).", line=error.lineno)
-        raise InvalidManifest(what, [issue]) from None
+        reason, fix = f"Python cannot read it: {error.msg}", "Fix the syntax (Python 3)."
+        raise refuse(what, reason, fix, place=what, line=error.lineno) from None
     except (ValueError, MemoryError, RecursionError):
         raise _beyond_reading(what) from None
 
 
 def _beyond_reading(what: str) -> InvalidManifest:
     fix = "Make the file simpler, or put its metadata into a tool.yaml."
-    return InvalidManifest(what, [Issue(what, "too large or too deeply nested to be read", fix)])
+    return refuse(what, "too large or too deeply nested to be read", fix, place=what)
 
 
 def _read_docstring(tree: ast.Module, source: PythonSource, what: str) -> None:
@@ -278,8 +278,7 @@ def _read_docstring(tree: ast.Module, source: PythonSource, what: str) -> None:
 
 def shifted(issue: Issue, offset: int) -> Issue:
     """Return an issue of an embedded text with the line it has in the whole file."""
-    line = issue.line + offset if issue.line is not None else None
-    return Issue(issue.place, issue.reason, issue.fix, issue.severity, line)
+    return issue if issue.line is None else replace(issue, line=issue.line + offset)
 
 
 def _read_assignments(tree: ast.Module, source: PythonSource) -> None:

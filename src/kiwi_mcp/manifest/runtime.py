@@ -12,6 +12,7 @@ from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.formats import is_variable
 from kiwi_mcp.manifest.packages import Packages, packages_of
 
@@ -77,8 +78,8 @@ def split_words(value: Json) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        issue = Issue("config", f"{value!r} cannot be split into words ({error})", "Write the command as a list.")
-        raise InvalidManifest("The runtime", [issue]) from error
+        reason = f"{value!r} cannot be split into words ({error})"
+        raise refuse("The runtime", reason, "Write the command as a list.", place="config") from error
 
 
 def texts(value: Json) -> tuple[str, ...]:
@@ -110,8 +111,8 @@ def _manager(runtime: Tool, old_name: str) -> Packages | None:
     try:
         return packages_of(runtime.manifest.config, old_name, runtime.id)
     except ValidationError as error:
-        issue = Issue("config.packages", str(error), "Write it as `kiwi help runtimes` shows.")
-        raise InvalidManifest(f"{runtime.id!r}", [issue]) from error
+        fix = "Write it as `kiwi help runtimes` shows."
+        raise refuse(f"{runtime.id!r}", str(error), fix, place="config.packages") from error
 
 
 def _old_interpreter(interpreter: JsonObject) -> tuple[str, str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
+from msgspec.structs import replace
 
 from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.manifest.directive import read_directive
 from kiwi_mcp.manifest.document import Document, read_json, read_toml, refuse
 from kiwi_mcp.manifest.knowledge import read_front_matter
@@ -29,10 +30,14 @@ _KEY = re.compile(r"^(?:tool_id|tool_type)[ \t]*:", re.MULTILINE)
 _SIGNED = re.compile(r"(?:kiwi-mcp:validated|rye:signed):")
 
 
-class Embedded(Struct, frozen=True):
-    """What a code file says about itself."""
+Placement = Literal["manifest", "embedded", "text"]
+
+
+class SourceManifest(Struct, frozen=True):
+    """A manifest as it was authored, the lines of its parts, and which placement it has."""
 
     value: JsonObject
+    placement: Placement
     lines: Mapping[str, int] = field(default_factory=dict)
     issues: tuple[Issue, ...] = ()
 
@@ -40,11 +45,11 @@ class Embedded(Struct, frozen=True):
 class Comments(Struct, frozen=True):
     """The marks of one language: what begins a comment line, and what surrounds a block."""
 
-    line: str
+    line: str = ""
     block: tuple[str, str] | None = None
 
 
-def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool = False) -> Embedded | None:
+def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool = False) -> SourceManifest | None:
     """Return the metadata a code file holds, or None where it is no item. Nothing in the file is run."""
     if suffix == ".py":
         return _read_python(text, what, is_legacy_script)
@@ -56,17 +61,18 @@ def read_embedded(suffix: str, text: str, *, what: str, is_legacy_script: bool =
         except InvalidManifest as error:
             raise InvalidManifest(what, [shifted(issue, start) for issue in error.issues]) from None
         lines = {place: line + start for place, line in document.lines.items()}
-        return Embedded(as_object(document.value), lines)
+        return SourceManifest(as_object(document.value), "embedded", lines)
     return None
 
 
-def _read_python(text: str, what: str, is_legacy_script: bool) -> Embedded | None:
+def _read_python(text: str, what: str, is_legacy_script: bool) -> SourceManifest | None:
     if not is_legacy_script and not may_be_item(text):
         return None
     source = read_python(text, what=what)
-    if is_legacy_script:
-        return Embedded(legacy_words(source), source.lines, tuple(source.issues))
-    return Embedded(source.value, source.lines, tuple(source.issues)) if source.is_item else None
+    if not is_legacy_script and not source.is_item:
+        return None
+    value = legacy_words(source) if is_legacy_script else source.value
+    return SourceManifest(value, "embedded", source.lines, tuple(source.issues))
 
 
 @cache
@@ -74,12 +80,7 @@ def _languages() -> Mapping[str, Comments]:
     path = FOLDER / "languages.yaml"
     text = path.read_text(encoding="utf-8")
     table = parsed(text) or as_object(read_yaml(text, what=path.name).value)
-    return {suffix: _comments(as_object(words)) for suffix, words in table.items()}
-
-
-def _comments(words: JsonObject) -> Comments:
-    marks = [as_text(mark) for mark in as_list(words.get("block"))]
-    return Comments(as_text(words.get("line")), (marks[0], marks[1]) if marks else None)
+    return convert(table, dict[str, Comments])
 
 
 def comments_of(suffix: str) -> Comments:
@@ -133,21 +134,10 @@ def _inside(lines: list[str], marks: tuple[str, str]) -> str:
     )
 
 
-Placement = Literal["manifest", "embedded", "text"]
-
 _READERS = {".yaml": read_yaml, ".yml": read_yaml, ".json": read_json, ".toml": read_toml}
 _YAML = (".yaml", ".yml")
 _MARKS = ("tool_id", "tool_type", "executor", "executor_id")
 """Any of these at the top makes a data file an item; a `package.json` beside a tool has none."""
-
-
-class SourceManifest(Struct, frozen=True):
-    """A manifest as it was authored, the lines of its parts, and which placement it has."""
-
-    value: JsonObject
-    placement: Placement
-    lines: Mapping[str, int] = field(default_factory=dict)
-    issues: tuple[Issue, ...] = ()
 
 
 def read_manifest(
@@ -160,9 +150,9 @@ def read_manifest(
     if suffix == ".md":
         return _read_markdown(path, text, sheets or load_type_specs())
     found = read_embedded(suffix, text, what=path.name, is_legacy_script=is_legacy_script)
-    if found is None:
-        return None
-    return SourceManifest(_with_entrypoint(found.value, path.name), "embedded", found.lines, found.issues)
+    if found is None or "entrypoint" in found.value or "entrypoint" in as_object(found.value.get("config")):
+        return found
+    return replace(found, value={**found.value, "entrypoint": path.name})  # the file is its own entrypoint
 
 
 def _read_data(path: Path, suffix: str, text: str) -> SourceManifest | None:
@@ -189,10 +179,3 @@ def _read_markdown(path: Path, text: str, sheets: TypeSpecs) -> SourceManifest |
     else:
         value = read_front_matter(text, spec, format_, what=path.name, stem=path.stem)
     return SourceManifest({**value, "tool_type": spec.type, "executor": spec.default_executor or None}, "text")
-
-
-def _with_entrypoint(value: JsonObject, name: str) -> JsonObject:
-    """Return embedded metadata that says which file it was found in: the file is its own entrypoint."""
-    if "entrypoint" in value or "entrypoint" in as_object(value.get("config")):
-        return value
-    return {**value, "entrypoint": name}

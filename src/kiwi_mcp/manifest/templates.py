@@ -12,10 +12,10 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
-from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.json import Json, text_of
 from kiwi_mcp.domain.patterns import lazy_pattern
+from kiwi_mcp.manifest.document import refuse
 
 
 class Absent(Enum):
@@ -137,16 +137,8 @@ def value_of(name: str, values: Values) -> Json | Absent:
     if name in values:
         return values[name]
     known = ", ".join(f"`{{{each}}}`" for each in sorted(values)[:20]) or "no name at all"
-    raise InvalidManifest(
-        "The template",
-        [
-            Issue(
-                place=name,
-                reason=f"`{{{name}}}` is neither a parameter nor a fact",
-                fix=f"Declare a parameter `{name}`, write `{{{{{name}}}}}` for the bare text, or use {known}.",
-            )
-        ],
-    )
+    fix = f"Declare a parameter `{name}`, write `{{{{{name}}}}}` for the bare text, or use {known}."
+    raise refuse("The template", f"`{{{name}}}` is neither a parameter nor a fact", fix, place=name)
 
 
 def text_for(name: str, values: Values) -> str:
@@ -243,7 +235,7 @@ def render_url(template: str, values: Values) -> str:
     pair out and a list repeats it. `${NAME}` stays, wherever it stands.
     """
     origin, path, query, fragment = _components(template)
-    rendered = [*origin, *_rendered_path(path, values)]
+    rendered = [*origin, *_joined((_segment(segment, values) for segment in _split(path, "/")), "/")]
     if query is not None and (pairs := _joined(_rendered_query(query, values), "&")):
         rendered += [Piece("text", "?"), *pairs]
     if fragment is not None:
@@ -269,7 +261,11 @@ def _components(template: str) -> tuple[Pieces, Pieces, Pieces | None, Pieces | 
     origin, path = _origin(before)
     misplaced = [piece.text for piece in origin if piece.kind == "name"]
     if misplaced or not origin:
-        raise _wrong_origin(misplaced)
+        reason = "has neither a scheme and host nor a `${NAME}`"
+        if misplaced:
+            reason = f"`{{{misplaced[0]}}}` stands in the scheme, host or port"
+        fix = "Begin the URL with `https://host/` or `${NAME}/`, and use values after it only."
+        raise refuse("The URL template", reason, fix, place="config.url")
     return origin, path, query, fragment
 
 
@@ -284,11 +280,6 @@ def _origin(parts: Pieces) -> tuple[Pieces, Pieces]:
         scheme = (*scheme, Piece("text", "://"))
     host, path = _cut(rest, "/")
     return (*scheme, *host), () if path is None else (Piece("text", "/"), *path)
-
-
-def _rendered_path(path: Pieces, values: Values) -> Iterator[Piece]:
-    segments = [_segment(segment, values) for segment in _split(path, "/")]
-    return iter(_joined(segments, "/"))
 
 
 def _segment(segment: Pieces, values: Values) -> list[Piece]:
@@ -363,22 +354,6 @@ def _joined(groups: Iterable[Sequence[Piece]], mark: str) -> list[Piece]:
     for at, group in enumerate(groups):
         joined += [Piece("text", mark), *group] if at else group
     return joined
-
-
-def _wrong_origin(names: Sequence[str]) -> InvalidManifest:
-    reason = (
-        f"`{{{names[0]}}}` stands in the scheme, host or port"
-        if names
-        else "has neither a scheme and host nor a `${NAME}`"
-    )
-    return InvalidManifest(
-        "The URL template",
-        [
-            Issue(
-                "config.url", reason, "Begin the URL with `https://host/` or `${NAME}/`, and use values after it only."
-            )
-        ],
-    )
 
 
 def _refused(message: str) -> InvalidRequest:

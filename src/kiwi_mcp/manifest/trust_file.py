@@ -32,7 +32,7 @@ class TrustFile:
 
     def keep_own(self, key: TrustedKey) -> None:
         """Keep one of the owner's keys as it is now."""
-        self._change("own", lambda entries: entries.update({key.public: _own(key)}))
+        self._change("own", lambda entries: entries.update({key.public: _entry(key, _OWN)}))
 
     def published(self, key: TrustedKey, namespace: str) -> None:
         """Note that one of the owner's keys published in a namespace."""
@@ -55,7 +55,7 @@ class TrustFile:
                 raise SignatureRefused(
                     f"Another key for {scope} became known meanwhile.", suggestion="Look at it: `kiwi key list`."
                 )
-            entries[scope] = held | {key.public: _publisher(key) for key in keys}
+            entries[scope] = held | {key.public: _entry(key, _PUBLISHED) for key in keys}
 
         self._change("publishers", add)
 
@@ -96,15 +96,10 @@ def _is_above(version: str, known: str) -> bool:
     return one is not None and (other is None or one > other)
 
 
-def _own(key: TrustedKey) -> dict[str, Json]:
-    facts: dict[str, Json] = {"name": key.name, "since": key.since, "namespaces": list(key.namespaces)}
-    return {word: value for word, value in (facts | {"rotation": key.rotation} | _end(key)).items() if value}
+_OWN = ("name", "since", "namespaces", "rotation", "expires", "revoked", "reason")
+_PUBLISHED = ("fingerprint", "since", "how", "expires", "revoked", "reason")
 
 
-def _publisher(key: TrustedKey) -> dict[str, Json]:
-    facts: dict[str, Json] = {"fingerprint": key.fingerprint, "since": key.since, "how": key.how}
-    return {word: value for word, value in (facts | _end(key)).items() if value}
-
-
-def _end(key: TrustedKey) -> dict[str, Json]:
-    return {"expires": key.expires, "revoked": key.revoked, "reason": key.reason}
+def _entry(key: TrustedKey, words: Iterable[str]) -> dict[str, Json]:
+    values = ((word, getattr(key, word)) for word in words)
+    return {word: list(value) if isinstance(value, tuple) else value for word, value in values if value}

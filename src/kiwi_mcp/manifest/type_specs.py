@@ -10,16 +10,16 @@ from errno import EINVAL
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, get_args
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from kiwi_mcp.data import FOLDER, parsed
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, DefinedBy, ItemType, Lifetime, ResultKind, Source, TypeTraits
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.manifest.document import MAX_BYTES
 from kiwi_mcp.manifest.files import RACY, FileStamp, Stamps, are_fresh, settled, stamp_of
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
@@ -49,7 +49,7 @@ _RESERVED_FOLDERS = frozenset(
 
 _FOLDER: JsonObject = {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,63}$"}
 _NAMES: JsonObject = {"type": "array", "items": {"type": "string"}}
-_NEED: JsonObject = {"enum": ["required", "none", "optional"]}
+_NEED: JsonObject = {"enum": list(get_args(Need))}
 _SHEET: JsonObject = {
     "type": "object",
     "additionalProperties": False,
@@ -126,36 +126,36 @@ class TypeSpec(Struct, frozen=True):
     """
 
     type: str
-    description: str
-    executor_types: tuple[str, ...]
-    executor_ids: tuple[str, ...]
     needs_executor: Need
     files: Need
-    default_executor: str
-    aliases: Mapping[str, str]
-    """Old spellings of the type, and the executor each one means."""
     config: JsonObject
-    by_executor: Mapping[str, JsonObject]
-    """What the config must also be with a certain executor."""
-    templates: tuple[str, ...]
-    """The config words in which `{name}` must be a parameter."""
-    references: Mapping[str, str]
-    """The config words that name another item, and the item type that each one names."""
-    inputs_for: str
-    """The config word that names the item which gets the parameters as its inputs; empty where there is none."""
-    ids: tuple[str, ...]
-    """The only names that items of this type have; empty where any will do."""
-    effect: str
-    folder: str
-    """Where new items of this type are written, below `.ai`."""
-    old_folders: Mapping[str, str]
-    """Folders where items of this type are still looked for, with the suffix of their files."""
-    format: FileFormat | None
-    """How its items are written; None if they are code or manifests."""
     defined_in: DefinedIn
     """Where the type spec is: its folder is looked for only there, and in what sees that place."""
     traits: TypeTraits
     """What the kernel and the policy read. Items that return no data are requested by the name of their type."""
+    description: str = ""
+    executor_types: tuple[str, ...] = ()
+    executor_ids: tuple[str, ...] = ()
+    default_executor: str = ""
+    aliases: Mapping[str, str] = {}
+    """Old spellings of the type, and the executor each one means."""
+    by_executor: Mapping[str, JsonObject] = {}
+    """What the config must also be with a certain executor."""
+    templates: tuple[str, ...] = ()
+    """The config keys in which `{name}` must be a parameter."""
+    references: Mapping[str, str] = {}
+    """The config keys that name another item, and the item type that each one names."""
+    inputs_for: str = ""
+    """The config key that names the item which gets the parameters as its inputs; empty where there is none."""
+    ids: tuple[str, ...] = ()
+    """The only names that items of this type have; empty where any will do."""
+    effect: str = ""
+    folder: str = TOOLS.name
+    """Where new items of this type are written, below `.ai`."""
+    old_folders: Mapping[str, str] = {}
+    """Folders where items of this type are still looked for, with the suffix of their files."""
+    format: FileFormat | None = None
+    """How its items are written; None if they are code or manifests."""
 
     @property
     def driver(self) -> str:
@@ -416,49 +416,10 @@ def faults_of(value: JsonObject, name: str) -> Sequence[Issue]:
 
 
 def _sheet(value: JsonObject, usual: Mapping[str, TypeTraits], defined_in: DefinedIn) -> TypeSpec:
-    return TypeSpec(
-        type=as_text(value["type"]),
-        description=as_text(value.get("description")),
-        executor_types=_names(value, "executor_types"),
-        executor_ids=_names(value, "executor_ids"),
-        needs_executor=cast("Need", value["needs_executor"]),
-        files=cast("Need", value["files"]),
-        default_executor=as_text(value.get("default_executor")),
-        aliases={word: as_text(executor) for word, executor in as_object(value.get("aliases")).items()},
-        config=as_object(value["config"]),
-        by_executor={name: as_object(rule) for name, rule in as_object(value.get("by_executor")).items()},
-        templates=_names(value, "templates"),
-        references={word: as_text(kind) for word, kind in as_object(value.get("references")).items()},
-        inputs_for=as_text(value.get("inputs_for")),
-        ids=_names(value, "ids"),
-        effect=as_text(value.get("effect")),
-        folder=as_text(value.get("folder")) or TOOLS.name,
-        old_folders={folder: as_text(suffix) for folder, suffix in as_object(value.get("old_folders")).items()},
-        format=_format(as_object(value["format"])) if "format" in value else None,
-        defined_in=defined_in,
-        traits=_traits(value, usual),
-    )
-
-
-def _format(value: JsonObject) -> FileFormat:
-    reader = cast("Reader", value["reader"])
-    return FileFormat(as_text(value["suffix"]), reader, _names(value, "config"), as_object(value.get("defaults")))
-
-
-def _traits(value: JsonObject, usual: Mapping[str, TypeTraits]) -> TypeTraits:
-    """Return the traits in a type spec; what it does not say is as usual for its driver."""
-    driver = as_text(value["driver"])
-    like = usual.get(driver, TypeTraits())
-    return TypeTraits(
-        driver,
-        cast("Lifetime", value.get("lifetime", like.lifetime)),
-        cast("DefinedBy", value.get("defined_by", like.defined_by)),
-        cast("ResultKind", value.get("result_kind", "data")),
-    )
-
-
-def _names(value: JsonObject, word: str) -> tuple[str, ...]:
-    return tuple(as_text(name) for name in as_list(value.get(word)))
+    """Return a valid type spec; traits that it does not set are as usual for its driver."""
+    like = usual.get(as_text(value["driver"]), TypeTraits())
+    traits = {"lifetime": like.lifetime, "defined_by": like.defined_by, **value}
+    return convert({**value, "defined_in": defined_in, "traits": convert(traits, TypeTraits)}, TypeSpec)
 
 
 class TypeSheets:

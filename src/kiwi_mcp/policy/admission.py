@@ -70,7 +70,7 @@ class IncomingVersion(Struct, frozen=True):
     @property
     def scope(self) -> str:
         """What its publisher's key is pinned for."""
-        return scope_of(self.name.namespace, self.name.tool_id)
+        return scope_of(*self.name.item)
 
     @property
     def key(self) -> str:
@@ -81,6 +81,16 @@ class IncomingVersion(Struct, frozen=True):
     def is_unsigned(self) -> bool:
         """Whether it has no signature."""
         return self.signed.trust in {"unsigned", "integrity"}
+
+    @property
+    def item(self) -> str:
+        """The name of its item."""
+        return "/".join(self.name.item)
+
+    @property
+    def option(self) -> str:
+        """The option by which the owner accepts it."""
+        return "`--accept-unsigned`" if self.is_unsigned else f"`--trust-key {fingerprint(self.key)}`"
 
     def to_json(self) -> JsonObject:
         """Return the version and its signer, for responses."""
@@ -145,7 +155,7 @@ class Admission:
             if refusal := self._refusal(version):
                 refused[version.name] = refusal.message
             elif self._is_doubtful(version) and not self._has_consent(version):
-                refused[version.name] = f"it {self._doubt(version)} ({self._option(version)})"
+                refused[version.name] = f"it {self._doubt(version)} ({version.option})"
         self.refused |= refused
         admitted = [one for one in incoming if one.name not in refused]
         self.incoming += admitted
@@ -158,7 +168,7 @@ class Admission:
         for one in self.incoming:
             version = Version.parse(one.name.version)
             if one.key and version is not None:
-                highest[_item(one.name)] = max(version, highest.get(_item(one.name), version))
+                highest[one.item] = max(version, highest.get(one.item, version))
         if highest and not self._is_planned:
             self._file.note_versions({item: str(version) for item, version in highest.items()})
 
@@ -178,7 +188,7 @@ class Admission:
     def _incoming(self, release: Release, trusted: Trusted) -> IncomingVersion:
         """Return a version with its signer. If a trusted key handed over to another key, that one is trusted too."""
         version = IncomingVersion(release, self._trust_of(release, trusted))
-        pinned = trusted.pinned(release.name.namespace, release.name.tool_id)
+        pinned = trusted.pinned(*release.name.item)
         is_unknown = version.signed.trust == "unknown_key" and not self._is_planned
         if is_unknown and (path := rotated(pinned, version.key, version.signed.rotations)):
             now = _now()
@@ -195,8 +205,8 @@ class Admission:
             refuse_unlisted(f"registry/{version.name}")
         except PolicyDenied as refusal:
             return refusal
-        trusted, name, trust = self._file.now(), version.name, version.signed.trust
-        pinned, was_signed = trusted.pinned(name.namespace, name.tool_id), _item(name) in trusted.versions
+        trusted, trust = self._file.now(), version.signed.trust
+        pinned, was_signed = trusted.pinned(*version.name.item), version.item in trusted.versions
         if trust == "tampered":
             return _refused(version, "its signature does not fit it", "Take it from its publisher again.")
         if trust == "revoked":
@@ -214,7 +224,7 @@ class Admission:
         return None
 
     def _rollback_refusal(self, version: IncomingVersion) -> KiwiError | None:
-        highest = Version.parse(self._file.now().versions.get(_item(version.name), ""))
+        highest = Version.parse(self._file.now().versions.get(version.item, ""))
         number = Version.parse(version.name.version)
         is_older = self._is_latest and highest is not None and number is not None and number < highest
         if not is_older or self._consent.rollback:
@@ -245,9 +255,10 @@ class Admission:
             answer = answers.get("install", {})
             if answer.get("action") == "accept" and as_object(answer.get("content")).get("approve") is True:
                 return
+        options = " and ".join(dict.fromkeys(one.option for one in doubts))
         raise Unacknowledged(
             f"{'; '.join(reasons[:_LISTED])}. Nothing was installed.",
-            suggestion=f"To accept it, the owner repeats the command with {' and '.join(self._options(doubts))}.",
+            suggestion=f"To accept it, the owner repeats the command with {options}.",
             items=[one.to_json() for one in doubts[:_LISTED]],
         )
 
@@ -259,12 +270,6 @@ class Admission:
             return f"is not signed{warning}"
         signer = f"a key of {version.scope} that is not known here, {fingerprint(version.key)}"
         return f"is signed with {signer}{warning}"
-
-    def _option(self, version: IncomingVersion) -> str:
-        return "`--accept-unsigned`" if version.is_unsigned else f"`--trust-key {fingerprint(version.key)}`"
-
-    def _options(self, doubts: Sequence[IncomingVersion]) -> Sequence[str]:
-        return list(dict.fromkeys(map(self._option, doubts)))
 
     def _store(self, doubts: Sequence[IncomingVersion]) -> None:
         """Store the owner's decision about versions that they were shown."""
@@ -282,10 +287,6 @@ class Admission:
             self._file.pin(scope, [TrustedKey(key, _now(), how="first use")], is_first=True)
         self.warnings += [f"{scope} is known by {fingerprint(key)} from now on" for scope, key in unknown.items()]
         self.acknowledged += [one.to_json() for one in doubts]
-
-
-def _item(name: VersionName) -> str:
-    return f"{name.namespace}/{name.tool_id}"
 
 
 def _refused(version: IncomingVersion, reason: str, fix: str) -> SignatureRefused:

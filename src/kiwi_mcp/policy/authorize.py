@@ -23,7 +23,7 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.path_rules import anchored
-from kiwi_mcp.primitives.secrets.grants import PORTS
+from kiwi_mcp.primitives.http.addresses import PORTS, host_port
 
 
 def verify(
@@ -129,7 +129,7 @@ def _target(url: str) -> str:
         port = target.port or PORTS.get(target.scheme, 0)
     except ValueError:  # no port is refused by the primitive, in its own words
         port = 0
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(host, port)
 
 
 _WORDS = ("items", "parameters", "hours", "days")

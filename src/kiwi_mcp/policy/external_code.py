@@ -99,7 +99,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _file(path: str) -> _File | None:
-    """Return a file and the state by which it is known to be the same; None where there is none."""
+    """Return a file and the state that changes with its content; None if there is no file."""
     state = _state(path)
     if state is None or not S_ISREG(state.st_mode):
         return None

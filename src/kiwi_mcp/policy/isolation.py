@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import IsolationUnavailable
@@ -156,23 +156,18 @@ def isolate(plan: Plan, chain: Chain, space: Space, judge: Judge, rights: Rights
     if not isinstance(plan.spec, ProcessSpec):
         return plan
     if server := chain.server:
-        profile, warnings = _kept(server, plan.spec, space, judge, rights, is_meant=is_meant)
+        profile, warnings = server_profile(server, plan.spec, space, judge, rights, is_meant=is_meant)
     else:
-        profile, warnings = _held(chain, space, judge, rights)
-    # What runs and is in no digest of an item is part of the plan, so that a word about the plan is about it too.
+        profile, warnings = profile_of(chain, chain.needs, space, judge(chain), rights)
+    # Code that runs and that no digest of an item covers is part of the plan, so that an approval covers it too.
     code = {"code": dict(beside)} if (beside := external_code(chain)) else {}
     return replace(plan, profile=profile, warnings=(*plan.warnings, *warnings), facts={**plan.facts, **code})
 
 
 def server_profile(
     server: Chain, spec: ProcessSpec, space: Space, judge: Judge, rights: Rights, *, is_meant: bool
-) -> SandboxProfile:
-    """Return the sandbox profile of a server's process."""
-    return _kept(server, spec, space, judge, rights, is_meant=is_meant)[0]
-
-
-def _kept(server: Chain, spec: ProcessSpec, space: Space, judge: Judge, rights: Rights, *, is_meant: bool) -> _Held:
-    """Return the profile and warnings of a server, computed again every few seconds: its process is long-lived."""
+) -> _Held:
+    """Return the sandbox profile and the warnings of a server's process, computed again every few seconds."""
     said = tuple((one.read, one.write, one.hosts, one.commands, one.is_public) for one in rights.grants)
     links, held = tuple((link.identity, link.digest) for link in server.links), judge(server)
     key = (links, spec.argv, spec.cwd, spec.env.get("PATH"), held.level, held.provenance, space, said, is_meant)
@@ -180,7 +175,7 @@ def _kept(server: Chain, spec: ProcessSpec, space: Space, judge: Judge, rights: 
     if known is None or monotonic() > known[0]:
         if len(_server_profiles) >= _PROFILES_KEPT:
             _server_profiles.clear()
-        profile, warnings = _held(server, space, judge, rights)
+        profile, warnings = profile_of(server, server.needs, space, held, rights)
         profile, more = seeing(profile, server.tool, spec, space, rights, is_meant=is_meant)
         known = _server_profiles[key] = (monotonic() + _FRESH, (profile, (*warnings, *more)))
     return known[1]
@@ -201,26 +196,10 @@ def seeing(
     return replace(profile, readable=readable, hidden=hidden), given.warnings
 
 
-def _held(chain: Chain, space: Space, judge: Judge, rights: Rights) -> _Held:
-    return profile_of(chain, chain.needs, space, judge(chain), rights)
-
-
 def profile_of(chain: Chain, needs: Needs, space: Space, held: IsolationDecision, rights: Rights) -> _Held:
     """Return the profile of a chain's process: its isolation level, and the access that it needs and may have."""
     limits = _OF_SERVERS if chain.server else _OF_TOOLS
-    profile, given = (
-        SandboxProfile(held.level, limits=limits, provenance=held.provenance),
-        reach(needs, rights, space),
-    )
-    if held.level == "trusted":
-        return profile, ()
-    profile = replace(
-        profile,
-        readable=given.readable,
-        writable=given.writable,
-        hidden=given.hidden,
-        hosts=given.hosts,
-        denied_hosts=given.denied_hosts,
-        private_hosts=given.private_hosts,
-    )
-    return profile, given.warnings
+    profile = SandboxProfile(held.level, limits=limits, provenance=held.provenance)
+    given = asdict(reach(needs, rights, space))
+    warnings = given.pop("warnings")
+    return (profile, ()) if held.level == "trusted" else (replace(profile, **given), warnings)

@@ -36,7 +36,7 @@ from kiwi_mcp.sandbox.command_files import files_of_command, is_too_wide, script
 from kiwi_mcp.sandbox.levels import base_profile
 
 _LOCAL = ("localhost", "localhost.localdomain")
-_FIX = "The owner's rules stand in policy.yaml of the user space; `kiwi help policy` tells of them."
+_FIX = "The owner's rules are in policy.yaml of the user space; see `kiwi help policy`."
 
 
 class ProcessAccess(Struct, frozen=True):
@@ -249,8 +249,7 @@ class _FileRules:
 
     def _refuse_denied(self, kind: ResourceKind, path: str) -> None:
         for name, rules in self._rules[kind]:
-            refused = rules.match(path, kind)
-            if refused is not None:
+            if (refused := rules.match(path, kind)) is not None:
                 raise _denied(kind, path, refused, name)
         # A writable path is readable as well, without a rule that allows it; a rule that denies reading still applies.
         for name, rules in self._rules["read"] if kind == "write" else ():
@@ -263,11 +262,11 @@ class _FileRules:
         return replace(rules, allow=(*EVERYWHERE.allow, *rules.allow)) if is_beside else rules
 
     def _placed(self, rules: Rules) -> Rules:
-        return Rules(*(tuple(self._all(patterns)) for patterns in (rules.allow, rules.deny)))
-
-    def _all(self, patterns: Iterable[str]) -> Iterator[str]:
-        for pattern in patterns:
-            yield from anchored(pattern, self._project)
+        allow, deny = (
+            tuple(one for pattern in patterns for one in anchored(pattern, self._project))
+            for patterns in (rules.allow, rules.deny)
+        )
+        return Rules(allow, deny)
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
@@ -283,7 +282,7 @@ def is_private(path: str) -> bool:
 def _refuse_absent(wanted: Mapping[str, str], writable: Iterable[str]) -> None:
     """Refuse a path that is to be written and is not there, unless it would lie in a folder that is."""
     for path, text in wanted.items():
-        if not any(Path(path).is_relative_to(folder) for folder in writable):
+        if not _is_below(path, writable):
             raise Unavailable(
                 f"{text!r}, which the item needs to write, is not there.",
                 suggestion=f"Create it (`mkdir -p {path}`), or let the item need the folder that it would lie in.",
@@ -359,7 +358,7 @@ def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
         elif not base_profile().covers(str(path)):
             (write if path.is_dir() else read).append(str(path))
     # What lies in a folder that may be changed may be changed too.
-    only_read = [path for path in read if not any(Path(path).is_relative_to(folder) for folder in write)]
+    only_read = [path for path in read if not _is_below(path, write)]
     return Needs(read=tuple(dict.fromkeys(only_read)), write=tuple(dict.fromkeys(write)))
 
 

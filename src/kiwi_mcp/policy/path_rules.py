@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.globs import begun, is_met, is_plain, onward
 from kiwi_mcp.sandbox.placeholder import is_placeholder
+from kiwi_mcp.sandbox.quarantine import entries_of
 
 HOME = "~/"
 MOST_ENTRIES = 20_000
@@ -79,7 +80,7 @@ def below(folder: str, patterns: Iterable[str], most: int) -> Iterator[tuple[str
     seen = 0
     while waiting:
         where, here = waiting.pop()
-        for entry in _entries(where) if here else ():
+        for entry in entries_of(where) if here else ():
             seen += 1
             if seen > most:
                 raise TooMany
@@ -121,7 +122,7 @@ def protected_files(folder: str, stays: Callable[[str], bool]) -> ProtectedFiles
         if seen > MOST_ENTRIES and depth >= NEAR:
             is_whole = False
             break
-        for entry in _entries(where):
+        for entry in entries_of(where):
             seen += 1
             name, is_met = entry.name, False
             if name.startswith(".") and not is_placeholder(entry.path):
@@ -138,14 +139,6 @@ def protected_files(folder: str, stays: Callable[[str], bool]) -> ProtectedFiles
         if seen > _MOST_NEAR or len(secrets) + len(held) > _MOST_KEPT:
             raise TooMany
     return ProtectedFiles(tuple(secrets), tuple(credentials), tuple(held), is_whole)
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except OSError:  # no folder, or one that this user, and so any process that they start, cannot read
-        return []
 
 
 def _through(pattern: str, folder: str) -> frozenset[int]:

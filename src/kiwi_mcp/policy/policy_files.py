@@ -16,6 +16,7 @@ from kiwi_mcp.domain.errors import InvalidManifest, PolicyDenied
 from kiwi_mcp.domain.grants import OWNER_POLICY, Deny, Grant, Rights, Rules
 from kiwi_mcp.domain.isolation import LEVELS, Level, strictest
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import CHECKPOINT_MODES
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -31,7 +32,7 @@ _FILE_WORDS = ("read", "write")
 
 
 def read_grant(written: JsonObject, name: str, place: str, issues: list[Issue], start: Grant) -> Grant:
-    """Return a grant with the rules that are written, and those of `start` for all that they do not speak of."""
+    """Return a grant with the written rules; for every key that is not written, the rules of `start` apply."""
     verbs, items, hosts, commands, variables, spawn = (
         _rules(f"{place}{word}", written.get(word), issues, getattr(start, word)) for word in NAMED
     )
@@ -207,7 +208,6 @@ FILE_NAME = OWNER_POLICY
 _POLICY_KEYS = (*WORDS, "roots", "checkpoint", "actors", "spending")
 _SPENDING = ("per_day", "per_starter")
 _MICROS = 1_000_000
-_CHECKPOINTS = ("auto", "explicit", "disabled")
 
 _policies: dict[str, tuple[_FileState | None, Policy]] = {}
 
@@ -266,8 +266,8 @@ def _parse_policy(path: Path) -> Policy:
     folders = tuple(Path(text).expanduser() for text in texts("roots", written.get("roots"), issues))
     actors = _actors(written.get("actors"), issues)
     checkpoint = written.get("checkpoint", "")
-    if checkpoint and checkpoint not in _CHECKPOINTS:
-        issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(_CHECKPOINTS)}."))
+    if checkpoint and checkpoint not in CHECKPOINT_MODES:
+        issues.append(Issue("checkpoint", "is not a mode", f"Use one of: {', '.join(CHECKPOINT_MODES)}."))
     day_limits = _spending(written.get("spending"), issues)
     # A rule that is misspelt is a rule the owner believes in: refuse, never ignore.
     if issues:
@@ -311,7 +311,7 @@ def _actor(name: str, written: Json, issues: list[Issue]) -> Grant:
 
 
 def _as_above(found: Rules, written: JsonObject, word: str) -> Rules:
-    """Return rules for files that leave to the owner's what they do not speak of, also outside the project."""
+    """Return rules for files; without an `allow` list, they add no limit to the rules of the owner."""
     is_said = "allow" in as_object(as_object(written.get("files")).get(word))
     return found if is_said else replace(found, allow=(*found.allow, "/**"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidManifest
@@ -111,7 +112,8 @@ class Preferences(Struct, frozen=True):
 
     def wishes(self, section: Section) -> PreferenceSection:
         """Return the preferences of one section."""
-        return {"always_send": self.always_send, "prompts": self.prompts, "resources": self.resources}[section]
+        found: PreferenceSection = getattr(self, section)
+        return found
 
 
 def owner_preferences(user: Path) -> Preferences:
@@ -160,8 +162,7 @@ def _forgiving(path: Path) -> Preferences:
     try:
         return _merged(_parse(path))
     except InvalidManifest as fault:
-        product = _merged({})
-        return Preferences(product.always_send, product.prompts, product.resources, product.task_after, fault)
+        return replace(_merged({}), fault=fault)
 
 
 def _merged(written: JsonObject) -> Preferences:

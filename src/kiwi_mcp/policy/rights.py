@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -74,37 +75,32 @@ def rights_of(user: Path, identity: Principal = OWNER) -> Rights:
 
 
 def ask(authority: Authority, identity: Principal) -> Rights:
-    """Return the rules of an authority; one that fails in any way allows nothing."""
-    try:
+    """Return the rules of an authority."""
+    with _failing_closed():
         return authority.manage(identity)
-    except KiwiError:
-        raise
-    except Exception as fault:
-        raise _failed(fault) from fault
 
 
 def identify(authority: Authority, token: str) -> Principal:
-    """Return the principal of a token. If the authority fails in any way, the token is refused."""
-    try:
+    """Return the principal of a token."""
+    with _failing_closed():
         return authority.authenticate(token)
-    except KiwiError:
-        raise
-    except Exception as fault:
-        raise _failed(fault) from fault
 
 
 def judge(authority: Authority, identity: Principal, resource: str, action: ResourceKind) -> Verdict:
-    """Return the verdict of an authority; one that fails in any way allows nothing."""
-    try:
+    """Return the verdict of an authority."""
+    with _failing_closed():
         return authority.authorize(identity, resource, action)
+
+
+@contextmanager
+def _failing_closed() -> Iterator[None]:
+    """Refuse the use if the authority fails in any way."""
+    try:
+        yield
     except KiwiError:
         raise
     except Exception as fault:
-        raise _failed(fault) from fault
-
-
-def _failed(fault: Exception) -> PolicyDenied:
-    return PolicyDenied(
-        f"Whether this is permitted cannot be found out ({type(fault).__name__}), so it is not.",
-        suggestion="Fix the authority of the kernel.",
-    )
+        raise PolicyDenied(
+            f"Whether this is permitted cannot be found out ({type(fault).__name__}), so it is not.",
+            suggestion="Fix the authority of the kernel.",
+        ) from fault

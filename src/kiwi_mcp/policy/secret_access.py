@@ -132,13 +132,7 @@ def delivered(
     plain, spare = ([name for name in names if name not in stored] for names in (needed, optional))
     if holder is not None and holder.untrusted != ():
         refuse_untrusted(_set_names([*plain, *spare], space), holder)
-    found = Variables().resolve(
-        plain,
-        optional=spare,
-        project=space.project,
-        user=space.user,
-        needed_by=needed_by,
-    )
+    found = Variables().resolve(plain, optional=spare, project=space.project, user=space.user, needed_by=needed_by)
     vault = vault_of(space.user)
     if vault is None or not stored:
         return Revealed(found)

@@ -36,20 +36,25 @@ _KINDS: Mapping[str, IdentityKind] = {kind: kind for kind in IDENTITY_KINDS if k
 
 
 class GatewayToken(Struct, frozen=True):
-    """The user of a token: a name for people, their namespaces and their rights."""
+    """The user of a token: a name for people, their namespaces and their rights. The file has a row of each."""
 
     name: str
     namespaces: tuple[str, ...]
-    can_write: bool
     sha256: str
-    created_at: str
-    can_use_tools: bool = False
-    can_author: bool = False
+    right: Literal["read", "write"] = "read"
+    created_at: str = ""
+    can_use_tools: bool = field(default=False, name="tools")
+    can_author: bool = field(default=False, name="author")
     """Whether they may change items here, where they may use tools."""
-    kind: IdentityKind = "agent"
+    kind: IdentityKind = field(default="agent", name="as")
     """What they are for the rules; the answers of an owner are the owner's own."""
-    can_manage: bool = False
+    can_manage: bool = field(default=False, name="manage")
     """Whether the API accepts it for verbs of the owner, such as approvals and rules. No model may have it."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether they may publish to their namespaces."""
+        return self.right == "write"
 
     @property
     def identity(self) -> Principal:
@@ -71,7 +76,7 @@ class GatewayToken(Struct, frozen=True):
         return {
             "name": self.name,
             "namespaces": list(self.namespaces),
-            "right": "write" if self.can_write else "read",
+            "right": self.right,
             "tools": self.can_use_tools,
             "author": self.can_author,
             "manage": self.can_manage,
@@ -81,24 +86,10 @@ class GatewayToken(Struct, frozen=True):
         }
 
 
-class _TokenRow(Struct):
-    """A token as the file holds it."""
-
-    name: str
-    namespaces: tuple[str, ...]
-    sha256: str
-    right: Literal["read", "write"] = "read"
-    created_at: str = ""
-    tools: bool = False
-    author: bool = False
-    kind: IdentityKind = field(default="agent", name="as")
-    manage: bool = False
-
-
 class _TokenFile(Struct):
     """All tokens of a user space."""
 
-    tokens: tuple[_TokenRow, ...] = ()
+    tokens: tuple[GatewayToken, ...] = ()
 
 
 class TokenStore:
@@ -168,9 +159,9 @@ class TokenStore:
                 raise Conflict(f"There is a token {name!r} already.", suggestion="Remove it first, or choose a name.")
             if len(tokens) >= _MAX_TOKENS:
                 raise InvalidRequest(f"There are {_MAX_TOKENS:,} tokens.", suggestion="Remove those not in use.")
-            hashed = sha256(secret.encode()).hexdigest()
+            spaces, hashed = tuple(dict.fromkeys(namespaces)), sha256(secret.encode()).hexdigest()
             rights = can_use_tools, can_author, known, can_manage
-            tokens.append(GatewayToken(name, tuple(dict.fromkeys(namespaces)), can_write, hashed, moment(), *rights))
+            tokens.append(GatewayToken(name, spaces, hashed, "write" if can_write else "read", moment(), *rights))
         return secret
 
     def remove(self, name: str) -> None:
@@ -207,20 +198,15 @@ def _parse(path: Path) -> Sequence[GatewayToken]:
     except (OSError, UnicodeDecodeError, KiwiError) as error:
         raise _unreadable(path, "it is no JSON file that can be read") from error
     try:
-        rows = convert(value, _TokenFile).tokens
+        tokens = convert(value, _TokenFile).tokens
     except ValidationError as error:
         raise _unreadable(path, str(error)) from error
-    return tuple(_token(row, path) for row in rows)
-
-
-def _token(row: _TokenRow, path: Path) -> GatewayToken:
-    # A row that is not valid would admit or lock out a person by mistake: refuse all.
-    is_known = row.kind in _KINDS and _HASH.fullmatch(row.sha256) and (row.kind == "owner" or not row.manage)
-    if not _NAME.fullmatch(row.name) or not is_known or not all(map(is_user_namespace, row.namespaces)):
-        raise _unreadable(path, "one of its tokens is not complete")
-    is_writer = row.right == "write"
-    rights = row.tools, row.author, row.kind, row.manage
-    return GatewayToken(row.name, row.namespaces, is_writer, row.sha256, row.created_at, *rights)
+    for one in tokens:
+        # A row that is not valid would admit or lock out a person by mistake: refuse all.
+        is_known = one.kind in _KINDS and _HASH.fullmatch(one.sha256) and (one.kind == "owner" or not one.can_manage)
+        if not _NAME.fullmatch(one.name) or not is_known or not all(map(is_user_namespace, one.namespaces)):
+            raise _unreadable(path, "one of its tokens is not complete")
+    return tokens
 
 
 def _unreadable(path: Path, reason: str) -> Unavailable:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import AddressDenied, Denied, KiwiError
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.primitives.http.addresses import is_address, plain_host
+from kiwi_mcp.primitives.http.addresses import host_port, is_address, plain_host
 
 HANDSHAKE = 22
 ALERT = b"\x15\x03\x03\x00\x02\x02\x70"
@@ -140,7 +140,7 @@ class ProxyRequest(Struct, frozen=True):
 
 def refused(host: str, port: int, reason: str) -> AddressDenied:
     """Return the refusal of a host, with what would change it."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    shown = host_port(host, port)
     return AddressDenied(
         f"{shown} is not permitted: {reason}.",
         suggestion=f"If the tool is to reach it, name `{shown}` under `needs.hosts` of its manifest; the owner's "

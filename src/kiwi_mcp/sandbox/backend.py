@@ -13,7 +13,7 @@ from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover
-from kiwi_mcp.sandbox.levels import in_order, meaning
+from kiwi_mcp.sandbox.levels import meaning
 
 
 class SandboxExit(Protocol):
@@ -134,13 +134,13 @@ def unavailable(
     level: Level, missing: Iterable[str], standings: JsonObject, reasons: Iterable[str]
 ) -> IsolationUnavailable:
     """Return the error for a level that no backend here provides; `standings` is what each backend lacks, by name."""
-    lacking = in_order(missing)
+    lacking = sorted(missing)
     return IsolationUnavailable(
         f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
         f"({'; '.join(map(meaning, lacking))}). The tool was not run.",
         suggestion=" ".join(dict.fromkeys(reasons)) or "Let the owner choose another level for this tool.",
         level=level,
-        missing=list(lacking),
+        missing=[*lacking],
         backends=standings,
     )
 

@@ -34,14 +34,14 @@ _TOLD = 4_096
 
 
 def count_at(gate: StartGate, most: int, keep: ExitStack, _: int) -> None:
-    """Have the first process inside counted, and all that it starts, as soon as its launcher tells of it."""
+    """Limit the number of processes of a sandbox as soon as its launcher reports the first one."""
     loop, said = asyncio.get_running_loop(), bytearray()
 
     def listen() -> None:
         said.extend(os.read(gate.child_info, _TOLD))
         if b"}" in said or len(said) >= _TOLD:
             loop.remove_reader(gate.child_info)
-            # Where this fails, the process waits in vain and its time is up: it never runs without a count.
+            # If this fails, the process waits until its timeout: it never runs without a limit.
             resource.prlimit(json.loads(said)["child-pid"], resource.RLIMIT_NPROC, (most, most))
             gate.open()
 
@@ -63,7 +63,7 @@ _INTERNET = (2, 10)
 
 
 class Instructions:
-    """The launcher's own words, which it reads from a pipe, and the descriptors they speak of."""
+    """The arguments of the launcher, which it reads from a pipe, and the descriptors that they name."""
 
     def __init__(self, keep: ExitStack) -> None:
         self._keep = keep
@@ -165,6 +165,8 @@ UNPRIVILEGED_ID = 65_117
 Several services share the account `nobody`. They could send signals to any process with the same number.
 """
 _INSTALL = "install bubblewrap (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
+_STAGED = ("--dev-bind", ROOT, "/", "--proc", "/proc")
+"""Lets the launcher take the file system that has been laid out."""
 _ROOMS = (
     *("--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"),
     *("--die-with-parent", "--new-session", "--hostname", "kiwi", "--uid", USER, "--gid", USER),
@@ -217,10 +219,9 @@ class Bubblewrap(Struct, frozen=True):
     def _wrapped(self, spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Launch:
         made = prepare(spec, profile, keep)
         base, response, owner = base_profile(), Instructions(keep), self._user(made.granted)
-        response.add(*_ROOMS, *(_made(base, response) if owner is None else _staged()))
-        if (
-            owner is None or profile.hosts
-        ):  # what is started from a cell has the network of the cell, which leads nowhere
+        response.add(*_ROOMS, *(_made(base, response) if owner is None else _STAGED))
+        # What the root launcher starts has its network, which leads nowhere.
+        if owner is None or profile.hosts:
             response.add("--unshare-net")
         response.add(*_scratch(profile.limits.tmp_bytes))
         way = self._give(made.grants, profile, response, owner, keep)
@@ -338,11 +339,6 @@ def _made(base: BaseFileSystem, arguments: Instructions) -> Iterator[str]:
         yield from ("--symlink", target, path)
     for path, content in base.files.items():
         yield from ("--perms", "0644", "--file", arguments.file_of(content), path)
-
-
-def _staged() -> tuple[str, ...]:
-    """Let the launcher take the one that has been laid out."""
-    return ("--dev-bind", ROOT, "/", "--proc", "/proc")
 
 
 def _covered(hidden: Iterable[str]) -> Iterator[str]:

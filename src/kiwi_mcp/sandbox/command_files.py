@@ -38,13 +38,10 @@ def _is_the_systems(path: Path) -> bool:
         state = path.lstat()
         if not S_ISREG(state.st_mode):
             return False
-        return all(one.st_uid == 0 and not one.st_mode & _OTHERS_WRITE for one in (state, *_parents(path)))
+        states = (state, *(folder.lstat() for folder in path.parents))
+        return all(one.st_uid == 0 and not one.st_mode & _OTHERS_WRITE for one in states)
     except OSError:
         return False
-
-
-def _parents(path: Path) -> Iterator[os.stat_result]:
-    return (folder.lstat() for folder in path.parents)
 
 
 class Program(Struct, frozen=True):
@@ -82,7 +79,7 @@ def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], ar
 
 
 def program_at(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
-    """Return the program at a path; `is_there` tells of a path whether every sandbox has it.
+    """Return the program at a path; `is_there` says whether every sandbox has a path.
 
     An interpreter and the Rust compiler need the folder they were installed to, a virtual environment also the one it
     was made from, and a script its interpreter. Of any other program only the file itself is taken, under its real
@@ -100,13 +97,13 @@ def program_at(found: str, is_there: Callable[[str], bool], around: Around = Aro
 
 def _is_seen(place: Path, is_there: Callable[[str], bool], around: Around) -> bool:
     """Whether a program is seen under this name inside, and need not be given under its real one."""
-    return is_there(str(place)) or _is_in(place, around.given) or _is_opened(_prefix(place), around)
+    return is_there(str(place)) or _is_in(place, around.given) or _is_opened(place.parent.parent, around)
 
 
 def _gather(program: str, roots: dict[str, None], around: Around) -> Iterator[str]:
     """Add what a program needs, and yield the programs it needs besides."""
     for place in _links(program):
-        prefix = _prefix(place)
+        prefix = place.parent.parent
         # What cannot be executed is no program: a name in a manifest does not open the file it names.
         is_program = not place.is_symlink() and os.access(place, os.X_OK)
         if _is_opened(prefix, around):
@@ -139,10 +136,6 @@ def _interpreter(place: Path) -> list[str]:
         return []
     words = line[2:].split() if line.startswith(b"#!") else []
     return [os.fsdecode(words[0])] if words and words[0].startswith(b"/") else []
-
-
-def _prefix(place: Path) -> Path:
-    return place.parent.parent
 
 
 def _is_opened(prefix: Path, around: Around) -> bool:

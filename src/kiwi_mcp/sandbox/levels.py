@@ -84,11 +84,6 @@ def meaning(prop: str) -> str:
     return _levels().properties.get(prop, prop)
 
 
-def in_order(properties: Iterable[str]) -> tuple[str, ...]:
-    """Return properties sorted, as messages list them."""
-    return tuple(sorted(properties))
-
-
 HOME = "/tmp/home"  # noqa: S108 - a path inside the sandbox, in a folder of its own
 TMP = "/tmp"  # noqa: S108 - likewise
 USER = "1000"

@@ -31,27 +31,25 @@ _EMPTY = _text(b"")
 def open_beneath(folder: int, path: str, flags: int) -> int:
     """Open a path below an open folder. A link on the way, or a path that leaves the folder, is an error."""
     how = ctypes.create_string_buffer(pack("=QQQ", flags | os.O_CLOEXEC, 0, _BENEATH | _NO_SYMLINKS | _NO_MAGIC_LINKS))
-    return _checked_path(_libc.syscall(_OPENAT2, folder, _text(os.fsencode(path)), how, ctypes.c_size_t(24)), path)
+    return _checked(_libc.syscall(_OPENAT2, folder, _text(os.fsencode(path)), how, ctypes.c_size_t(24)), path)
 
 
 def copy_mount(descriptor: int) -> int:
     """Return a copy of the mounts below an open path, attached nowhere."""
     flags = _AT_EMPTY_PATH | _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    return _checked_path(_libc.syscall(_OPEN_TREE, descriptor, _EMPTY, ctypes.c_uint(flags)), "")
+    return _checked(_libc.syscall(_OPEN_TREE, descriptor, _EMPTY, ctypes.c_uint(flags)))
 
 
 def copy_mount_at(path: str) -> int:
     """Return a copy of the mounts at and below a path, attached nowhere."""
     flags = _AT_RECURSIVE | _OPEN_TREE_CLONE | os.O_CLOEXEC
-    return _checked_path(_libc.syscall(_OPEN_TREE, _AT_FDCWD, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
+    return _checked(_libc.syscall(_OPEN_TREE, _AT_FDCWD, _text(os.fsencode(path)), ctypes.c_uint(flags)), path)
 
 
 def attach_mount(mount: int, path: str) -> None:
     """Attach a copied mount at a path."""
     place = _text(os.fsencode(path))
-    _checked_path(
-        _libc.syscall(_MOVE_MOUNT, mount, _EMPTY, _AT_FDCWD, place, ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)), path
-    )
+    _checked(_libc.syscall(_MOVE_MOUNT, mount, _EMPTY, _AT_FDCWD, place, ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)), path)
 
 
 def map_owners(mount: int, user_namespace: int) -> None:
@@ -67,43 +65,43 @@ def restrict_mount(mount: int, *, is_device: bool) -> None:
 def _set_attributes(mount: int, attributes: int, user_namespace: int) -> None:
     response = ctypes.create_string_buffer(pack("=QQQQ", attributes, 0, 0, user_namespace))
     flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
-    _checked_path(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, response, ctypes.c_size_t(32)), "")
+    _checked(_libc.syscall(_MOUNT_SETATTR, mount, _EMPTY, flags, response, ctypes.c_size_t(32)))
 
 
 def leave_mounts() -> None:
     """Give the calling thread a mount table of its own. Other threads and processes do not see changes of it."""
-    _checked_path(_libc.unshare(_CLONE_NEWNS), "/")
-    _checked_path(_libc.mount(_text(b"none"), _text(b"/"), None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "/")
+    _checked(_libc.unshare(_CLONE_NEWNS), "/")
+    _checked(_libc.mount(_text(b"none"), _text(b"/"), None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "/")
 
 
 def leave_network() -> None:
     """Give the calling thread an empty network namespace of its own."""
-    _checked_path(_libc.unshare(_CLONE_NEWNET), "")
+    _checked(_libc.unshare(_CLONE_NEWNET))
 
 
 def mount_memory(path: str, *, size: int) -> None:
     """Mount an empty file system in memory, on which root can make devices."""
     flags = ctypes.c_ulong(_MS_NOSUID)
     options = _text(f"mode=755,size={size}".encode())
-    _checked_path(_libc.mount(_text(b"kiwi"), _text(os.fsencode(path)), _text(b"tmpfs"), flags, options), path)
+    _checked(_libc.mount(_text(b"kiwi"), _text(os.fsencode(path)), _text(b"tmpfs"), flags, options), path)
 
 
 def seal_mount(path: str) -> None:
     """Let nothing be changed on the mount at a path any more."""
     flags = ctypes.c_ulong(_MS_RDONLY | _MS_NOSUID | _MS_REMOUNT | _MS_BIND)
-    _checked_path(_libc.mount(None, _text(os.fsencode(path)), None, flags, None), path)
+    _checked(_libc.mount(None, _text(os.fsencode(path)), None, flags, None), path)
 
 
 def detach_mount(path: str) -> None:
     """Take away the mount at a path; what still uses it keeps it."""
-    _checked_path(_libc.umount2(_text(os.fsencode(path)), _MNT_DETACH), path)
+    _checked(_libc.umount2(_text(os.fsencode(path)), _MNT_DETACH), path)
 
 
 def mount_terminals(path: str) -> None:
     """Mount a private instance of the terminal devices."""
     options = _text(b"newinstance,ptmxmode=0666,mode=620")
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NOEXEC)
-    _checked_path(_libc.mount(_text(b"devpts"), _text(os.fsencode(path)), _text(b"devpts"), flags, options), path)
+    _checked(_libc.mount(_text(b"devpts"), _text(os.fsencode(path)), _text(b"devpts"), flags, options), path)
 
 
 @contextmanager
@@ -113,22 +111,15 @@ def as_user(user: int) -> Iterator[None]:
     The functions of the C library would change all threads. A process that is started within the block stays that user:
     the way back is in the saved user id, which a new program does not inherit.
     """
-    _checked_path(_libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0), "")
-    _checked_path(_libc.syscall(_SETGROUPS, 0, None), "")
-    _checked_path(_libc.syscall(_SETRESGID, user, user, 0), "")
-    _checked_path(_libc.syscall(_SETRESUID, user, user, 0), "")
+    _checked(_libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0))
+    _checked(_libc.syscall(_SETGROUPS, 0, None))
+    _checked(_libc.syscall(_SETRESGID, user, user, 0))
+    _checked(_libc.syscall(_SETRESUID, user, user, 0))
     try:
         yield
     finally:
-        _checked_path(_libc.syscall(_SETRESUID, 0, 0, 0), "")
-        _checked_path(_libc.syscall(_SETRESGID, 0, 0, 0), "")
-
-
-def _checked_path(answer: int, path: str) -> int:
-    if answer < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path or None)
-    return answer
+        _checked(_libc.syscall(_SETRESUID, 0, 0, 0))
+        _checked(_libc.syscall(_SETRESGID, 0, 0, 0))
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -188,8 +179,8 @@ def _rights(descriptor: int) -> int:
     return _TO_A_FOLDER if S_ISDIR(os.fstat(descriptor).st_mode) else _TO_A_FILE
 
 
-def _checked(answer: int) -> int:
+def _checked(answer: int, path: str = "") -> int:
     if answer < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), path or None)
     return answer

@@ -199,7 +199,7 @@ def _search(folder: str, tops: frozenset[str], skipped: frozenset[str], found: d
     while waiting:
         where = waiting.pop()
         is_top = where in tops
-        for entry in _entries(where):
+        for entry in entries_of(where):
             count += 1
             path = entry.path
             if profile.is_protected(entry.name) and not is_placeholder(path):
@@ -214,11 +214,12 @@ def _search(folder: str, tops: frozenset[str], skipped: frozenset[str], found: d
     return True
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def entries_of(folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; none where this user, and so any process that they start, cannot read it."""
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except OSError:  # no program of this user can look into it; once one can, what is in it counts as new
+    except OSError:  # once it can be read, what is in it counts as new
         return []
 
 

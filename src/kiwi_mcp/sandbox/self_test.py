@@ -22,7 +22,7 @@ from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.sandbox.backend import Backend, Runner, SelfTest, unavailable
-from kiwi_mcp.sandbox.levels import FOLDER, demands, in_order, offers, read_data
+from kiwi_mcp.sandbox.levels import FOLDER, demands, offers, read_data
 
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "user")
 _MEGABYTE = 1_048_576
@@ -75,7 +75,7 @@ def choose(level: Level, standings: Sequence[BackendReport]) -> BackendReport:
     if able:
         # Of those that give as much of what is preferred, the first one: they stand in order of what they cost.
         return max(able, key=lambda standing: len(wanted.prefers & standing.properties))
-    lacks = {standing.backend.name: list(in_order(wanted.requires - standing.properties)) for standing in standings}
+    lacks = {standing.backend.name: sorted(wanted.requires - standing.properties) for standing in standings}
     given = frozenset[str]().union(*(standing.properties for standing in standings))
     missing = [*(wanted.requires - given)] or min(lacks.values(), key=len)
     # The remedies of those that could give the level, were it not for this machine.
@@ -115,10 +115,12 @@ def recall(backends: Iterable[Backend], state: Path) -> tuple[BackendReport, ...
     known = _read(state / _FILE)
     standings: list[BackendReport] = []
     for backend in backends:
-        found = _obstructed(backend) or _recalled(backend, known)
-        if found is None:
+        if (obstructed := _obstructed(backend)) is not None:
+            standings.append(obstructed)
+        elif (key := _key(backend)) in known:
+            standings.append(_standing(backend, known[key]))
+        else:
             return None
-        standings.append(found)
     return tuple(standings)
 
 
@@ -139,12 +141,6 @@ def _remembered(backend: Backend, properties: frozenset[str]) -> BackendReport |
     if backend.obstacles() or (offer.proves and not properties & offer.proves):
         return None
     return _standing(backend, properties)
-
-
-def _recalled(backend: Backend, known: _Known) -> BackendReport | None:
-    """Return what a self-test has shown, also where that was nothing."""
-    key = _key(backend)
-    return _standing(backend, known[key]) if key in known else None
 
 
 def _obstructed(backend: Backend) -> BackendReport | None:
@@ -190,7 +186,7 @@ def _standing(backend: Backend, shown: frozenset[str]) -> BackendReport:
     properties = offer.provides | (shown & offer.proves)
     unproved = offer.proves - properties
     reasons = [_NO_GROUPS] if unproved & _GROUPED else []
-    if others := in_order(unproved - _GROUPED):
+    if others := sorted(unproved - _GROUPED):
         reasons.append(
             f"The self-test of {backend.name} did not show {', '.join(others)} here: look whether a container "
             "or a security module restricts it."
@@ -230,5 +226,5 @@ def _read(path: Path) -> _Known:
 def _write(path: Path, found: _Known) -> None:
     draft = path.with_name(f".{path.name}.{token_hex(8)}")
     with suppress(OSError):  # a folder that cannot be written to costs a self-test at every start, and nothing else
-        draft.write_text(json.dumps({key: in_order(properties) for key, properties in found.items()}))
+        draft.write_text(json.dumps({key: sorted(properties) for key, properties in found.items()}))
         draft.replace(path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 import kiwi_mcp
 from kiwi_mcp.domain.cards import Card, CardFeatures
+from kiwi_mcp.manifest.files import write_whole
 from kiwi_mcp.search.features import is_sound
 from kiwi_mcp.search.index import CardIndex, Key, Place
 from kiwi_mcp.search.segment import Segment, SegmentArrays
@@ -137,16 +137,7 @@ def save_index(path: Path, etag: str, encoder: str, index: CardIndex) -> None:
     """Save an index. If the file cannot be written, nothing is saved."""
     data = b"".join(serialize(index))
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_content_name(etag, encoder) + seal(data))
-                file.write(data)
-            os.replace(draft, path)  # noqa: PTH105 - text from mkstemp
-        except OSError:
-            os.unlink(draft)  # noqa: PTH108 - text from mkstemp
-            raise
+        write_whole(path, _content_name(etag, encoder), seal(data), data)
 
 
 def index_path(cache: Path, name: str, home: str) -> Path:

@@ -96,7 +96,7 @@ class SearchIndexes:
         self._worker.close(_GRACE, _END)
 
     def _wait(self, indexes: Sequence[SourceIndex], server: ServerIndex | None) -> None:
-        """Wait for the words of new items, and for a moment for the rest; not again if that was in vain."""
+        """Wait for the words of new items, and for a moment for the rest; not again if that did not help."""
         if not self._is_patient:
             return
         began, unread = monotonic(), [one for one in indexes if one not in self._read]

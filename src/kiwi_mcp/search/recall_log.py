@@ -21,7 +21,7 @@ from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.owner_file import changing
-from kiwi_mcp.primitives.secrets.redaction import cleaned
+from kiwi_mcp.primitives.secrets.redaction import redact
 from kiwi_mcp.store.search_index.recall import RecallEntry, RecallStore
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def storable_part(intent: SearchIntent, secrets: Mapping[str, str]) -> str:
 
 
 def _without_secrets(query: str, secrets: Mapping[str, str]) -> str:
-    return " ".join(_UNLIKE_WORDS.sub(_ELLIPSIS, _before_secret(" ".join(cleaned(query, secrets).split()))).split())
+    return " ".join(_UNLIKE_WORDS.sub(_ELLIPSIS, _before_secret(" ".join(redact(query, secrets).split()))).split())
 
 
 def _before_secret(query: str) -> str:

@@ -29,12 +29,8 @@ def account_principal(name: str) -> str:
 def named(name: str) -> tuple[str, Sequence[Value]]:
     """Return the condition for all actors that people know by a name, and its values."""
     start = clean(token_principal(name, ""))
-    return "(actor in (?, ?) or substr(actor, 1, ?) = ?)", (
-        clean(name),
-        clean(account_principal(name)),
-        len(start),
-        start,
-    )
+    values = (clean(name), clean(account_principal(name)), len(start), start)
+    return "(actor in (?, ?) or substr(actor, 1, ?) = ?)", values
 
 
 def is_named(actor: str, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from operator import attrgetter
 from random import getrandbits
@@ -139,21 +139,15 @@ class Runs:
         also: Callable[[Transaction], None] | None = None,
     ) -> None:
         """Store a run that starts, with the receipt that it gets should its kernel disappear."""
-        try:
-            with within(_RECORDING), self._database.transaction() as transaction:
-                _begin(transaction, run, receipt, kernel)
-                if also is not None:
-                    also(transaction)
-        except IntegrityFault as fault:
-            raise _refused(fault) from fault
+        with self._recording() as transaction:
+            _begin(transaction, run, receipt, kernel)
+            if also is not None:
+                also(transaction)
 
     def finish(self, ended: EndedRun, result: bytes | None) -> None:
         """Record how a run that was begun ended, in the place of what was stored then."""
-        try:
-            with within(_RECORDING), self._database.transaction() as transaction:
-                _record(transaction, ended, result)
-        except IntegrityFault as fault:
-            raise _refused(fault) from fault
+        with self._recording() as transaction:
+            _record(transaction, ended, result)
 
     def record_now(self, ended: Sequence[EndedRun]) -> bool:
         """Record runs of one store in one transaction, without waiting; return whether that was done.
@@ -172,6 +166,14 @@ class Runs:
         except IntegrityFault as fault:
             raise _refused(fault) from fault
         return True
+
+    @contextmanager
+    def _recording(self) -> Iterator[Transaction]:
+        try:
+            with within(_RECORDING), self._database.transaction() as transaction:
+                yield transaction
+        except IntegrityFault as fault:
+            raise _refused(fault) from fault
 
     def is_beside(self, other: Runs) -> bool:
         """Whether two are in one store."""

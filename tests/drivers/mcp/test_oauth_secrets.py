@@ -14,10 +14,11 @@ from tests.drivers.mcp.conftest import listening
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, OAuthHttp, OAuthReply, TokenForm
+from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, OAuthHttp, TokenForm
 from kiwi_mcp.drivers.mcp.oauth.token_endpoint import OAuthClient, TokenEndpoint, registered
 from kiwi_mcp.drivers.mcp.server import oauth_words
 from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.token_request import TokenReply
 
 REGISTRATION: JsonObject = {"client_secret": "s-secret", "registration_access_token": "r-secret"}
 TOKENS: JsonObject = {"access_token": "a-secret", "refresh_token": "f-secret", "id_token": "i-secret"}
@@ -26,13 +27,13 @@ TOKENS: JsonObject = {"access_token": "a-secret", "refresh_token": "f-secret", "
 class RecordingWeb(OAuthHttp, frozen=True):
     """The real way to authorization servers, which keeps the answers to look at them."""
 
-    replies: list[OAuthReply] = field(default_factory=list)
+    replies: list[TokenReply] = field(default_factory=list)
 
-    async def post_json(self, url: str, body: JsonObject, words: Collection[str]) -> OAuthReply:
+    async def post_json(self, url: str, body: JsonObject, words: Collection[str]) -> TokenReply:
         self.replies.append(await OAuthHttp.post_json(self, url, body, words))
         return self.replies[-1]
 
-    async def post_form(self, url: str, form: TokenForm, words: Collection[str]) -> OAuthReply:
+    async def post_form(self, url: str, form: TokenForm, words: Collection[str]) -> TokenReply:
         self.replies.append(await OAuthHttp.post_form(self, url, form, words))
         return self.replies[-1]
 
@@ -49,7 +50,7 @@ def authorization_server() -> Starlette:
 
 @pytest.mark.usefixtures("loopback")
 async def test_secrets_of_registrations_and_tokens_are_removed_from_answers(space: Space) -> None:
-    async def scenario() -> list[OAuthReply]:
+    async def scenario() -> list[TokenReply]:
         async with listening(authorization_server()) as address:
             web = RecordingWeb(("127.0.0.1",), (), {})
             authority = AuthorizationServer(address, f"{address}/token", registration_endpoint=f"{address}/register")

@@ -22,6 +22,7 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageIndex
 from kiwi_mcp.manifest.templates import escape, render
+from kiwi_mcp.primitives.http.addresses import host_port
 from kiwi_mcp.primitives.process import run
 from kiwi_mcp.primitives.process.spawn import search_path
 from kiwi_mcp.sandbox.command_files import needed_by
@@ -29,7 +30,6 @@ from kiwi_mcp.sandbox.levels import base_profile
 
 ANY = ("*:443",)
 """Every public host, where no setting names an index: which ones the installer's own is at, is its own affair."""
-_PORTS = {"http": 80, "https": 443}
 _UV_NAMES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_INDEX_URL")
 _UV_WORDS = ("index-url", "extra-index-url", "find-links", "index", "url", "pip")
 _LARGEST = 262_144
@@ -99,12 +99,12 @@ def _indexes(
 def _host(address: str) -> str | None:
     try:
         parts = urlsplit(address)
-        port = parts.port or _PORTS.get(parts.scheme)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         return None
     if not parts.hostname or port is None:
         return None
-    return f"[{parts.hostname}]:{port}" if ":" in parts.hostname else f"{parts.hostname}:{port}"
+    return host_port(parts.hostname, port)
 
 
 def _registries(path: Path) -> Iterator[str]:

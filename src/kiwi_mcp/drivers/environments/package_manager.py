@@ -12,7 +12,6 @@ from functools import cache as remembered
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_hex
 from sysconfig import get_platform
 
 import uv
@@ -26,6 +25,7 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.drivers.environments.build_cache import make_once
 from kiwi_mcp.drivers.environments.environment import Environment, address, refuse_others, text_in
 from kiwi_mcp.drivers.environments.installer import Indexes, Installer, failure, indexes_of, is_done
+from kiwi_mcp.manifest.files import write_whole
 from kiwi_mcp.manifest.formats import is_requirement_of, package_name
 from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageLock, Packages
 from kiwi_mcp.manifest.runtime import texts
@@ -332,14 +332,7 @@ def _stored_lock(folder: Path) -> str:
 
 def _store_lock(folder: Path, made: Path) -> None:
     """Store the lock that an installer wrote."""
-    path = _lock_of(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{token_hex(8)}")
-    try:
-        draft.write_bytes(made.read_bytes())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(_lock_of(folder), made.read_bytes())
 
 
 def _lock_failure(packages: Sequence[str], result: ProcessResult, lock: str) -> EnvironmentFailed | PackageChanged:

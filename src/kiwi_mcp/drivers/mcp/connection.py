@@ -349,10 +349,10 @@ class ServerConnection:
             yield
             return
         try:
-            await completed(_in_thread(watch.open_call))
+            await completed(asyncio.to_thread(watch.open_call))
             yield
         finally:
-            await completed(_in_thread(watch.close_call))
+            await completed(asyncio.to_thread(watch.close_call))
 
     def quarantined(self) -> Findings:
         """Return what was found since this was asked last."""
@@ -456,10 +456,6 @@ class ServerConnection:
 def _left(task_id: str) -> str:
     """Return the key of an abandoned task among requests; it cannot equal a request number."""
     return f"task {task_id}"
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    await asyncio.to_thread(work)
 
 
 def _is_closed(refusal: MCPError) -> bool:

@@ -129,7 +129,11 @@ class McpDriver:
                     found = await listed(lease.connection)
             except TimeoutError:
                 lease.retire()
-                raise _slow(server) from None
+                raise Unavailable(
+                    f"The MCP server {server.name!r} did not list its items within {server.spec.timeout:g} seconds.",
+                    suggestion="Give it a longer `timeout`, or ask its author.",
+                    server=server.identity,
+                ) from None
             lease.worked()
             return found
 
@@ -265,11 +269,3 @@ def _server_in(plan: Plan, link: Tool, space: Space) -> ServerConfig:
     assert isinstance(plan.spec, ProcessSpec | HttpSpec)  # noqa: S101 - this driver plans nothing else
     server = replace(server_of(link, space), spec=plan.spec, client=planned_client(plan))
     return server if plan.profile is None else replace(server, profile=plan.profile)
-
-
-def _slow(server: ServerConfig) -> Unavailable:
-    return Unavailable(
-        f"The MCP server {server.name!r} did not list what it offers within {server.spec.timeout:g} seconds.",
-        suggestion="Give it a longer `timeout`, or ask its author.",
-        server=server.identity,
-    )

@@ -42,7 +42,7 @@ _OURS = (f"{HOME}/", "/proc/", "/dev/", "/sys/")
 def lacking(server: ServerConfig, said: str, refused: tuple[str, ...] = ()) -> str:
     """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
 
-    `said` are its last words, `refused` the hosts that it asked for in vain.
+    `said` is its last output, `refused` are the hosts that were denied to it.
     """
     if server.transport != "stdio" or server.profile.level in {"trusted", "standard"}:
         return ""
@@ -55,7 +55,7 @@ def lacking(server: ServerConfig, said: str, refused: tuple[str, ...] = ()) -> s
 
 
 def _paths(server: ServerConfig, said: str) -> Iterator[str]:
-    """Yield what of this machine's a server speaks of and does not have."""
+    """Yield the paths of this machine that a server mentions and may not access."""
     is_fixed = _FIXED.search(said) is not None
     if not is_fixed and not _ABSENT.search(said):
         return

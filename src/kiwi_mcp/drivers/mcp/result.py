@@ -45,8 +45,7 @@ def outcome_of(wanted: ServerRequest, answer: JsonObject, outputs: JsonObject) -
     try:
         compact(answer).encode()
     except UnicodeEncodeError:  # halves of characters, which no text can hold
-        record_or_reset = as_object(json.loads(_shown(answer)))
-        outcome = _meaning(wanted, record_or_reset, outputs)
+        outcome = _meaning(wanted, as_object(json.loads(_shown(answer))), outputs)
         return replace(outcome, details={**outcome.details, "replaced_characters": True})
     except (ValueError, RecursionError):
         return failed("The answer holds numbers that JSON has not, or is nested too deeply.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from itertools import count
 from time import monotonic
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import ObjectReceiveStream, TaskGroup
 from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import (
@@ -45,7 +45,6 @@ from opentelemetry.propagate import inject
 from opentelemetry.trace import SpanKind, get_current_span, get_tracer
 
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, unheard
-from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.mcp import Era
@@ -187,10 +186,8 @@ class RequestChannel:
         params = {"requestId": number, "reason": "caller cancelled"}
         message = JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params=params)
         with anyio.move_on_after(_PARTING, shield=True):
-            try:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._outgoing.send(SessionMessage(message))
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
 
 
 def _with_meta(params: JsonObject, meta: JsonObject) -> JsonObject:
@@ -214,7 +211,7 @@ FLOOD = 10_000
 """Notifications too many after which a server is no longer listened to."""
 
 
-class IncomingFilter(Block):
+class IncomingFilter(ObjectReceiveStream[SessionMessage | Exception]):
     """A message stream without what the request channel takes, and without excess or unused notifications."""
 
     def __init__(self, stream: Incoming, ended: Callable[[Exception | None], None], channel: RequestChannel) -> None:
@@ -271,15 +268,6 @@ class IncomingFilter(Block):
     async def aclose(self) -> None:
         """Stop reading."""
         await self._stream.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
 
 
 class Dispatcher:
@@ -415,8 +403,12 @@ class Envelope(Struct, frozen=True):
         if not self.meta:
             return params
         meta = {**as_object(params.get("_meta")), **self.meta}
-        if response := _announced(caller.capabilities, self.allowed):
-            meta[CLIENT_CAPABILITIES_META_KEY] = {**as_object(meta[CLIENT_CAPABILITIES_META_KEY]), **response}
+        # Of the capabilities of a client, a server may use those that its owner allowed it to ask for.
+        usable = {
+            name: one for name, one in caller.capabilities.items() if GRANT_OF_CAPABILITY.get(name) in self.allowed
+        }
+        if usable:
+            meta[CLIENT_CAPABILITIES_META_KEY] = {**as_object(meta[CLIENT_CAPABILITIES_META_KEY]), **usable}
         if caller.note is not unheard:
             meta[LOG_LEVEL_META_KEY] = NOTE_LEVEL
         return {**params, "_meta": meta}
@@ -433,8 +425,3 @@ class Envelope(Struct, frozen=True):
         if isinstance(schema, Mapping) and find_invalid_x_mcp_header(schema) is None:
             found |= mcp_param_headers(x_mcp_header_map(schema), as_object(params.get("arguments")))
         return found
-
-
-def _announced(capabilities: JsonObject, allowed: Collection[str]) -> JsonObject:
-    """Return the capabilities of a client that a server may use, limited to what its owner allowed it to ask."""
-    return {name: value for name, value in capabilities.items() if GRANT_OF_CAPABILITY.get(name) in allowed}

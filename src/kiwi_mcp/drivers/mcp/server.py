@@ -32,7 +32,7 @@ Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
 
 
 class OAuthConfig(Struct, frozen=True):
-    """How the tokens of a server are had: by a person who logs in, or by credentials of Kiwi's own."""
+    """How to get the tokens of a server: by the login of a person, or by credentials of Kiwi."""
 
     name: str
     """What they are kept under: the server, as one manifest in one place describes it."""
@@ -58,20 +58,19 @@ class OAuthConfig(Struct, frozen=True):
         return [self.client_secret, self.private_key]
 
 
+_OAUTH_TEXTS = (
+    "client_id", "client_secret", "private_key", "signing_algorithm", "token_auth", "client_metadata_url", "issuer",
+)  # fmt: skip
+
+
 def oauth_words(auth: JsonObject, name: str, folder: Path) -> OAuthConfig:
     """Return what the `auth` of a manifest says; nothing is as good as an empty one, since servers can ask later."""
     port = auth.get("redirect_port")
     return OAuthConfig(
         name,
         folder,
+        **{word: text for word in _OAUTH_TEXTS if (text := as_text(auth.get(word)))},
         grant="client_credentials" if auth.get("grant") == "client_credentials" else "authorization_code",
-        client_id=as_text(auth.get("client_id")),
-        client_secret=as_text(auth.get("client_secret")),
-        private_key=as_text(auth.get("private_key")),
-        signing_algorithm=as_text(auth.get("signing_algorithm")) or "ES256",
-        token_auth=as_text(auth.get("token_auth")),
-        client_metadata_url=as_text(auth.get("client_metadata_url")),
-        issuer=as_text(auth.get("issuer")),
         scopes=tuple(map(as_text, as_list(auth.get("scopes")))),
         redirect_port=port if isinstance(port, int) else 0,
         is_declared=auth.get("type") == "oauth",
@@ -100,7 +99,7 @@ _SPELLINGS: Mapping[str, Transport] = {
 
 
 class ServerConfig(Struct, frozen=True):
-    """One server: its identity, the single act by which it is reached, and its limits."""
+    """One server: its identity, how it is started or reached, and its limits."""
 
     identity: str
     digest: str
@@ -121,12 +120,12 @@ class ServerConfig(Struct, frozen=True):
     idle_timeout: float | None = None
     """How many seconds it is kept while it is not used, if its manifest says so."""
     variables: tuple[str, ...] = ()
-    """Every `${NAME}` by which it is reached."""
+    """Every `${NAME}` in its command, address and headers."""
     defaulted: tuple[str, ...] = ()
     """Those of them that it can do without."""
     warnings: tuple[str, ...] = ()
     oauth: OAuthConfig | None = None
-    """How its tokens are had, where it can have any."""
+    """How to get its tokens, if it can have any."""
     client: tuple[str, ...] = ()
     """What it may ask of the client that calls it, as its owner allowed it: `roots`, `sampling`, `questions`."""
 
@@ -310,28 +309,25 @@ def bind_mcp(chain: Chain, inputs: JsonObject, space: Space) -> Plan:
     tool, server = chain.tool, server_of(chain.executor, space)
     wanted = wanted_of(chain, inputs)
     spec = replace(server.spec, timeout=seconds(tool.manifest.config.get("timeout"), server.spec.timeout))
-    return Plan(
-        identity=tool.identity,
-        tool_digest=tool.digest,
-        driver="mcp",
-        chain=tuple((link.identity, link.digest) for link in chain.links),
+    return replace(
+        _plan(chain, server),
         spec=spec,
         inputs=inputs,
-        variables=server.variables,
-        defaulted=server.defaulted,
         facts={"mcp": {"method": wanted.method, "name": wanted.name, "transport": server.transport}},
         effect=tool.manifest.effect or ("at_most_once" if wanted.method == "tools/call" else "idempotent"),
         only_reads=_only_reads(wanted, spec, tool),
-        warnings=server.warnings,
     )
 
 
 def plan_server(chain: Chain, space: Space) -> Plan:
     """Return the plan of what is done with a server itself: how it is started or reached."""
-    tool, server = chain.tool, server_of(chain.tool, space)
+    return _plan(chain, server_of(chain.tool, space))
+
+
+def _plan(chain: Chain, server: ServerConfig) -> Plan:
     return Plan(
-        identity=tool.identity,
-        tool_digest=tool.digest,
+        identity=chain.tool.identity,
+        tool_digest=chain.tool.digest,
         driver="mcp",
         chain=tuple((link.identity, link.digest) for link in chain.links),
         spec=server.spec,

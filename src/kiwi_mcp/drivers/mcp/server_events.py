@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from typing import Final, get_args
+from typing import Final
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -152,28 +152,18 @@ def _plain(value: Json) -> Json:
 
 MOST_QUESTIONS = 32
 """The most questions that a server may ask at once."""
-_METHODS: Final[Collection[str]] = frozenset(get_args(QuestionMethod))
-_GRANTS: Final[Mapping[QuestionMethod, str]] = {
-    "roots/list": "roots",
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "questions",
-}
 _MEANING: Final[Mapping[str, tuple[QuestionMethod, str]]] = {
     "roots": ("roots/list", "see the folders of clients"),
     "sampling": ("sampling/createMessage", "use the models of clients"),
     "questions": ("elicitation/create", "ask the users of clients"),
 }
 """What an owner can allow a server: the method of the request, and what it does."""
+_GRANTS: Final[Mapping[QuestionMethod, str]] = {method: grant for grant, (method, _) in _MEANING.items()}
 _DECLINED: Final[Mapping[QuestionMethod, JsonObject]] = {
     "elicitation/create": {"action": "decline"},
     "roots/list": {"roots": []},
 }
 _SHOWN, _SHOWN_NAME = 5, 60
-
-
-def is_question(method: str) -> bool:
-    """Whether a request of a server is one that its caller is asked."""
-    return method in _METHODS
 
 
 def is_allowed(question: Question, server: ServerConfig) -> bool:
@@ -272,14 +262,11 @@ def _secret_fields(params: JsonObject) -> list[str]:
         if isinstance(part, list | tuple):
             parts += part
         elif isinstance(part, Mapping):
-            fields = as_object(part.get("properties")).items()
-            found += [name for name, field in fields if _asks_for_secret(name, as_text(as_object(field).get("title")))]
+            for name, field in as_object(part.get("properties")).items():
+                if names_secret(name) or labels_secret(as_text(as_object(field).get("title"))):
+                    found.append(name)
             parts += part.values()
     return [strip_controls(name)[:_SHOWN_NAME] for name in found[:_SHOWN]]
-
-
-def _asks_for_secret(name: str, title: str) -> bool:
-    return names_secret(name) or labels_secret(title)
 
 
 def _questions(asked: JsonObject) -> Questions:
@@ -350,22 +337,18 @@ class ServerEvents:
         """Answer a request of the server; what it may not ask is refused."""
         if method == "ping":
             return {}
-        if not is_question(method):
+        if method not in _GRANTS:
             raise MCPError(METHOD_NOT_FOUND, "Method not found")
-        return await self._ask_caller(method, params)
-
-    async def _ask_caller(self, method: str, params: JsonObject) -> JsonObject:
-        response, question = _TALK.get(), Question(question_method(method), params)
+        named, question = _TALK.get(), Question(question_method(method), params)
         if (refused := refusal(question, self._server)) is not None:
-            if (talk := self._belonging_to(response)) is not None:
+            if (talk := self._belonging_to(named)) is not None:
                 talk.refuse(refused)
             # What was not announced is not there; what was announced was asked for wrongly.
             code = INVALID_PARAMS if is_allowed(question, self._server) else METHOD_NOT_FOUND
             raise MCPError(code, refused.message)
         # Folders are asked for by servers that hold one conversation for all, and can do without.
-        self.asks_without_call = self.asks_without_call or (response is None and method != "roots/list")
-        talk = self._belonging_to(response)
-        if talk is None:
+        self.asks_without_call = self.asks_without_call or (named is None and method != "roots/list")
+        if (talk := self._belonging_to(named)) is None:
             raise MCPError(INVALID_REQUEST, self._no_caller())
         try:
             return await answer_to(question, talk, self._server)

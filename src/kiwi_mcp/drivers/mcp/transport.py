@@ -5,28 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Protocol, Self
 from urllib.parse import urljoin
 
 import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
-from kiwi_mcp.drivers.held import Sandbox, open_sandbox
+from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.drivers.mcp.oauth.account import AccountBearer, account_of
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
 from kiwi_mcp.primitives.http import client, origin_client, websocket
-from kiwi_mcp.primitives.process import stdio_process
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in
 from kiwi_mcp.sandbox.quarantine import NameWatch
 
@@ -49,7 +48,7 @@ class Incoming(Protocol):
         """Accept no further messages."""
 
 
-class ServerReader(Block):
+class ServerReader(ObjectReceiveStream[SessionMessage | Exception]):
     """What a server says, one message at a time.
 
     `noise` is how many lines were no messages since the first that was one.
@@ -90,28 +89,25 @@ class ServerReader(Block):
         if self._noise_in_a_row > MOST_NOISE:
             raise _at_fault(f"it printed more than {MOST_NOISE:,} lines in a row that are no messages.")
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
+    async def aclose(self) -> None:
+        """Leave the process or the connection to the block that opened it."""
 
 
-class ServerWriter(Block):
+class ServerWriter(ObjectSendStream[SessionMessage]):
     """The messages to a server, each as one line."""
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._send = send
 
-    async def send(self, item: SessionMessage, /) -> None:
+    async def send(self, item: SessionMessage) -> None:
         """Send one message."""
         try:
             await self._send(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
         except OSError:
             raise anyio.BrokenResourceError from None
+
+    async def aclose(self) -> None:
+        """Leave the process or the connection to the block that opened it."""
 
 
 def _messages(text: bytes) -> Iterator[JSONRPCMessage]:
@@ -198,49 +194,30 @@ class ServerStreams(Struct, frozen=True):
     noise: Callable[[], int] = int
     """How many lines it printed among its messages that were none."""
     refused: Callable[[], tuple[str, ...]] = tuple
-    """The hosts that its process asked for in vain."""
+    """The hosts that were denied to its process."""
     left: Callable[[], JsonObject] = dict
     """What its process sent and received since this was asked last."""
     watch: NameWatch | None = None
     """What looks for settings of other programs that its process leaves behind; None where it has no process."""
 
 
-@asynccontextmanager
-async def opened(server: ServerConfig, secrets: Mapping[str, str]) -> AsyncIterator[ServerStreams]:
+def opened(server: ServerConfig, secrets: Mapping[str, str]) -> AbstractAsyncContextManager[ServerStreams]:
     """Open the way to a server; what was started or connected for it is gone when the block ends."""
     match server.transport, server.spec:
         case "stdio", ProcessSpec() as process:
-            async with _piped(server, process, secrets) as wire:
-                yield wire
+            return _piped(server, process, secrets)
         case "http", HttpSpec() as address:
-            async with _posted(server, address, secrets) as wire:
-                yield wire
+            return _posted(server, address, secrets)
         case "sse", HttpSpec() as address:
-            async with _streamed(server, address, secrets) as wire:
-                yield wire
+            return _streamed(server, address, secrets)
         case _, HttpSpec() as address:
-            async with _socketed(address, secrets) as wire:
-                yield wire
+            return _socketed(address, secrets)
         case _:
             raise TypeError(server.transport)
 
 
 @asynccontextmanager
 async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, str]) -> AsyncIterator[ServerStreams]:
-    async with _started(server, spec, secrets) as (process, held):
-
-        async def send(message: bytes) -> None:
-            process.send(message + b"\n")
-
-        inbound = ServerReader(process.line)
-        response = process.complaints, process.ending, lambda: inbound.noise
-        yield ServerStreams(inbound, ServerWriter(send), *response, held.left.refused, held.left.news, held.watch)
-
-
-@asynccontextmanager
-async def _started(
-    server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, str]
-) -> AsyncIterator[tuple[stdio_process.StdioProcess, Sandbox]]:
     """Start the process of a server in its sandbox."""
     profile = server.profile
     if profile.level != "trusted":
@@ -250,7 +227,13 @@ async def _started(
         profile, spec = replace(profile, readable=(*profile.readable, *made)), seen.spec
     held = await open_sandbox(profile, server.space)
     async with held.talking(spec, secrets=secrets, longest_line=server.max_bytes) as process:
-        yield process, held
+
+        async def send(message: bytes) -> None:
+            process.send(message + b"\n")
+
+        inbound = ServerReader(process.line)
+        response = process.complaints, process.ending, lambda: inbound.noise
+        yield ServerStreams(inbound, ServerWriter(send), *response, held.left.refused, held.left.news, held.watch)
 
 
 @asynccontextmanager

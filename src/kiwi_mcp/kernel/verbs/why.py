@@ -37,8 +37,8 @@ from kiwi_mcp.policy.authorize import use_verdicts, verify
 from kiwi_mcp.policy.isolation import IsolationDecision, change_of, with_remedy
 from kiwi_mcp.policy.needs import path_verdicts, refuse_private_host
 from kiwi_mcp.policy.secret_access import STORE, held, holder_of
-from kiwi_mcp.primitives.http.addresses import is_address, refusal
-from kiwi_mcp.primitives.secrets.grants import PORTS, refuse_holder, refuse_target, refuse_untrusted
+from kiwi_mcp.primitives.http.addresses import PORTS, is_address, refusal
+from kiwi_mcp.primitives.secrets.grants import refuse_holder, refuse_target, refuse_untrusted
 from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
 
 _NEEDED: Sequence[tuple[ResourceKind, str]] = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import unified_diff
@@ -20,6 +20,7 @@ from kiwi_mcp.manifest.document import refuse
 from kiwi_mcp.manifest.mcp.clients import SCOPES, ClientApp, Scope, clients, read_text, unusable
 from kiwi_mcp.manifest.mcp.jsonc import not_an_object, plain, read_object, with_member, without_member
 from kiwi_mcp.manifest.names import did_you_mean
+from kiwi_mcp.manifest.owner_file import put_file
 
 ENTRY = "kiwi"
 """The name under which clients know Kiwi."""
@@ -143,10 +144,10 @@ def _write(change: ClientFileChange, now: datetime) -> Path | None:
         mode = change.path.stat().st_mode & 0o777
         if change.spent is None:
             backup = _free_name(change, now)
-            _put(backup, change.before, mode)
+            put_file(backup, change.before.encode(), mode)
     try:
         change.path.parent.mkdir(parents=True, exist_ok=True)
-        _put(change.path, change.after, mode)
+        put_file(change.path, change.after.encode(), mode)
     except BaseException:
         if backup is not None:
             backup.unlink(missing_ok=True)
@@ -154,22 +155,6 @@ def _write(change: ClientFileChange, now: datetime) -> Path | None:
     if change.spent is not None:
         change.spent.unlink(missing_ok=True)
     return backup
-
-
-def _put(path: Path, text: str, mode: int) -> None:
-    """Write a file under a temporary name, and rename it when it is complete."""
-    staged = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _PRIVATE)
-    try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - it is open already
-            file.write(text.encode())
-            os.fchmod(descriptor, mode)
-            file.flush()
-            os.fsync(descriptor)
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
 
 
 def _free_name(change: ClientFileChange, now: datetime) -> Path:
@@ -197,14 +182,10 @@ def _backups(path: Path, keep_in: Path | None) -> list[Path]:
         one
         for folder, stem in shelves
         for mark in (BACKUP, REPLACED)
-        for one in folder.glob(f"{_escaped(stem)}{mark}*")
+        for one in folder.glob(f"{glob.escape(stem)}{mark}*")
         if one.is_file() and not one.is_symlink()
     ]
     return sorted(found, key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)[:_MAX_BACKUPS]
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _target(client: str, scope: Scope, home: Path, project: Path) -> tuple[ClientApp, Path]:

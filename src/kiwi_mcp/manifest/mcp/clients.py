@@ -8,10 +8,11 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from errno import ENXIO
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 import kiwi_mcp.data
@@ -43,10 +44,12 @@ class ClientApp(Struct, frozen=True):
     id: str
     title: str
     key: tuple[str, ...]
-    has_comments: bool
-    entry: JsonObject
-    files: Mapping[Scope, Mapping[str, tuple[str, ...]]]
-    by_hand: Mapping[str, str]
+    has_comments: bool = field(name="comments")
+    entry: JsonObject = {}
+    project: Mapping[str, tuple[str, ...]] = {}
+    """The files below a project that it reads, by platform."""
+    user: Mapping[str, tuple[str, ...]] = {}
+    by_hand: Mapping[str, str] = {}
     here: str = ""
     """What stands for the project's folder in a file of the project."""
 
@@ -56,7 +59,7 @@ class ClientApp(Struct, frozen=True):
 
     def places(self, scope: Scope, platform: str = sys.platform) -> tuple[str, ...]:
         """Return the files it reads on a platform, below the home folder or a project's."""
-        return self.files[scope].get(platform, ())
+        return (self.project if scope == "project" else self.user).get(platform, ())
 
 
 class Configuration(Struct, frozen=True):
@@ -72,7 +75,7 @@ def clients() -> Mapping[str, ClientApp]:
     """Return every client that is known, by its name."""
     path = Path(kiwi_mcp.data.__file__).parent / "clients.yaml"
     table = as_object(read_yaml(path.read_text(encoding="utf-8"), what=path.name).value)
-    return {name: _client(name, as_object(words)) for name, words in table.items()}
+    return {name: convert({"id": name, **as_object(words)}, ClientApp) for name, words in table.items()}
 
 
 def find_configurations(home: Path, project: Path, *, platform: str = sys.platform) -> tuple[Configuration, ...]:
@@ -93,13 +96,17 @@ def find_configurations(home: Path, project: Path, *, platform: str = sys.platfo
 
 def client_of(path: Path) -> ClientApp | None:
     """Return the client that a path is a configuration of, by the names it ends with."""
-    return next((client for client, place in _known_places() if _ends_with(path, place)), None)
+    for client in clients().values():
+        if any(_ends_with(path, place) for files in (client.project, client.user) for place in chain(*files.values())):
+            return client
+    return None
 
 
 def project_of(path: Path) -> Path | None:
     """Return the project that a path would be a configuration of, by the names it ends with."""
-    places = (place for client in clients().values() for places in client.files["project"].values() for place in places)
-    return next((_above(path, place) for place in places if _ends_with(path, place)), None)
+    places = (place for client in clients().values() for place in chain(*client.project.values()))
+    found = next((place for place in places if _ends_with(path, place)), None)
+    return path.parents[len(PurePosixPath(found).parts) - 1] if found else None
 
 
 def read_text(path: Path) -> str | None:
@@ -134,37 +141,9 @@ def unusable(path: Path, reason: str) -> InvalidRequest:
     )
 
 
-def _client(name: str, words: JsonObject) -> ClientApp:
-    return ClientApp(
-        id=name,
-        title=text_of(words["title"]),
-        key=tuple(text_of(word) for word in as_list(words["key"])),
-        has_comments=words["comments"] is True,
-        entry=as_object(words.get("entry")),
-        files={scope: _places(as_object(words.get(scope))) for scope in SCOPES},
-        by_hand={scope: text_of(text) for scope, text in as_object(words.get("by_hand")).items()},
-        here=as_text(words.get("here")),
-    )
-
-
-def _places(words: JsonObject) -> Mapping[str, tuple[str, ...]]:
-    return {platform: tuple(text_of(place) for place in as_list(places)) for platform, places in words.items()}
-
-
-def _known_places() -> Iterator[tuple[ClientApp, str]]:
-    for client in clients().values():
-        for by_platform in client.files.values():
-            for places in by_platform.values():
-                yield from ((client, place) for place in places)
-
-
 def _ends_with(path: Path, place: str) -> bool:
     parts = PurePosixPath(place).parts
     return path.parts[-len(parts) :] == parts
-
-
-def _above(path: Path, place: str) -> Path:
-    return path.parents[len(PurePosixPath(place).parts) - 1]
 
 
 class _Entry(Struct, frozen=True):
@@ -185,10 +164,14 @@ def read_configuration(
         raise unusable(path, "there is no such file")
     home = home or Path.home()
     found = project or project_of(path.absolute())
-    origin = EntryOrigin(_title(client_of(path)), home, None if found == home else found)
+    client = client_of(path)
+    origin = EntryOrigin(client.title if client else "its configuration", home, None if found == home else found)
     imported = read_servers(text, what=str(path), origin=origin, taken=taken)
-    strange = _strange_syntax(text, client_of(path))
-    return imported if strange is None else replace(imported, issues=(strange, *imported.issues))
+    if client is None or client.has_comments or plain(text) == text:
+        return imported
+    reason = f"has comments or trailing commas, which {client.title} does not read"
+    strange = Issue("", reason, "Remove them there, or the client uses none of its servers.", "warning")
+    return replace(imported, issues=(strange, *imported.issues))
 
 
 def read_servers(text: str, *, what: str, origin: EntryOrigin, taken: Collection[str] = ()) -> ImportedServers:
@@ -225,10 +208,13 @@ def _draft(entry: _Entry, findings: ImportFindings, origin: EntryOrigin, used: C
 def _entries(root: JsonObject) -> Iterator[_Entry]:
     """Give every server of a configuration: the user's, then those the client keeps for single projects."""
     disabled = _disabled(root)
-    yield from _servers(_table(root), disabled=disabled)
+    tables = [("", _table(root), disabled)]
     for project, words in as_object(root.get("projects")).items():
         inner = as_object(words)
-        yield from _servers(inner.get("mcpServers"), project=project, disabled=disabled | _disabled(inner))
+        tables.append((project, inner.get("mcpServers"), disabled | _disabled(inner)))
+    for project, table, off in tables:
+        for name, words in as_object(table).items():
+            yield _Entry(name, as_object(words), project, name in off)
 
 
 def _table(root: JsonObject) -> Json:
@@ -241,11 +227,6 @@ def _table(root: JsonObject) -> Json:
     return root if looks_bare else None
 
 
-def _servers(table: Json, *, project: str = "", disabled: Collection[str] = ()) -> Iterator[_Entry]:
-    for name, words in as_object(table).items():
-        yield _Entry(name, as_object(words), project, name in disabled)
-
-
 def _disabled(words: JsonObject) -> set[str]:
     listed = (*as_list(words.get("disabledMcpServers")), *as_list(words.get("disabledMcpjsonServers")))
     return {text_of(name) for name in listed}
@@ -254,14 +235,3 @@ def _disabled(words: JsonObject) -> set[str]:
 def _inputs(root: JsonObject) -> Mapping[str, JsonObject]:
     listed = (*as_list(root.get("inputs")), *as_list(as_object(root.get("mcp")).get("inputs")))
     return {as_text(as_object(words).get("id")): as_object(words) for words in listed}
-
-
-def _strange_syntax(text: str, client: ClientApp | None) -> Issue | None:
-    if client is None or client.has_comments or plain(text) == text:
-        return None
-    reason = f"has comments or trailing commas, which {client.title} does not read"
-    return Issue("", reason, "Remove them there, or the client uses none of its servers.", "warning")
-
-
-def _title(client: ClientApp | None) -> str:
-    return client.title if client else "its configuration"

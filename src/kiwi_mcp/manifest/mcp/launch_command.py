@@ -25,23 +25,10 @@ _FETCHERS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Programs that fetch what they run, and the words that make them do so."""
 _IMAGES = frozenset({"docker", "podman"})
-_TAKES_WORD = frozenset(
-    {"-p", "--package", "--from", "--with", "--python", "-c", "--registry", "--index-url", "--extra-index-url"}
-    | {
-        "-e",
-        "--env",
-        "-v",
-        "--volume",
-        "--mount",
-        "--network",
-        "--name",
-        "-w",
-        "--workdir",
-        "-u",
-        "--user",
-        "--env-file",
-    }
-)
+_TAKES_WORD = frozenset({
+    "-p", "--package", "--from", "--with", "--python", "-c", "--registry", "--index-url", "--extra-index-url",
+    "-e", "--env", "-v", "--volume", "--mount", "--network", "--name", "-w", "--workdir", "-u", "--user", "--env-file",
+})  # fmt: skip
 _NAMES_PACKAGE = frozenset({"-p", "--package", "--from"})
 _PINNED = re.compile(r".+(?:@v?|==)[0-9]+(?:\.[0-9]+)+[\w.+-]*|.+@sha256:[0-9a-f]{64}|(?:\.{0,2}/|[A-Za-z]:[\\/]).*")
 _PINNED_IMAGE = re.compile(r".+@sha256:[0-9a-f]{64}|.+:v?[0-9]+(?:\.[0-9]+)+[\w.-]*")

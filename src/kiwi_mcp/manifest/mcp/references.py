@@ -178,27 +178,16 @@ def protect_url(url: str, findings: ImportFindings, *, owner: str, place: str) -
     # References may contain slashes and question marks, so they are set aside while the rest is parsed.
     references = _REFERENCE.finditer(url := url.replace(_MARK, ""))
     address, question, query = _REFERENCE.sub(_MARK, url).partition("?")
-    lead, path = _lead_and_path(address)
-    scheme, login, host = _authority(lead)
+    scheme, colon, rest = address.rpartition("://")
+    lead, *path = rest.split("/")
+    login, _, host = lead.rpartition("@")
     if login and _MARK not in login:
         login = findings.put_aside(variable_name(owner, "login"), login, owner=owner, purpose=f"login at {host[:80]}")
     segments = [_url_part("", part, findings, owner, place) for part in path]
     pairs = [_url_pair(pair, findings, owner, place) for pair in query.split("&")]
-    done = scheme + login + ("@" if login else "") + "/".join([host, *segments]) + question + "&".join(pairs)
+    done = scheme + colon + login + ("@" if login else "") + "/".join([host, *segments]) + question + "&".join(pairs)
     stands_for = variable_name(owner, "url")
     return re.sub(_MARK, lambda _: _translated(next(references), findings, place, stands_for), done)
-
-
-def _lead_and_path(address: str) -> tuple[str, list[str]]:
-    scheme, colon, rest = address.rpartition("://")
-    host, *path = rest.split("/")
-    return scheme + colon + host, path
-
-
-def _authority(lead: str) -> tuple[str, str, str]:
-    scheme, colon, rest = lead.rpartition("://")
-    login, _, host = rest.rpartition("@")
-    return scheme + colon, login, host
 
 
 def _url_pair(pair: str, findings: ImportFindings, owner: str, place: str) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.domain.names import is_tool_id
+from kiwi_mcp.domain.names import is_tool_id, unused_name
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.secret_names import names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
@@ -39,22 +39,10 @@ _TRANSPORTS: Mapping[str, str] = {
     "http": "http", "streamable-http": "http", "streamable_http": "http", "streamablehttp": "http",
     "sse": "sse", "ws": "websocket", "wss": "websocket", "websocket": "websocket",
 }  # fmt: skip
-_KNOWN_WORDS = frozenset(
-    {
-        "type",
-        "transport",
-        "transportType",
-        "command",
-        "args",
-        "env",
-        "cwd",
-        "headers",
-        "disabled",
-        "enabled",
-        *_URL_WORDS,
-    }
-    | {"name", "description", "autoApprove", "alwaysAllow", "gallery", "version", "dev", "icon", "trust", "$schema"}
-)
+_KNOWN_WORDS = frozenset({
+    "type", "transport", "transportType", "command", "args", "env", "cwd", "headers", "disabled", "enabled", "name",
+    "description", "autoApprove", "alwaysAllow", "gallery", "version", "dev", "icon", "trust", "$schema", *_URL_WORDS,
+})  # fmt: skip
 
 
 class ServerDraft(Struct, frozen=True):
@@ -122,12 +110,7 @@ def is_disabled(words: JsonObject) -> bool:
 def id_for(name: str, taken: Collection[str]) -> str:
     """Return the name of the item for a server; one that is taken gets a number."""
     plain = _NOT_IN_ID.sub("_", name.lower()).strip("_-")[:_MAX_ID].rstrip("_-") or "server"
-    base = plain if is_tool_id(plain) else f"mcp_{plain}"
-    number, wanted = 1, base
-    while wanted in taken:
-        number += 1
-        wanted = f"{base}_{number}"
-    return wanted
+    return unused_name(plain if is_tool_id(plain) else f"mcp_{plain}", taken)
 
 
 def stdio_config(name: str, launch: ServerCommand, findings: ImportFindings, *, cwd: str = "") -> JsonObject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import InvalidManifest, InvalidRequest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.names import Version, is_tool_id
+from kiwi_mcp.domain.names import Version, is_tool_id, unused_name
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.document import read_json
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -243,7 +243,7 @@ def tool_ids(prefix: str, operations: Iterable[str]) -> tuple[str, ...]:
     """Return a tool id for each operation, in order, no two alike."""
     taken: dict[str, None] = {}
     for operation in operations:
-        taken[unused(_tool_id(prefix, snake(operation)), taken)] = None
+        taken[unused_name(_tool_id(prefix, snake(operation)), taken)] = None
     return tuple(taken)
 
 
@@ -251,15 +251,6 @@ def _tool_id(prefix: str, name: str) -> str:
     is_prefixed = name == prefix or name.startswith(f"{prefix}_")
     whole = (name if is_prefixed else f"{prefix}_{name}")[:MAX_ID].strip("_")
     return whole if is_tool_id(whole) else f"api_{whole}"[:MAX_ID].strip("_")
-
-
-def unused(name: str, taken: Collection[str]) -> str:
-    """Return the name, or the name with the first number behind it that makes it a new one."""
-    number, candidate = 1, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
 
 
 def semantic(version: Json) -> str:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.names import unused_name
 from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.openapi.document import (
     Api,
@@ -18,7 +19,6 @@ from kiwi_mcp.manifest.openapi.document import (
     parameter_name,
     path_names,
     sentence,
-    unused,
 )
 
 MAX_NODES = 4_000
@@ -87,7 +87,7 @@ class Schemas(Struct):
         for choice in ("anyOf", "oneOf"):
             # One of several loosened forms may be none: several of them can fit at once.
             forms = [self._expand(form, depth, seen) for form in as_list(words.get(choice))]
-            if forms and all(_says_something(form) for form in forms):
+            if forms and all(form.keys() - {"description"} for form in forms):
                 schema["anyOf"] = forms
         parts = [self._expand(part, depth, seen) for part in as_list(words.get("allOf"))]
         return _merged(schema, parts) if parts else schema
@@ -198,10 +198,6 @@ def _merged(own: JsonObject, parts: Iterable[JsonObject]) -> dict[str, Json]:
     return merged | ({"properties": properties} if properties else {}) | ({"required": [*required]} if required else {})
 
 
-def _says_something(schema: JsonObject) -> bool:
-    return bool(schema.keys() - {"description"})
-
-
 def _is_number(value: Json, least: float = -_MAX_NUMBER) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MAX_NUMBER
 
@@ -249,7 +245,7 @@ def named(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     taken: dict[str, Slot] = {}
     for slot in slots:
         plain = parameter_name(slot.wire)
-        name = unused(plain if plain not in taken else f"{slot.where}_{plain}", taken)
+        name = unused_name(plain if plain not in taken else f"{slot.where}_{plain}", taken)
         taken[name] = replace(slot, name=name)
     return tuple(taken.values())
 

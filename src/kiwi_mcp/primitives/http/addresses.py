@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import AddressDenied, RequestFailed
-from kiwi_mcp.domain.globs import fits_host
+from kiwi_mcp.domain.globs import address_of, fits_host
 from kiwi_mcp.domain.patterns import lazy_pattern
 
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+"""The default port of each scheme."""
 # Not link-local: a service there may give away the machine's own credentials.
 _NETWORKS = tuple(map(IPv4Network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))) + tuple(
     map(IPv6Network, ("::1/128", "fc00::/7"))
@@ -32,24 +33,23 @@ def nearby_host(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+        host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         return ""
     if not port or "$" in parts.netloc or "{" in parts.netloc or not _is_nearby(host):
         return ""
+    return host_port(host, port)
+
+
+def host_port(host: str, port: int) -> str:
+    """Return a host and a port as one text, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_nearby(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
+    if (address := address_of(host)) is None:
         # A number in an odd spelling is no name, and begins with a digit.
         return host.endswith(_ENDINGS) or _LABEL.fullmatch(host) is not None
-    return _is_within(address)
-
-
-def _is_within(address: IPv4Address | IPv6Address) -> bool:
     return any(address.version == network.version and address in network for network in _NETWORKS)
 
 
@@ -131,7 +131,7 @@ def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> st
         return reason
     if is_granted(host, port, granted):
         return None
-    parsed = _parse(address)
+    parsed = address_of(address)
     if parsed is None:
         return f"{address!r} is not an address"
     kind = _not_public(parsed)
@@ -141,16 +141,16 @@ def refusal(address: str, *, host: str, port: int, granted: Sequence[str]) -> st
 def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | None:
     """Return why a host is refused before it is looked up, or None: it is no name, or an address in an odd spelling."""
     name = plain_host(host)
-    if not _NAME.match(name) and _parse(name) is None:
+    if not _NAME.match(name) and address_of(name) is None:
         return f"{host!r} is not a host name"
-    if _parse(name) is None and _NUMBER.match(name.rpartition(".")[2]) and not is_granted(host, port, granted):
+    if address_of(name) is None and _NUMBER.match(name.rpartition(".")[2]) and not is_granted(host, port, granted):
         return f"{host!r} is an address in an unusual spelling"
     return None
 
 
 def is_address(host: str) -> bool:
     """Whether a host is an address as it stands, with no name to look up."""
-    return _parse(plain_host(host)) is not None
+    return address_of(plain_host(host)) is not None
 
 
 def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:
@@ -175,8 +175,7 @@ def is_listed(host: str, port: int, hosts: Sequence[str]) -> bool:
 def is_denied(host: str, port: int, denied: Sequence[str]) -> bool:
     """Whether one of the patterns names this host, in one of the ways in which the owner's rules do."""
     name = plain_host(host)
-    target = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-    return is_granted(host, port, denied) or any(fits_host(rule, target) for rule in denied)
+    return is_granted(host, port, denied) or any(fits_host(rule, host_port(name, port)) for rule in denied)
 
 
 def plain_host(host: str) -> str:
@@ -194,9 +193,9 @@ def _matches(pattern: str, name: str, port: int | None) -> bool:
     if wanted == "*" and wanted_port is not None:  # `*` matches only together with a port
         return True
     if wanted.startswith("*."):
-        return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and _parse(name) is None
-    address = _parse(wanted)
-    return address == _parse(name) if address is not None else bool(wanted) and wanted == name
+        return name.endswith(wanted[1:]) and len(name) > len(wanted) - 1 and address_of(name) is None
+    address = address_of(wanted)
+    return address == address_of(name) if address is not None else bool(wanted) and wanted == name
 
 
 def _split(pattern: str) -> tuple[str, str | None]:
@@ -207,13 +206,6 @@ def _split(pattern: str) -> tuple[str, str | None]:
         host, _, port = pattern.partition(":")
         return plain_host(host), port
     return plain_host(pattern), None
-
-
-def _parse(text: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(text)
-    except ValueError:
-        return None
 
 
 def _not_public(address: IPv4Address | IPv6Address) -> str | None:
@@ -256,7 +248,7 @@ class Lookup:
         """Return the addresses of a host; one that is refused among them refuses the host."""
         if (reason := refusal_of_host(host, port=port, granted=granted)) is not None:
             raise denied(host, port, reason)
-        found = [host] if _is_address(host) else await self._looked_up(host, port)
+        found = [host] if address_of(host) is not None else await self._looked_up(host, port)
         for address in found:
             if (reason := refusal(address, host=host, port=port, granted=granted)) is not None:
                 raise denied(host, port, reason)
@@ -297,7 +289,7 @@ class Lookup:
 
 def denied(host: str, port: int, reason: str) -> AddressDenied:
     """Return the refusal of a host, with the words that would grant it."""
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    shown = host_port(host, port)
     return AddressDenied(
         f"A request to {shown} is not permitted: {reason}.",
         suggestion=f"If the owner means it, add `{shown}` to `hosts.allow` in ~/.ai/policy.yaml.",
@@ -315,11 +307,3 @@ def unknown_host(host: str) -> RequestFailed:
         cause="dns",
         host=host,
     )
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

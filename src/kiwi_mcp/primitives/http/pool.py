@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import httpcore2
 import httpx2
 
-from kiwi_mcp.primitives.http.addresses import Lookup, Resolver, denied, is_granted, look_up, refusal_of_host
+from kiwi_mcp.primitives.http.addresses import Lookup, Resolver, denied, host_port, is_granted, look_up, refusal_of_host
 
 _JOINED = 65_536
 """The maximum number of bytes that are buffered before a write, unless a read comes first."""
@@ -274,7 +274,7 @@ class _Checked(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        granted = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}",) if self._has_grant else ()
+        granted = (host_port(host, port),) if self._has_grant else ()
         addresses = await self._network.addresses(host, port, granted)
         end = monotonic() + (timeout or 60.0)
         for left in range(len(addresses), 0, -1):

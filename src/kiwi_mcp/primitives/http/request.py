@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import AddressDenied, InvalidRequest, KiwiError, RequestFailed, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.http.addresses import is_denied
-from kiwi_mcp.primitives.secrets.grants import PORTS, refuse_request
+from kiwi_mcp.primitives.http.addresses import PORTS, is_denied
+from kiwi_mcp.primitives.secrets.grants import refuse_request
 from kiwi_mcp.primitives.secrets.redaction import Redactor
 from kiwi_mcp.primitives.secrets.reveal import Revealed, names_in, reveal, reveal_json, reveal_url
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.primitives.http.addresses import host_port
 
 LISTED = 200
 """The maximum number of rows; beyond it, only totals are recorded."""
@@ -73,9 +74,9 @@ class TrafficLog:
         return row
 
     def refused(self) -> tuple[str, ...]:
-        """Return the hosts that were asked for in vain, each with its port."""
-        denied = [(row.host, row.port) for row in self._rows.values() if row.verdict == "denied"]
-        return tuple(dict.fromkeys(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in denied))
+        """Return the hosts that were denied, each with its port."""
+        denied = (row for row in self._rows.values() if row.verdict == "denied")
+        return tuple(dict.fromkeys(host_port(row.host, row.port) for row in denied))
 
     def denials(self) -> tuple[str, ...]:
         """Return the refused targets, a phrase each: host, port, and why."""

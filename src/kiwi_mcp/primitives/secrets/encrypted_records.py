@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from secrets import token_bytes, token_hex
+from secrets import token_bytes
 from time import monotonic
 
 from cryptography.exceptions import InvalidTag
@@ -22,7 +22,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.primitives.secrets.key_storage import unusable, write_private
+from kiwi_mcp.primitives.secrets.key_storage import replace_private, unusable
 
 PATIENCE = 40.0
 """How long to wait for another process that changes a record, in seconds: longer than a request may take."""
@@ -87,7 +87,7 @@ class EncryptedRecords:
         data = _MARK + nonce + AESGCM(self._key()).encrypt(nonce, content, name.encode())
         if len(data) > _LARGEST:
             raise TooLarge("What is to be sealed", size=len(data), limit=_LARGEST)
-        _replace(self._path(name), data)
+        replace_private(self._path(name), data)
 
     def remove(self, name: str) -> bool:
         """Remove a record, also one that does not open, and say whether there was one."""
@@ -125,20 +125,6 @@ class EncryptedRecords:
     def _path(self, name: str) -> Path:
         # Names contain addresses and paths, which are private.
         return self._folder / f"{sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}.sealed"
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read. Readers see the old or the new content, also after a power loss."""
-    draft = path.with_name(f".{path.name}.{token_hex(4)}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            write_private(draft, data)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise unusable(path, error) from error
 
 
 async def _locked(lock: int, path: Path) -> None:

@@ -12,11 +12,10 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import SecretNotGranted
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.primitives.http.addresses import is_granted
+from kiwi_mcp.primitives.http.addresses import PORTS, is_granted
 from kiwi_mcp.primitives.secrets.reveal import SecretScope, names_in
 
 ANY_HOST = "*"
-PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 Bounds: TypeAlias = Mapping[str, SecretScope]
 _PROJECT = "project/"
 

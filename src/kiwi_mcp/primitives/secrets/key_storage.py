@@ -46,6 +46,20 @@ def write_private(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def replace_private(path: Path, data: bytes) -> None:
+    """Replace a file for its owner's eyes. Readers see the old or the new content, also after a power loss."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            write_private(draft, data)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise unusable(path, error) from error
+
+
 def unusable(path: Path, error: OSError) -> StoreUnavailable:
     """Error: a file of the owner cannot be read or written."""
     return StoreUnavailable(

@@ -33,11 +33,6 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     )
 
 
-def cleaned(text: str, secrets: Mapping[str, str]) -> str:
-    """Return a text without the value of any secret in it."""
-    return Redactor(secrets).text(text) if secrets else text
-
-
 def careful(caller: Caller, secrets: Mapping[str, str]) -> Caller:
     """Return a caller that receives no secret values in progress reports, questions and log lines."""
     if not secrets or caller == NO_CALLER:

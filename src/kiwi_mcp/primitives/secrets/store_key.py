@@ -32,9 +32,9 @@ from kiwi_mcp.primitives.secrets.key_storage import (
     Seal,
     file_key,
     is_behind_passphrase,
+    replace_private,
     sealed_by,
     unusable,
-    write_private,
 )
 
 _COST, _BLOCK, _LANES = 2**17, 8, 1
@@ -68,11 +68,11 @@ def move_key(state: Path, seal: Seal, check: Callable[[bytes], None]) -> None:
     account = _account(state) if (state / ACCOUNT_NAME).exists() else ""
     try:
         if seal == "file" != before:
-            _put(state / KEY_NAME, key)
+            replace_private(state / KEY_NAME, key)
         if seal == "keyring" != before:
             name = f"secrets {token_hex(8)}"
             key_storage.keep(name, key)
-            _put(state / ACCOUNT_NAME, name.encode())
+            replace_private(state / ACCOUNT_NAME, name.encode())
         # The new place has the key. The others are removed, also those that an interrupted move left.
         other = ACCOUNT_NAME if seal == "file" else KEY_NAME
         for leftover in (SALT_NAME, WRAPPED_NAME, other):
@@ -91,15 +91,6 @@ def _account(state: Path) -> str:
 def _from_keyring(account: str) -> bytes:
     """Return the key that a keyring keeps; it may have to be unlocked, so it is asked once."""
     return key_storage.fetch(account)
-
-
-def _put(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{token_hex(4)}")
-    try:
-        write_private(draft, data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _from_passphrase(state: Path) -> bytes:

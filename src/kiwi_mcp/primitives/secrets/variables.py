@@ -97,11 +97,6 @@ def with_secrets(data: bytes, secrets: Mapping[str, Secret]) -> Added:
     )
 
 
-def are_same(one: Secret, other: Secret) -> bool:
-    """Whether two secrets have one value."""
-    return one.reveal() == other.reveal()
-
-
 def _line(name: str, value: str) -> str:
     """Return the line that gives a variable its value; empty where no line can."""
     quote = next((mark for mark in ("'", '"') if mark not in value), "")

@@ -198,7 +198,7 @@ def _faults(release: Release, version: VersionInfo) -> Iterator[str]:
 
 
 def is_stated(release: Release) -> bool:
-    """Whether the file with the manifest is the one that the statement speaks of."""
+    """Whether the file with the manifest is the one in the statement."""
     data = next((file.data for file in release.files if file.path == release.manifest_path), b"")
     # A canonical statement has these bytes at most once: within a text, the quotes would be escaped.
     hashes = (sha256(body).hexdigest() for body in _bodies(data.replace(b"\r\n", b"\n")))

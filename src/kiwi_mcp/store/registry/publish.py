@@ -23,6 +23,8 @@ from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import (
     BUILTIN_NAMESPACE,
     Actor,
+    ItemName,
+    Op,
     Pin,
     PublishResult,
     Release,
@@ -30,7 +32,7 @@ from kiwi_mcp.domain.registry import (
     VersionName,
     closure_below,
     closure_of,
-    is_same_executor,
+    is_same_content,
 )
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Transaction, Value
@@ -38,7 +40,6 @@ from kiwi_mcp.store.registry import log
 from kiwi_mcp.store.registry.files import FILE_COLUMNS, column_json, file_rows, is_stated, keep_blobs, manifest_text
 from kiwi_mcp.store.registry.release_check import MAX_ISSUES, MAX_LINKS, CheckedRelease, order, require_checked
 from kiwi_mcp.store.registry.rows import (
-    ItemName,
     ItemRow,
     PublishedRows,
     SealedVersion,
@@ -75,10 +76,6 @@ class VersionDraft(Struct, frozen=True):
     text: str | None
     """The manifest's own file, where it is a file of its own."""
 
-    def is_like(self, other: VersionDraft) -> bool:
-        """Whether both have the same content, on the same executor."""
-        return self.digest == other.digest and is_same_executor(self.executor, other.executor)
-
     @property
     def text_hash(self) -> str | None:
         """The hash of the manifest's own file."""
@@ -98,7 +95,7 @@ def drafts_of(releases: Sequence[CheckedRelease], actor: Actor, *, is_seeding: b
         found = _draft(release)
         if not isinstance(found, VersionDraft):
             issues += found
-        elif not found.is_like(drafts.setdefault(found.name, found)):
+        elif not is_same_content(found, drafts.setdefault(found.name, found)):
             conflicts.append(str(found.name))
     if issues:
         what = str(releases[0].name) if len(releases) == 1 else "The set of versions"
@@ -203,9 +200,9 @@ def _closures(drafts: Sequence[VersionDraft], stored: PublishedRows) -> Mapping[
 
 def _items(drafts: Sequence[VersionDraft]) -> Iterator[ItemName]:
     for draft in drafts:
-        yield draft.name.namespace, draft.name.tool_id
+        yield draft.name.item
         if draft.executor is not None:
-            yield draft.executor.name.namespace, draft.executor.name.tool_id
+            yield draft.executor.name.item
 
 
 def _check_types(transaction: Transaction, drafts: Sequence[VersionDraft]) -> None:
@@ -229,21 +226,20 @@ def _seal(
 ) -> Sequence[NewVersion]:
     """Return the row of every draft. Executors come before their users in `drafts`, so each draft finds its own."""
     for draft in drafts:
-        home = (draft.name.namespace, draft.name.tool_id)
-        stored.items.setdefault(home, ItemRow(new_id(), draft.release.visibility, is_new=True))
+        stored.items.setdefault(draft.name.item, ItemRow(new_id(), draft.release.visibility, is_new=True))
     sealings = []
     for draft in drafts:
         below = _executor(draft, draft.executor, stored, sight) if draft.executor else None
         row = SealedVersion(new_id(), draft.digest, closures[draft.name], below.depth + 1 if below else 1)
         stored.versions[draft.name] = row
-        tool = stored.items[draft.name.namespace, draft.name.tool_id].id
+        tool = stored.items[draft.name.item].id
         sealings.append(NewVersion(draft, tool, row, below.id if below else None))
     return sealings
 
 
 def _executor(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: VisibilityFilter) -> SealedVersion | None:
     """Return the row of a draft's executor. None is valid for an executor that ships with another Kiwi release."""
-    found, home = stored.versions.get(pin.name), stored.items.get((pin.name.namespace, pin.name.tool_id))
+    found, home = stored.versions.get(pin.name), stored.items.get(pin.name.item)
     if pin.is_builtin:
         return found if found and found.digest == pin.digest else None
     if (
@@ -253,7 +249,7 @@ def _executor(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: Visib
         or not sight.sees(pin.name.namespace, home.visibility)
     ):
         raise MissingLink(str(pin.name), chain=[draft.name.tool_id])
-    item = stored.items[draft.name.namespace, draft.name.tool_id]
+    item = stored.items[draft.name.item]
     if home.visibility == "private" and (draft.name.namespace, item.visibility) != (pin.name.namespace, "private"):
         raise seen_further(str(draft.name), str(pin.name))
     if found.depth >= MAX_LINKS:
@@ -320,7 +316,7 @@ def _new_tools(
 ) -> Iterator[tuple[Value, ...]]:
     for one in latest:
         name, release = one.draft.name, one.draft.release
-        item = stored.items[name.namespace, name.tool_id]
+        item = stored.items[name.item]
         if item.is_new:
             yield (
                 one.tool, name.tool_id, name.namespace, *words_of(release.manifest, database), release.is_official,
@@ -350,7 +346,7 @@ def _version_row(one: NewVersion, is_latest: bool, actor: str, now: str) -> tupl
 def _pin(pin: Pin | None) -> tuple[Value, ...]:
     if pin is None:
         return (None,) * 5
-    return (pin.ref, pin.name.namespace, pin.name.tool_id, pin.name.version, pin.digest)
+    return (pin.ref, *pin.name.item, pin.name.version, pin.digest)
 
 
 def _status_values(note: StatusNote | None, now: str) -> tuple[Value, Value]:
@@ -358,10 +354,10 @@ def _status_values(note: StatusNote | None, now: str) -> tuple[Value, Value]:
 
 
 def _entries(sealings: Sequence[NewVersion], now: str) -> Iterator[log.LogEntry]:
+    op: Op
     for one in sealings:
         draft, row = one.draft, one.row
         yield log.LogEntry("publish", draft.name, row.digest, row.closure, now)
-        if (note := draft.release.yanked) is not None:
-            yield log.LogEntry("yank", draft.name, row.digest, row.closure, moment(note.at or now), note.reason)
-        if (note := draft.release.deprecated) is not None:
-            yield log.LogEntry("deprecate", draft.name, row.digest, row.closure, moment(note.at or now), note.reason)
+        for op, note in (("yank", draft.release.yanked), ("deprecate", draft.release.deprecated)):
+            if note is not None:
+                yield log.LogEntry(op, draft.name, row.digest, row.closure, moment(note.at or now), note.reason)

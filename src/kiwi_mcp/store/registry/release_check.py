@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import islice
-from typing import Protocol, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from msgspec.structs import asdict, force_setattr
 
@@ -20,6 +20,7 @@ from kiwi_mcp.domain.names import Range, Version, clashes, is_namespace, is_safe
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
     BUILTIN_NAMESPACE,
+    Linked,
     Pin,
     Release,
     StatusNote,
@@ -33,22 +34,6 @@ from kiwi_mcp.domain.registry import (
 MAX_LINKS = 16
 MAX_ISSUES = 100
 """The maximum number of faults that a refusal lists."""
-
-
-class Linked(Protocol):
-    """A version and its executor."""
-
-    @property
-    def name(self) -> VersionName:
-        """Its name."""
-
-    @property
-    def digest(self) -> str:
-        """Its digest."""
-
-    @property
-    def executor(self) -> Pin | None:
-        """The version of its executor, if any."""
 
 
 AnyLinked = TypeVar("AnyLinked", bound=Linked)
@@ -299,11 +284,8 @@ def _texts(release: Release) -> Iterator[Issue]:
 
 def _statement(release: Release, *, is_clean: bool) -> Iterator[Issue]:
     # A statement that equals the expected canonical JSON need not be parsed: only the manifest hash is taken from it.
-    expected_fields, files, hashed = (
-        _expected_fields(release),
-        _expected_files(release),
-        _HASHED.search(release.statement),
-    )
+    expected_fields, files = _expected_fields(release), _expected_files(release)
+    hashed = _HASHED.search(release.statement)
     if is_clean and hashed is not None:
         expected: JsonObject = {**expected_fields, "manifest": hashed[1].decode(), "files": files}
         if canonical(expected) == release.statement:

@@ -7,12 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from random import getrandbits
 from time import time_ns
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
 from msgspec import Struct, field
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
-from kiwi_mcp.domain.registry import Actor, Op, Pin, RegistryEvent, StatusNote, VersionInfo, VersionName, Visibility
+from kiwi_mcp.domain.registry import (
+    Actor,
+    ItemName,
+    Op,
+    Pin,
+    RegistryEvent,
+    StatusNote,
+    VersionInfo,
+    VersionName,
+    Visibility,
+)
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 
 CHUNK = 500
@@ -33,6 +43,8 @@ BY_VERSION = "tool_versions v cross join tools t"
 FIRST_ID = "00000000-0000-0000-0000-000000000000"
 """An id before all others."""
 
+_SHOWN = ("name", "description", "tool_type", "category")
+"""The keys of the latest manifest that the row of an item repeats."""
 LATEST_ORDER = " order by t.namespace, t.tool_id, v.version_key desc"
 
 _Any = TypeVar("_Any")
@@ -93,13 +105,13 @@ def to_listed(row: Row, database: Database) -> VersionInfo:
         manifest, ref, below, below_id, below_version, below_digest, visibility, is_latest, is_official, is_builtin,
         changelog, published_by, created_at, yanked_at, yanked_reason, deprecated_at, deprecated_reason,
     ) = cast("tuple[str, ...]", row)  # fmt: skip
-    listed_tags: tuple[str, ...]
-    if is_latest:
-        listed_tags = database.decode_list(tags)
-    else:  # the item's own columns speak of its latest version
-        written = _written(manifest)
-        tool_type, title = as_text(written.get("tool_type")), as_text(written.get("name"))
-        description, category = as_text(written.get("description")), as_text(written.get("category"))
+    listed_tags = database.decode_list(tags) if is_latest else ()
+    if not is_latest:  # the columns of the item are about its latest version
+        try:
+            written = as_object(json.loads(manifest))
+        except ValueError:  # it was changed in the store, which `verify` reports
+            written = {}
+        title, description, tool_type, category = (as_text(written.get(word)) for word in _SHOWN)
         listed_tags = tags_in(written)
     return VersionInfo(
         id=id_,
@@ -126,29 +138,13 @@ def to_listed(row: Row, database: Database) -> VersionInfo:
     )
 
 
-def _written(manifest: str) -> JsonObject:
-    try:
-        return as_object(json.loads(manifest))
-    except ValueError:  # it was changed in the store, which `verify` tells
-        return {}
-
-
 def to_event(row: Row) -> RegistryEvent:
     """Return the log's entry in a row: seq, op, name, hashes, actor, time, reason, the item's visibility, seal."""
     seq, *texts = row
     op, namespace, tool_id, version, digest, closure, actor, at, reason, visibility, seal = map(str, texts)
-    return RegistryEvent(
-        int(str(seq)),
-        cast("Op", op),
-        VersionName(namespace, tool_id, version),
-        digest,
-        closure,
-        actor,
-        at,
-        reason,
-        cast("Visibility", visibility),
-        seal,
-    )
+    name = VersionName(namespace, tool_id, version)
+    shown_to = cast("Visibility", visibility)
+    return RegistryEvent(int(str(seq)), cast("Op", op), name, digest, closure, actor, at, reason, shown_to, seal)
 
 
 def tags_in(manifest: JsonObject) -> tuple[str, ...]:
@@ -176,9 +172,9 @@ class VersionRank(Struct, frozen=True):
         return (not self.is_yanked, not self.is_yanked and not self.is_prerelease, self.key)
 
 
-def latest_of(standings: Iterable[VersionRank]) -> VersionRank:
+def latest_of(ranks: Iterable[VersionRank]) -> VersionRank:
     """Return the latest of an item's versions; there is always one."""
-    return max(standings, key=lambda standing: standing.rank)
+    return max(ranks, key=lambda one: one.rank)
 
 
 def choose_again(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
@@ -199,26 +195,17 @@ def choose_again(transaction: Transaction, database: Database, tool: Value, at: 
 def show(
     transaction: Transaction, database: Database, tool: Value, version: str, manifest: JsonObject, at: str
 ) -> None:
-    """Let the item's own row speak of its latest version."""
+    """Write the fields of the latest version into the row of the item."""
     transaction.write(_SHOW, (*words_of(manifest, database), version, at, tool))
 
 
 def words_of(manifest: JsonObject, database: Database) -> tuple[Value, ...]:
     """Return the fields of an item's row from its latest version: name, description, type, executor, category, tags."""
     executor = as_text(manifest.get("executor")).partition("@")[0].rpartition("/")[2]
-    return (
-        as_text(manifest.get("name")),
-        as_text(manifest.get("description")),
-        as_text(manifest.get("tool_type")),
-        executor or None,
-        as_text(manifest.get("category")),
-        as_text(manifest.get("subcategory")),
-        database.encode_list(tags_in(manifest)),
-    )
+    name, description, tool_type, category = (as_text(manifest.get(word)) for word in _SHOWN)
+    subcategory, tags = as_text(manifest.get("subcategory")), database.encode_list(tags_in(manifest))
+    return (name, description, tool_type, executor or None, category, subcategory, tags)
 
-
-ItemName: TypeAlias = tuple[str, str]
-"""A namespace and a short name."""
 
 _TOOLS = "select id, tool_id, visibility from tools where namespace = ? and tool_id in ($marks)"
 _VERSIONS = """select tool_id, id, version, content_hash, closure_hash, depth, version_key, is_prerelease, yanked_at,

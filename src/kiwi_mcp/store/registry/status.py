@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Literal, TypeAlias, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, ToolNotFound, VersionNotFound, listing
 from kiwi_mcp.domain.issues import Issue
@@ -65,8 +66,8 @@ def settle_visibilities(
     rest = []
     for event in events:
         name = event.name
-        if event.op == "visibility" and transaction.read(_HERE, (name.namespace, name.tool_id)):
-            _show(transaction, sight, name.namespace, name.tool_id, event.reason)
+        if event.op == "visibility" and transaction.read(_HERE, name.item):
+            _show(transaction, sight, name, event.reason)
         else:
             rest.append(event)
     return rest
@@ -81,7 +82,7 @@ def repeat(
         match op:
             case "visibility":
                 for name in names:
-                    _show(transaction, sight, name.namespace, name.tool_id, reason)
+                    _show(transaction, sight, name, reason)
             case "yank" | "unyank" | "deprecate" | "undeprecate":
                 _set(transaction, database, sight, names, op, reason=reason, at=at)
 
@@ -110,15 +111,15 @@ def _set(
     log.append(transaction, sight.actor.name, entries)
 
 
-def _show(transaction: Transaction, sight: VisibilityFilter, namespace: str, tool_id: str, visibility: str) -> None:
+def _show(transaction: Transaction, sight: VisibilityFilter, name: VersionName, visibility: str) -> None:
     _check([*bad_visibility(visibility)])
-    tool, current = _item(transaction, sight, namespace, tool_id)
+    tool, current = _item(transaction, sight, name)
     if current == visibility:
         return
-    _check_sight(transaction, tool, namespace, tool_id, visibility)
+    _check_sight(transaction, tool, name, visibility)
     now = moment()
     transaction.write("update tools set visibility = ?, updated_at = ? where id = ?", (visibility, now, tool))
-    entry = log.LogEntry("visibility", VersionName(namespace, tool_id, ""), "", "", now, visibility)
+    entry = log.LogEntry("visibility", replace(name, version=""), "", "", now, visibility)
     log.append(transaction, sight.actor.name, [entry])
 
 
@@ -128,7 +129,7 @@ def _check(issues: Sequence[Issue]) -> None:
 
 
 def _find(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> StatusRow:
-    tool, _ = _item(transaction, sight, name.namespace, name.tool_id)
+    tool, _ = _item(transaction, sight, name)
     rows = cast("list[tuple[str, str, str, str]]", transaction.read(_VERSIONS, (tool,)))
     for id_, version, digest, closure in rows:
         if version == name.version:
@@ -136,25 +137,25 @@ def _find(transaction: Transaction, sight: VisibilityFilter, name: VersionName) 
     raise VersionNotFound(name.tool_id, name.version, found=[row[1] for row in rows])
 
 
-def _item(transaction: Transaction, sight: VisibilityFilter, namespace: str, tool_id: str) -> tuple[str, str]:
+def _item(transaction: Transaction, sight: VisibilityFilter, name: VersionName) -> tuple[str, str]:
     """Return an item's id and visibility. For actors who cannot see it, it does not exist."""
-    rows = transaction.read(filled(_ITEM, sees=sight.named), (namespace, tool_id, *sight.members))
+    rows = transaction.read(filled(_ITEM, sees=sight.named), (*name.item, *sight.members))
     if not rows:
-        raise ToolNotFound(tool_id)
-    if not sight.actor.is_member(namespace):
-        raise NamespaceDenied(namespace, namespaces=sight.actor.namespaces)
+        raise ToolNotFound(name.tool_id)
+    if not sight.actor.is_member(name.namespace):
+        raise NamespaceDenied(name.namespace, namespaces=sight.actor.namespaces)
     ((tool, visibility),) = cast("list[tuple[str, str]]", rows)
     return tool, visibility
 
 
-def _check_sight(transaction: Transaction, tool: str, namespace: str, tool_id: str, visibility: str) -> None:
+def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibility: str) -> None:
     """Refuse a visibility that would show an item to actors who cannot see its executor."""
     if visibility == "private":
-        if transaction.read(_STOOD_ON, (tool, namespace)):
+        if transaction.read(_STOOD_ON, (tool, name.namespace)):
             raise InvalidRequest(
-                f"{namespace}/{tool_id} cannot become private: published versions that others see depend on it.",
+                f"{'/'.join(name.item)} cannot become private: published versions that others see depend on it.",
                 suggestion="Make it unlisted, which keeps it out of lists and searches.",
             )
     elif rows := transaction.read(_STANDS_ON, (tool,)):
         version, *executor = (str(part) for part in rows[0])
-        raise seen_further(str(VersionName(namespace, tool_id, version)), str(VersionName(*executor)))
+        raise seen_further(str(replace(name, version=version)), str(VersionName(*executor)))

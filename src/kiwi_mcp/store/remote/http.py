@@ -25,7 +25,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.plan import HttpSpec, Retry
-from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, Release, VersionName
+from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, VersionName
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 from kiwi_mcp.store.remote.artifact import digest_of, encode, read_descriptors
 from kiwi_mcp.store.remote.layout import (
@@ -108,6 +108,7 @@ class HttpRemote:
     def __init__(self, url: str, send: Send, close: Callable[[], Awaitable[None]], *, token: str = "") -> None:
         parts = urlsplit(url)
         self._host = parts.netloc.rpartition("@")[2]
+        self._grant = self._host if parts.port else f"{self._host}:{443 if parts.scheme == 'https' else 80}"
         self.key = f"{parts.scheme}://{self._host}{parts.path.rstrip('/')}"
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._send = send
@@ -204,10 +205,9 @@ class HttpRemote:
 
     async def _with_status(self, events: Sequence[RegistryEvent]) -> Sequence[LayoutEntry]:
         """Return the entries that change when status events are applied."""
-        known = {**self._entries, **self._pushed}
-        items = {(name.namespace, name.tool_id) for name in known}
+        items = {name.item for name in (*self._entries, *self._pushed)}
         for event in events:
-            if (event.name.namespace, event.name.tool_id) not in items:
+            if event.name.item not in items:
                 await self.history(event.name.tool_id)
         before = {**self._entries, **self._pushed}
         after = dict(before)
@@ -233,7 +233,7 @@ class HttpRemote:
             max_bytes=max_bytes,
             max_redirects=0,
             retry=Retry(attempts=3, delay=0.2),
-            granted=(self._host if urlsplit(self.key).port else f"{self._host}:{_port(self.key)}",),
+            granted=(self._grant,),
         )
         reply = await self._send(spec)
         if reply.status == _NOT_MODIFIED and headers:
@@ -286,16 +286,12 @@ async def _each(do: Callable[[str, _In], Awaitable[_Out]], items: Mapping[str, _
     return {key: task.result() for key, task in tasks.items()}
 
 
-def _port(url: str) -> int:
-    return 443 if url.startswith("https:") else 80
-
-
 def _parts(releases: Sequence[CheckedRelease]) -> Iterator[Sequence[CheckedRelease]]:
     """Yield releases in parts that fit into one push each."""
     part: list[CheckedRelease] = []
     size = 0
     for release in releases:
-        weight = _weight(release)
+        weight = len(release.statement) + sum(len(file.data) for file in release.files)
         if part and (size + weight > MAX_PUSHED_BLOBS or len(part) >= MAX_PUSHED):
             yield part
             part, size = [], 0
@@ -303,7 +299,3 @@ def _parts(releases: Sequence[CheckedRelease]) -> Iterator[Sequence[CheckedRelea
         size += weight
     if part:
         yield part
-
-
-def _weight(release: Release) -> int:
-    return len(release.statement) + sum(len(file.data) for file in release.files)

@@ -16,13 +16,14 @@ from kiwi_mcp.domain.errors import ArtifactRefused, Conflict, NotFound, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.registry import (
+    ItemName,
     Pin,
     PublishResult,
     RegistryEvent,
     Release,
     VersionName,
     is_digest,
-    is_same_executor,
+    is_same_content,
 )
 from kiwi_mcp.store.folder import NEW, below, lock, make_below, opened, put_file, read_file, unusable
 from kiwi_mcp.store.registry.release_check import MAX_ISSUES, CheckedRelease, closures, order, require_checked
@@ -107,10 +108,6 @@ class LayoutEntry(Struct, frozen=True):
         """The version's executor."""
         return self.annotations.executor
 
-    def is_like(self, other: LayoutEntry) -> bool:
-        """Whether both have the same content, on the same executor."""
-        return self.digest == other.digest and is_same_executor(self.executor, other.executor)
-
     def status_events(self) -> Iterator[RegistryEvent]:
         """Yield the status changes after the version was published; a visibility note without a time is none."""
         visibility = visibility_in(self.status)
@@ -166,7 +163,7 @@ class LayoutIndex(Struct, frozen=True):
     def grown(self, entries: Sequence[LayoutEntry], events: Sequence[RegistryEvent]) -> LayoutIndex:
         """Return the index with more entries and status events; a version with another closure is a conflict."""
         by_name = dict(self.entries)
-        conflicts = [str(entry.name) for entry in entries if not entry.is_like(by_name.setdefault(entry.name, entry))]
+        conflicts = [str(one.name) for one in entries if not is_same_content(one, by_name.setdefault(one.name, one))]
         if conflicts:
             raise VersionConflict(conflicts)
         apply_status(by_name, events, self.what)
@@ -175,25 +172,16 @@ class LayoutIndex(Struct, frozen=True):
     def events(self) -> Iterator[RegistryEvent]:
         """Yield the events that lead to this index: all versions, executors first, then status changes."""
         for entry in self.entries.values():
-            annotations, closure, visibility = entry.annotations, self.closures[entry.name], visibility_in(entry.status)
-            yield RegistryEvent(
-                0,
-                "publish",
-                entry.name,
-                entry.digest,
-                closure,
-                annotations.published_by,
-                annotations.created_at,
-                "",
-                visibility,
-            )
-        shown = set[tuple[str, str]]()
+            by, at, closure = entry.annotations.published_by, entry.annotations.created_at, self.closures[entry.name]
+            visibility = visibility_in(entry.status)
+            yield RegistryEvent(0, "publish", entry.name, entry.digest, closure, by, at, "", visibility)
+        shown = set[ItemName]()
         for entry in self.entries.values():
             for event in entry.status_events():
-                if event.op == "visibility" and _item(entry.name) in shown:
-                    continue
                 if event.op == "visibility":
-                    shown.add(_item(entry.name))
+                    if entry.name.item in shown:
+                        continue
+                    shown.add(entry.name.item)
                 yield replace(event, closure=self.closures[entry.name])
 
     def to_bytes(self) -> bytes:
@@ -241,12 +229,12 @@ def _rows(data: bytes, issues: list[Issue]) -> Sequence[Json]:
 
 def apply_status(by_name: dict[VersionName, LayoutEntry], events: Sequence[RegistryEvent], what: str) -> None:
     """Apply status events to the entries. A visibility event applies to the whole item."""
-    versions: dict[tuple[str, str], list[VersionName]] = {}
+    versions: dict[ItemName, list[VersionName]] = {}
     for name in by_name if events else ():
-        versions.setdefault(_item(name), []).append(name)
+        versions.setdefault(name.item, []).append(name)
     issues: list[Issue] = []
     for event in events:
-        meant = versions.get(_item(event.name), []) if event.op == "visibility" else [event.name]
+        meant = versions.get(event.name.item, []) if event.op == "visibility" else [event.name]
         if event.op == "publish" or not meant or any(name not in by_name for name in meant):
             raise NotFound(
                 f"{event.name} is not there, so it cannot get a status ({event.op}).",
@@ -257,10 +245,6 @@ def apply_status(by_name: dict[VersionName, LayoutEntry], events: Sequence[Regis
             issues += (replace(issue, place=f"{name} {issue.place}") for issue in bad_status_notes(entry.status))
     if issues:
         raise ArtifactRefused(what, islice(issues, MAX_ISSUES))
-
-
-def _item(name: VersionName) -> tuple[str, str]:
-    return name.namespace, name.tool_id
 
 
 _LAYOUT_FILE = "oci-layout"
@@ -404,15 +388,12 @@ class Layout:
                     try:
                         releases.append(read_release(entry, read))
                     except ArtifactRefused as fault:
-                        issues += _issues(entry.name, iter(fault.issues))
+                        issues += (replace(issue, place=f"{entry.name} {issue.place}") for issue in fault.issues)
         except OSError as error:
             raise self._refused("/".join(_BLOBS), f"it is no folder with files in it: {error.strerror}") from error
-        self._refuse(iter(issues))
+        if issues:
+            raise ArtifactRefused(str(self.folder), islice(issues, MAX_ISSUES))
         return tuple(releases)
-
-    def _refuse(self, issues: Iterator[Issue]) -> None:
-        if found := [issue for issue, _ in zip(issues, range(MAX_ISSUES), strict=False)]:
-            raise ArtifactRefused(str(self.folder), found)
 
     def _refused(self, place: str, reason: str) -> ArtifactRefused:
         return ArtifactRefused(str(self.folder), [Issue(place, reason, _AGAIN)])
@@ -463,10 +444,6 @@ def _holds(folder: int, name: str, data: bytes) -> bool:
         return read_file(folder, name, limit=len(data)) == data
     except LookupError:
         return False
-
-
-def _issues(name: VersionName, issues: Iterator[Issue]) -> Iterator[Issue]:
-    return (replace(issue, place=f"{name} {issue.place}") for issue in issues)
 
 
 def _not_a_layout(folder: Path, reason: str) -> Conflict:

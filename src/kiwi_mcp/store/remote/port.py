@@ -132,7 +132,7 @@ def all_events(registry: Registry, *, tool_id: str = "") -> Iterator[RegistryEve
 def read_named(registry: Registry, names: Sequence[VersionName]) -> Sequence[CheckedRelease]:
     """Return versions by their names. Missing versions and hidden versions give the same error."""
     ids: dict[VersionName, str] = {}
-    for namespace, tool_id in dict.fromkeys((name.namespace, name.tool_id) for name in names):
+    for namespace, tool_id in dict.fromkeys(name.item for name in names):
         ids |= {listed.name: listed.id for listed in registry.named(tool_id, namespace=namespace)}
     if missing := [str(name) for name in names if name not in ids]:
         raise not_available(missing)

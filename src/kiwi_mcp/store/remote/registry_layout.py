@@ -10,13 +10,14 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, NamespaceDenied, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.registry import (
+    ItemName,
     PublishResult,
     RegistryEvent,
     StatusNote,
     VersionInfo,
     VersionName,
     is_digest,
-    is_same_executor,
+    is_same_content,
 )
 from kiwi_mcp.store.database import Row
 from kiwi_mcp.store.registry.files import EXECUTABLE, read_blob
@@ -130,10 +131,10 @@ class RegistryLayout:
                 raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
         known = {
             one.name: one
-            for namespace, tool_id in {(entry.name.namespace, entry.name.tool_id) for entry in entries}
+            for namespace, tool_id in {entry.name.item for entry in entries}
             for one in registry.named(tool_id, namespace=namespace)
         }
-        if conflicts := [str(one.name) for one in entries if one.name in known and not _is_like(one, known[one.name])]:
+        if conflicts := [str(one.name) for one in entries if not is_same_content(one, known.get(one.name, one))]:
             raise VersionConflict(conflicts)
         releases = [check(read_release(entry, read_any)) for entry in entries if entry.name not in known]
         published = {one.name: one for one in registry.publish(releases, self._news(entries))}
@@ -203,19 +204,12 @@ def _status(versions: Sequence[VersionInfo], events: Iterator[RegistryEvent]) ->
         one.name: {} if one.visibility == "public" else {"visibility": StatusNote("", one.visibility)}
         for one in versions
     }
-    by_item: dict[tuple[str, str], list[VersionName]] = {}
+    by_item: dict[ItemName, list[VersionName]] = {}
     for name in notes:
-        by_item.setdefault((name.namespace, name.tool_id), []).append(name)
+        by_item.setdefault(name.item, []).append(name)
     for event in events:
-        if event.op == "publish":
-            continue
-        name = event.name
-        affected = by_item.get((name.namespace, name.tool_id), []) if event.op == "visibility" else [name]
-        for one in affected:
-            if one in notes:
-                notes[one] = add_status(notes[one], event)
+        affected = by_item.get(event.name.item, []) if event.op == "visibility" else [event.name]
+        for name in affected if event.op != "publish" else ():
+            if name in notes:
+                notes[name] = add_status(notes[name], event)
     return notes
-
-
-def _is_like(entry: LayoutEntry, known: VersionInfo) -> bool:
-    return entry.digest == known.digest and is_same_executor(entry.executor, known.executor)

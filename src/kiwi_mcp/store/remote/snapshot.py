@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import ArtifactRefused, InvalidRequest, NotFound
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.names import Range, Version, is_namespace, is_tool_id
-from kiwi_mcp.domain.registry import RegistryEvent, VersionName, Visibility, is_digest
+from kiwi_mcp.domain.registry import ItemName, RegistryEvent, VersionName, Visibility, is_digest
 
 _ASPECTS = {
     "yank": "yank",
@@ -34,7 +34,7 @@ class RegistrySnapshot(Struct, frozen=True):
     versions: Mapping[VersionName, str]
     """The digests, by name, in the order in which they were published."""
     closures: Mapping[VersionName, str]
-    visibilities: Mapping[tuple[str, str], Visibility]
+    visibilities: Mapping[ItemName, Visibility]
     statuses: Mapping[StatusKey, RegistryEvent]
 
     @classmethod
@@ -42,11 +42,11 @@ class RegistrySnapshot(Struct, frozen=True):
         """Return the snapshot that a log describes. Refuse a log that publishes one version with two contents."""
         versions: dict[VersionName, str] = {}
         closures: dict[VersionName, str] = {}
-        visibilities: dict[tuple[str, str], Visibility] = {}
+        visibilities: dict[ItemName, Visibility] = {}
         statuses: dict[StatusKey, RegistryEvent] = {}
         twice = []
         for event in events:
-            visibilities[event.name.namespace, event.name.tool_id] = event.visibility
+            visibilities[event.name.item] = event.visibility
             if event.op != "publish":
                 statuses.pop(status_key(event), None)  # the order of the last events is one in which they were possible
                 statuses[status_key(event)] = event
@@ -61,19 +61,17 @@ class RegistrySnapshot(Struct, frozen=True):
 
     def is_private(self, name: VersionName) -> bool:
         """Whether only members of its namespace see a version."""
-        return self.visibilities.get((name.namespace, name.tool_id)) == "private"
+        return self.visibilities.get(name.item) == "private"
 
     def is_yanked(self, name: VersionName) -> bool:
         """Whether a version is yanked, so that it is no longer selected."""
-        event = self.statuses.get(("yank", name.namespace, name.tool_id, name.version))
+        event = self.statuses.get(("yank", *name.item, name.version))
         return event is not None and event.op == "yank"
 
     def is_news(self, event: RegistryEvent) -> bool:
         """Whether a status event from elsewhere changes the status known here, and is not older."""
         known = self.statuses.get(status_key(event))
-        if event.op == "visibility" and event.reason == self.visibilities.get(
-            (event.name.namespace, event.name.tool_id)
-        ):
+        if event.op == "visibility" and event.reason == self.visibilities.get(event.name.item):
             return False
         if known is None:
             return event.op not in {"unyank", "undeprecate"}
@@ -89,7 +87,7 @@ def _moment(text: str) -> datetime:
 def status_key(event: RegistryEvent) -> StatusKey:
     """Return the key of a status event."""
     aspect, name = _ASPECTS[event.op], event.name
-    return (aspect, name.namespace, name.tool_id, "" if aspect == "visibility" else name.version)
+    return (aspect, *name.item, "" if aspect == "visibility" else name.version)
 
 
 class VersionQuery(Struct, frozen=True):

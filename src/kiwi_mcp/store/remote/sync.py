@@ -257,10 +257,9 @@ def _news(
 ) -> Iterator[RegistryEvent]:
     """Yield the status changes that a target lacks for the versions it has."""
     names = {*digests}
-    items = {(name.namespace, name.tool_id) for name in names}
+    items = {name.item for name in names}
     for change in snapshot.statuses.values():
-        name = change.name
-        is_here = (name.namespace, name.tool_id) in items if change.op == "visibility" else name in names
+        is_here = change.name.item in items if change.op == "visibility" else change.name in names
         if is_here and target_has.is_news(change):
             yield change
 
@@ -312,7 +311,8 @@ async def _gather(
             if not any(pin.name in known for known in (found, target_has, excluded))
         }
     excluded |= dict.fromkeys(left, "the chain below it is too long")
-    excluded |= {name: "it is private" for name, one in found.items() if _is_hidden(one) and not with_private}
+    private = [] if with_private else [name for name, one in found.items() if one.visibility == "private"]
+    excluded |= dict.fromkeys(private, "it is private")
     gathered = _complete(found.values(), target_has, excluded)
     if wrong := [str(name) for name, hashes in wanted.items() if gathered.hashes.get(name, hashes) != hashes]:
         issues = [
@@ -320,10 +320,6 @@ async def _gather(
         ]
         raise ArtifactRefused("What the source gave", issues)
     return gathered
-
-
-def _is_hidden(release: Release) -> bool:
-    return release.visibility == "private"
 
 
 def _complete(

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
-from typing import Self
 
 import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     INTERNAL_ERROR,
@@ -30,7 +30,6 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from kiwi_mcp.domain.closing import Block
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
@@ -48,7 +47,7 @@ _FLUSH_SECONDS = 2.0
 """How long a client that has left may keep us waiting with what it did not read."""
 
 
-class StdioWriter(Block):
+class StdioWriter(ObjectSendStream[SessionMessage]):
     """The one writer of the wire: every message is one line, whole."""
 
     def __init__(self, wire: StdioPipe) -> None:
@@ -70,7 +69,7 @@ class StdioWriter(Block):
         """Drop the reply to a request that stage one has answered already."""
         self._unheard.add(number)
 
-    async def send(self, item: SessionMessage, /) -> None:
+    async def send(self, item: SessionMessage) -> None:
         """Write one message; a client that reads slowly slows us down."""
         message = item.message
         if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id in self._unheard:
@@ -110,7 +109,7 @@ class StdioWriter(Block):
             self._writer.transport.abort()
 
 
-class StdioReader(Block):
+class StdioReader(ObjectReceiveStream[SessionMessage | Exception]):
     """The only reader of the connection: first the input that stage one read, then each line without an answer yet."""
 
     def __init__(self, wire: StdioPipe, opening: HandshakeResult, outbound: StdioWriter, short: FastPath) -> None:
@@ -177,15 +176,6 @@ class StdioReader(Block):
     async def aclose(self) -> None:
         """Stop reading."""
         self.end()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
 
 
 def _replayed(opening: HandshakeResult, outbound: StdioWriter) -> list[JSONRPCMessage]:

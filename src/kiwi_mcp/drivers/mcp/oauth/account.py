@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from time import time
@@ -12,7 +12,7 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import Denied, RequestFailed, StoreDamaged
-from kiwi_mcp.domain.json import Json, JsonObject, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, Challenge, OAuthHttp, discover, is_offered
@@ -33,7 +33,7 @@ _FOLDER, _KEY = "logins", "sealing.key"
 
 
 class LoginRecord(Struct, frozen=True):
-    """What is kept: who gave the tokens, to which client, for which server; and what the server asked for last."""
+    """A stored login: authorization server, client and tokens, and what the MCP server asked for last."""
 
     authority: AuthorizationServer | None = None
     resource: str = ""
@@ -52,7 +52,7 @@ class Account(Struct):
     _read: tuple[tuple[int, int] | None, LoginRecord] | None = None
 
     def record(self) -> LoginRecord:
-        """Return what is kept; what was kept for another address or another client counts as nothing."""
+        """Return the stored login; one for another address or another client does not count."""
         mark = self._sealed.mark(self.oauth.name)
         if self._read is None or self._read[0] != mark:
             self._read = mark, self._opened()
@@ -67,17 +67,17 @@ class Account(Struct):
             return self.record()
 
     def keep(self, record: LoginRecord) -> None:
-        """Put a record in the place of the one that is kept."""
+        """Store a record in place of the present one."""
         self._sealed.write(self.oauth.name, _encode(record, self._bound))
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """Be the only one, of all processes, who changes what is kept."""
+        """Lock the stored login against other processes."""
         async with self._sealed.held(self.oauth.name):
             yield
 
     def token_endpoint(self, record: LoginRecord) -> TokenEndpoint | None:
-        """Return where the next tokens are had with what is kept; None where that does not suffice."""
+        """Return the endpoint for the next tokens; None if the record does not suffice."""
         if record.authority is None:
             return None
         client = owners_client(self.oauth, record.authority) or record.client
@@ -85,14 +85,9 @@ class Account(Struct):
 
     @property
     def _bound(self) -> str:
-        """What the tokens are for: with another address or another client they are not sent."""
-        words: Json = [
-            self.url,
-            self.oauth.client_id,
-            self.oauth.issuer,
-            self.oauth.grant,
-            self.oauth.client_metadata_url,
-        ]
+        """A hash of what the tokens are for: they are not sent to another address or by another client."""
+        oauth = self.oauth
+        words: Json = [self.url, oauth.client_id, oauth.issuer, oauth.grant, oauth.client_metadata_url]
         return sha256(compact(words).encode(errors="surrogatepass")).hexdigest()
 
     def _opened(self) -> LoginRecord:
@@ -116,105 +111,58 @@ def _sealed(oauth: OAuthConfig) -> EncryptedRecords:
     return EncryptedRecords(oauth.folder / _FOLDER, file_key(oauth.folder / _KEY))
 
 
-class _StoredAuthority(Struct, frozen=True):
-    """What a renewal needs of an authorization server; for a login, the server is asked again."""
-
-    issuer: str = ""
-    token_endpoint: str = ""
-    methods: tuple[str, ...] = ()
-    takes_documents: bool = False
-
-
-class _StoredClient(Struct, frozen=True):
-    """A client that Kiwi registered, without its secret."""
-
-    client_id: str = ""
-    method: str = ""
-    redirect: str = ""
-    until: float = 0.0
-
-
-class _StoredTokens(Struct, frozen=True):
-    """What is known of tokens, without themselves."""
-
-    scope: str = ""
-    issued_at: float = 0.0
-    expires_at: float | None = None
-
-
-class _StoredLogin(Struct, frozen=True, omit_defaults=True):
-    """A login as it is stored, without its secrets; a part that is absent has only defaults."""
-
-    bound: str = ""
-    authority: _StoredAuthority = _StoredAuthority()
-    resource: str = ""
-    client: _StoredClient = _StoredClient()
-    tokens: _StoredTokens = _StoredTokens()
-    challenge: Challenge | None = None
+_AUTHORITY = ("issuer", "token_endpoint", "methods", "takes_documents")
+"""What a renewal needs of an authorization server; for a login, the server is asked again."""
+_CLIENT = ("client_id", "method", "redirect", "until")
+_TOKENS = ("scope", "issued_at", "expires_at")
+_SECRETS = ("access", "refresh")
 
 
 def _encode(record: LoginRecord, bound: str) -> EncryptedRecord:
-    client = record.client if record.client and record.client.is_registered else None
-    authority, tokens = record.authority, record.tokens
-    stored = _StoredLogin(
-        bound,
-        _StoredAuthority(authority.issuer, authority.token_endpoint, authority.methods, authority.takes_documents)
-        if authority
-        else _StoredAuthority(),
-        record.resource,
-        _StoredClient(client.client_id, client.method, client.redirect, client.until) if client else _StoredClient(),
-        _StoredTokens(tokens.scope, tokens.issued_at, tokens.expires_at) if tokens else _StoredTokens(),
-        record.challenge,
-    )
+    """Return a login as it is stored: the facts, without parts that are absent, and the secrets."""
+    client, tokens = record.client, record.tokens
+    facts = {
+        "bound": bound,
+        "authority": _part(record.authority, _AUTHORITY),
+        "resource": record.resource,
+        "client": _part(client, _CLIENT) if client and client.is_registered else {},
+        "tokens": _part(tokens, _TOKENS),
+        "challenge": to_builtins(record.challenge),
+    }
     secrets = {
         "access": tokens.access if tokens else None,
         "refresh": tokens.refresh if tokens else None,
-        "client": record.client.secret if record.client else None,
+        "client": client.secret if client else None,
     }
     return EncryptedRecord(
-        to_builtins(stored), {word: secret for word, secret in secrets.items() if secret is not None}
+        {word: value for word, value in facts.items() if value},
+        {word: secret for word, secret in secrets.items() if secret is not None},
     )
+
+
+def _part(value: Struct | None, words: Sequence[str]) -> JsonObject:
+    return {word: to_builtins(getattr(value, word)) for word in words} if value else {}
 
 
 def _decode(found: EncryptedRecord, bound: str) -> LoginRecord:
     """Return a stored login; one for another address or another client counts as none."""
+    facts, secrets = found.facts, found.secrets
+    if facts.get("bound") != bound:
+        return LoginRecord()
+    authority, client, tokens = (as_object(facts.get(word)) for word in ("authority", "client", "tokens"))
+    parts = {
+        "authority": authority if authority.get("issuer") else None,
+        "resource": facts.get("resource", ""),
+        "client": {**client, "secret": secrets.get("client"), "is_registered": True}
+        if client.get("client_id")
+        else None,
+        "tokens": {**tokens, **{word: secrets.get(word) for word in _SECRETS}} if "access" in secrets else None,
+        "challenge": facts.get("challenge") or None,
+    }
     try:
-        stored = convert(_without_empty(found.facts), _StoredLogin)
+        return convert(parts, LoginRecord)
     except ValidationError as error:
         raise StoreDamaged(f"A stored login cannot be read: {error}.", suggestion="Log in again.") from error
-    if stored.bound != bound:
-        return LoginRecord()
-    access, authority, client, tokens = found.secrets.get("access"), stored.authority, stored.client, stored.tokens
-    return LoginRecord(
-        AuthorizationServer(
-            issuer=authority.issuer,
-            token_endpoint=authority.token_endpoint,
-            methods=authority.methods,
-            takes_documents=authority.takes_documents,
-        )
-        if authority.issuer
-        else None,
-        stored.resource,
-        OAuthClient(
-            client.client_id,
-            client.method,
-            found.secrets.get("client"),
-            client.redirect,
-            client.until,
-            is_registered=True,
-        )
-        if client.client_id
-        else None,
-        TokenSet(access, found.secrets.get("refresh"), tokens.scope, tokens.issued_at, tokens.expires_at)
-        if access is not None
-        else None,
-        stored.challenge,
-    )
-
-
-def _without_empty(facts: JsonObject) -> JsonObject:
-    """Return facts without the empty objects by which older versions wrote that a part is absent."""
-    return {word: value for word, value in facts.items() if value != {}}
 
 
 _UNAUTHORIZED, _FORBIDDEN = 401, 403

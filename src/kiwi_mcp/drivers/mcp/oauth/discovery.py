@@ -14,16 +14,15 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import AddressDenied, RequestFailed, Unavailable, Untrusted
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.plan import HttpSpec
-from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.manifest.templates import escape
-from kiwi_mcp.primitives.http import client, token_request
+from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.token_request import TokenReply, take
 
 _TIMEOUT = 20.0
 _LARGEST = 500_000
-_OK, _FAULT, _TOO_MANY = 200, 500, 429
+_FAULT, _TOO_MANY = 500, 429
 _FORM = "application/x-www-form-urlencoded"
-_SAID = 300
 
 
 class TokenForm(Struct, frozen=True):
@@ -33,26 +32,6 @@ class TokenForm(Struct, frozen=True):
     secrets: Mapping[str, Secret] = field(default_factory=dict)
     basic: tuple[str, str] | None = None
     """A user name and a password, where the client proves itself so."""
-
-
-class OAuthReply(Struct, frozen=True):
-    """What an authorization server answered: a status, the object in the body if there is one, and secrets of it."""
-
-    status: int
-    content: JsonObject
-    secrets: Mapping[str, Secret]
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it did what it was asked."""
-        return _OK <= self.status < _OK + 100
-
-    @property
-    def reason(self) -> str:
-        """Why it did not, in the server's own words as far as they can be shown."""
-        words = [as_text(self.content.get(word)) for word in ("error", "error_description")]
-        said = strip_controls(": ".join(filter(None, words))).replace("\n", " ")[:_SAID]
-        return f"{said} ({self.status})" if said else f"it answered {self.status}"
 
 
 class OAuthHttp(Struct, frozen=True):
@@ -66,16 +45,16 @@ class OAuthHttp(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"OAuthHttp(granted={self.granted!r}, denied={self.denied!r})"
 
-    async def get(self, url: str) -> OAuthReply:
+    async def get(self, url: str) -> TokenReply:
         """Read a document."""
         return await self._ask(HttpSpec("GET", escape(url), {"Accept": "application/json"}))
 
-    async def post_json(self, url: str, body: JsonObject, words: Collection[str]) -> OAuthReply:
+    async def post_json(self, url: str, body: JsonObject, words: Collection[str]) -> TokenReply:
         """Send an object; the values of `words` in the answer are secrets."""
         spec = HttpSpec("POST", escape(url), {"Accept": "application/json"}, body, has_body=True)
         return await self._ask(spec, words)
 
-    async def post_form(self, url: str, form: TokenForm, words: Collection[str]) -> OAuthReply:
+    async def post_form(self, url: str, form: TokenForm, words: Collection[str]) -> TokenReply:
         """Send a form; the values of `words` in the answer are secrets."""
         headers = {"Accept": "application/json", "Content-Type": _FORM}
         spec = HttpSpec("POST", escape(url), headers, dict(form.words), has_body=True, basic=form.basic)
@@ -92,7 +71,7 @@ class OAuthHttp(Struct, frozen=True):
         words: Collection[str] = (),
         secrets: Mapping[str, str] | None = None,
         own: Mapping[str, Secret] | None = None,
-    ) -> OAuthReply:
+    ) -> TokenReply:
         refuse_plain(spec.url)
         bounded = replace(
             spec,
@@ -102,11 +81,11 @@ class OAuthHttp(Struct, frozen=True):
             granted=self.granted,
             denied=self.denied,
         )
-        reply = await token_request.take(bounded, words=words, secrets=secrets or {}, own=own or {})
+        reply = await take(bounded, words=words, secrets=secrets or {}, own=own or {})
         if reply.status >= _FAULT or reply.status == _TOO_MANY:
             where = spec.url.partition("?")[0]
             raise RequestFailed(f"{where} answered {reply.status}.", suggestion="Try again later.", cause="status")
-        return OAuthReply(reply.status, reply.content, reply.secrets)
+        return reply
 
 
 def refuse_plain(url: str) -> tuple[str, int]:
@@ -237,7 +216,7 @@ async def discover(url: str, challenge: Challenge, issuer: str, web: OAuthHttp) 
 
 
 async def is_offered(url: str, web: OAuthHttp) -> bool:
-    """Whether a server says, or shows in the oldest way, that tokens for it can be had by logging in."""
+    """Whether a server offers OAuth: by its metadata, or by the fixed paths of the first protocol revision."""
     if await _resource_document(url, Challenge(), web) is not None:
         return True
     if (await web.get(_at(url, _SERVER))).is_ok:

@@ -1,4 +1,4 @@
-"""A login: the person is sent to the authorization server, and comes back with a code that tokens are had for."""
+"""The login of a person: authorization code flow with PKCE, and a callback on this machine."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from kiwi_mcp.domain.errors import RequestFailed, Unavailable, Untrusted
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
-from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, OAuthHttp, OAuthReply, TokenForm, is_same
+from kiwi_mcp.drivers.mcp.oauth.discovery import AuthorizationServer, OAuthHttp, TokenForm, is_same
 from kiwi_mcp.drivers.mcp.server import OAuthConfig
 from kiwi_mcp.manifest.templates import escape
-from kiwi_mcp.primitives.assertion import signed as signed_assertion
+from kiwi_mcp.primitives.http.token_request import TokenReply, client_assertion
 
 _WITH_SECRET = ("client_secret_basic", "client_secret_post")
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -53,7 +53,9 @@ class OAuthClient(Struct, frozen=True):
                 words = {**form.words, "client_id": name, "client_secret": password}
                 return TokenForm(words, {**form.secrets, **own})
             case "private_key_jwt":
-                signed = _signed(self.client_id, authority.issuer, oauth, secrets)
+                signed = client_assertion(
+                    self.client_id, authority.issuer, oauth.private_key, oauth.signing_algorithm, secrets
+                )
                 words = {"client_assertion_type": _ASSERTION, "client_assertion": f"${{{_SIGNED}}}", "client_id": name}
                 return TokenForm({**form.words, **words}, {**form.secrets, _SIGNED: signed})
             case _:
@@ -102,7 +104,7 @@ async def registered(
     return replace(_read(reply, method, authority), redirect=redirect)
 
 
-def _read(reply: OAuthReply, asked: str, authority: AuthorizationServer) -> OAuthClient:
+def _read(reply: TokenReply, asked: str, authority: AuthorizationServer) -> OAuthClient:
     client_id, secret = as_text(reply.content.get("client_id")), reply.secrets.get("client_secret")
     if not reply.is_ok or not client_id:
         raise RequestFailed(
@@ -129,7 +131,7 @@ def _read(reply: OAuthReply, asked: str, authority: AuthorizationServer) -> OAut
 
 
 def _refuse_stranger(oauth: OAuthConfig, authority: AuthorizationServer) -> None:
-    # The server that is asked says itself where its tokens are had, and would be believed about the secret too.
+    # An MCP server names its authorization server itself, so it could choose where the secret is sent.
     if not oauth.issuer:
         raise Untrusted(
             f"The manifest does not say for which authorization server its client secret is, and {authority.issuer} "
@@ -151,10 +153,6 @@ def _method(oauth: OAuthConfig, authority: AuthorizationServer) -> str:
     return next((one for one in _WITH_SECRET if one in authority.methods), _WITH_SECRET[0])
 
 
-def _signed(client_id: str, audience: str, oauth: OAuthConfig, secrets: Mapping[str, str]) -> Secret:
-    return signed_assertion(client_id, audience, oauth.private_key, oauth.signing_algorithm, secrets)
-
-
 _MARGIN = 30.0
 """How long before its end a token is renewed, in seconds."""
 _LONGEST = 10 * 365 * 86_400.0
@@ -172,7 +170,7 @@ class NoTokenGiven(Exception):
 
 
 class TokenSet(Struct, frozen=True):
-    """What a request is allowed by, and what the next token is had with."""
+    """The access token of requests, and the refresh token for the next one."""
 
     access: Secret
     refresh: Secret | None
@@ -188,7 +186,7 @@ class TokenSet(Struct, frozen=True):
 
 
 class TokenEndpoint(Struct, frozen=True):
-    """Where tokens are had: an authorization server, who Kiwi is to it, and for which server they are."""
+    """The token endpoint of an authorization server, for one client and one MCP server."""
 
     authority: AuthorizationServer
     client: OAuthClient

@@ -75,7 +75,7 @@ from kiwi_mcp.policy.secret_access import held
 from kiwi_mcp.primitives.http.addresses import nearby_host
 from kiwi_mcp.primitives.secrets import variables
 from kiwi_mcp.primitives.secrets.reveal import Variables, names_in
-from kiwi_mcp.primitives.secrets.variables import are_same, with_secrets
+from kiwi_mcp.primitives.secrets.variables import with_secrets
 
 _REGISTRY_KEYS = frozenset({"packages", "remotes"})
 """The keys of a `server.json`, in which MCP registries describe a server."""
@@ -404,7 +404,7 @@ class _ImportReader:
 
     def _compare(self, path: Path, secrets: Mapping[str, Secret]) -> None:
         for name, secret in secrets.items():
-            if not are_same(self._secrets.setdefault(name, secret), secret):
+            if not secret.is_same(self._secrets.setdefault(name, secret)):
                 reason = f"has another value in {path.name} than in a configuration before it"
                 self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
 

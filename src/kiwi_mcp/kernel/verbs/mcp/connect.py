@@ -34,7 +34,6 @@ from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.isolation import default_isolation
 from kiwi_mcp.policy.secret_access import held
 from kiwi_mcp.primitives.secrets.reveal import Variables
-from kiwi_mcp.primitives.secrets.variables import are_same
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 
 
@@ -251,5 +250,5 @@ def _other_secrets(
         values = server_secrets(chain, space, default_isolation, is_accepted=catalog.is_meant(server))
     except KiwiError as fault:
         return fault.message
-    other = [name for name in mine if not are_same(Secret(values[name]), secrets[name])]
+    other = [name for name in mine if not secrets[name].is_same(Secret(values[name]))]
     return f"{', '.join(other)} is another one here" if other else ""

@@ -34,7 +34,7 @@ from kiwi_mcp.domain.registry import (
     RegistryEvent,
     VersionName,
     Visibility,
-    is_same_executor,
+    is_same_content,
     is_user_namespace,
 )
 from kiwi_mcp.kernel.context import Context, VerbContext
@@ -304,12 +304,7 @@ def _preview(publication: Publication, registry: Registry) -> Sequence[PublishRe
         for release in publication.releases
         for listed in registry.named(release.name.tool_id, namespace=release.name.namespace)
     }
-    taken = [
-        str(one.name)
-        for one in publication.releases
-        if (there := known.get(one.name))
-        and not (there.digest == one.digest and is_same_executor(there.executor, one.executor))
-    ]
+    taken = [str(one.name) for one in publication.releases if not is_same_content(known.get(one.name, one), one)]
     if taken:
         raise _with_next(VersionConflict(taken), publication.name, registry)
     return [PublishResult(one.name, one.digest, "", is_new=one.name not in known) for one in publication.releases]
