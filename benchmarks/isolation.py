@@ -19,7 +19,7 @@ from kiwi_mcp.domain.grants import Allow, Grant, Rights, Rules, narrow
 from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
-from kiwi_mcp.drivers.held import Sandbox, open_sandbox
+from kiwi_mcp.drivers.sandboxed import Sandbox, open_sandbox
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.policy.authorize import authorize
 from measure import Case, Measured, interleaved

@@ -165,6 +165,7 @@ case "${1:-}" in
     install_interpreters
     command -v bwrap >/dev/null || apt_install "Sandboxes need bubblewrap" bubblewrap
     install_others mcp .venv/mcp-servers
+    install_others models .venv/models
     ;;
   --bench)
     offer_sandbox

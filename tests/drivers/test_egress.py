@@ -16,7 +16,7 @@ from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.held import Sandbox, open_sandbox
+from kiwi_mcp.drivers.sandboxed import Sandbox, open_sandbox
 from kiwi_mcp.primitives.egress_proxy import TASK
 from kiwi_mcp.sandbox.backend import Unconfined
 

@@ -247,7 +247,7 @@ def test_gate_14_an_item_that_changes_while_the_owner_is_asked_is_refused(bench:
 def test_gate_15_without_its_sandbox_nothing_is_asked_and_nothing_runs(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kiwi_mcp.drivers.held.choose", _no_sandbox)
+    monkeypatch.setattr("kiwi_mcp.drivers.sandboxed.choose", _no_sandbox)
     bench.write("mutates_state: true")
     bench.hold("standard")
     bench.refuses(IsolationUnavailable)

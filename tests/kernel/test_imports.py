@@ -13,7 +13,7 @@ import pytest
 _SELDOM = (
     "cryptography",
     "keyring",
-    "kiwi_mcp.drivers.held",
+    "kiwi_mcp.drivers.sandboxed",
     "kiwi_mcp.drivers.process",
     "kiwi_mcp.kernel.verbs.doctor",
     "kiwi_mcp.kernel.verbs.relax",

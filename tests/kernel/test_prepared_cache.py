@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -23,11 +23,13 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.calls import NO_CALLER, Call
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.mcp import Definition, ServerKey, ServerRecord
+from kiwi_mcp.domain.records import RunRecord
 from kiwi_mcp.drivers.process.driver import Process
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
 from kiwi_mcp.primitives import file_watch
 from kiwi_mcp.primitives.file_watch import FileWatch
+from kiwi_mcp.store.runs import new_run
 
 TOOL = """# tool_type: script
 # executor: bash_runtime
@@ -97,6 +99,15 @@ async def bench(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> B
     bench = Bench(project, home)
     await bench.set_up()
     return bench
+
+
+@pytest.fixture
+async def stored(bench: Bench, store_url: str) -> AsyncIterator[Bench]:
+    """The bench with a store of each kind."""
+    (bench.user / "registry.yaml").write_text(f"url: {store_url}\nactor: ana\n")
+    await bench.set_up()
+    yield bench
+    await bench.kernel.aclose()
 
 
 @pytest.fixture(params=["inotify", "stat"])
@@ -366,7 +377,8 @@ async def test_a_revocation_by_the_verb_is_seen(bench: Bench, *, is_another: boo
     assert warns("revoked")(await bench.plan())
 
 
-async def test_an_isolation_level_that_was_relaxed_in_another_kernel_is_seen(bench: Bench) -> None:
+async def test_an_isolation_level_that_was_relaxed_in_another_kernel_is_seen(stored: Bench) -> None:
+    bench = stored
     first = await bench.warm()
     assert as_object(as_object(first["plan"])["jail"])["level"] == "sandboxed"
     other = Kernel(bench.project)
@@ -375,6 +387,28 @@ async def test_an_isolation_level_that_was_relaxed_in_another_kernel_is_seen(ben
     await other.aclose()
     second = await bench.plan()
     assert as_object(as_object(second["plan"])["jail"])["level"] == "trusted"
+
+
+async def test_a_published_version_is_kept_until_it_is_yanked_by_another_kernel(stored: Bench) -> None:
+    published = await stored.ask("execute", action="publish", item_id="say")
+    name = as_text(published.get("identity"))
+    await stored.warm(name.partition("@")[0])
+    other = Kernel(stored.project)
+    answer = await other.call("execute", {"action": "yank", "item_id": name, "parameters": {"reason": "broken"}})
+    assert not answer.is_error, answer.content
+    await other.aclose()
+    assert not stored.is_kept(name.partition("@")[0])
+    response = await stored.plan(name.partition("@")[0])
+    assert response.get("status") != "planned" or warns("yanked")(response), response
+
+
+async def test_what_runs_leave_in_the_store_does_not_end_what_is_kept(stored: Bench) -> None:
+    await stored.warm()
+    store = stored.kernel._services.store
+    before = store.mark()
+    store.runs().add(RunRecord(new_run(1)[0], "say", "success", "2026-01-01T00:00:00.000Z", 1, "", "", "", "", ""))
+    assert stored.is_kept() == (store.mark() == before)
+    assert store.mark() == before or store.registry().database.is_embedded
 
 
 async def test_a_rule_for_approvals_is_seen(bench: Bench) -> None:
@@ -432,7 +466,8 @@ async def test_another_value_in_a_file_of_variables_reaches_the_next_call(
     assert (await said())["result"] == "two"
 
 
-async def test_a_definition_that_a_server_changed_is_seen(bench: Bench) -> None:
+async def test_a_definition_that_a_server_changed_is_seen(stored: Bench) -> None:
+    bench = stored
     path = bench.project / ".ai" / "tools" / "files.yaml"
     path.write_text(SERVER)
     services = bench.kernel._services

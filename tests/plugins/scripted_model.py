@@ -601,6 +601,8 @@ def _anthropic_faults(request: ModelRequest) -> Iterator[str]:
 
 
 def _header_fault(dialect: str, headers: Mapping[str, str]) -> str:
+    if dialect == "anthropic" and headers.get("anthropic-version") == "2026-10-21":
+        return "" if headers.get("authorization") == f"Bearer {KEY}" else "authorization"
     wanted = {
         "openai_chat": {"authorization": f"Bearer {KEY}"},
         "openai_responses": {"authorization": f"Bearer {KEY}"},

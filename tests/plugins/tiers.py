@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.drivers.held import standings
+from kiwi_mcp.drivers.sandboxed import standings
 
 CAPABILITIES = frozenset({"loopback", "processes", "sandbox", "postgres_server", "encoder_model", "package_index"})
 """Fixtures that say what a test uses outside of its own process; `postgres_server` is in `plugins/postgres.py`."""

@@ -13,8 +13,8 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.held import Sandbox, standings
 from kiwi_mcp.drivers.process.result import Hearing
+from kiwi_mcp.drivers.sandboxed import Sandbox, standings
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.quarantine import NameWatch
 from kiwi_mcp.sandbox.self_test import choose

@@ -14,7 +14,7 @@ from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import as_list, as_object
 from kiwi_mcp.domain.outcome import silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.held import Sandbox, standings
+from kiwi_mcp.drivers.sandboxed import Sandbox, standings
 from kiwi_mcp.kernel.checkpoints.checkpoint import CheckpointRequest, Guard, begin
 from kiwi_mcp.primitives.process.run import ProcessResult
 from kiwi_mcp.sandbox.quarantine import NameWatch

@@ -15,7 +15,7 @@ from kiwi_mcp.store.approvals import Approvals
 from kiwi_mcp.store.database import Database
 from kiwi_mcp.store.kernel_lock import FOLDER, KernelLock
 from kiwi_mcp.store.receipts import Receipts, close_abandoned
-from kiwi_mcp.store.runs import Runs, new_run
+from kiwi_mcp.store.runs import EndedRun, Runs, new_run
 
 Begin = Callable[..., subprocess.Popen[str]]
 HOLD = """
@@ -42,7 +42,7 @@ def test_a_started_run_is_finished_in_place(database: Database) -> None:
     assert Receipts(database).after(0, 10) == ()
 
     done = replace(run, status="success", duration_ms=5)
-    runs.finish(done, None, replace(receipt, status="success"))
+    runs.finish(EndedRun(done, replace(receipt, status="success"), is_begun=True), None)
     assert runs.get(run.id) == done
     assert [entry.receipt.status for entry in Receipts(database).after(0, 10)] == ["success"]
     close_abandoned(database, lambda _: True)

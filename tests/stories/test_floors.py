@@ -16,7 +16,7 @@ from tests.stories.conftest import House
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.drivers import held
+from kiwi_mcp.drivers import sandboxed as held
 from kiwi_mcp.kernel import Answer, pipeline
 from kiwi_mcp.sandbox.backend import Backend
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap

@@ -35,9 +35,10 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import SOURCE_TRAITS, Chain, ItemType, ReferredItem, Source, Tool
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Pin
 from kiwi_mcp.manifest.files import Stamps, are_fresh
+from kiwi_mcp.manifest.provider import has_providers
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import has_passed
-from kiwi_mcp.manifest.type_specs import TypeSheets, TypeSpecs, load_type_specs
+from kiwi_mcp.manifest.type_specs import PROVIDERS, TypeSheets, TypeSpecs, load_type_specs
 from kiwi_mcp.primitives.file_watch import watch
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 from kiwi_mcp.store.registry.registry import Registry
@@ -537,6 +538,8 @@ class Catalog:
                 ranked += [
                     (source, one) for one in broken if kind is None or sheets.item_type_in(one.kind) in {None, kind}
                 ]
+        if len(ranked) > 1 and any(_is_users_provider(source, entry) for source, entry in ranked):
+            ranked.sort(key=lambda pair: SOURCE_TRAITS[pair[0].name].is_in_project)
         if self.is_reserved(ref.name):
             ranked.sort(key=lambda pair: not SOURCE_TRAITS[pair[0].name].is_built_in)
         return ranked
@@ -546,6 +549,21 @@ class Catalog:
         kind = self.sheets.item_type(hidden.tool_type)
         how = f"; `item_type: {kind}` asks for that one" if kind != self.sheets.item_type(used.tool_type) else ""
         return f"{used.identity} is used, and hides {hidden.identity}{where}{how}"
+
+
+def _is_users_provider(home: ItemSource, found: Card | BrokenFile) -> bool:
+    """Whether an item is a model provider in the user's space, which no project replaces."""
+    if not SOURCE_TRAITS[found.source].is_in_user_space:
+        return False
+    if isinstance(found, BrokenFile) or found.kind == PROVIDERS.name:
+        return found.kind == PROVIDERS.name
+    if found.tool_type not in _link_types():
+        return False
+    try:
+        opened = home.open(found)
+    except KiwiError:
+        return False
+    return opened is not None and has_providers(opened.tool.manifest.config)
 
 
 def _is_asked(wanted: Ref, home: ItemSource, found: Card | BrokenFile, reach: Collection[Source]) -> bool:

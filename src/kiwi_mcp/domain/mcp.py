@@ -15,6 +15,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.names import Version, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.safe_text import escape_controls, strip_controls
+from kiwi_mcp.domain.uri_template import variables_of
 
 OfferKind: TypeAlias = Literal["tool", "prompt", "resource", "template"]
 State: TypeAlias = Literal["accepted", "changed", "new", "gone"]
@@ -45,7 +46,6 @@ _LONG_LINE = 200
 _SHORT = 12
 """How many characters of a digest are shown. The owner repeats them to accept what was shown."""
 _SENTENCES = lazy_pattern(r"(?<=[.!?;] )|(?<=\\n)")
-_EXPRESSION = lazy_pattern(r"\{\+?([A-Za-z0-9_.]+)\*?\}")
 _VOLATILE = frozenset({"_meta", "size"})
 """Keys that may change without a change of meaning."""
 
@@ -177,12 +177,6 @@ def id_of(
     if numbers is not None:
         numbers[base] = number
     return wanted
-
-
-def variables_of(template: str) -> tuple[str, ...] | None:
-    """Return the variables of a URI template; None if it has forms that Kiwi does not support."""
-    left = _EXPRESSION.sub("", template)
-    return None if "{" in left or "}" in left else tuple(dict.fromkeys(_EXPRESSION.findall(template)))
 
 
 def manifest_of(definition: Definition, server: ServerRecord) -> Manifest:

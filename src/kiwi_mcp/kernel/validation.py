@@ -128,12 +128,12 @@ async def _driver_issues(chain: Chain, below: Chain | None, driver: Driver, cont
     """Return what the driver finds. Its program starts only if it passes the gates of a call that need no arguments."""
     tool, call = chain.tool, Call(chain.tool.identity, context.space)
     try:
-        check = driver.check(chain, context.space)
-        if check is None:
-            return ()
         # The item itself may be a draft, or changed since it was signed; what it runs on may not.
-        prepared = prepare(below or chain, driver, call, context)
-        refuse_denied(prepared.rights.item_verdict([tool.identity], chain.item_traits), tool)
+        prepared = prepare(below, driver, call, context) if below else None
+        refuse_denied(context.rights.item_verdict([tool.identity], chain.item_traits), tool)
+        check = driver.check(chain, context.space)
+        if check is None or prepared is None:
+            return ()
         run = context.services.recorder.sketch(call)
         run.bound(replace(prepared, chain=chain), check.plan, plan_digest(check.plan))
         for rule in RULES:

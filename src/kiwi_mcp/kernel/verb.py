@@ -7,13 +7,15 @@ document and the schemas for models are made from these declarations.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from inspect import iscoroutinefunction
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
@@ -24,6 +26,7 @@ from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.names import did_you_mean
 
 R = TypeVar("R", bound="Request")
+S = TypeVar("S", bound=msgspec.Struct)
 # A full stop within a number, a name or an abbreviation such as `e.g.` ends nothing.
 _SENTENCE_END = re.compile(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
 
@@ -71,6 +74,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ""
 
 
+class NoArguments(Request, frozen=True, kw_only=True):
+    """No arguments."""
+
+
+class ProjectRequest(Request, frozen=True, kw_only=True):
+    """No arguments but the project."""
+
+    project_path: LongText | None = None
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one verb. Fields that are `UNSET` are left out of the JSON."""
 
@@ -92,6 +105,19 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise NotImplementedError(type(value).__name__)
+
+
+def filled(kind: type[S], record: object, **more: object) -> S:
+    """Return a response with the fields that a record has under the same names, and with more.
+
+    A field that may be left out is left out if it is empty.
+    """
+    given = {
+        field.name: UNSET if field.default is UNSET and value in ("", None, ()) else value
+        for field in msgspec.structs.fields(kind)
+        if (value := getattr(record, field.name, UNSET)) is not UNSET
+    }
+    return kind(**{**given, **more})
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -145,21 +171,34 @@ def first_sentence(text: str) -> str:
     return line[: found.end()].rstrip() if (found := _SENTENCE_END.search(line)) else line
 
 
-def warning_rows(warnings: Iterable[str | JsonObject]) -> Iterator[ViewItem]:
+def warning_rows(warnings: Iterable[Json] | UnsetType) -> Iterator[ViewItem]:
     """Yield the warnings of a response: a sentence, or an issue with its place and its fix."""
-    for warning in warnings:
-        yield Notice(f"warning: {warning}" if isinstance(warning, str) else issue_text(warning))
-
-
-def warning_items(content: JsonObject) -> Iterator[ViewItem]:
-    """Yield the warnings of a response."""
-    for warning in as_list(content.get("warnings")):
+    for warning in warnings or ():
         yield Notice(issue_text(warning) if isinstance(warning, Mapping) else f"warning: {text_of(warning)}")
+
+
+def rows(lines: Iterable[str], empty: str) -> Iterator[ViewItem]:
+    """Yield the lines of a table, or what is said if there are none."""
+    found: list[ViewItem] = [TableRow(line) for line in lines]
+    yield from found or [Notice(empty)]
+
+
+def field_rows(response: Response, width: int, left_out: Collection[str] = ()) -> Iterator[ViewItem]:
+    """Yield each field of a response as a line, with its value at a column."""
+    for name, value in response.to_json().items():
+        if name not in left_out:
+            yield Data(f"{f'{name}:':<{width}} {text_of(value)}")
+
+
+def next_hint(following: str | None | UnsetType) -> Iterator[ViewItem]:
+    """Yield what to do next, if there is something."""
+    if following:
+        yield Hint(following)
 
 
 def message_items(content: JsonObject) -> Iterator[ViewItem]:
     """Yield a response that is a sentence: warnings, the message, paths and new files, and what to do next."""
-    yield from warning_items(content)
+    yield from warning_rows(as_list(content.get("warnings")))
     yield Data(as_text(content.get("message")) or compact(content))
     for name in ("path", "trash_path", "signature"):
         if value := as_text(content.get(name)):
@@ -168,8 +207,7 @@ def message_items(content: JsonObject) -> Iterator[ViewItem]:
         yield Notice(f"  + {text_of(created)}")
     for issue in as_list(content.get("skipped")):
         yield Notice(issue_text(as_object(issue)))
-    if following := as_text(content.get("next")):
-        yield Hint(following)
+    yield from next_hint(as_text(content.get("next")))
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,7 +265,7 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
 
 DECLARED: dict[tuple[str, ...], Verb] = {}
 """The verbs of the modules that are loaded, by their wire words."""
-Function = TypeVar("Function", bound=Callable[[Any, Any], Awaitable[Response | Any]])
+Function = TypeVar("Function", bound=Callable[[Any, Any], Any])
 
 
 def verb(
@@ -249,7 +287,7 @@ def verb(
     asks: bool = False,
     shows: View | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare a verb; the docstring of the function is its help text.
+    """Declare a verb; the docstring of the function is its help text. A function that is not async runs in a thread.
 
     `wire` is what callers send; without it, that is the group and the name. `access` says who may call it, or is a
     function of the request; `hint` says what a caller can do who may not. A verb leaves a receipt unless `records` is
@@ -270,7 +308,7 @@ def verb(
             wire=words,
             request=hints["request"],
             response=response or hints["return"],
-            function=function,
+            function=function if iscoroutinefunction(function) else _in_thread(function),
             help=" ".join((function.__doc__ or "").split()),
             access=access,
             hint=hint,
@@ -288,6 +326,10 @@ def verb(
         return function
 
     return declare
+
+
+def _in_thread(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    return lambda request, context: asyncio.to_thread(function, request, context)
 
 
 def Option(  # noqa: N802 - it is written where a type is

@@ -11,6 +11,8 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
 
+ANY_MODEL = "*"
+"""The key below `models` that describes all models without one of their own."""
 _KEYS = frozenset({"providers", "model_tiers", "tiers", "models", "dialect"})
 _ENDS = {
     "/chat/completions": "openai_chat",
@@ -99,6 +101,6 @@ def _tier_issues(place: str, tier: ModelTier, found: Providers, *, listed: bool)
     models = as_object(provider.get("models"))
     if not tier.model:
         yield Issue(place, "names no model", "Write the name of a model.")
-    elif models and tier.model not in models:
+    elif models and tier.model not in models and ANY_MODEL not in models:
         fix = f"{did_you_mean(tier.model, models)}Add it below `models`, or use one of: {', '.join(list(models)[:20])}."
         yield Issue(place, f"names the model {tier.model!r:.80}, which is not listed", fix)

@@ -117,6 +117,8 @@ class ItemFolder(Struct, frozen=True):
 
 TOOLS = ItemFolder("tools")
 """The folder of items with manifests that say their type."""
+PROVIDERS = ItemFolder("providers")
+"""The folder of model providers, which only the user's space has: they are runtimes like those in `tools`."""
 
 
 class TypeSpec(Struct, frozen=True):
@@ -184,7 +186,8 @@ class TypeSpecs(Struct, frozen=True):
     def folders_of(self, source: Source) -> Mapping[str, ItemFolder]:
         """Return the folders of items in a source; the type of a project says nothing about the user's folders."""
         seen = {"builtin", source, *(["user"] if SOURCE_TRAITS[source].is_in_project else [])}
-        return {name: folder for name, folder in self.folders.items() if folder.defined_in in seen}
+        found = {name: folder for name, folder in self.folders.items() if folder.defined_in in seen}
+        return {**found, PROVIDERS.name: PROVIDERS} if SOURCE_TRAITS[source].is_in_user_space else found
 
     def written_as(self, path: Path, text: str) -> tuple[TypeSpec, FileFormat] | None:
         """Return the type of an item that is one text file, and its format; None if the file is no such item.

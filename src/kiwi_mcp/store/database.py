@@ -116,7 +116,8 @@ class Database(Protocol):
     def stamp(self) -> int:
         """Return a number that differs from the last one whenever another process may have written.
 
-        So it does after a transaction of this one; what `transaction_now` wrote here need not change it.
+        So it does after a transaction of this one; what `transaction_now` wrote here need not change it. Nor need runs,
+        receipts, tasks and what searches worked out: no prepared item depends on them.
         """
 
     def doubts(self) -> Sequence[str]:

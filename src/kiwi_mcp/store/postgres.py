@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import count
 from threading import Lock
 from time import monotonic
 from typing import Literal, TypeVar
@@ -280,7 +279,6 @@ class PostgresDatabase:
     def __init__(self, url: str, shown: str) -> None:
         self._secret_url = url
         self.url = shown
-        self._stamps = count(1)
         self._patience = Patience()
         self._reader: PostgresConnection | None = None
         self._writer: PostgresConnection | None = None
@@ -334,8 +332,14 @@ class PostgresDatabase:
         return response
 
     def stamp(self) -> int:
-        """Return a new number each time: only the server knows whether another process wrote."""
-        return next(self._stamps)
+        """Return the change counter of the server, which grows in the transaction of each change.
+
+        With the number of the transaction that wrote it last, it differs after a backup was restored, too.
+        """
+        rows = self.read("select value, xmin::text::bigint from change_counter")
+        if not rows:  # then no change would ever be noticed
+            raise _incomplete(self.url, "row of the change counter")
+        return int(str(rows[0][0])) << 32 | int(str(rows[0][1]))
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -15,72 +16,36 @@ import yaml
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 
 from kiwi_mcp.data import PARSED
-from kiwi_mcp.domain.calls import Caller
-from kiwi_mcp.domain.json import JsonObject
-from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
-from kiwi_mcp.kernel import Answer
+from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.verb import Request, Verb
 from kiwi_mcp.kernel.verbs import every_verb
-from kiwi_mcp.store.tasks import Tasks
 from kiwi_mcp.surfaces.cli.commands import COMMANDS, GROUPS, LOCAL_PARTS, Command, LocalPart
 from kiwi_mcp.surfaces.cli.rows import CommandRow, CommandTable, OptionRow
 from kiwi_mcp.surfaces.mcp.calls import Calls
-from kiwi_mcp.surfaces.mcp.server import ENVELOPE, McpServer, answer, build_server, handshake, tool_lists
-from kiwi_mcp.surfaces.mcp.tool_list import ONLY_META_TOOLS, ToolListWatcher
+from kiwi_mcp.surfaces.mcp.server import ENVELOPE, answer, build_server, handshake, tool_lists
+from kiwi_mcp.surfaces.mcp.tool_list import ToolListWatcher
 
 _HERE = Path(__file__).parent
 PREPARED = _HERE / "mcp" / "prepared.json"
 COMMAND_TABLE = _HERE / "cli" / "commands.json"
 
 
-class NoKernel:
-    """Stands where a kernel would, for an owner who prefers nothing of their own."""
-
-    async def call(self, verb: str, payload: JsonObject, caller: Caller) -> Answer:
-        """Never called."""
-        raise NotImplementedError(verb, payload, caller)
-
-    async def offers(self) -> Offers:
-        """Return the meta-tools."""
-        return ONLY_META_TOOLS
-
-    def offers_mark(self) -> str:
-        """Return that nothing changes."""
-        return ""
-
-    async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
-        """Never called."""
-        raise NotImplementedError(item_id, argument, value, known)
-
-    def offered(self, name: str, kind: OfferKind) -> Offer | None:
-        """Never called."""
-        raise NotImplementedError(name, kind)
-
-    def tasks(self) -> Tasks:
-        """Never called."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Hold nothing."""
-
-
 async def prepared() -> Mapping[str, Mapping[str, str]]:
     """Return the SDK's answers to the opening of a conversation, by era and method."""
-    server = _server()
-    greetings = {one: await answer(server, "initialize", handshake(one)) for one in HANDSHAKE_PROTOCOL_VERSIONS}
-    return {
-        "versions": {"modern": LATEST_MODERN_VERSION},
-        "initialize": {**greetings, "else": greetings[LATEST_HANDSHAKE_VERSION]},
-        "legacy": {"ping": await answer(server, "ping", {}, is_legacy=True)},
-        "modern": {"server/discover": await answer(server, "server/discover", ENVELOPE)},
-        "tools": await tool_lists(server),
-    }
-
-
-def _server() -> McpServer:
-    kernel = NoKernel()
-    calls = Calls(kernel.tasks, task_after=lambda: 0.0, principal=lambda _: "")
-    return build_server(kernel, calls=calls, changes=ToolListWatcher(kernel))
+    with TemporaryDirectory() as folder:  # of an owner who prefers nothing of their own
+        kernel = Kernel(user=Path(folder, "user"), cache=Path(folder, "cache"), is_owner=False, surface="mcp")
+        calls = Calls(kernel.tasks, task_after=lambda: 0.0, principal=lambda _: "")
+        server = build_server(kernel, calls=calls, changes=ToolListWatcher(kernel))
+        greetings = {one: await answer(server, "initialize", handshake(one)) for one in HANDSHAKE_PROTOCOL_VERSIONS}
+        answers = {
+            "versions": {"modern": LATEST_MODERN_VERSION},
+            "initialize": {**greetings, "else": greetings[LATEST_HANDSHAKE_VERSION]},
+            "legacy": {"ping": await answer(server, "ping", {}, is_legacy=True)},
+            "modern": {"server/discover": await answer(server, "server/discover", ENVELOPE)},
+            "tools": await tool_lists(server),
+        }
+        await kernel.aclose()
+        return answers
 
 
 def command_table() -> CommandTable:

@@ -63,7 +63,7 @@ def answered(reply: ModelReply, *labels: str) -> tuple[Message, Message]:
     return Message("assistant", reply.parts), Message("tool", tuple(results))
 
 
-@pytest.mark.req("K-TH-01", "F1")
+@pytest.mark.req("K-TH-01", "F1", "F5")
 @dialects
 async def test_a_model_calls_tools_and_then_answers(
     scripted_model: ScriptedModel, ask_model: Ask, dialect: str

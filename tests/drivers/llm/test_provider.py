@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from tests.drivers.llm.conftest import chain_of
@@ -11,6 +13,7 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Manifest
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import TokenUsage
+from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.prices import context_window, cost_micros, worst_case_micros
 from kiwi_mcp.drivers.llm.provider import ModelChoice, ModelPrice, choose_model, provider_issues
 from kiwi_mcp.drivers.llm.tokens import estimate_tokens, most_tokens
@@ -155,11 +158,19 @@ def test_a_wrong_provider_is_an_issue_with_its_place(config: JsonObject, place: 
     assert any(issue.startswith(place) for issue in issues(config)), issues(config)
 
 
+def test_a_server_may_have_any_model() -> None:
+    config: JsonObject = {**LOCAL, "models": {"*": {"context": 8192, "max_output": 100, "price": "free"}}}
+
+    choice = choose_model(chain_of(config), model="org/some-model:7b")
+
+    assert issues(config) == []
+    assert (choice.model, choice.context, choice.default_max_tokens) == ("org/some-model:7b", 8192, 100)
+
+
 def test_runtimes_of_languages_have_no_providers() -> None:
     assert provider_issues({"command": "python3"}) == []
 
 
-@pytest.mark.req("K-TH-03")
 @pytest.mark.parametrize(
     ("prices", "usage", "micros"),
     [
@@ -218,3 +229,32 @@ def test_tokens_are_estimated_and_bounded() -> None:
     assert estimate_tokens("twelve chars") == 3
     assert estimate_tokens("") == 0
     assert most_tokens("ä".encode()) == 2
+
+
+PRESETS = sorted((FOLDER / "tools" / "providers").glob("*.yaml"))
+
+
+@pytest.mark.req("N7")
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_has_three_tiers_with_known_context_and_price(path: Path) -> None:
+    item = yaml.safe_load(path.read_text())
+    manifest = Manifest(
+        item["tool_id"], "runtime", item["version"], "http_client", config=item["config"], description="x"
+    )
+
+    assert [str(issue) for issue in check(manifest, sheets=load_type_specs())] == []
+    for tier in ("fast", "balanced", "powerful"):
+        choice = choose_model(chain_of(item["config"], item["tool_id"]), tier=tier)
+        assert choice.dialect in DIALECTS
+        assert choice.context >= 8_000
+        assert 1_024 <= choice.default_max_tokens <= choice.max_output <= choice.context
+        assert cost_micros(TokenUsage(input=1_000, output=1_000), choice) is not None
+
+
+def test_the_common_providers_have_presets() -> None:
+    names = {path.stem.removesuffix("_runtime") for path in PRESETS}
+
+    assert names == {
+        "anthropic", "openai", "gemini", "openrouter", "groq", "mistral", "deepseek", "ollama", "lmstudio", "llamacpp",
+        "vllm",
+    }  # fmt: skip

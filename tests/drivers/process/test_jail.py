@@ -16,10 +16,10 @@ from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.items import Chain, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, as_list, as_object
-from kiwi_mcp.drivers import held as profile
-from kiwi_mcp.drivers.held import check_level, known_standings
+from kiwi_mcp.drivers import sandboxed as profile
 from kiwi_mcp.drivers.process import create_driver
 from kiwi_mcp.drivers.process.driver import hold
+from kiwi_mcp.drivers.sandboxed import check_level, known_standings
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.verbs.doctor import tell_isolation
 from kiwi_mcp.sandbox.backend import Backend

@@ -229,7 +229,7 @@ def test_a_body_over_the_limit_is_refused_in_any_encoding(serving_tools: ServeTo
 
 @pytest.mark.case("GW-09")
 def test_a_missing_body_times_out(serving_tools: ServeTools, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_endpoint, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr("kiwi_mcp.surfaces.gateway.registry._BODY_SECONDS", 0.2)
 
     async def story(served: Tools) -> None:
         host, port = urlsplit(served.url).hostname or "", urlsplit(served.url).port or 0

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.isolation import Level, Provenance, ResourceLimits, Sandbox
 from kiwi_mcp.domain.json import Json, as_object, text_of
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.held import open_sandbox
+from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageIndex
 from kiwi_mcp.manifest.templates import escape, render
 from kiwi_mcp.primitives.http.addresses import host_port

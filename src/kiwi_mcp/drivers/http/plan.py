@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
@@ -60,7 +61,7 @@ def _request(config: JsonObject, values: Values) -> HttpSpec:
     return HttpSpec(
         method=as_text(config.get("method")).upper() or "GET",
         url=url,
-        headers=_headers({**as_object(config.get("headers")), **_auth_headers(auth)}, values),
+        headers=_headers({**as_object(config.get("headers")), **auth_headers(auth, _secret(auth))}, values),
         body=body,
         has_body=body is not None,
         timeout=_number(config.get("timeout"), defaults.timeout),
@@ -69,7 +70,7 @@ def _request(config: JsonObject, values: Values) -> HttpSpec:
         max_events=int(_number(config.get("max_events"), 1 if is_socket else defaults.max_events)),
         retry=_retry(config.get("retry")),
         stream="websocket" if is_socket else _stream(config.get("stream")),
-        basic=_basic(auth),
+        basic=basic_auth(auth),
     )
 
 
@@ -109,30 +110,25 @@ def _headers(written: JsonObject, values: Values) -> dict[str, str]:
     return {name: value for name, value in rendered.items() if value is not None}
 
 
-def _auth_headers(auth: JsonObject) -> JsonObject:
+def auth_headers(auth: JsonObject, secret: str) -> Mapping[str, str]:
+    """Return the header that carries a secret, as the `auth` of a manifest says."""
     match auth:
         case {"type": "bearer"}:
-            return {"Authorization": f"Bearer {_secret(auth)}"}
+            return {"Authorization": f"Bearer {secret}"}
         case {"type": "api_key" | "header"} if auth.get("in") != "query":
-            return {as_text(auth.get("name")) or as_text(auth.get("header")) or "X-API-Key": _secret(auth)}
+            return {as_text(auth.get("name")) or as_text(auth.get("header")) or "X-API-Key": secret}
         case _:
             return {}
 
 
 def _auth_query(auth: JsonObject) -> JsonObject:
-    match auth:
-        case {"type": "api_key", "in": "query"}:
-            return {as_text(auth.get("name")): _secret(auth)}
-        case _:
-            return {}
+    is_in_query = auth.get("type") == "api_key" and auth.get("in") == "query"
+    return {as_text(auth.get("name")): _secret(auth)} if is_in_query else {}
 
 
-def _basic(auth: JsonObject) -> tuple[str, str] | None:
-    match auth:
-        case {"type": "basic"}:
-            return as_text(auth.get("username")), as_text(auth.get("password"))
-        case _:
-            return None
+def basic_auth(auth: JsonObject) -> tuple[str, str] | None:
+    """Return the user name and the password, if the `auth` of a manifest has them."""
+    return (as_text(auth.get("username")), as_text(auth.get("password"))) if auth.get("type") == "basic" else None
 
 
 def _secret(auth: JsonObject) -> str:

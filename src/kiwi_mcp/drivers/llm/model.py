@@ -19,7 +19,7 @@ from kiwi_mcp.domain.messages import ModelReply, Prompt, ReasoningPart, ReplyDel
 from kiwi_mcp.domain.plan import HttpSpec, Plan
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import ErrorEvent, Reader
+from kiwi_mcp.drivers.llm.reply import ErrorEvent, ReplyReader
 from kiwi_mcp.drivers.llm.tokens import estimate_tokens
 from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -138,7 +138,7 @@ def error_classes() -> tuple[ModelErrorClass, ...]:
 async def _attempt(
     spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: OnDelta, ledger: TrafficLog | None
 ) -> ModelReply:
-    reader: Reader = DIALECTS[choice.dialect].reader(choice)
+    reader: ReplyReader = DIALECTS[choice.dialect].reader(choice)
     has_begun, left = False, spec.max_events
     try:
         async with aclosing(_events(spec, secrets, ledger)) as events:

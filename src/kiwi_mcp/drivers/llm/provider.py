@@ -12,7 +12,15 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.manifest.names import did_you_mean
-from kiwi_mcp.manifest.provider import ModelTier, Providers, dialect_of, has_providers, provider_issues, read_providers
+from kiwi_mcp.manifest.provider import (
+    ANY_MODEL,
+    ModelTier,
+    Providers,
+    dialect_of,
+    has_providers,
+    provider_issues,
+    read_providers,
+)
 
 __all__ = ["ModelChoice", "ModelPrice", "choose_model", "provider_issues"]
 
@@ -89,7 +97,7 @@ def _tier(tier: str, found: Providers) -> ModelTier:
 
 def _models(found: Providers) -> Iterable[ModelTier]:
     for name, provider in found.by_name.items():
-        yield from (ModelTier(name, model) for model in as_object(provider.get("models")))
+        yield from (ModelTier(name, model) for model in as_object(provider.get("models")) if model != ANY_MODEL)
 
 
 def _named(model: str, tier: str, found: Providers) -> ModelTier:
@@ -120,13 +128,13 @@ def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
             suggestion=f"{did_you_mean(meant.provider, found.by_name)}Use one of: {', '.join(found.by_name)}.",
         )
     models = as_object(provider.get("models"))
-    if models and meant.model not in models:
+    if models and meant.model not in models and ANY_MODEL not in models:
         raise InvalidRequest(
             f"The provider {meant.provider!r} lists no model {meant.model!r:.80}.",
             suggestion=f"{did_you_mean(meant.model, models)}Add it below `models` with its `context` and `max_output`, "
             f"or use one of: {', '.join(list(models)[:20])}.",
         )
-    declared, dialect = as_object(models.get(meant.model)), dialect_of(provider)
+    declared, dialect = as_object(models.get(meant.model, models.get(ANY_MODEL))), dialect_of(provider)
     if not dialect:
         raise InvalidRequest(
             f"The dialect of the provider {meant.provider!r} does not follow from its URL.",
@@ -142,7 +150,7 @@ def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
         url=_url(as_text(provider.get("url")), dialect, meant.model),
         auth_header=header,
         auth=auth,
-        headers={name: as_text(value) for name, value in as_object(provider.get("headers")).items()},
+        headers={name.lower(): as_text(value) for name, value in as_object(provider.get("headers")).items()},
         context=_whole(declared.get("context")),
         max_output=max_output,
         temperature=_number(declared.get("temperature", found.defaults.get("temperature"))),

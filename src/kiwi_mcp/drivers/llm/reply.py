@@ -34,7 +34,7 @@ class ErrorEvent(Exception):
         self.status = status
 
 
-class Reader(Protocol):
+class ReplyReader(Protocol):
     """Reads the stream of one reply."""
 
     def feed(self, event: ServerEvent) -> list[ReplyDelta]:
@@ -112,7 +112,7 @@ class ReplyBuilder:
         return ModelReply(
             tuple(parts),
             stop,
-            self.usage or TokenUsage(is_estimated=True),
+            self.usage if self.usage and self.usage.total else TokenUsage(is_estimated=True),
             self.answered_by or self._model,
             self.response_id,
         )

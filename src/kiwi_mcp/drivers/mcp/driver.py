@@ -18,7 +18,6 @@ from kiwi_mcp.domain.mcp import ServerListing
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Dispatch, unavailable
-from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.drivers.mcp.call import ServerCall, asked
 from kiwi_mcp.drivers.mcp.connection import EraCache, ServerConnection
 from kiwi_mcp.drivers.mcp.listing import listed
@@ -28,6 +27,7 @@ from kiwi_mcp.drivers.mcp.pool import ConnectionPool, Lease
 from kiwi_mcp.drivers.mcp.result import for_want_of, refused
 from kiwi_mcp.drivers.mcp.server import ServerConfig, bind_mcp, plan_server, planned, planned_client, server_of
 from kiwi_mcp.drivers.mcp.server_events import missing_grant
+from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.origin_client import is_session_lost
 

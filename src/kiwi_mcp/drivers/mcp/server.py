@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal, TypeAlias
-from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,8 +19,10 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
+from kiwi_mcp.domain.uri_template import expand, names_in
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
 from kiwi_mcp.drivers.environments.server_package import Package, server_package
+from kiwi_mcp.drivers.http.plan import auth_headers, basic_auth
 from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, seconds
 from kiwi_mcp.manifest.templates import defaulted, escape, render_text, variables
 from kiwi_mcp.primitives.process.spawn import search_path
@@ -263,28 +263,16 @@ def _address(config: JsonObject, max_bytes: int) -> HttpSpec:
     return HttpSpec(
         method="POST",
         url=url,
-        headers={**headers, **_auth_headers(auth)},
-        basic=(as_text(auth.get("username")), as_text(auth.get("password"))) if auth.get("type") == "basic" else None,
+        headers={**headers, **auth_headers(auth, as_text(auth.get("token")) or as_text(auth.get("key")))},
+        basic=basic_auth(auth),
         max_bytes=max_bytes,
         max_redirects=0,
     )
 
 
-def _auth_headers(auth: JsonObject) -> Mapping[str, str]:
-    secret = as_text(auth.get("token")) or as_text(auth.get("key"))
-    match auth:
-        case {"type": "bearer"}:
-            return {"Authorization": f"Bearer {secret}"}
-        case {"type": "api_key" | "header"} if auth.get("in") != "query":
-            return {as_text(auth.get("name")) or as_text(auth.get("header")) or "X-API-Key": secret}
-        case _:
-            return {}
-
-
 Method: TypeAlias = Literal["tools/call", "prompts/get", "resources/read"]
 
 # Of the templates that resources may have, the forms that represent one value: `{name}`, and `{+name}` as it is.
-_EXPRESSION = re.compile(r"\{(\+?)([A-Za-z0-9_.]+)\*?\}")
 
 
 class ServerRequest(Struct, frozen=True):
@@ -377,10 +365,8 @@ def planned_client(plan: Plan) -> tuple[str, ...]:
 
 
 def _expanded(tool_id: str, template: str, inputs: JsonObject) -> str:
-    missing = [name for _, name in _EXPRESSION.findall(template) if name not in inputs]
+    missing = [name for name in names_in(template) if name not in inputs]
     if missing:
         fix = "Send it: the resource's address is made with it."
         raise InvalidArguments(tool_id, [Issue(name, "is missing", fix) for name in missing])
-    return _EXPRESSION.sub(
-        lambda found: quote(text_of(inputs[found[2]]), safe=":/?#[]@!$&'()*+,;=" if found[1] else ""), template
-    )
+    return expand(template, {name: text_of(value) for name, value in inputs.items()})

@@ -21,10 +21,10 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.plan import HttpSpec, ProcessSpec
-from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.drivers.mcp.oauth.account import AccountBearer, account_of
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.output import NotJsonOutput, parse
+from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.primitives.http import client, origin_client, websocket
 from kiwi_mcp.sandbox.command_files import files_of_command, is_in
 from kiwi_mcp.sandbox.quarantine import NameWatch

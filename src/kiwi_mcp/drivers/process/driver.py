@@ -16,11 +16,11 @@ from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
 from kiwi_mcp.drivers.environments.environment import Environment
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
-from kiwi_mcp.drivers.held import Sandbox, backend_for, open_sandbox
 from kiwi_mcp.drivers.process.plan import Frame, bind_process, frame_of
 from kiwi_mcp.drivers.process.result import Hearing, with_needs
 from kiwi_mcp.drivers.process.snapshot import have_snapshot
 from kiwi_mcp.drivers.process.toolchain import Build, check_syntax, make_build, plan_check
+from kiwi_mcp.drivers.sandboxed import Sandbox, backend_for, open_sandbox
 from kiwi_mcp.policy.isolation import with_remedy
 
 _NO_PACKAGES = Environment()

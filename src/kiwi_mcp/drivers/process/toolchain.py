@@ -21,9 +21,9 @@ from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.environments.build_cache import make_once
 from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
-from kiwi_mcp.drivers.held import open_sandbox
 from kiwi_mcp.drivers.process.placeholders import ENTRYPOINT, check_words, facts_of, fill
 from kiwi_mcp.drivers.process.snapshot import take_snapshot
+from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config, texts
 from kiwi_mcp.manifest.templates import escape, placeholders
 from kiwi_mcp.primitives.process import run

@@ -33,13 +33,14 @@ from kiwi_mcp.kernel.verb import (
     Hint,
     LongText,
     NameText,
+    NoArguments,
     Notice,
     Option,
     Request,
     Response,
-    TableRow,
     ViewItem,
     message_items,
+    rows,
     verb,
 )
 from kiwi_mcp.policy.approval_rules import is_of_project
@@ -124,25 +125,19 @@ class ApprovalsListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: ApprovalsListResponse) -> Iterator[ViewItem]:
-    for one in response.approvals:
-        yield TableRow(f"{one.approval_id}  {one.status:<8}  {one.identity or ''}  {'; '.join(one.reasons)}")
-    if not response.approvals:
-        yield Notice("Nothing waits for you.")
-        return
-    for item in response.items:
-        if item.count != 1:
-            yield Notice(f"{item.identity}: {item.count} of them")
-    yield Hint("`kiwi approvals show ID`, then `approve ID` or `deny ID`.")
+    lines = (
+        f"{one.approval_id}  {one.status:<8}  {one.identity or ''}  {'; '.join(one.reasons)}"
+        for one in response.approvals
+    )
+    yield from rows(lines, "Nothing waits for you.")
+    yield from (Notice(f"{item.identity}: {item.count} of them") for item in response.items if item.count != 1)
+    if response.approvals:
+        yield Hint("`kiwi approvals show ID`, then `approve ID` or `deny ID`.")
 
 
 @verb("list", group="approvals", access=ANYONE, records=False, shows=_list_view)
-async def list_approvals(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
+def list_approvals(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
     """List what waits for your approval."""
-    return await asyncio.to_thread(_listed, request, context)
-
-
-def _listed(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
-    """Return the approvals of a caller; the owner sees all of them."""
     store = context.services.store.approvals()
     status = None if request.status == "all" else request.status
     actor = None if context.is_owner else _actor(store, context)
@@ -182,16 +177,11 @@ def _show_view(response: ApprovalResponse) -> Iterator[ViewItem]:
 
 
 @verb("show", group="approvals", access=ANYONE, records=False, shows=_show_view)
-async def show_approval(request: ApprovalShowRequest, context: VerbContext) -> ApprovalResponse:
+def show_approval(request: ApprovalShowRequest, context: VerbContext) -> ApprovalResponse:
     """Show one approval: the call, its arguments, what it touches, and when the question expires."""
-    return await asyncio.to_thread(_shown, request.approval_id, context)
-
-
-def _shown(approval_id: str, context: VerbContext) -> ApprovalResponse:
-    """Return one approval; a caller other than the owner sees only the status of its own questions."""
     store = context.services.store.approvals()
-    found = store.get(approval_id, _now())
-    if not context.is_owner:
+    found = store.get(request.approval_id, _now())
+    if not context.is_owner:  # others see only the status of their own questions
         if found.actor != _actor(store, context):
             raise PolicyDenied("That question is not yours.", suggestion="Name one that you were given the id of.")
         return _response(found)
@@ -222,12 +212,8 @@ def _change_view(response: ApprovalResponse | RuleResponse) -> Iterator[ViewItem
 
 
 @verb("approve", group="approvals", access=OWNER, needs_receipt=True, hint=_TELL, shows=_change_view)
-async def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
+def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     """Approve exactly this call, once; also after a denial."""
-    return await asyncio.to_thread(_approved, request, context)
-
-
-def _approved(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     store, now, how = context.services.store.approvals(), _now(), context.services.surface
     found = store.get(request.approval_id, now)
     approved = store.decide(found.id, "approved", by=store.owner, how=how, now=now)
@@ -251,20 +237,12 @@ class DenyRequest(Request, frozen=True, kw_only=True):
 
 
 @verb("deny", group="approvals", access=OWNER, hint=_TELL, shows=_change_view)
-async def deny(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
+def deny(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
     """Deny a call; also after an approval that was not used yet."""
-    return await asyncio.to_thread(_denied, request, context)
-
-
-def _denied(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
     store, now, how = context.services.store.approvals(), _now(), context.services.surface
     found = store.get(request.approval_id, now)
     denied = store.decide(found.id, "denied", by=store.owner, how=how, now=now, reason=request.reason or "")
     return replace(_response(denied), message=f"{denied.identity} is denied. The same call will be refused.")
-
-
-class RulesListRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
 
 
 class RulesListResponse(Response, frozen=True, kw_only=True):
@@ -274,12 +252,14 @@ class RulesListResponse(Response, frozen=True, kw_only=True):
 
 
 def _rules_view(response: RulesListResponse) -> Iterator[ViewItem]:
-    for rule in response.rules:
-        content = rule.to_json()
-        narrowed = [f"{name}={text_of(content[name])}" for name in _NARROWED if name in content]
-        yield TableRow(f"{rule.rule_id}  {rule.item}  {'  '.join(narrowed)}".rstrip())
-    if not response.rules:
-        yield Notice("There are no rules: you are asked about everything that changes your files or sends data out.")
+    empty = "There are no rules: you are asked about everything that changes your files or sends data out."
+    return rows(map(_rule_row, response.rules), empty)
+
+
+def _rule_row(rule: RuleResponse) -> str:
+    content = rule.to_json()
+    narrowed = [f"{name}={text_of(content[name])}" for name in _NARROWED if name in content]
+    return f"{rule.rule_id}  {rule.item}  {'  '.join(narrowed)}".rstrip()
 
 
 _NARROWED = ("project", "digest", "actor", "paths", "hosts", "argv", "expires_at")
@@ -289,10 +269,9 @@ _NARROWED = ("project", "digest", "actor", "paths", "hosts", "argv", "expires_at
     "list", group="approvals rules", wire=("approvals", "rules"), access=OWNER, records=False,
     aliases=("approvals rules",), shows=_rules_view,
 )  # fmt: skip
-async def list_rules(request: RulesListRequest, context: VerbContext) -> RulesListResponse:  # noqa: ARG001 - a verb
+def list_rules(request: NoArguments, context: VerbContext) -> RulesListResponse:  # noqa: ARG001 - a verb
     """List the rules that approve calls beforehand."""
-    found = await asyncio.to_thread(lambda: context.services.store.approvals().rules())
-    return RulesListResponse(rules=[_rule_response(rule) for rule in found])
+    return RulesListResponse(rules=[*map(_rule_response, context.services.store.approvals().rules())])
 
 
 def _rule_response(rule: ApprovalRule) -> RuleResponse:
@@ -390,9 +369,9 @@ class RuleRemoveRequest(Request, frozen=True, kw_only=True):
 @verb(
     "remove", group="approvals rules", wire=("approvals", "remove_rule"), access=OWNER, hint=_TELL, shows=_change_view
 )
-async def remove_rule(request: RuleRemoveRequest, context: VerbContext) -> RuleResponse:
+def remove_rule(request: RuleRemoveRequest, context: VerbContext) -> RuleResponse:
     """Remove a rule."""
-    removed = await asyncio.to_thread(lambda: context.services.store.approvals().remove_rule(request.rule_id))
+    removed = context.services.store.approvals().remove_rule(request.rule_id)
     return replace(
         _rule_response(removed), message=f"{removed.item} needs approval again, within the limits of the rule."
     )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from kiwi_mcp.domain.json import text_of
-from kiwi_mcp.domain.records import ReceiptEntry, RunStatus
+from kiwi_mcp.domain.records import RunStatus
 from kiwi_mcp.domain.times import moment_in
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import (
@@ -21,13 +19,16 @@ from kiwi_mcp.kernel.verb import (
     Data,
     Hint,
     NameText,
+    NoArguments,
     Notice,
     Option,
     Request,
     Response,
-    TableRow,
     ViewItem,
+    field_rows,
+    filled,
     issue_text,
+    rows,
     verb,
 )
 from kiwi_mcp.manifest.names import short
@@ -78,18 +79,19 @@ class AuditListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: AuditListResponse) -> Iterator[ViewItem]:
-    for one in response.receipts:
-        outcome = f"{one.status} {one.code or ''}".rstrip()
-        did = f"{one.action} {one.item or ''}".rstrip()
-        yield TableRow(f"{one.seq:>6}  {one.at[:19]}  {f'{one.actor}@{one.surface}':<16}  {did:<32}  {outcome}")
-    if not response.receipts:
-        yield Notice("No receipts to show.")
+    yield from rows(map(_row, response.receipts), "No receipts to show.")
     if response.next is not None:
         yield Hint(f"continue with `kiwi audit list --before {response.next}`")
 
 
+def _row(one: ReceiptLine) -> str:
+    outcome = f"{one.status} {one.code or ''}".rstrip()
+    did = f"{one.action} {one.item or ''}".rstrip()
+    return f"{one.seq:>6}  {one.at[:19]}  {f'{one.actor}@{one.surface}':<16}  {did:<32}  {outcome}"
+
+
 @verb("list", group="audit", access=OWNER, hint=_ASK, records=False, aliases=("audit",), shows=_list_view)
-async def list_receipts(request: AuditListRequest, context: VerbContext) -> AuditListResponse:
+def list_receipts(request: AuditListRequest, context: VerbContext) -> AuditListResponse:
     """List receipts, the newest first."""
     now = datetime.now(UTC)
     wanted = ReceiptFilter(
@@ -102,26 +104,11 @@ async def list_receipts(request: AuditListRequest, context: VerbContext) -> Audi
         before=request.before,
         limit=request.limit + 1,  # one more than is returned shows whether there are more
     )
-    found = await asyncio.to_thread(lambda: context.services.store.receipts().list(wanted))
+    found = context.services.store.receipts().list(wanted)
     listed = found[: request.limit]
     following = listed[-1].seq if len(found) > len(listed) else None
-    return AuditListResponse(receipts=[_line(entry) for entry in listed], next=following)
-
-
-def _line(entry: ReceiptEntry) -> ReceiptLine:
-    receipt = entry.receipt
-    return ReceiptLine(
-        seq=entry.seq,
-        id=receipt.id,
-        at=receipt.at,
-        actor=receipt.actor,
-        surface=receipt.surface,
-        action=receipt.action,
-        item=receipt.item or UNSET,
-        status=receipt.status,
-        code=receipt.code or UNSET,
-        duration_ms=receipt.duration_ms,
-    )
+    lines = [filled(ReceiptLine, entry.receipt, seq=entry.seq) for entry in listed]
+    return AuditListResponse(receipts=lines, next=following)
 
 
 class AuditShowRequest(Request, frozen=True, kw_only=True):
@@ -156,21 +143,11 @@ class ReceiptResponse(Response, frozen=True, kw_only=True):
     hash: str
 
 
-def _show_view(response: ReceiptResponse) -> Iterator[ViewItem]:
-    for name, value in response.to_json().items():
-        yield Data(f"{f'{name}:':<17} {text_of(value)}")
-
-
-@verb("show", group="audit", access=OWNER, hint=_ASK, records=False, shows=_show_view)
-async def show_receipt(request: AuditShowRequest, context: VerbContext) -> ReceiptResponse:
+@verb("show", group="audit", access=OWNER, hint=_ASK, records=False, shows=partial(field_rows, width=17))
+def show_receipt(request: AuditShowRequest, context: VerbContext) -> ReceiptResponse:
     """Show one whole receipt."""
-    entry = await asyncio.to_thread(lambda: context.services.store.receipts().required(request.receipt))
-    present = {name: value for name, value in entry.to_json().items() if value != ""}
-    return msgspec.convert(present, ReceiptResponse)
-
-
-class AuditVerifyRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
+    entry = context.services.store.receipts().required(request.receipt)
+    return filled(ReceiptResponse, entry.receipt, seq=entry.seq, previous=entry.previous, hash=entry.hash)
 
 
 class AuditVerifyResponse(Response, frozen=True, kw_only=True):
@@ -198,12 +175,8 @@ def _verify_view(response: AuditVerifyResponse) -> Iterator[ViewItem]:
 
 
 @verb("verify", group="audit", access=OWNER, hint=_ASK, records=False, shows=_verify_view)
-async def verify(request: AuditVerifyRequest, context: VerbContext) -> AuditVerifyResponse:  # noqa: ARG001 - a verb
+def verify(request: NoArguments, context: VerbContext) -> AuditVerifyResponse:  # noqa: ARG001 - a verb
     """Check that no receipt was changed, removed, moved or cut off."""
-    return await asyncio.to_thread(_verified, context)
-
-
-def _verified(context: VerbContext) -> AuditVerifyResponse:
     receipts = context.services.store.receipts()
     head, faults = receipts.verify(_MOST_ISSUES)
     issues = [*faults, *context.services.recorder.head.issues(receipts)][:_MOST_ISSUES]
@@ -235,8 +208,8 @@ class AuditExportResponse(Response, frozen=True, kw_only=True):
 
 
 @verb("export", group="audit", access=OWNER, hint=_ASK, records=False)
-async def export(request: AuditExportRequest, context: VerbContext) -> AuditExportResponse:
+def export(request: AuditExportRequest, context: VerbContext) -> AuditExportResponse:
     """Write all receipts to standard output, one line of JSON each, to be checked anywhere."""
-    found = await asyncio.to_thread(lambda: context.services.store.receipts().after(request.after, _EXPORTED))
+    found = context.services.store.receipts().after(request.after, _EXPORTED)
     following = found[-1].seq if len(found) == _EXPORTED else None
     return AuditExportResponse(receipts=[dict(entry.to_json()) for entry in found], next=following)

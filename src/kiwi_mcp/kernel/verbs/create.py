@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -54,22 +54,15 @@ from kiwi_mcp.kernel.verb import (
     AUTHOR,
     AnyJson,
     Argument,
-    Data,
     DryRun,
-    Hint,
     ItemKind,
     ItemRequest,
-    LongText,
     NameText,
-    Notice,
     PlaceToWrite,
-    Request,
+    ProjectRequest,
     Response,
-    ViewItem,
     Where,
-    issue_text,
     verb,
-    warning_rows,
 )
 from kiwi_mcp.manifest.openapi import OpenApiImport, tools_from_openapi
 from kiwi_mcp.manifest.signatures import split
@@ -235,11 +228,10 @@ class Author(Struct, frozen=True):
         return self.context.is_owner
 
 
-class CreateRequest(Request, frozen=True, kw_only=True):
+class CreateRequest(ProjectRequest, frozen=True, kw_only=True):
     """What to create: `parameters` hold the manifest, files, one whole text, or an OpenAPI document."""
 
     item_type: ItemKind | None = None
-    project_path: LongText | None = None
     item_id: Annotated[NameText | None, Argument("The new item's name.", "ITEM")] = None
     parameters: dict[str, AnyJson] = field(default_factory=dict)
     dry_run: DryRun = False
@@ -267,19 +259,7 @@ class ItemChangeResponse(Response, frozen=True, kw_only=True):
     warnings: list[AnyJson] | UnsetType = UNSET
 
 
-def _view(response: ItemChangeResponse) -> Iterator[ViewItem]:
-    yield from warning_rows(response.warnings or ())
-    yield Data(response.message)
-    if response.path:
-        yield Notice(f"  path: {response.path}")
-    for name in response.created or ():
-        yield Notice(f"  + {name}")
-    for issue in response.skipped or ():
-        yield Notice(issue_text(issue))
-    yield Hint(response.next)
-
-
-@verb("create", wire=("execute", "create"), access=AUTHOR, everyday="create", shows=_view)
+@verb("create", wire=("execute", "create"), access=AUTHOR, everyday="create")
 async def create(request: CreateRequest, context: VerbContext) -> ItemChangeResponse:
     """Create a tool from a manifest or from files, or many from an OpenAPI document."""
     return await create_item(request, Author.of(request.item_id or "", request.project_path, context))
@@ -337,7 +317,7 @@ class UpdateRequest(ItemRequest, frozen=True, kw_only=True):
     dry_run: DryRun = False
 
 
-@verb("update", group="tool", wire=("execute", "update"), access=AUTHOR, aliases=("update",), shows=_view)
+@verb("update", group="tool", wire=("execute", "update"), access=AUTHOR, aliases=("update",))
 async def update(request: UpdateRequest, context: VerbContext) -> ItemChangeResponse:
     """Change a tool; the old one is moved to the trash."""
     return await update_item(request, Author.of(request.item_id, request.project_path, context))
@@ -392,14 +372,6 @@ class DeleteResponse(Response, frozen=True, kw_only=True):
     trash_path: str | UnsetType = UNSET
 
 
-def _delete_view(response: DeleteResponse) -> Iterator[ViewItem]:
-    yield from warning_rows(response.warnings or ())
-    yield Data(response.message)
-    yield Notice(f"  path: {response.path}")
-    if response.trash_path:
-        yield Notice(f"  trash_path: {response.trash_path}")
-
-
 @verb(
     "delete",
     group="tool",
@@ -407,7 +379,6 @@ def _delete_view(response: DeleteResponse) -> Iterator[ViewItem]:
     access=AUTHOR,
     needs_receipt=True,
     aliases=("delete",),
-    shows=_delete_view,
 )
 async def delete(request: DeleteRequest, context: VerbContext) -> DeleteResponse:
     """Move a tool to the trash."""

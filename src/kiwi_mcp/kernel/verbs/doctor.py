@@ -24,13 +24,13 @@ from kiwi_mcp.domain.items import SOURCE_TRAITS
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.drivers.environments.server_package import server_package
-from kiwi_mcp.drivers.held import known_standings, standings
+from kiwi_mcp.drivers.sandboxed import known_standings, standings
 from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.settings import named_half, search_mode
 from kiwi_mcp.kernel.store import Store
 from kiwi_mcp.kernel.token_meter import context_report
-from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Data, LongText, Request, Response, ViewItem, verb
+from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Data, ProjectRequest, Response, ViewItem, verb
 from kiwi_mcp.kernel.verbs.mcp.servers import all_servers
 from kiwi_mcp.kernel.verbs.prefer import advice
 from kiwi_mcp.kernel.verbs.relax import holds
@@ -94,12 +94,6 @@ _UNASKED: JsonObject = {}
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 
 
-class DoctorRequest(Request, frozen=True, kw_only=True):
-    """Which project."""
-
-    project_path: LongText | None = None
-
-
 class DoctorResponse(Response, frozen=True, kw_only=True):
     """Every check with its status, and the worst status."""
 
@@ -121,7 +115,7 @@ def _view(response: DoctorResponse) -> Iterator[ViewItem]:
 
 
 @verb("doctor", access=ANYONE, records=False, everyday="doctor", shows=_view)
-async def doctor(request: DoctorRequest, context: VerbContext) -> DoctorResponse:
+async def doctor(request: ProjectRequest, context: VerbContext) -> DoctorResponse:
     """Check this installation: what works, what is missing, and how to get it."""
     services, project = context.services, request.project_path
     catalogs = services.catalogs

@@ -7,16 +7,10 @@ from pathlib import Path
 
 from kiwi_mcp.domain.errors import ProjectPathInvalid
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import AUTHOR, LongText, Request, Response, verb
+from kiwi_mcp.kernel.verb import AUTHOR, ProjectRequest, Response, verb
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
 _IGNORED = "# What Kiwi derives or keeps for this machine alone.\noutputs/\n.trash/\n.staging-*/\n.env\n"
-
-
-class InitRequest(Request, frozen=True, kw_only=True):
-    """Which project."""
-
-    project_path: LongText | None = None
 
 
 class InitResponse(Response, frozen=True, kw_only=True):
@@ -30,7 +24,7 @@ class InitResponse(Response, frozen=True, kw_only=True):
 
 
 @verb("init", access=AUTHOR, is_local=True, everyday="init")
-async def init(request: InitRequest, context: VerbContext) -> InitResponse:
+async def init(request: ProjectRequest, context: VerbContext) -> InitResponse:
     """Create the .ai folder of a project."""
     project_ai = context.services.catalogs.space(request.project_path).project_ai
     created = []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import UNSET, UnsetType
@@ -25,17 +23,19 @@ from kiwi_mcp.kernel.verb import (
     Hint,
     LongText,
     NameText,
+    NoArguments,
     Notice,
     Option,
     Request,
     Response,
     TableRow,
     ViewItem,
+    filled,
     message_items,
     verb,
 )
 from kiwi_mcp.manifest.signatures import Rotation, is_key, is_meant
-from kiwi_mcp.manifest.trust import Trusted, TrustedKey
+from kiwi_mcp.manifest.trust import TrustedKey
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated
 from kiwi_mcp.policy.admission import lookalikes
 
@@ -43,10 +43,6 @@ _DAYS = re.compile(r"(\d{1,5})d", re.ASCII)
 
 NewName = Annotated[NameText | None, Option("The key's name.")]
 Expires = Annotated[NameText | None, Option("The last day of its validity: 2027-01-31, or 90d.", metavar="WHEN")]
-
-
-class KeyListRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
 
 
 class KeyLine(Response, frozen=True, kw_only=True):
@@ -76,10 +72,7 @@ class KeyListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: KeyListResponse) -> Iterator[ViewItem]:
-    for key in response.own:
-        yield TableRow(_text(key, "you"))
-    for key in response.publishers:
-        yield TableRow(_text(key, key.publisher or ""))
+    yield from (TableRow(_text(key, key.publisher or "you")) for key in (*response.own, *response.publishers))
     if not response.own:
         yield Notice("You have no key.")
         yield Hint("kiwi key new")
@@ -99,12 +92,9 @@ def _text(key: KeyLine, owner: str) -> str:
 
 
 @verb("list", group="key", access=ANYONE, records=False, is_local=True, shows=_list_view)
-async def list_keys(request: KeyListRequest, context: VerbContext) -> KeyListResponse:  # noqa: ARG001 - a verb
+def list_keys(request: NoArguments, context: VerbContext) -> KeyListResponse:  # noqa: ARG001 - a verb
     """List your keys, and those of the publishers that you trust."""
-    return await asyncio.to_thread(_listed, TrustFile(context.services.user))
-
-
-def _listed(file: TrustFile) -> KeyListResponse:
+    file = TrustFile(context.services.user)
     trusted = file.now()
     publishers = [
         replace(_line(key), publisher=scope, looks_like=[*lookalikes(scope, trusted)] or UNSET)
@@ -139,12 +129,9 @@ def _show_view(response: KeyShowResponse) -> Iterator[ViewItem]:
 
 
 @verb("show", group="key", access=ANYONE, records=False, is_local=True, shows=_show_view)
-async def show_key(request: KeyShowRequest, context: VerbContext) -> KeyShowResponse:
+def show_key(request: KeyShowRequest, context: VerbContext) -> KeyShowResponse:
     """Show one whole key, to give it to others."""
-    return await asyncio.to_thread(lambda: _shown(request, TrustFile(context.services.user).now()))
-
-
-def _shown(request: KeyShowRequest, trusted: Trusted) -> KeyShowResponse:
+    trusted = TrustFile(context.services.user).now()
     every = [*trusted.own.values(), *(key for keys in trusted.publishers.values() for key in keys.values())]
     if request.key:
         found = [key for key in every if is_meant(key.public, request.key)]
@@ -163,7 +150,7 @@ def _shown(request: KeyShowRequest, trusted: Trusted) -> KeyShowResponse:
     )
 
 
-class KeyNewRequest(Request, frozen=True, kw_only=True):
+class NewKeyRequest(Request, frozen=True, kw_only=True):
     """The name of the new key, and until when it counts."""
 
     name: NewName = None
@@ -191,12 +178,9 @@ def _change_view(response: KeyChangeResponse) -> Iterator[ViewItem]:
 
 
 @verb("new", group="key", access=OWNER, needs_receipt=True, is_local=True, shows=_change_view)
-async def new_key(request: KeyNewRequest, context: VerbContext) -> KeyChangeResponse:
+def new_key(request: NewKeyRequest, context: VerbContext) -> KeyChangeResponse:
     """Make your key; what you sign and publish afterwards bears it."""
-    return await asyncio.to_thread(_made, request, context.services.user)
-
-
-def _made(request: KeyNewRequest, user: Path) -> KeyChangeResponse:
+    user = context.services.user
     if (signer := Signer.of(user)) is not None:
         raise InvalidRequest(
             f"You sign with {signer.key.fingerprint} already.",
@@ -208,20 +192,10 @@ def _made(request: KeyNewRequest, user: Path) -> KeyChangeResponse:
     return replace(_changed("new", "made", message, key), next="Back up ~/.ai/state: a lost key cannot be rotated.")
 
 
-class KeyRotateRequest(Request, frozen=True, kw_only=True):
-    """The name of the next key, and until when it counts."""
-
-    name: NewName = None
-    expires: Expires = None
-
-
 @verb("rotate", group="key", access=OWNER, needs_receipt=True, is_local=True, shows=_change_view)
-async def rotate_key(request: KeyRotateRequest, context: VerbContext) -> KeyChangeResponse:
+def rotate_key(request: NewKeyRequest, context: VerbContext) -> KeyChangeResponse:
     """Sign with another key; a statement of the old key names the new one."""
-    return await asyncio.to_thread(_rotated, request, context.services.user)
-
-
-def _rotated(request: KeyRotateRequest, user: Path) -> KeyChangeResponse:
+    user = context.services.user
     signer = Signer.of(user)
     if signer is None:
         raise NotFound("You have no key that counts.", suggestion="Make one with `kiwi key new`.")
@@ -248,12 +222,9 @@ class KeyTrustRequest(Request, frozen=True, kw_only=True):
 
 
 @verb("trust", group="key", access=OWNER, needs_receipt=True, is_local=True, shows=_change_view)
-async def trust_key(request: KeyTrustRequest, context: VerbContext) -> KeyChangeResponse:
+def trust_key(request: KeyTrustRequest, context: VerbContext) -> KeyChangeResponse:
     """Trust a publisher's key: items that it signs there are verified."""
-    return await asyncio.to_thread(_trusted, request, TrustFile(context.services.user))
-
-
-def _trusted(request: KeyTrustRequest, file: TrustFile) -> KeyChangeResponse:
+    file = TrustFile(context.services.user)
     scope, trusted = _scope(request.publisher), file.now()
     known = trusted.publishers.get(scope, {})
     if request.rotation:
@@ -298,12 +269,9 @@ class KeyRevokeRequest(Request, frozen=True, kw_only=True):
 
 
 @verb("revoke", group="key", access=OWNER, is_local=True, shows=_change_view)
-async def revoke_key(request: KeyRevokeRequest, context: VerbContext) -> KeyChangeResponse:
+def revoke_key(request: KeyRevokeRequest, context: VerbContext) -> KeyChangeResponse:
     """Stop trusting a key."""
-    return await asyncio.to_thread(_revoked, request, TrustFile(context.services.user))
-
-
-def _revoked(request: KeyRevokeRequest, file: TrustFile) -> KeyChangeResponse:
+    file = TrustFile(context.services.user)
     trusted, wanted = file.now(), request.key
     now, reason = _now(), request.reason or ""
     gone: list[TrustedKey] = []
@@ -323,18 +291,7 @@ def _revoked(request: KeyRevokeRequest, file: TrustFile) -> KeyChangeResponse:
 
 
 def _line(key: TrustedKey) -> KeyLine:
-    return KeyLine(
-        fingerprint=key.fingerprint,
-        key=key.public,
-        state=key.state,
-        name=key.name or UNSET,
-        since=key.since or UNSET,
-        how=key.how or UNSET,
-        expires=key.expires or UNSET,
-        revoked=key.revoked or UNSET,
-        reason=key.reason or UNSET,
-        namespaces=list(key.namespaces) or UNSET,
-    )
+    return filled(KeyLine, key, key=key.public)
 
 
 def _changed(action: str, status: str, message: str, key: TrustedKey) -> KeyChangeResponse:

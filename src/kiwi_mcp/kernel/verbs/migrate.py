@@ -37,7 +37,7 @@ from kiwi_mcp.kernel.verb import (
     Notice,
     Option,
     PlaceToWrite,
-    Request,
+    ProjectRequest,
     Response,
     ViewItem,
     Where,
@@ -385,7 +385,7 @@ _FEW = 20
 _CHANGES = {"convert", "copy", "sign"}
 
 
-class MigrateRequest(Request, frozen=True, kw_only=True):
+class MigrateRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which old folder to bring along, and how."""
 
     path: Annotated[
@@ -395,7 +395,6 @@ class MigrateRequest(Request, frozen=True, kw_only=True):
     rewrite: Annotated[bool, Option("Write a tool.yaml beside old Python tools.")] = False
     sign: Annotated[bool, Option("Sign the tools that have no issues.")] = False
     location: PlaceToWrite = None
-    project_path: LongText | None = None
 
 
 class MigratedItem(Struct, frozen=True, kw_only=True, rename={"source": "from"}):

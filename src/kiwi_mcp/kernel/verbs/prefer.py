@@ -22,16 +22,15 @@ from kiwi_mcp.kernel.verb import (
     Argument,
     Data,
     Hint,
-    LongText,
     NameText,
     Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
     verb,
-    warning_items,
+    warning_rows,
 )
 from kiwi_mcp.manifest.owner_yaml import rewrite
 from kiwi_mcp.policy.preferences import (
@@ -51,12 +50,6 @@ _LINE = 200
 
 
 Kind = Annotated[Literal["tool", "prompt", "resource"], Option("tool, prompt or resource.")]
-
-
-class PreferListRequest(Request, frozen=True, kw_only=True):
-    """No arguments but the project."""
-
-    project_path: LongText | None = None
 
 
 class SentLine(Response, frozen=True, kw_only=True):
@@ -105,7 +98,7 @@ def _table(response: PreferListResponse) -> Iterator[tuple[str, str, int, str]]:
 
 
 @verb("list", group="prefer", access=ANYONE, records=False, aliases=("prefer",), shows=_list_view)
-async def list_preferred(request: PreferListRequest, context: VerbContext) -> PreferListResponse:
+async def list_preferred(request: ProjectRequest, context: VerbContext) -> PreferListResponse:
     """Show the tools, prompts and resources that every client sees, and the cost of the tools."""
     offers = await context.services.offers(request.project_path)
     return await asyncio.to_thread(_listed, offers, context.services.user)
@@ -131,12 +124,6 @@ def _line(offer: Offer) -> SentLine:
         tokens=offer_cost(offer).tokens,
         identity=offer.identity or UNSET,
     )
-
-
-class PreferSuggestRequest(Request, frozen=True, kw_only=True):
-    """No arguments but the project."""
-
-    project_path: LongText | None = None
 
 
 class SuggestionLine(Response, frozen=True, kw_only=True):
@@ -165,7 +152,7 @@ def _suggest_view(response: PreferSuggestResponse) -> Iterator[ViewItem]:
 
 
 @verb("suggest", group="prefer", access=OWNER, records=False, shows=_suggest_view)
-async def suggest_preferred(request: PreferSuggestRequest, context: VerbContext) -> PreferSuggestResponse:
+async def suggest_preferred(request: ProjectRequest, context: VerbContext) -> PreferSuggestResponse:
     """Suggest tools to add to the list and tools to remove, from past use."""
     found = await advice(request.project_path, context)
     count = f"{len(found)} change{'s' * (len(found) != 1)}" if found else "Nothing"
@@ -185,7 +172,7 @@ async def advice(project_path: str | None, context: VerbContext) -> Sequence[Adv
     )
 
 
-class PreferAddRequest(Request, frozen=True, kw_only=True):
+class PreferAddRequest(ProjectRequest, frozen=True, kw_only=True):
     """What to show without a search, and under which name."""
 
     name: Annotated[
@@ -196,7 +183,6 @@ class PreferAddRequest(Request, frozen=True, kw_only=True):
         default=None, name="as"
     )
     kind: Kind = "tool"
-    project_path: LongText | None = None
 
 
 class PreferChangeResponse(Response, frozen=True, kw_only=True):
@@ -212,7 +198,7 @@ class PreferChangeResponse(Response, frozen=True, kw_only=True):
 
 
 def _change_view(response: PreferChangeResponse) -> Iterator[ViewItem]:
-    yield from warning_items(response.to_json())
+    yield from warning_rows(response.warnings)
     yield Data(response.message)
     for name in response.came:
         yield Notice(f"  + {name}")
@@ -234,12 +220,11 @@ async def add_preferred(request: PreferAddRequest, context: VerbContext) -> Pref
     return _changed("add", "preferred", _added(name, request, sent), user, before, after)
 
 
-class PreferRemoveRequest(Request, frozen=True, kw_only=True):
+class PreferRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
     """What to show only after a search."""
 
     name: Annotated[NameText, Argument("An entry, or an item as `kiwi prefer` shows it.", "ITEM")]
     kind: Kind = "tool"
-    project_path: LongText | None = None
 
 
 @verb("remove", group="prefer", access=OWNER, shows=_change_view)

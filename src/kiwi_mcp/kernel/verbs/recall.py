@@ -14,7 +14,6 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     Argument,
-    Data,
     NameText,
     Notice,
     Option,
@@ -22,6 +21,7 @@ from kiwi_mcp.kernel.verb import (
     Response,
     TableRow,
     ViewItem,
+    filled,
     verb,
 )
 from kiwi_mcp.store.search_index.recall import RecallEntry
@@ -56,8 +56,7 @@ class RecallListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: RecallListResponse) -> Iterator[ViewItem]:
-    for one in response.remembered:
-        yield TableRow(f"{one.item}  {one.used}  {one.at[:10]}  {one.request}")
+    yield from (TableRow(f"{one.item}  {one.used}  {one.at[:10]}  {one.request}") for one in response.remembered)
     if not response.is_on:
         yield Notice("`remember: false` in registry.yaml: searches are not remembered, and do not use these.")
     if response.remembered:
@@ -111,13 +110,7 @@ class RecallForgetResponse(Response, frozen=True, kw_only=True):
     message: str
 
 
-def _forget_view(response: RecallForgetResponse) -> Iterator[ViewItem]:
-    yield Data(response.message)
-
-
-@verb(
-    "forget", group="recall", wire=("memory", "forget"), access=ANYONE, aliases=("memory forget",), shows=_forget_view
-)
+@verb("forget", group="recall", wire=("memory", "forget"), access=ANYONE, aliases=("memory forget",))
 async def forget_recall(request: RecallForgetRequest, context: VerbContext) -> RecallForgetResponse:
     """Forget all past searches, or those of one item."""
     entries = await _entries(request.item, context)
@@ -148,10 +141,5 @@ def _is_called(entry: RecallEntry, name: str) -> bool:
 
 
 def _response(entry: RecallEntry) -> RememberedSearch:
-    return RememberedSearch(
-        request=entry.request,
-        item=entry.item,
-        used="run" if entry.is_run else "load",
-        at=datetime.fromtimestamp(entry.at / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        project=entry.project or UNSET,
-    )
+    at = datetime.fromtimestamp(entry.at / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return filled(RememberedSearch, entry, used="run" if entry.is_run else "load", at=at)

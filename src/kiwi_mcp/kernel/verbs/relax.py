@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NotFound, PolicyDenied
@@ -23,14 +22,13 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    LongText,
     NameText,
-    Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
-    TableRow,
     ViewItem,
+    filled,
+    rows,
     verb,
 )
 from kiwi_mcp.kernel.verbs.why import explain_holding
@@ -43,12 +41,6 @@ from kiwi_mcp.store.authors import Relaxation
 _OUTSIDE: tuple[Level, ...] = ("trusted", "standard")
 
 RelaxedItem = Annotated[NameText, Argument("A tool, by any of its names.", "ITEM")]
-
-
-class RelaxListRequest(Request, frozen=True, kw_only=True):
-    """No arguments but the project."""
-
-    project_path: LongText | None = None
 
 
 class RelaxedTool(Response, frozen=True, kw_only=True):
@@ -72,38 +64,26 @@ class RelaxListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: RelaxListResponse) -> Iterator[ViewItem]:
-    for one in response.relaxed:
-        state = "" if one.holds else "  (not as it is here)"
-        reason = f"  {one.reason}" if one.reason else ""
-        yield TableRow(f"{one.identity}  {one.level}  {one.at[:10]}{reason}{state}")
-    if not response.relaxed:
-        yield Notice("Nothing is relaxed: every item runs at the level of its origin.")
+    lines = (
+        f"{one.identity}  {one.level}  {one.at[:10]}"
+        f"{f'  {one.reason}' if one.reason else ''}{'' if one.holds else '  (not as it is here)'}"
+        for one in response.relaxed
+    )
+    return rows(lines, "Nothing is relaxed: every item runs at the level of its origin.")
 
 
 @verb(
     "relaxed", group="tool", wire=("relax", "list"), access=OWNER, records=False, is_local=True,
     aliases=("relax", "relax --list"), shows=_list_view,
 )  # fmt: skip
-async def list_relaxed(request: RelaxListRequest, context: VerbContext) -> RelaxListResponse:
+async def list_relaxed(request: ProjectRequest, context: VerbContext) -> RelaxListResponse:
     """List the tools that run less strictly than their origin demands."""
     return await asyncio.to_thread(_listed, context.services.store, context.services.catalogs.of(request.project_path))
 
 
 def _listed(store: Store, catalog: Catalog) -> RelaxListResponse:
     found = store.authors().relaxations()
-    return RelaxListResponse(relaxed=[replace(_response(one), holds=holds(one, catalog)) for one in found])
-
-
-def _response(one: Relaxation) -> RelaxedTool:
-    return RelaxedTool(
-        identity=one.identity,
-        digest=one.digest,
-        level=one.level,
-        reason=one.reason,
-        actor=one.actor,
-        at=one.at,
-        project=one.project or UNSET,
-    )
+    return RelaxListResponse(relaxed=[filled(RelaxedTool, one, holds=holds(one, catalog)) for one in found])
 
 
 def holds(one: Relaxation, catalog: Catalog) -> bool:
@@ -115,7 +95,7 @@ def holds(one: Relaxation, catalog: Catalog) -> bool:
         return False
 
 
-class RelaxRequest(Request, frozen=True, kw_only=True):
+class RelaxRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which tool, to which level, and why."""
 
     item_id: RelaxedItem
@@ -123,7 +103,6 @@ class RelaxRequest(Request, frozen=True, kw_only=True):
         Literal["trusted", "standard", "sandboxed"], Option("trusted, standard or sandboxed.", metavar="LEVEL")
     ] = "standard"
     reason: Annotated[NameText, Option("Why, for the record.")] = ""
-    project_path: LongText | None = None
 
 
 class RelaxResponse(Response, frozen=True, kw_only=True):
@@ -242,11 +221,10 @@ def _refuse(chain: Chain, before: IsolationDecision, level: Level) -> None:
         )
 
 
-class UnrelaxRequest(Request, frozen=True, kw_only=True):
+class UnrelaxRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which tool."""
 
     item_id: RelaxedItem
-    project_path: LongText | None = None
 
 
 class UnrelaxResponse(Response, frozen=True, kw_only=True):
@@ -276,7 +254,7 @@ def _undone(item: str, store: Store) -> UnrelaxResponse:
     return UnrelaxResponse(
         item_id=item,
         message=f"{identities} runs at the level of its origin again",
-        undone=[_response(one) for one in gone],
+        undone=[filled(RelaxedTool, one) for one in gone],
     )
 
 

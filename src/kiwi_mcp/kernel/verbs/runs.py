@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, RunNotFound
-from kiwi_mcp.domain.json import JsonObject, as_object, as_text, text_of
+from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.records import RunRecord, RunStatus
 from kiwi_mcp.domain.times import is_run_id, milliseconds, moment_in
 from kiwi_mcp.kernel.context import VerbContext
@@ -29,12 +28,15 @@ from kiwi_mcp.kernel.verb import (
     Hint,
     LongText,
     NameText,
+    NoArguments,
     Notice,
     Option,
     Request,
     Response,
-    TableRow,
     ViewItem,
+    field_rows,
+    filled,
+    rows,
     verb,
 )
 from kiwi_mcp.manifest.names import did_you_mean, short
@@ -91,26 +93,26 @@ class RunsListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: RunsListResponse) -> Iterator[ViewItem]:
-    for run in response.runs:
-        message = (run.message or "").partition("\n")[0]
-        line = f"{run.id}  {run.started_at[:19]}  {run.status:<11} {f'{run.duration_ms} ms':>9}  {run.tool_id}"
-        yield TableRow(f"{line}  {message}" if message else line)
-    if not response.runs:
-        yield Notice(response.suggestion or "No runs to show.")
+    yield from rows(map(_row, response.runs), response.suggestion or "No runs to show.")
     if response.next:
         yield Hint(f"continue with --before {response.next}")
 
 
+def _row(run: RunLine) -> str:
+    line = f"{run.id}  {run.started_at[:19]}  {run.status:<11} {f'{run.duration_ms} ms':>9}  {run.tool_id}"
+    return f"{line}  {(run.message or '').partition(chr(10))[0]}".rstrip()
+
+
 @verb("list", group="runs", access=ANYONE, records=False, aliases=("runs",), shows=_list_view)
-async def list_runs(request: RunsListRequest, context: VerbContext) -> RunsListResponse:
+def list_runs(request: RunsListRequest, context: VerbContext) -> RunsListResponse:
     """List past runs."""
-    await asyncio.to_thread(context.services.store.close_abandoned)
-    return await asyncio.to_thread(lambda: listed(request, _runs_of(request.actor, context), datetime.now(UTC)))
+    return listed(request, _runs_of(request.actor, context), datetime.now(UTC))
 
 
 def _runs_of(actor: str | None, context: VerbContext) -> Runs:
     """Return the runs that a request is about: those of its caller, or of the actor that the owner names."""
     services = context.services
+    services.store.close_abandoned()
     if not actor:
         return services.runs(context.caller)
     if not context.is_owner:
@@ -134,23 +136,9 @@ def listed(request: RunsListRequest, store: Runs, now: datetime) -> RunsListResp
     found = store.list(wanted)
     page = found[: request.limit]
     return RunsListResponse(
-        runs=[_line(run) for run in page],
+        runs=[filled(RunLine, run) for run in page],
         next=page[-1].id if len(found) > len(page) else None,
         suggestion=_known_tools(wanted.tool_id, store) if wanted.tool_id and not page else UNSET,
-    )
-
-
-def _line(run: RunRecord) -> RunLine:
-    return RunLine(
-        id=run.id,
-        tool_id=run.tool_id,
-        identity=run.identity or UNSET,
-        status=run.status,
-        started_at=run.started_at,
-        duration_ms=run.duration_ms,
-        cost_micros=run.cost_micros,
-        code=run.code or UNSET,
-        message=run.message or UNSET,
     )
 
 
@@ -205,9 +193,7 @@ class RunResponse(Response, frozen=True, kw_only=True):
 
 def _show_view(response: RunResponse) -> Iterator[ViewItem]:
     content = response.to_json()
-    for name, value in content.items():
-        if name not in _RESULT_FIELDS:
-            yield Data(f"{f'{name}:':<14} {text_of(value)}")
+    yield from field_rows(response, 14, _RESULT_FIELDS)
     logs = as_object(content.get("logs"))
     for name in ("stdout", "stderr"):
         if printed := as_text(logs.get(name)).rstrip():
@@ -223,10 +209,9 @@ def _show_view(response: RunResponse) -> Iterator[ViewItem]:
 
 
 @verb("show", group="runs", access=ANYONE, records=False, aliases=("runs RUN",), shows=_show_view)
-async def show_run(request: RunShowRequest, context: VerbContext) -> RunResponse:
+def show_run(request: RunShowRequest, context: VerbContext) -> RunResponse:
     """Show one whole run."""
-    await asyncio.to_thread(context.services.store.close_abandoned)
-    return await asyncio.to_thread(lambda: shown(request, _runs_of(request.actor, context)))
+    return shown(request, _runs_of(request.actor, context))
 
 
 def shown(request: RunShowRequest, store: Runs) -> RunResponse:
@@ -271,10 +256,6 @@ def _result(run: RunRecord, store: Runs) -> JsonObject:
     )
 
 
-class RunsPruneRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
-
-
 class RunsPruneResponse(Response, frozen=True, kw_only=True):
     """How many runs and results were removed."""
 
@@ -286,10 +267,9 @@ class RunsPruneResponse(Response, frozen=True, kw_only=True):
 
 
 @verb("prune", group="runs", access=ANYONE, aliases=("runs --prune",))
-async def prune_runs(request: RunsPruneRequest, context: VerbContext) -> RunsPruneResponse:  # noqa: ARG001 - a verb
+def prune_runs(request: NoArguments, context: VerbContext) -> RunsPruneResponse:  # noqa: ARG001 - a verb
     """Remove runs that are older than the retention allows."""
-    await asyncio.to_thread(context.services.store.close_abandoned)
-    return await asyncio.to_thread(lambda: pruned(context.services.runs(context.caller), datetime.now(UTC)))
+    return pruned(_runs_of(None, context), datetime.now(UTC))
 
 
 def pruned(store: Runs, now: datetime) -> RunsPruneResponse:

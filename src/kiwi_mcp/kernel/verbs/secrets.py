@@ -26,11 +26,10 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     Argument,
     Hint,
-    LongText,
     NameText,
     Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
@@ -57,12 +56,6 @@ _PATTERN = re.compile(r"[*?\[]")
 
 SecretName = Annotated[NameText, Argument("The name of its variable, such as CRM_KEY.", "NAME")]
 IsWeak = Annotated[bool, Option("Store a value that is too short or common to be hidden in output.")]
-
-
-class SecretsListRequest(Request, frozen=True, kw_only=True):
-    """No arguments but the project."""
-
-    project_path: LongText | None = None
 
 
 class GrantLine(Response, frozen=True, kw_only=True):
@@ -109,7 +102,7 @@ def _list_view(response: SecretsListResponse) -> Iterator[ViewItem]:
 
 
 @verb("list", group="secrets", access=ANYONE, records=False, is_local=True, shows=_list_view)
-async def list_secrets(request: SecretsListRequest, context: VerbContext) -> SecretsListResponse:
+async def list_secrets(request: ProjectRequest, context: VerbContext) -> SecretsListResponse:
     """List the secrets: names, hosts, forms, grants and ages, never values."""
     space = context.services.catalogs.space_if_any(request.project_path)
     return await asyncio.to_thread(_listed, space, is_owner=context.is_owner)
@@ -123,7 +116,7 @@ def _listed(space: Space, *, is_owner: bool) -> SecretsListResponse:
     return SecretsListResponse(secrets=[_line(one) for one in known], sealed_by=SEALS[way])
 
 
-class SecretsSetRequest(Request, frozen=True, kw_only=True):
+class SecretsSetRequest(ProjectRequest, frozen=True, kw_only=True):
     """A secret to store; without a value, an existing one keeps its value."""
 
     name: SecretName
@@ -136,7 +129,6 @@ class SecretsSetRequest(Request, frozen=True, kw_only=True):
         None
     )
     weak: IsWeak = False
-    project_path: LongText | None = None
 
 
 class SecretChangeResponse(Response, frozen=True, kw_only=True):
@@ -167,13 +159,12 @@ async def set_secret(request: SecretsSetRequest, context: VerbContext) -> Secret
     return _changed("set", status, message, stored, catalog.space, next=following)
 
 
-class SecretsRotateRequest(Request, frozen=True, kw_only=True):
+class SecretsRotateRequest(ProjectRequest, frozen=True, kw_only=True):
     """Another value of a secret."""
 
     name: SecretName
     value: Secret
     weak: IsWeak = False
-    project_path: LongText | None = None
 
 
 @verb("rotate", group="secrets", access=OWNER, is_local=True)
@@ -187,7 +178,7 @@ async def rotate_secret(request: SecretsRotateRequest, context: VerbContext) -> 
     return _changed("rotate", "rotated", message, stored, catalog.space)
 
 
-class SecretsGrantRequest(Request, frozen=True, kw_only=True):
+class SecretsGrantRequest(ProjectRequest, frozen=True, kw_only=True):
     """A secret, and the tool that may use it."""
 
     name: SecretName
@@ -196,7 +187,6 @@ class SecretsGrantRequest(Request, frozen=True, kw_only=True):
         Meta(min_length=1),
         Argument("A tool, an MCP server, or a pattern such as 'user/local/*'.", "TOOL"),
     ]
-    project_path: LongText | None = None
 
 
 @verb("grant", group="secrets", access=OWNER, is_local=True, needs_receipt=True)
@@ -212,12 +202,11 @@ async def grant_secret(request: SecretsGrantRequest, context: VerbContext) -> Se
     return _changed("grant", "granted", f"{item}{where} is given {request.name} from now on", stored, space)
 
 
-class SecretsRevokeRequest(Request, frozen=True, kw_only=True):
+class SecretsRevokeRequest(ProjectRequest, frozen=True, kw_only=True):
     """A secret, and the tool that may use it no longer."""
 
     name: SecretName
     tool: Annotated[NameText | None, Argument("From which tool or pattern; from all otherwise.", "TOOL")] = None
-    project_path: LongText | None = None
 
 
 @verb("revoke", group="secrets", access=OWNER, is_local=True)
@@ -241,11 +230,10 @@ async def revoke_secret(request: SecretsRevokeRequest, context: VerbContext) -> 
     return _changed("revoke", "revoked", message, stored, catalog.space, remaining)
 
 
-class SecretsRemoveRequest(Request, frozen=True, kw_only=True):
+class SecretsRemoveRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which secret to remove."""
 
     name: SecretName
-    project_path: LongText | None = None
 
 
 @verb("remove", group="secrets", access=OWNER, is_local=True)
@@ -257,11 +245,10 @@ async def remove_secret(request: SecretsRemoveRequest, context: VerbContext) -> 
     return SecretChangeResponse(action="remove", status="removed", message=message, name=request.name)
 
 
-class SecretsSealRequest(Request, frozen=True, kw_only=True):
+class SecretsSealRequest(ProjectRequest, frozen=True, kw_only=True):
     """Where the key of the store is kept."""
 
     key: Annotated[Literal["file", "keyring"], Argument("keyring or file.", "WHERE")]
-    project_path: LongText | None = None
 
 
 class SecretsSealResponse(Response, frozen=True, kw_only=True):

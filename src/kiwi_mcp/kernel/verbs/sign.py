@@ -33,12 +33,11 @@ from kiwi_mcp.kernel.verb import (
     DryRun,
     ItemKind,
     ItemRequest,
-    LongText,
     NameText,
     Notice,
     Option,
     PlaceToWrite,
-    Request,
+    ProjectRequest,
     Response,
     ViewItem,
     issue_text,
@@ -73,14 +72,7 @@ class SignResponse(Response, frozen=True, kw_only=True):
     warnings: list[AnyJson] | UnsetType = UNSET
 
 
-def _sign_view(response: SignResponse) -> Iterator[ViewItem]:
-    yield from warning_rows(response.warnings or ())
-    yield Data(response.message)
-    yield Notice(f"  path: {response.path}")
-    yield Notice(f"  signature: {response.signature}")
-
-
-@verb("sign", wire=("execute", "sign"), access=AUTHOR, needs_receipt=True, everyday="sign", shows=_sign_view)
+@verb("sign", wire=("execute", "sign"), access=AUTHOR, needs_receipt=True, everyday="sign")
 async def sign(request: SignRequest, context: VerbContext) -> SignResponse:
     """Validate a tool, then write its signature line and the lockfile."""
     author = Author.of(request.item_id, request.project_path, context)
@@ -137,11 +129,10 @@ def _refuse_signing_over(author: Author, tool: Tool, base: Path) -> None:
         )
 
 
-class ValidateRequest(Request, frozen=True, kw_only=True):
+class ValidateRequest(ProjectRequest, frozen=True, kw_only=True):
     """What to validate: an item, the file at the `path` of the parameters, or a manifest in them."""
 
     item_type: Annotated[ItemKind | None, Option(OF_TYPE, "--type", metavar="TYPE")] = None
-    project_path: LongText | None = None
     item_id: Annotated[
         NameText | None, Argument("A file, a tool's folder, or an item's name.", "FILE|ITEM", kind="path_or_name")
     ] = None

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
-from kiwi_mcp.domain.json import text_of
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
     Hint,
     NameText,
-    Notice,
     Option,
     Request,
     Response,
-    TableRow,
     ViewItem,
+    field_rows,
+    filled,
+    rows,
     verb,
 )
 from kiwi_mcp.store.tasks import Task, Tasks
@@ -71,60 +70,44 @@ class TasksListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: TasksListResponse) -> Iterator[ViewItem]:
-    for task in response.tasks:
-        principal = f"for {task.principal}" if task.principal else ""
-        details = "  ".join(filter(None, (task.identity or "", principal, task.message or "")))
-        yield TableRow(f"{task.task_id}  {task.created_at[:19]}  {task.status:<14}  {details}")
+    yield from rows(map(_row, response.tasks), "No tasks to show.")
     if response.tasks:
         yield Hint("`kiwi tasks show TASK` shows one, `kiwi tasks cancel TASK` stops it; 4 characters are enough.")
-    else:
-        yield Notice("No tasks to show.")
 
 
-def _show_view(response: TaskResponse) -> Iterator[ViewItem]:
-    for name, value in response.to_json().items():
-        yield Data(f"{f'{name}:':<12} {text_of(value)}")
-
-
-def _cancel_view(response: TaskResponse) -> Iterator[ViewItem]:
-    yield Data(response.message or "")
+def _row(task: TaskResponse) -> str:
+    principal = f"for {task.principal}" if task.principal else ""
+    details = "  ".join(filter(None, (task.identity or "", principal, task.message or "")))
+    return f"{task.task_id}  {task.created_at[:19]}  {task.status:<14}  {details}"
 
 
 @verb("list", group="tasks", access=OWNER, hint=_ASK, records=False, aliases=("tasks",), shows=_list_view)
-async def list_tasks(request: TasksListRequest, context: VerbContext) -> TasksListResponse:
+def list_tasks(request: TasksListRequest, context: VerbContext) -> TasksListResponse:
     """List the calls that continue as tasks."""
-    found = await asyncio.to_thread(lambda: context.services.tasks().list(_now(), limit=request.limit))
+    found = context.services.tasks().list(_now(), limit=request.limit)
     return TasksListResponse(tasks=[_response(task) for task in found])
 
 
-class TaskShowRequest(Request, frozen=True, kw_only=True):
-    """Which task to show."""
+class TaskRequest(Request, frozen=True, kw_only=True):
+    """Which task."""
 
     task_id: TaskId
 
 
-@verb("show", group="tasks", access=OWNER, hint=_ASK, records=False, aliases=("tasks TASK",), shows=_show_view)
-async def show_task(request: TaskShowRequest, context: VerbContext) -> TaskResponse:
+@verb(
+    "show", group="tasks", access=OWNER, hint=_ASK, records=False, aliases=("tasks TASK",),
+    shows=partial(field_rows, width=12),
+)  # fmt: skip
+def show_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
     """Show one whole task."""
-    task = await asyncio.to_thread(lambda: _found(request.task_id, context.services.tasks(), _now()))
-    return _response(task, is_whole=True)
+    return _response(_found(request.task_id, context.services.tasks(), _now()), is_whole=True)
 
 
-class TaskCancelRequest(Request, frozen=True, kw_only=True):
-    """Which task to stop."""
-
-    task_id: TaskId
-
-
-@verb("cancel", group="tasks", access=OWNER, hint=_ASK, aliases=("tasks --cancel",), shows=_cancel_view)
-async def cancel_task(request: TaskCancelRequest, context: VerbContext) -> TaskResponse:
+@verb("cancel", group="tasks", access=OWNER, hint=_ASK, aliases=("tasks --cancel",))
+def cancel_task(request: TaskRequest, context: VerbContext) -> TaskResponse:
     """Stop a task."""
-    return await asyncio.to_thread(_cancelled, request.task_id, context)
-
-
-def _cancelled(task_id: str, context: VerbContext) -> TaskResponse:
     store = context.services.tasks()
-    task = _found(task_id, store, _now())
+    task = _found(request.task_id, store, _now())
     if task.is_over:
         message = f"It is over already: {task.status}."
     else:
@@ -135,15 +118,13 @@ def _cancelled(task_id: str, context: VerbContext) -> TaskResponse:
 
 def _response(task: Task, *, is_whole: bool = False) -> TaskResponse:
     detail = task.detail if is_whole else UNSET
-    return TaskResponse(
+    return filled(
+        TaskResponse,
+        task,
         task_id=task.id,
-        identity=task.identity or UNSET,
-        status=task.status,
-        message=task.message or UNSET,
         created_at=iso(task.created_at),
         updated_at=iso(task.updated_at),
         expires_at=iso(task.expires_at),
-        principal=task.principal or UNSET,
         questions=detail if task.status == "input_required" else UNSET,
         result=detail if task.status == "completed" else UNSET,
         error=detail if task.status == "failed" else UNSET,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -16,22 +15,19 @@ from kiwi_mcp.kernel.verb import (
     Data,
     Hint,
     NameText,
+    NoArguments,
     Notice,
     Option,
     Request,
     Response,
-    TableRow,
     ViewItem,
+    rows,
     verb,
-    warning_items,
+    warning_rows,
 )
 from kiwi_mcp.policy.tokens import TokenStore
 
 TokenName = Annotated[NameText, Argument("The user of the token; the record names them.", "NAME")]
-
-
-class TokenListRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
 
 
 class TokenLine(Response, frozen=True, kw_only=True):
@@ -55,18 +51,20 @@ class TokenListResponse(Response, frozen=True, kw_only=True):
 
 
 def _list_view(response: TokenListResponse) -> Iterator[ViewItem]:
-    for one in response.tokens:
-        rights = f"{one.right}{' tools' * one.tools}{' author' * one.author}{' manage' * one.manage}"
-        yield TableRow(f"{one.name}  {one.kind}  {rights}  {','.join(one.namespaces) or '-'}  {one.created_at}")
+    yield from rows(map(_row, response.tokens), "There are no tokens.")
     if not response.tokens:
-        yield Notice("There are no tokens.")
         yield Hint("kiwi up token add NAME --tools, or --namespaces public --write")
 
 
+def _row(one: TokenLine) -> str:
+    rights = f"{one.right}{' tools' * one.tools}{' author' * one.author}{' manage' * one.manage}"
+    return f"{one.name}  {one.kind}  {rights}  {','.join(one.namespaces) or '-'}  {one.created_at}"
+
+
 @verb("list", group="up token", wire=("tokens", "list"), access=OWNER, records=False, is_local=True, shows=_list_view)
-async def list_tokens(request: TokenListRequest, context: VerbContext) -> TokenListResponse:  # noqa: ARG001 - a verb
+def list_tokens(request: NoArguments, context: VerbContext) -> TokenListResponse:  # noqa: ARG001 - a verb
     """List the tokens, without the tokens themselves."""
-    found = await asyncio.to_thread(TokenStore(context.services.user).all)
+    found = TokenStore(context.services.user).all()
     return TokenListResponse(tokens=[msgspec.convert(one.to_json(), TokenLine) for one in found])
 
 
@@ -103,7 +101,7 @@ _MANAGES = "everyone who has it can approve calls and change rules. Never give i
 
 def _add_view(response: TokenAddResponse) -> Iterator[ViewItem]:
     yield Data(response.token)
-    yield from warning_items(response.to_json())
+    yield from warning_rows(response.warnings)
     if response.manage:
         yield Hint("it is shown this once. Programs send it to the addresses below `/v1/`; `/mcp` refuses it.")
     elif response.warnings:
@@ -114,12 +112,11 @@ def _add_view(response: TokenAddResponse) -> Iterator[ViewItem]:
 
 
 @verb("add", group="up token", wire=("tokens", "add"), access=OWNER, needs_receipt=True, is_local=True, shows=_add_view)
-async def add_token(request: TokenAddRequest, context: VerbContext) -> TokenAddResponse:
+def add_token(request: TokenAddRequest, context: VerbContext) -> TokenAddResponse:
     """Make a token; it is shown only once."""
     kind = request.kind or ("owner" if request.manage else "agent")
     can_use_tools = request.tools or request.manage
-    token = await asyncio.to_thread(
-        TokenStore(context.services.user).add,
+    token = TokenStore(context.services.user).add(
         request.name,
         request.namespaces or (),
         can_write=request.write,
@@ -152,7 +149,7 @@ def _remove_view(response: TokenRemoveResponse) -> Iterator[ViewItem]:
 
 
 @verb("remove", group="up token", wire=("tokens", "remove"), access=OWNER, is_local=True, shows=_remove_view)
-async def remove_token(request: TokenRemoveRequest, context: VerbContext) -> TokenRemoveResponse:
+def remove_token(request: TokenRemoveRequest, context: VerbContext) -> TokenRemoveResponse:
     """Remove a token; it is refused afterwards."""
-    await asyncio.to_thread(TokenStore(context.services.user).remove, request.name)
+    TokenStore(context.services.user).remove(request.name)
     return TokenRemoveResponse(name=request.name)

@@ -35,16 +35,15 @@ from kiwi_mcp.kernel.verb import (
     Argument,
     Data,
     Hint,
-    LongText,
     NameText,
     Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
     verb,
-    warning_items,
+    warning_rows,
 )
 from kiwi_mcp.store.runs import Runs, new_run
 
@@ -56,11 +55,10 @@ _NAMED = 3
 """How many paths a list names."""
 
 
-class UndoListRequest(Request, frozen=True, kw_only=True):
+class UndoListRequest(ProjectRequest, frozen=True, kw_only=True):
     """How many runs to list."""
 
     limit: Annotated[int, Meta(ge=1, le=200), Option("At most this many.")] = 20
-    project_path: LongText | None = None
 
 
 class PathChange(Response, frozen=True, kw_only=True):
@@ -122,13 +120,12 @@ async def list_undoable(request: UndoListRequest, context: VerbContext) -> UndoL
     return UndoListResponse(checkpoints=[msgspec.convert(record.summary(), CheckpointLine) for record in newest])
 
 
-class UndoRequest(Request, frozen=True, kw_only=True):
+class UndoRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which run to undo."""
 
     run_id: Annotated[NameText, Argument("The run: its id, or the beginning of it.", "RUN")]
     dry_run: Annotated[bool, Option("Show what would happen, do nothing.")] = False
     force: Annotated[bool, Option("Also files that were changed by others since.")] = False
-    project_path: LongText | None = None
 
 
 class UndoResponse(Response, frozen=True, kw_only=True):
@@ -149,7 +146,7 @@ class UndoResponse(Response, frozen=True, kw_only=True):
 
 
 def _undo_view(response: UndoResponse) -> Iterator[ViewItem]:
-    yield from warning_items(response.to_json())
+    yield from warning_rows(response.warnings)
     for change in response.changed:
         yield Notice(f"  {change.change:<9} {change.path}")
     for doubt in response.doubts or ():

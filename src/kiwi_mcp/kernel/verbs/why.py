@@ -15,7 +15,7 @@ from kiwi_mcp.domain.grants import ALL, Allow, Deny, ResourceKind, Rights, Verdi
 from kiwi_mcp.domain.items import Chain, Needs, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan
-from kiwi_mcp.drivers.held import check_level
+from kiwi_mcp.drivers.sandboxed import check_level
 from kiwi_mcp.kernel.approvals import ApprovalGate
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.pipeline import (

@@ -22,7 +22,7 @@ from kiwi_mcp.kernel.verb import (
     ViewItem,
     issue_text,
     message_items,
-    warning_items,
+    warning_rows,
 )
 from kiwi_mcp.search.tokens import stem
 
@@ -86,7 +86,7 @@ def talk(text: str) -> None:
 
 def show_warnings(content: JsonObject) -> None:
     """Tell what the owner should know of an answer."""
-    Screen().show(warning_items(content))
+    Screen().show(warning_rows(as_list(content.get("warnings"))))
 
 
 def show_message(content: JsonObject, screen: Screen) -> None:

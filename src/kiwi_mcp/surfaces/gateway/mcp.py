@@ -27,10 +27,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kiwi_mcp.domain.errors import KiwiError, TokenRefused, TooLarge, TooSlow, Unavailable
+from kiwi_mcp.domain.errors import KiwiError, TokenRefused, TooLarge, Unavailable
 from kiwi_mcp.surfaces.gateway.auth import Authenticator, GatewayUser, visiting, visitor_of
 from kiwi_mcp.surfaces.gateway.fast_path import ModernRequest, StreamReply, is_modern_call, read_message
-from kiwi_mcp.surfaces.gateway.registry import declared_length
+from kiwi_mcp.surfaces.gateway.registry import declared_length, timely
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.client_requests import askable
 from kiwi_mcp.surfaces.mcp.fast_path import METHOD, Answer, FastRequest, stop
@@ -154,7 +154,6 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 MCP = "/mcp"
-_BODY_SECONDS = 60.0
 _CALL_SECONDS = 86_460.0
 """How long a request may take: as long as the longest tool may, and a moment."""
 _LISTENING_SECONDS = 3_600.0
@@ -240,7 +239,7 @@ class McpEndpoint:
         visit = _Visit(visitor, is_listening, limit)
         self._visits.add(visit)
         try:
-            await self._answer(visit, app, scope, timely(receive), send)
+            await self._answer(visit, app, scope, timely(receive, MAX_BODY), send)
         finally:
             self._visits.discard(visit)
 
@@ -278,27 +277,6 @@ class McpEndpoint:
                     visit.end(_removed())
             await self._sessions.end_where(self._door.has_removed)
             self._calls.end_where(self._door.has_removed)
-
-
-def timely(receive: Receive) -> Receive:
-    """Return where a body is received from, which has to come within its limits of size and time."""
-    end, size, is_whole = asyncio.get_running_loop().time() + _BODY_SECONDS, 0, False
-
-    async def receiving() -> Message:
-        nonlocal size, is_whole
-        if is_whole:
-            return await receive()
-        try:
-            async with asyncio.timeout_at(end):
-                message = await receive()
-        except TimeoutError:
-            raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
-        size, is_whole = size + len(message.get("body", b"")), not message.get("more_body", False)
-        if size > MAX_BODY:
-            raise TooLarge("The body", size=None, limit=MAX_BODY)
-        return message
-
-    return receiving
 
 
 def principal(context: Context) -> str:

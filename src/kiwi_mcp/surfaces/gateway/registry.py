@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive
 
 from kiwi_mcp.catalog.release import check_release
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, TooLarge, TooSlow
@@ -193,16 +194,28 @@ async def _body(request: Request, limit: int) -> bytes:
     """Return the body. It is refused if it is too large or too slow."""
     if declared_length(request.headers) > limit:
         raise TooLarge("The body", size=declared_length(request.headers), limit=limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise TooLarge("The body", size=None, limit=limit)
-    except TimeoutError:
-        raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
-    return bytes(body)
+    return await Request(request.scope, timely(request.receive, limit)).body()
+
+
+def timely(receive: Receive, limit: int) -> Receive:
+    """Return where a body is received from, which has to come within its limits of size and time."""
+    end, size, is_whole = asyncio.get_running_loop().time() + _BODY_SECONDS, 0, False
+
+    async def receiving() -> Message:
+        nonlocal size, is_whole
+        if is_whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(end):
+                message = await receive()
+        except TimeoutError:
+            raise TooSlow("The body did not come in time.", suggestion="Send it faster, or less of it.") from None
+        size, is_whole = size + len(message.get("body", b"")), not message.get("more_body", False)
+        if size > limit:
+            raise TooLarge("The body", size=None, limit=limit)
+        return message
+
+    return receiving
 
 
 def declared_length(headers: Mapping[str, str]) -> int:

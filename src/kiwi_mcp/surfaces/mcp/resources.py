@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from urllib.parse import unquote
-
 import mcp_types as types
 
 from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import Offer, Offers
+from kiwi_mcp.domain.uri_template import match
 from kiwi_mcp.kernel.kernel import whole
 from kiwi_mcp.surfaces.mcp.calls import Calls, ClientCall, Reply
 from kiwi_mcp.surfaces.mcp.errors import RESOURCE_NOT_FOUND, not_found, refused, unreadable
 from kiwi_mcp.surfaces.mcp.protocol import Context, KernelApi
 from kiwi_mcp.surfaces.mcp.results import passed_resource, with_label
 from kiwi_mcp.surfaces.mcp.tool_list import HELP, KNOWLEDGE, ClientToolList, tail
-
-_EXPRESSION = re.compile(r"\{(\+?)([A-Za-z0-9_.]+)\*?\}")
-_BORDERS = frozenset("/?#")
-"""The end of a part of an address: `{name}` matches one part, `{+name}` several."""
-
-
-def match(template: str, uri: str) -> Mapping[str, str] | None:
-    """Return what a template has to be filled with to be an address; None where it cannot be that address."""
-    head, *rest = _EXPRESSION.split(template)
-    if not rest or not uri.startswith(head):
-        return None
-    left, values = uri.removeprefix(head), dict[str, str]()
-    for at in range(0, len(rest), 3):
-        plus, name, literal = rest[at : at + 3]
-        if at + 3 == len(rest):
-            value = left.removesuffix(literal) if left.endswith(literal) else ""
-        elif literal:
-            value, _, left = left.partition(literal)
-        else:  # two adjacent values could be separated in many ways
-            return None
-        if not value or (not plus and _BORDERS & set(value)):
-            return None
-        values[name] = unquote(value)
-    return values
 
 
 def resources_of(offers: Offers) -> list[types.Resource]:

@@ -1,4 +1,4 @@
-"""The dialects by name. Each is a module with `request`, pure, and `Reader`, for the stream of one reply."""
+"""The dialects by name. Each is a module with `request`, pure, and a reader for the stream of one reply."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from kiwi_mcp.domain.messages import Prompt
 from kiwi_mcp.drivers.llm.conversation import DialectRequest
 from kiwi_mcp.drivers.llm.dialects import anthropic, gemini, ollama, openai_chat, openai_responses
 from kiwi_mcp.drivers.llm.provider import ModelChoice
-from kiwi_mcp.drivers.llm.reply import Reader
+from kiwi_mcp.drivers.llm.reply import ReplyReader
 
 
 class Dialect(Struct, frozen=True):
     """How the models of a kind of provider are asked, and how their answers are read."""
 
     request: Callable[[Prompt, ModelChoice], DialectRequest]
-    reader: Callable[[ModelChoice], Reader]
+    reader: Callable[[ModelChoice], ReplyReader]
     stream: Literal["sse", "lines"] = "sse"
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "openai_chat": Dialect(openai_chat.request, openai_chat.Reader),
-    "openai_responses": Dialect(openai_responses.request, openai_responses.Reader),
-    "anthropic": Dialect(anthropic.request, anthropic.Reader),
-    "gemini": Dialect(gemini.request, gemini.Reader),
-    "ollama": Dialect(ollama.request, ollama.Reader, "lines"),
+    "openai_chat": Dialect(openai_chat.request, openai_chat.ChatReader),
+    "openai_responses": Dialect(openai_responses.request, openai_responses.ResponsesReader),
+    "anthropic": Dialect(anthropic.request, anthropic.AnthropicReader),
+    "gemini": Dialect(gemini.request, gemini.GeminiReader),
+    "ollama": Dialect(ollama.request, ollama.OllamaReader, "lines"),
 }

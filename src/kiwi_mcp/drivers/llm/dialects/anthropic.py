@@ -26,6 +26,7 @@ from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
 
 VERSION = "2023-06-01"
+"""The version in which keys are sent as `x-api-key` and a temperature is accepted; `headers` can name a later one."""
 _CACHED: JsonObject = {"type": "ephemeral"}
 _REDACTED = "redacted:"
 """What an opaque text begins with that is not the signature of a thought, but the encrypted thought itself."""
@@ -106,7 +107,7 @@ def _result(part: ToolResultPart) -> _Block:
     return {**block, "is_error": True} if part.is_error else block
 
 
-class Reader:
+class AnthropicReader:
     """Reads the events of a message."""
 
     def __init__(self, choice: ModelChoice) -> None:

@@ -115,7 +115,7 @@ class _Chunk(msgspec.Struct):
     candidates: list[_Candidate] = []
 
 
-class Reader:
+class GeminiReader:
     """Reads the chunks of a content."""
 
     def __init__(self, choice: ModelChoice) -> None:

@@ -65,7 +65,7 @@ def _rows(message: Message) -> Iterator[dict[str, Json | Raw]]:
             # A message has one text, so the labels stand in messages of their own.
             for part in results:
                 if part.label:
-                    yield {"role": "user", "content": f"{part.name}: {part.label}"}
+                    yield {"role": "system", "content": f"{part.name}: {part.label}"}
         case _:
             for text in message.parts:
                 if isinstance(text, TextPart):
@@ -109,7 +109,7 @@ class _Line(msgspec.Struct):
     message: _Message
 
 
-class Reader:
+class OllamaReader:
     """Reads the lines of a reply."""
 
     def __init__(self, choice: ModelChoice) -> None:

@@ -105,7 +105,7 @@ def _id(given: str, choice: ModelChoice) -> str:
     return sha256(given.encode()).hexdigest()[:9] if "short_ids" in choice.quirks and not is_short else given
 
 
-class Reader:
+class ChatReader:
     """Reads the chunks of a completion."""
 
     def __init__(self, choice: ModelChoice) -> None:

@@ -93,12 +93,14 @@ def _result(part: ToolResultPart, choice: ModelChoice) -> JsonObject:
     return {"type": "function_call_output", "call_id": part.id, "output": output}
 
 
-class Reader:
+class ResponsesReader:
     """Reads the events of a response."""
 
     def __init__(self, choice: ModelChoice) -> None:
         self._reply = ReplyBuilder(choice.provider, choice.model)
         self._refused = False
+        self._has_text = False
+        """Whether the text of the current message came in deltas."""
 
     def feed(self, event: ServerEvent) -> list[ReplyDelta]:
         """Take one event."""
@@ -113,6 +115,7 @@ class Reader:
             case "response.output_item.added":
                 return self._start(index, as_object(data.get("item")))
             case "response.output_text.delta":
+                self._has_text = True
                 return reply.append("text", as_text(data.get("delta")), ("text", index, data.get("content_index")))
             case "response.refusal.delta":
                 self._refused = True
@@ -158,10 +161,10 @@ class Reader:
                 if as_text(item.get("encrypted_content")):
                     draft.opaque = compact({key: value for key, value in item.items() if key != "status"})
             case "message":
-                for number, part in enumerate(map(as_object, as_list(item.get("content")))):
-                    key = ("text", index, number)
-                    if part.get("type") == "output_text" and not self._reply.has(key):
-                        deltas += self._reply.append("text", as_text(part.get("text")), key)
+                # Some servers leave out the indices of deltas, so they cannot be compared with those of the item.
+                for part in map(as_object, as_list(item.get("content")) if not self._has_text else ()):
+                    deltas += self._reply.append("text", as_text(part.get("text")), ("text", index, len(deltas)))
+                self._has_text = False
             case _:
                 pass
         return deltas

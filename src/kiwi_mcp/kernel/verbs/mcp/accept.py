@@ -26,24 +26,23 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     Argument,
     Data,
+    DryRun,
     NameText,
     Notice,
     Response,
     ViewItem,
+    next_hint,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.mcp.servers import (
     ASK_OWNER,
     MARKS,
-    DryRun,
-    McpRequest,
-    ServerName,
+    NamedServerRequest,
     Warnings,
-    next_view,
     unaccepted_notice,
     visible_items,
     visible_server,
-    warnings_view,
 )
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.needs import needs_told
@@ -62,14 +61,6 @@ MaybeTool = Annotated[
 ]
 
 
-class ServerAcceptRequest(McpRequest, frozen=True, kw_only=True):
-    """What of a server to accept."""
-
-    server: ServerName
-    tool: MaybeTool = None
-    dry_run: DryRun = False
-
-
 class ServerAcceptResponse(Response, frozen=True, kw_only=True):
     """The items that were accepted."""
 
@@ -80,11 +71,16 @@ class ServerAcceptResponse(Response, frozen=True, kw_only=True):
     accepted: list[str]
 
 
-class ServerDiffRequest(McpRequest, frozen=True, kw_only=True):
+class ServerDiffRequest(NamedServerRequest, frozen=True, kw_only=True):
     """What of a server to compare."""
 
-    server: ServerName
     tool: MaybeTool = None
+
+
+class ServerAcceptRequest(ServerDiffRequest, frozen=True, kw_only=True):
+    """What of a server to accept."""
+
+    dry_run: DryRun = False
 
 
 class DefinitionDiff(Response, frozen=True, kw_only=True):
@@ -117,7 +113,7 @@ def _accept_view(response: ServerAcceptResponse) -> Iterator[ViewItem]:
 
 
 def _diff_view(response: ServerDiffResponse) -> Iterator[ViewItem]:
-    yield from warnings_view(response.warnings)
+    yield from warning_rows(response.warnings)
     for change in response.changes:
         yield Data(f"{change.tool_id} ({change.state})")
         yield Data(change.diff)
@@ -128,7 +124,7 @@ def _diff_view(response: ServerDiffResponse) -> Iterator[ViewItem]:
         yield Data(response.manifest)
     if response.status == "same":
         yield Notice("Nothing differs.")
-    yield from next_view(response.next)
+    yield from next_hint(response.next)
 
 
 @verb(

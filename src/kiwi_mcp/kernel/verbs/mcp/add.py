@@ -29,34 +29,33 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
+    DryRun,
     LongText,
     NameText,
     Notice,
     Option,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
+    next_hint,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.create import Author, CreateRequest, UpdateRequest, create_item, update_item
 from kiwi_mcp.kernel.verbs.init import ignore_derived
 from kiwi_mcp.kernel.verbs.mcp.servers import (
     ASK_OWNER,
-    DryRun,
-    McpRequest,
     ServerChange,
     ServerItem,
     ServerName,
     Warnings,
-    change_view,
     count_kinds,
     details_view,
     item_rows,
     items_view,
-    next_view,
     open_context,
     package_of,
-    warnings_view,
 )
 from kiwi_mcp.manifest.mcp.clients import (
     Configuration,
@@ -95,7 +94,7 @@ NoStart = Annotated[bool, Option("Do not ask the server for its tools yet.", "--
 Location = Annotated[Scope | None, Option("project or user.")]
 
 
-class NeedsRequest(McpRequest, frozen=True, kw_only=True):
+class NeedsRequest(ProjectRequest, frozen=True, kw_only=True):
     """What the owner gives a server."""
 
     read: MayRead = ()
@@ -133,7 +132,7 @@ class ServerAddRequest(NeedsRequest, frozen=True, kw_only=True):
         return f"{self.location or 'project'}/local/{self.server or '*'}@*"
 
 
-class ServersImportRequest(McpRequest, frozen=True, kw_only=True):
+class ServersImportRequest(ProjectRequest, frozen=True, kw_only=True):
     """Where to import servers from."""
 
     paths: Annotated[Paths, Argument("Configurations; otherwise your own of known clients.", "PATH", kind="path")] = ()
@@ -200,15 +199,15 @@ class ServersImportResponse(Response, frozen=True, kw_only=True):
 
 
 def _add_view(response: ServerAddResponse) -> Iterator[ViewItem]:
-    yield from warnings_view(response.warnings)
+    yield from warning_rows(response.warnings)
     yield from items_view(response.items or ())
     yield Notice(response.message)
     yield from details_view(response.path, response.package)
-    yield from next_view(response.next)
+    yield from next_hint(response.next)
 
 
 def _import_view(response: ServersImportResponse) -> Iterator[ViewItem]:
-    yield from warnings_view(response.warnings)
+    yield from warning_rows(response.warnings)
     for server in response.servers:
         yield TableRow(f"{server.status:<9} {_entry_text(server)}")
     for name, about in response.variables.items():
@@ -543,7 +542,6 @@ async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddRespo
     access=OWNER,
     needs_receipt=True,
     hint=ASK_OWNER.format("allow SERVER --read PATH"),
-    shows=change_view,
 )
 async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChange:
     """Let a server read, change or reach more, or ask something of the clients that call it."""

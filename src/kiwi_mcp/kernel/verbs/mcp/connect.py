@@ -24,9 +24,21 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_definitions import launch_of
 from kiwi_mcp.kernel.mcp_servers import known_servers, server_secrets
 from kiwi_mcp.kernel.paths import no_project_space
-from kiwi_mcp.kernel.verb import OWNER, Argument, Data, NameText, Notice, Option, Response, ViewItem, verb
+from kiwi_mcp.kernel.verb import (
+    OWNER,
+    Argument,
+    Data,
+    DryRun,
+    NameText,
+    Notice,
+    Option,
+    ProjectRequest,
+    Response,
+    ViewItem,
+    next_hint,
+    verb,
+)
 from kiwi_mcp.kernel.verbs.mcp.add import shown_path
-from kiwi_mcp.kernel.verbs.mcp.servers import DryRun, McpRequest, next_view
 from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, plan_connect, plan_undo
 from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, read_configuration
 from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
@@ -37,7 +49,7 @@ from kiwi_mcp.primitives.secrets.reveal import Variables
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
 
 
-class ConnectRequest(McpRequest, frozen=True, kw_only=True):
+class ConnectRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which client is to use Kiwi."""
 
     client: Annotated[NameText, Argument("claude-code, claude-desktop, cursor, vscode, windsurf.", "CLIENT")]
@@ -76,7 +88,7 @@ def _view(response: ConnectResponse) -> Iterator[ViewItem]:
         yield Notice(f"  {name} stays: {reason}")
     if response.backup:
         yield Notice(f"  backup: {response.backup}")
-    yield from next_view(response.next)
+    yield from next_hint(response.next)
 
 
 @verb(

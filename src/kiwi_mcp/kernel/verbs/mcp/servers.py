@@ -29,19 +29,18 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
-    Data,
-    Hint,
-    LongText,
+    DryRun,
     NameText,
     Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
     Where,
-    issue_text,
+    next_hint,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.create import Author, DeleteRequest, delete_item
 from kiwi_mcp.policy.needs import needs_told
@@ -56,14 +55,7 @@ _ROUNDS = 3
 """How often one login may send the owner to the browser, where a server asks for more each time."""
 ServerName = Annotated[NameText, Argument("The server's name.", "SERVER")]
 MaybeServer = Annotated[NameText | None, Argument("One server; all of them otherwise.", "SERVER")]
-DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
 Warnings = list[AnyJson] | UnsetType
-
-
-class McpRequest(Request, frozen=True, kw_only=True):
-    """What every request about MCP servers has."""
-
-    project_path: LongText | None = None
 
 
 class ServerItem(Response, frozen=True, kw_only=True):
@@ -140,12 +132,6 @@ class LoginResponse(Response, frozen=True, kw_only=True):
     warnings: Warnings = UNSET
 
 
-def warnings_view(warnings: Warnings) -> Iterator[ViewItem]:
-    """Show the warnings of a response."""
-    for one in warnings or ():
-        yield Notice(issue_text(one) if isinstance(one, Mapping) else f"warning: {text_of(one)}")
-
-
 def items_view(items: Sequence[ServerItem]) -> Iterator[ViewItem]:
     """Show what a server offers."""
     width = max((len(one.tool_id) for one in items), default=0)
@@ -161,22 +147,8 @@ def details_view(path: str, package: AnyJson | UnsetType) -> Iterator[ViewItem]:
         yield Notice("  package: " + " ".join(text_of(package[word]) for word in ("name", "version", "integrity")))
 
 
-def next_view(following: str | UnsetType) -> Iterator[ViewItem]:
-    """Show what to type next."""
-    if following:
-        yield Hint(following)
-
-
-def change_view(response: ServerChange) -> Iterator[ViewItem]:
-    """Show what was done with a server."""
-    yield Data(response.message)
-    if response.trash_path:
-        yield Notice(f"  trash_path: {response.trash_path}")
-    yield from next_view(response.next)
-
-
 def _servers_view(response: ServerDetails | ServerList) -> Iterator[ViewItem]:
-    yield from warnings_view(response.warnings)
+    yield from warning_rows(response.warnings)
     if isinstance(response, ServerDetails):
         yield from items_view(response.items)
         yield Notice(response.message or _row_text(response))
@@ -192,7 +164,7 @@ def _servers_view(response: ServerDetails | ServerList) -> Iterator[ViewItem]:
                 yield Notice(f"  {notice.partition(chr(10))[0]}")
         if message := response.message or response.suggestion:
             yield Notice(message)
-    yield from next_view(response.next)
+    yield from next_hint(response.next)
 
 
 def _row_text(server: ServerRow) -> str:
@@ -203,18 +175,18 @@ def _row_text(server: ServerRow) -> str:
 
 
 def _login_view(response: LoginResponse) -> Iterator[ViewItem]:
-    yield from warnings_view(response.warnings)
+    yield from warning_rows(response.warnings)
     yield from items_view(response.items)
     yield Notice(response.message)
 
 
-def open_context(request: McpRequest, context: VerbContext) -> Context:
+def open_context(request: ProjectRequest, context: VerbContext) -> Context:
     """Return what a verb about servers works with: the catalog of the request's project, the caller, its rights."""
     services = context.services
     return services.context(context.caller, services.catalogs.at(request.project_path))
 
 
-class ServersListRequest(McpRequest, frozen=True, kw_only=True):
+class ServersListRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which server to show."""
 
     server: MaybeServer = None
@@ -276,7 +248,7 @@ def _known_server(
     )
 
 
-class ServersRefreshRequest(McpRequest, frozen=True, kw_only=True):
+class ServersRefreshRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which server to ask."""
 
     server: MaybeServer = None
@@ -345,14 +317,19 @@ async def _refresh_all(context: Context, servers: McpServers) -> ServerList:
     )
 
 
-class ServerRemoveRequest(McpRequest, frozen=True, kw_only=True):
-    """Which server to remove."""
+class NamedServerRequest(ProjectRequest, frozen=True, kw_only=True):
+    """Which server."""
 
     server: ServerName
+
+
+class ServerRemoveRequest(NamedServerRequest, frozen=True, kw_only=True):
+    """Which server to remove."""
+
     dry_run: DryRun = False
 
 
-@verb("remove", group="mcp", access=OWNER, hint=ASK_OWNER.format("remove SERVER"), shows=change_view)
+@verb("remove", group="mcp", access=OWNER, hint=ASK_OWNER.format("remove SERVER"))
 async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerChange:
     """Remove a server and its items; its manifest is moved to the trash."""
     opened, servers = open_context(request, context), context.services.one(McpServers)
@@ -379,10 +356,9 @@ async def remove(request: ServerRemoveRequest, context: VerbContext) -> ServerCh
     )
 
 
-class LoginRequest(McpRequest, frozen=True, kw_only=True):
+class LoginRequest(NamedServerRequest, frozen=True, kw_only=True):
     """Which server to log in to."""
 
-    server: ServerName
     scopes: Annotated[
         tuple[NameText, ...],
         Meta(max_length=100),
@@ -430,14 +406,8 @@ async def _list_after_login(
         return None, fault
 
 
-class LogoutRequest(McpRequest, frozen=True, kw_only=True):
-    """Which login to forget."""
-
-    server: ServerName
-
-
-@verb("logout", group="mcp", access=OWNER, hint=ASK_OWNER.format("logout SERVER"), shows=change_view)
-async def log_out(request: LogoutRequest, context: VerbContext) -> ServerChange:
+@verb("logout", group="mcp", access=OWNER, hint=ASK_OWNER.format("logout SERVER"))
+async def log_out(request: NamedServerRequest, context: VerbContext) -> ServerChange:
     """Forget a login to a server."""
     opened = open_context(request, context)
     server = find_server(request.server, opened.catalog)

@@ -24,7 +24,7 @@ from kiwi_mcp.domain.errors import (
     VersionSealed,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Chain, ItemType, Source, Tool
+from kiwi_mcp.domain.items import Chain, ItemType, Tool
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.registry import (
@@ -43,20 +43,21 @@ from kiwi_mcp.kernel.signer import Signer, signed_files
 from kiwi_mcp.kernel.validation import Verdict, examine
 from kiwi_mcp.kernel.verb import (
     AUTHOR,
+    OF_TYPE,
     AnyJson,
     Data,
+    DryRun,
     Hint,
-    LongText,
     NameText,
     Notice,
     Option,
-    Request,
+    PlaceToWrite,
     Response,
     ViewItem,
-    Where,
     verb,
+    warning_rows,
 )
-from kiwi_mcp.kernel.verbs.registry.versions import Address, DryRun, Item, save_namespaces, warning_notices
+from kiwi_mcp.kernel.verbs.registry.versions import Address, PublishedItemRequest, save_namespaces
 from kiwi_mcp.manifest.signatures import DETACHED
 from kiwi_mcp.manifest.trust_file import TrustFile
 from kiwi_mcp.policy.authorize import refuse_lost
@@ -67,14 +68,10 @@ from kiwi_mcp.store.remote.snapshot import VersionQuery
 from kiwi_mcp.store.remote.sync import pull, snapshot_of
 
 
-class PublishRequest(Request, frozen=True, kw_only=True):
+class PublishRequest(PublishedItemRequest, frozen=True, kw_only=True):
     """Which item to publish, where, and for whom."""
 
-    item_id: Item
-    item_type: Annotated[
-        ItemType | None,
-        Option("tool, directive or knowledge, if several items have this name.", "--type", metavar="TYPE"),
-    ] = None
+    item_type: Annotated[ItemType | None, Option(OF_TYPE, "--type", metavar="TYPE")] = None
     namespace: Annotated[NameText | None, Option("One of yours; the first of them otherwise.")] = None
     visibility: Annotated[Visibility | None, Option("public, unlisted or private.")] = None
     changelog: Annotated[
@@ -84,17 +81,8 @@ class PublishRequest(Request, frozen=True, kw_only=True):
     to: Annotated[
         Address | None, Option("A remote that gets it as well: a name, a folder, an address.", metavar="REMOTE")
     ] = None
-    location: Annotated[Where | None, Option("project or user.")] = None
+    location: PlaceToWrite = None
     dry_run: DryRun = False
-    project_path: LongText | None = None
-
-    def named_item(self) -> str:
-        """Return the item."""
-        return self.item_id
-
-    def named_kind(self) -> tuple[ItemType | None, Source | None]:
-        """Return the type of the item."""
-        return self.item_type, None
 
     def remote_of(self) -> str:
         """Return the remote that gets the version."""
@@ -124,7 +112,7 @@ class PublishResponse(Response, frozen=True, kw_only=True):
 
 
 def _view(response: PublishResponse) -> Iterator[ViewItem]:
-    yield from warning_notices(response.warnings)
+    yield from warning_rows(response.warnings)
     yield Data(response.message)
     yield Notice(f"  digest: {response.digest}")
     if response.closure:

@@ -15,7 +15,6 @@ from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import references_in
 from kiwi_mcp.catalog.release import check_release, trust_of_release
 from kiwi_mcp.domain.errors import InvalidRequest, KiwiError, NamespaceDenied, NotFound, VersionConflict
-from kiwi_mcp.domain.items import ItemType, Source
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_namespace
 from kiwi_mcp.domain.registry import PublishResult, VersionName
@@ -26,24 +25,23 @@ from kiwi_mcp.kernel.verb import (
     AnyJson,
     Argument,
     Data,
-    Hint,
-    LongText,
+    DryRun,
     NameText,
     Notice,
     Option,
-    Request,
     Response,
     ViewItem,
+    next_hint,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.registry.versions import (
     SHORT_DIGEST,
     AcceptUnsigned,
     Address,
-    DryRun,
+    PublishedItemRequest,
     TrustKey,
     save_namespaces,
-    warning_notices,
 )
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.admission import Admission, PullConsent
@@ -54,11 +52,10 @@ from kiwi_mcp.store.remote.sync import pull as pull_version
 from kiwi_mcp.store.remote.sync import snapshot_of
 
 
-class PullRequest(Request, frozen=True, kw_only=True):
+class PullRequest(PublishedItemRequest, frozen=True, kw_only=True):
     """Which version to pull, and from where. Only the owner may accept versions without a trusted signature."""
 
     item_id: Annotated[NameText, Argument("name, namespace/name, name@range, name@version or sha256:digest.", "ITEM")]
-    item_type: ItemType | None = None
     remote: Annotated[
         Address | None,
         Option("The remote to pull it from: a name, a folder such as ./shelf, an address.", "--from", metavar="REMOTE"),
@@ -67,15 +64,6 @@ class PullRequest(Request, frozen=True, kw_only=True):
     trust_key: TrustKey = None
     allow_rollback: Annotated[bool, Option("Accept a version that is older than the one pulled before.")] = False
     dry_run: DryRun = False
-    project_path: LongText | None = None
-
-    def named_item(self) -> str:
-        """Return the item."""
-        return self.item_id
-
-    def named_kind(self) -> tuple[ItemType | None, Source | None]:
-        """Return the type of the item."""
-        return self.item_type, None
 
     def remote_of(self) -> str:
         """Return the remote that the version comes from."""
@@ -114,14 +102,13 @@ class PullResponse(Response, frozen=True, kw_only=True):
 
 
 def _view(response: PullResponse) -> Iterator[ViewItem]:
-    yield from warning_notices(response.warnings)
+    yield from warning_rows(response.warnings)
     yield Data(response.message)
     for depth, link in enumerate(response.chain or ()):
         branch = "   " * (depth - 1) + "└─ " if depth else ""
         yield Notice(f"  {branch}{link.identity}  {link.digest[:SHORT_DIGEST]}")
     yield Notice(f"  closure: {response.closure}")
-    if response.next:
-        yield Hint(response.next)
+    yield from next_hint(response.next)
 
 
 @verb(

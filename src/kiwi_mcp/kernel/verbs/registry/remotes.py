@@ -21,24 +21,24 @@ from kiwi_mcp.kernel.verb import (
     AnyJson,
     Argument,
     Data,
-    Hint,
+    DryRun,
     LongText,
     NameText,
     Notice,
     Option,
+    ProjectRequest,
     Request,
     Response,
     ViewItem,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.kernel.verbs.registry.versions import (
     AcceptUnsigned,
-    DryRun,
     Only,
     TrustKey,
     save_namespaces,
     store_path,
-    warning_notices,
 )
 from kiwi_mcp.policy.admission import Admission, PullConsent
 from kiwi_mcp.store.open import masked
@@ -50,12 +50,6 @@ _ASK = "Ask the owner to type `kiwi registry remote add NAME URL`."
 
 Remote = Annotated[LongText, Argument("A remote's name, a folder such as ./shelf, or an address.", "REMOTE")]
 Private = Annotated[bool, Option("Private items too.")]
-
-
-class RegistryShowRequest(Request, frozen=True, kw_only=True):
-    """No arguments."""
-
-    project_path: LongText | None = None
 
 
 class RemoteLine(Struct, frozen=True, kw_only=True):
@@ -84,7 +78,7 @@ def _show_view(response: RegistryShowResponse) -> Iterator[ViewItem]:
 
 
 @verb("show", group="registry", access=ANYONE, records=False, shows=_show_view)
-async def show(request: RegistryShowRequest, context: VerbContext) -> RegistryShowResponse:
+async def show(request: ProjectRequest, context: VerbContext) -> RegistryShowResponse:
     """Show which store is used, as which actor, and the known remotes."""
     context.services.catalogs.at(request.project_path)  # refuses a folder that is no project
     registry, settings = context.registry(), context.services.store.settings
@@ -100,7 +94,7 @@ async def show(request: RegistryShowRequest, context: VerbContext) -> RegistrySh
     )
 
 
-class RemoteAddRequest(Request, frozen=True, kw_only=True):
+class RemoteAddRequest(ProjectRequest, frozen=True, kw_only=True):
     """The name of a remote, where it is, and the variable with its token, as `${NAME}`."""
 
     remote: Annotated[LongText, Argument("Its new name.", "NAME")]
@@ -108,7 +102,6 @@ class RemoteAddRequest(Request, frozen=True, kw_only=True):
     token: Annotated[
         NameText | None, Option("The NAME of the variable that holds its token.", metavar="NAME", kind="variable")
     ] = None
-    project_path: LongText | None = None
 
 
 class RemoteAddResponse(Response, frozen=True, kw_only=True):
@@ -122,11 +115,6 @@ class RemoteAddResponse(Response, frozen=True, kw_only=True):
     next: str
 
 
-def _add_view(response: RemoteAddResponse) -> Iterator[ViewItem]:
-    yield Data(response.message)
-    yield Hint(response.next)
-
-
 @verb(
     "add",
     group="registry remote",
@@ -134,7 +122,6 @@ def _add_view(response: RemoteAddResponse) -> Iterator[ViewItem]:
     access=OWNER,
     hint=_ASK,
     aliases=("registry add",),
-    shows=_add_view,
 )
 async def add(request: RemoteAddRequest, context: VerbContext) -> RemoteAddResponse:
     """Give a remote a name."""
@@ -210,7 +197,7 @@ class SyncResponse(Response, frozen=True, kw_only=True):
 
 
 def _sync_view(response: SyncResponse) -> Iterator[ViewItem]:
-    yield from warning_notices(response.warnings)
+    yield from warning_rows(response.warnings)
     would = "would be " if response.status == "planned" else ""
     yield Data(f"{response.remote}: {would}{response.message}")
     for name in response.new:
@@ -219,14 +206,13 @@ def _sync_view(response: SyncResponse) -> Iterator[ViewItem]:
         yield Notice(f"warning: left out {reason}")
 
 
-class RemotePushRequest(Request, frozen=True, kw_only=True):
+class RemotePushRequest(ProjectRequest, frozen=True, kw_only=True):
     """To which remote, and what."""
 
     remote: Remote
     only: Only = None
     with_private: Private = False
     dry_run: DryRun = False
-    project_path: LongText | None = None
 
     def remote_of(self) -> str:
         """Return the remote."""
@@ -262,20 +248,11 @@ async def push(request: RemotePushRequest, context: VerbContext) -> SyncResponse
     return _response("push", "planned" if request.dry_run else "pushed", remote, done)
 
 
-class RemotePullRequest(Request, frozen=True, kw_only=True):
+class RemotePullRequest(RemotePushRequest, frozen=True, kw_only=True):
     """From which remote, and what. Accepting unsigned items and trusting a key are the owner's options."""
 
-    remote: Remote
-    only: Only = None
-    with_private: Private = False
     accept_unsigned: AcceptUnsigned = False
     trust_key: TrustKey = None
-    dry_run: DryRun = False
-    project_path: LongText | None = None
-
-    def remote_of(self) -> str:
-        """Return the remote."""
-        return self.remote
 
     def brings(self) -> str:
         """Return all versions of a namespace, or of every one."""

@@ -32,11 +32,11 @@ from kiwi_mcp.kernel.verb import (
     Argument,
     Data,
     Hint,
-    LongText,
+    Item,
     NameText,
     Notice,
     Option,
-    Request,
+    ProjectRequest,
     Response,
     TableRow,
     ViewItem,
@@ -64,19 +64,16 @@ _EXIT_DAMAGED = 5
 _FOLDERS: tuple[Where, ...] = ("project", "user")
 
 Address = Annotated[str, Meta(max_length=2_000)]
-Item = Annotated[NameText, Argument("A name, name@range, server/name, namespace/name, or full identity.", "ITEM")]
-DryRun = Annotated[bool, Option("Show what would happen, do nothing.")]
 Only = Annotated[NameText | None, Option("Only this namespace.", "--namespace", metavar="NAMESPACE")]
 AcceptUnsigned = Annotated[bool, Option("Accept items without a signature.")]
 TrustKey = Annotated[NameText | None, Option("Trust the publisher's key with this fingerprint.", metavar="FINGERPRINT")]
 
 
-class PublishedItemRequest(Request, frozen=True, kw_only=True):
+class PublishedItemRequest(ProjectRequest, frozen=True, kw_only=True):
     """The request of a verb about one published item."""
 
     item_id: Item
     item_type: ItemType | None = None
-    project_path: LongText | None = None
 
     def named_item(self) -> str:
         """Return the item."""
@@ -130,13 +127,12 @@ def _status(listed: VersionInfo, status: str) -> VersionStatus | UnsetType:
     return VersionStatus(note.at, note.reason) if note is not None else UNSET
 
 
-class RegistryListRequest(Request, frozen=True, kw_only=True):
+class RegistryListRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which items of the registry to list."""
 
     namespace: Only = None
     tool_type: Annotated[NameText | None, Option("Only this type of tool.", "--type", metavar="TYPE")] = None
     limit: Annotated[int, Meta(ge=1, le=10_000), Option("At most this many.")] = 100
-    project_path: LongText | None = None
 
 
 class PublishedItemLine(Struct, frozen=True, kw_only=True):
@@ -517,11 +513,10 @@ def _bounded(changes: list[dict[str, Json]]) -> list[dict[str, Json]]:
     return shown
 
 
-class RegistryVerifyRequest(Request, frozen=True, kw_only=True):
+class RegistryVerifyRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which item to check; everything if none is named."""
 
     item_id: Annotated[NameText | None, Argument("One item; the whole registry otherwise.", "ITEM")] = None
-    project_path: LongText | None = None
 
     def named_item(self) -> str:
         """Return the item."""
@@ -653,9 +648,3 @@ async def save_namespaces(context: VerbContext, *, is_planned: bool) -> AsyncIte
 def store_path(url: str) -> str:
     """Return a store's address as a sentence shows it: a file by its path."""
     return url.removeprefix("sqlite:///")
-
-
-def warning_notices(warnings: Sequence[str | Mapping[str, AnyJson]] | UnsetType) -> Iterator[ViewItem]:
-    """Yield the warnings of a response."""
-    for warning in warnings or ():
-        yield Notice(f"warning: {warning}" if isinstance(warning, str) else issue_text(warning))

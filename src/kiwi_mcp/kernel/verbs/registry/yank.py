@@ -14,9 +14,20 @@ from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import VersionInfo
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.verb import AUTHOR, Argument, Data, Hint, NameText, Notice, Option, Response, ViewItem, verb
-from kiwi_mcp.kernel.verbs.registry.versions import (
+from kiwi_mcp.kernel.verb import (
+    AUTHOR,
+    Argument,
+    Data,
     DryRun,
+    NameText,
+    Notice,
+    Option,
+    Response,
+    ViewItem,
+    next_hint,
+    verb,
+)
+from kiwi_mcp.kernel.verbs.registry.versions import (
     PublishedItemRequest,
     VersionLine,
     matching,
@@ -53,8 +64,7 @@ def _view(response: VersionStatusResponse) -> Iterator[ViewItem]:
         yield Notice(response.message)
         return
     yield Data(response.message)
-    if response.next:
-        yield Hint(response.next)
+    yield from next_hint(response.next)
     if response.latest:
         yield Notice(f"  latest: {response.latest}")
 
@@ -92,13 +102,10 @@ async def deprecate(request: DeprecateRequest, context: VerbContext) -> VersionS
     return await asyncio.to_thread(work)
 
 
-class YankRequest(PublishedItemRequest, frozen=True, kw_only=True):
+class YankRequest(DeprecateRequest, frozen=True, kw_only=True):
     """Which version to yank, and why."""
 
     item_id: Annotated[NameText, Argument("One exact version: name@1.2.3.", "ITEM")]
-    reason: Reason = ""
-    undo: Undo = False
-    dry_run: DryRun = False
 
 
 @verb(

@@ -1,0 +1,1 @@
+-- Nothing to add here: SQLite itself counts the commits of other connections (`PRAGMA data_version`).
