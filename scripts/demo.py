@@ -48,7 +48,7 @@ NEEDED = {
     "node": "Run `make setup`, which installs it, then `make demo`.",
     "perl": "Install perl with your system's package manager, such as `apt-get install perl`.",
 }
-LEXERS = {".py": "python", ".sh": "bash", ".mjs": "javascript", ".pl": "perl", ".yaml": "yaml"}
+LEXERS = {".md": "markdown", ".py": "python", ".sh": "bash", ".mjs": "javascript", ".pl": "perl", ".yaml": "yaml"}
 CITIES = ("Oslo", "Oulu", "Rome")
 
 
@@ -122,6 +122,49 @@ class Service(BaseHTTPRequestHandler):
         else:
             city = address.path.rpartition("/")[2]
             self.answer({"city": city, "days": int(asked.get("days", "1")), "sky": "clear"})
+
+    def do_POST(self) -> None:
+        """Answer as a model does: three calls, then a question, then the result."""
+        request = as_object(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        messages = [as_object(one) for one in as_list(request["messages"])]
+        names = [as_object(one) for message in messages for one in as_list(message.get("tool_calls"))]
+        script: Sequence[Mapping[str, JsonObject]] = (
+            {
+                "size": {"count": 3_145_728},
+                "count_words": {"text": "a kiwi is a bird"},
+                "median": {"numbers": [3, 1, 2]},
+            },
+            {"ask": {"question": "Who gets the report?"}},
+            {"return": {"report": "3.0 MiB, 5 words, median 2"}},
+        )
+        turn = script[{0: 0, 3: 1, 4: 2}[len(names)]]
+        calls = [
+            {
+                "index": place,
+                "id": f"call_{len(names) + place}",
+                "type": "function",
+                "function": {"name": name, "arguments": compact(arguments)}
+                if name in {"ask", "return"}
+                else {"name": "execute", "arguments": compact({"item_id": name, "parameters": arguments})},
+            }
+            for place, (name, arguments) in enumerate(turn.items())
+        ]
+        self.stream({"role": "assistant", "tool_calls": calls})
+
+    def stream(self, delta: JsonObject) -> None:
+        """Send a reply as server-sent events."""
+        pieces: tuple[JsonObject, ...] = (
+            {"choices": [{"index": 0, "delta": delta}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+            {"choices": [], "usage": {"prompt_tokens": 900, "completion_tokens": 60, "total_tokens": 960}},
+        )
+        body = "".join(f"data: {compact(piece)}\n\n" for piece in pieces)
+        data = f"{body}data: [DONE]\n\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def answer(self, value: Json) -> None:
         """Send one JSON value."""

@@ -122,7 +122,7 @@ async def stop_at_limit(work: ThreadWork, limit: str) -> Step:
 async def finish_turn(work: ThreadWork) -> Step:
     """End the turn of a model that called nothing."""
     if work.thread.kind == "conversation":
-        await work.append(NewEvent("asked", {"kind": "message"}), changes=ThreadChanges("waiting", "message"))
+        await work.append(NewEvent("asked", {"waits_for": "message"}), changes=ThreadChanges("waiting", "message"))
         return Wait("message")
     if work.start.return_schema is None:
         return await end(work, "completed", "stop", result=work.state.text)
@@ -162,7 +162,7 @@ async def make_calls(work: ThreadWork) -> Step:
     for reason in waits:
         if reason:
             changes = ThreadChanges(status="waiting", waits_for=reason)
-            await work.append(NewEvent("asked", {"kind": reason}), changes=changes)
+            await work.append(NewEvent("asked", {"waits_for": reason}), changes=changes)
             return Wait(reason)
     return await stop_at_limit(work, "tool_calls") if left < len(calls) else _CONTINUE
 
@@ -200,7 +200,7 @@ async def _wait(work: ThreadWork, call: ToolCallPart, answer: Answer) -> WaitRea
     error = answer.error
     if isinstance(error, ApprovalRequired):
         approval = as_text(error.details.get("approval_id"))
-        await work.append(NewEvent("asked", {"kind": "approval", "call_id": call.id, "approval_id": approval}))
+        await work.append(NewEvent("asked", {"waits_for": "approval", "call_id": call.id, "approval_id": approval}))
         return "approval"
     return "child" if as_text(answer.content.get("waits_for")) == "child" else "question"
 

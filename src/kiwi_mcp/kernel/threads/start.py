@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -65,7 +66,7 @@ class StartRequest(Struct, frozen=True):
 
     item: str
     inputs: JsonObject
-    limits: Mapping[str, float] = {}
+    limits: Mapping[str, Json] = {}
     model: str = ""
     is_conversation: bool = False
     parent: Thread | None = None
@@ -75,7 +76,7 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
     """Return a thread that has not started, and what its requests begin with; refuse what could not run."""
     catalog, parent = context.catalog, request.parent
     chain = catalog.resolve(request.item)
-    program = program_of(chain, request.inputs)
+    program = program_of(chain, typed_inputs(chain.tool.manifest.parameters, request.inputs))
     refuse_spawn(parent, chain)
     provider, model = provider_of(chain, request.model or program.model.id, catalog)
     choice = choose_model(provider, tier=program.model.tier, model=model)
@@ -222,13 +223,38 @@ def narrowed(limits: ThreadLimits, given: Mapping[str, Json]) -> ThreadLimits:
     """Return limits of which those that are given are the smaller of both; money is given in dollars."""
     changed: dict[str, float] = {}
     for name, value in given.items():
-        field = _LIMITS.get(name)
-        if field is None or not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        field, amount = _LIMITS.get(name), _number(value)
+        if field is None or amount is None:
             fix = f"{did_you_mean(name, _LIMITS)}Use one of {', '.join(_LIMITS)} with a number from 0."
             raise InvalidArguments("limits", [Issue(f"limits.{name}", "is not a limit", fix)])
-        amount = round(value * _MICROS) if field == "spend" else value
+        amount = round(amount * _MICROS) if field == "spend" else amount
         changed[field] = min(getattr(limits, field), amount if field == "seconds" else int(amount))
     return replace(limits, **changed)
+
+
+def _number(value: Json) -> float | None:
+    """Return an amount from 0, also one that was typed as text."""
+    try:
+        amount = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        return None
+    return amount if 0 <= amount < _MICROS**2 else None
+
+
+def typed_inputs(schema: JsonObject, inputs: JsonObject) -> JsonObject:
+    """Return inputs in which a text that was typed for a number, a flag, a list or an object is read as that."""
+    declared = as_object(schema.get("properties"))
+    return {name: _typed(as_object(declared.get(name)), value) for name, value in inputs.items()}
+
+
+def _typed(schema: JsonObject, value: Json) -> Json:
+    if not isinstance(value, str) or schema.get("type") in {None, "string"}:
+        return value
+    try:
+        found: Json = json.loads(value)
+    except ValueError:
+        return value
+    return found
 
 
 def rights_of(program: DirectiveProgram, parent: Thread | None) -> JsonObject:

@@ -209,7 +209,7 @@ class ThreadWork:
         schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
         question_kind: Literal["loop", "budget"] = "loop" if kind == "loop" else "budget"
         question = new_question(self.thread.id, key, question_kind, _REASONS[kind], schema)
-        body: JsonObject = {"kind": question.kind, "question_id": question.id, "message": question.message}
+        body: JsonObject = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
         waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "price" else "question")
         await self.append(NewEvent("asked", body), changes=waits, also=partial(store_question, question))
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, cast, get_args
 
@@ -12,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, PolicyDenied
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, NotFound, PolicyDenied
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadEvent, ThreadQuestion, ThreadStatus
@@ -49,6 +50,8 @@ from kiwi_mcp.store.threads import ThreadFilter
 STATUSES: tuple[str, ...] = get_args(ThreadStatus)
 _POLL = 0.3
 """How many seconds pass between two looks at a thread that another process runs."""
+_SHOWN = 400
+"""How many characters of an event are shown."""
 ThreadId = Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
 Inputs = Annotated[
     dict[str, AnyJson],
@@ -149,7 +152,7 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     question = await _first_start(thread, first, catalog, context)
     if question is not None:
         thread = replace(thread, status="waiting", waits_for="start")
-        body: JsonObject = {"kind": "start", "question_id": question.id, "message": question.message}
+        body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
         events.append(NewEvent("asked", body))
     made = await stores.do(partial(stores.threads.create, thread, events))
     if question is not None:
@@ -196,7 +199,7 @@ def event_text(event: ThreadEvent) -> str:
         case "result":
             return f"{as_text(as_object(body.get('part')).get('name'))}: {as_text(body.get('status'))}"
         case "asked":
-            return f"waits for {as_text(body.get('kind'))}"
+            return f"waits for {as_text(body.get('waits_for'))}"
         case "spawned":
             return f"started {as_text(body.get('item'))}"
         case "limit":
@@ -246,7 +249,7 @@ def _question(one: ThreadQuestion) -> JsonObject:
 
 
 def _event(event: ThreadEvent) -> JsonObject:
-    return {"seq": event.seq, "at": iso(event.at), "kind": event.kind, **event.body}
+    return {**event.body, "seq": event.seq, "at": iso(event.at), "kind": event.kind}
 
 
 def transcript_path(thread: Thread) -> str:
@@ -316,7 +319,7 @@ class ThreadIdRequest(Request, frozen=True, kw_only=True):
 def _show_view(response: ThreadResponse) -> Iterator[ViewItem]:
     for event in response.events or ():
         body = {name: value for name, value in event.items() if name not in {"seq", "at", "kind"}}
-        yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<12}  {compact(body)}")
+        yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<10}  {compact(body)[:_SHOWN]}")
     yield from _result_view(response)
 
 
@@ -360,12 +363,26 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
     """Answer a question of a thread; the thread continues in the background."""
     stores = _stores(context)
     by = context.services.store.actor.name
-    question = await stores.do(partial(stores.questions.get, request.question_id))
+    question = await stores.do(partial(_asked, stores, request.question_id))
     if issues := tuple(faults(question.schema, request.answer)):
         raise InvalidArguments("answer", issues)
     answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
     start_worker(context.services.user)
     return await _shown(answered.thread_id, context)
+
+
+def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
+    """Return a question by its id, or the one that a thread waits for."""
+    with suppress(NotFound):
+        return stores.questions.get(wanted)
+    thread = stores.threads.get(wanted)
+    found = stores.questions.open(_now(), thread_id=thread.id)
+    if len(found) != 1:
+        raise NotFound(
+            f"The thread {thread.id} has {len(found)} open questions.",
+            suggestion=f"Name one by its id: `kiwi thread show {thread.id}` lists them.",
+        )
+    return found[0]
 
 
 class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):

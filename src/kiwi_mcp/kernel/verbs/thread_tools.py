@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from msgspec import field, to_builtins
+from msgspec import UNSET, UnsetType, field, to_builtins
 
 from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
@@ -30,10 +30,10 @@ class ThreadToolRequest(Request, frozen=True, kw_only=True):
 class ThreadToolResponse(Response, frozen=True, kw_only=True):
     """What a thread tool returns."""
 
-    status: str = ""
-    answer: AnyJson = None
-    thread_id: str = ""
-    threads: list[AnyJson] = field(default_factory=list)
+    status: str
+    answer: AnyJson | UnsetType = UNSET
+    thread_id: str | UnsetType = UNSET
+    threads: list[AnyJson] | UnsetType = UNSET
 
 
 async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
@@ -69,7 +69,7 @@ async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadT
         choices = as_list(request.arguments.get("choices"))
         schema: JsonObject = {"type": "string", **({"enum": choices} if choices else {})}
         known = new_question(thread.id, key, "ask", as_text(request.arguments.get("question")), schema)
-        body: JsonObject = {"kind": "ask", "question_id": known.id, "message": known.message}
+        body: JsonObject = {"waits_for": "ask", "question_id": known.id, "message": known.message}
         also = partial(store_question, known)
         await stores.do(lambda: stores.threads.append(thread, [NewEvent("asked", body)], also=also))
     if known.status == "open":
@@ -82,10 +82,9 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
     """Start a directive as a child of the calling thread."""
     stores, parent = await _calling(context)
     given = request.arguments
-    limits = {
-        name: float(value) for name, value in as_object(given.get("limits")).items() if isinstance(value, int | float)
-    }
-    wanted = StartRequest(as_text(given.get("item")), as_object(given.get("inputs")), limits, parent=parent)
+    wanted = StartRequest(
+        as_text(given.get("item")), as_object(given.get("inputs")), as_object(given.get("limits")), parent=parent
+    )
     services = context.services
     catalog = services.catalogs.at(parent.project or None)
     child, start = new_thread(wanted, services.context(context.caller, catalog))
