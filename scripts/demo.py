@@ -138,7 +138,7 @@ class Service(BaseHTTPRequestHandler):
             {"return": {"report": "3.0 MiB, 5 words, median 2"}},
         )
         turn = script[{0: 0, 3: 1, 4: 2}[len(names)]]
-        calls = [
+        calls: list[Json] = [
             {
                 "index": place,
                 "id": f"call_{len(names) + place}",

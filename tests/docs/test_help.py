@@ -34,7 +34,7 @@ RESULTS: Mapping[str, list[Json]] = {
                 {
                     "name": "read",
                     "description": "Read the difference",
-                    "action": "Run git diff main...{branch} and read all of it.",
+                    "action": "Run git diff main...{input:branch} and read all of it.",
                 },
                 {
                     "name": "judge",
@@ -42,6 +42,26 @@ RESULTS: Mapping[str, list[Json]] = {
                     "action": "List faults, the worst first, each with its line.",
                 },
             ],
+            "text": """\
+# review_change
+
+Review a change before it is merged
+
+## Inputs
+
+- branch: feature/x (The branch to review)
+
+## Steps
+
+1. read: Read the difference
+   Run git diff main...feature/x and read all of it.
+2. judge: List what to fix
+   List faults, the worst first, each with its line.
+""",
+            "instructions": "Follow `text` step by step with your own tools, within `permissions` and `limits`, and "
+            "answer with `outputs`.",
+            "model": {"tier": "balanced"},
+            "git_checkpoint": "explicit",
             "provided_inputs": {"branch": "feature/x"},
             "integrity": "unsigned",
             "input_schema": {

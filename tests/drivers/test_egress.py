@@ -18,7 +18,7 @@ from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.sandboxed import Sandbox, open_sandbox
 from kiwi_mcp.primitives.egress_proxy import TASK
-from kiwi_mcp.sandbox.backend import Unconfined
+from kiwi_mcp.sandbox.backend import NoSandbox
 
 FETCHES = """
 import sys, urllib.request
@@ -95,7 +95,7 @@ async def test_a_cancelled_caller_leaves_no_proxy_behind(space: Space) -> None:
 async def test_hosts_are_refused_if_the_backend_has_no_proxy(space: Space, tmp_path: Path) -> None:
     async def work() -> None:
         held = await hold(space, "a.test")
-        closed = replace(held, standing=replace(held.standing, backend=Unconfined()))
+        closed = replace(held, standing=replace(held.standing, backend=NoSandbox()))
         await closed.run(spec("/bin/touch", str(tmp_path / "ran")), secrets={}, report=silent)
 
     with pytest.raises(IsolationUnavailable, match=r"needs a\.test, and none gives a process no way to single hosts"):

@@ -57,7 +57,7 @@ THREAD: JsonObject = {
     "executor": "llm_runtime",
     "version": "1.0.0",
     "description": "Research apart",
-    "config": {"directive": "research"},
+    "config": {"directive": "chat"},
 }
 COMPOSITE: JsonObject = {
     "tool_type": "composite",

@@ -166,7 +166,7 @@ def test_outputs_of_concurrent_calls_are_all_stored(ask: Ask, project: Path) -> 
     ("name", "words", "driver"),
     [
         ("shell", {"tool_type": "runtime", "executor": "subprocess", "config": {"command": "sh"}}, ""),
-        ("apart", {"tool_type": "thread", "executor": "llm_runtime", "config": {"directive": "x"}}, "thread"),
+        ("apart", {"tool_type": "thread", "executor": "llm_runtime", "config": {"directive": "chat"}}, "thread"),
         ("steps", {"tool_type": "composite", "config": {"steps": [{"tool": "x"}]}}, "composite"),
     ],
 )  # fmt: skip

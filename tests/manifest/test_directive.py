@@ -144,6 +144,7 @@ def test_the_printed_checkpoint_directive_is_read() -> None:
     assert steps[0]["action"] == 'Run: git status --porcelain\nIf empty: Return early with "no_changes"'
 
 
+@pytest.mark.req("K-DI-01")
 def test_an_opaque_part_may_hold_another_directive() -> None:
     steps = as_list(config("<process><step><action>x</action><raw><directive></raw></step></process>")["process"])
     assert as_object(steps[0])["raw"] == "<directive>"
@@ -198,6 +199,7 @@ def test_every_content_issue_is_listed_with_its_line() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.req("K-DI-01")
 @pytest.mark.parametrize(
     ("inner", "line", "column", "hint"),
     [

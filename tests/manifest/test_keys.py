@@ -13,18 +13,18 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.items import Manifest, Signature
 from kiwi_mcp.manifest.signatures import (
     Rotation,
-    completed,
     fingerprint,
-    is_apart,
+    has_sidecar,
     is_key,
-    is_meant,
     is_signed,
     line,
+    matches_key,
     read_detached,
     read_rotations,
     sign,
     split,
     statement_for,
+    with_sidecar,
 )
 
 AT, DIGEST = "2026-11-16T10:00:00Z", "ab" * 32
@@ -99,9 +99,9 @@ def test_a_fingerprint_matches_in_any_common_spelling() -> None:
     assert len(short.replace("-", "")) == 32
     assert fingerprint(BOB.public) != short
     for typed in (short, short.upper(), short.replace("-", ""), short.replace("-", " "), ANN.public):
-        assert is_meant(ANN.public, typed)
-    assert not is_meant(ANN.public, short[:-1])
-    assert not is_meant(ANN.public, "")
+        assert matches_key(ANN.public, typed)
+    assert not matches_key(ANN.public, short[:-1])
+    assert not matches_key(ANN.public, "")
     assert is_key(ANN.public)
     assert not is_key(short)
 
@@ -148,11 +148,11 @@ def test_the_signer_is_in_a_sidecar_file_in_languages_with_closed_comments(suffi
     short = split(signed, suffix)[0]
     beside = line(AT, DIGEST, KEYED.key, KEYED.proof)
 
-    assert is_apart(suffix)
+    assert has_sidecar(suffix)
     assert short == Signature(AT, DIGEST)
-    assert completed(short, read_detached(f"{beside}\n")) == KEYED
-    assert completed(short, read_detached(beside.replace("10:00:00", "10:00:01"))) == short
-    assert completed(None, read_detached(beside)) is None
+    assert with_sidecar(short, read_detached(f"{beside}\n")) == KEYED
+    assert with_sidecar(short, read_detached(beside.replace("10:00:00", "10:00:01"))) == short
+    assert with_sidecar(None, read_detached(beside)) is None
     inline = signed.replace(f"{DIGEST} ", f"{DIGEST}:ed25519:{KEYED.key}:{KEYED.proof} ")
     assert split(inline, suffix) == (None, inline)  # one way to write it
 

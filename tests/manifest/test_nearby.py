@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kiwi_mcp.primitives.http.addresses import nearby_host
+from kiwi_mcp.primitives.http.addresses import local_network_host
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from kiwi_mcp.primitives.http.addresses import nearby_host
     ],
 )
 def test_a_host_of_the_local_network_is_returned_with_its_port(url: str, host: str) -> None:
-    assert nearby_host(url) == host
+    assert local_network_host(url) == host
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_a_host_of_the_local_network_is_returned_with_its_port(url: str, host: s
     ],
 )
 def test_a_host_that_is_public_or_undecidable_is_not_local(url: str) -> None:
-    assert nearby_host(url) == ""
+    assert local_network_host(url) == ""

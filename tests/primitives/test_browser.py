@@ -11,7 +11,7 @@ import pytest
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.primitives import browser
-from kiwi_mcp.primitives.browser import Returning, Words
+from kiwi_mcp.primitives.browser import LoginCallback, Words
 
 
 def is_ours(words: Words) -> bool:
@@ -33,9 +33,9 @@ def get(port: int, target: str, host: str = "", method: str = "GET") -> bytes:
     return f"{method} {target} HTTP/1.1\r\nHost: {host or f'127.0.0.1:{port}'}\r\n\r\n".encode()
 
 
-def visited(visits: Callable[[Returning, int], Awaitable[None]]) -> Words:
+def visited(visits: Callable[[LoginCallback, int], Awaitable[None]]) -> Words:
     async def scenario() -> Words:
-        async with browser.returning(is_ours) as back:
+        async with browser.login_callback(is_ours) as back:
             port = urlsplit(back.address).port
             assert port
             await visits(back, port)
@@ -46,7 +46,7 @@ def visited(visits: Callable[[Returning, int], Awaitable[None]]) -> Words:
 
 @pytest.mark.usefixtures("loopback")
 def test_the_expected_callback_is_read_and_the_browser_gets_a_page() -> None:
-    async def visits(back: Returning, port: int) -> None:
+    async def visits(back: LoginCallback, port: int) -> None:
         page = await sent(port, get(port, "/callback?state=s&code=a%20b"))
         assert page.startswith(b"HTTP/1.1 200")
         assert b"You can close this window" in page
@@ -69,7 +69,7 @@ def test_the_expected_callback_is_read_and_the_browser_gets_a_page() -> None:
     ],
 )
 def test_unexpected_callbacks_are_refused_and_the_right_one_still_arrives(target: str, host: str, method: str) -> None:
-    async def visits(back: Returning, port: int) -> None:
+    async def visits(back: LoginCallback, port: int) -> None:
         assert (await sent(port, get(port, target, host, method))).startswith(b"HTTP/1.1 400")
         await sent(port, get(port, "/callback?state=s&code=good"))
 
@@ -78,7 +78,7 @@ def test_unexpected_callbacks_are_refused_and_the_right_one_still_arrives(target
 
 @pytest.mark.usefixtures("loopback")
 def test_noise_on_the_callback_port_is_ignored() -> None:
-    async def visits(back: Returning, port: int) -> None:
+    async def visits(back: LoginCallback, port: int) -> None:
         await sent(port, b"\xff\x00\r\n\r\n")
         await sent(port, b"GET /" + b"x" * 100_000)
         await sent(port, get(port, "/callback?state=s&code=good"))
@@ -90,7 +90,7 @@ def test_noise_on_the_callback_port_is_ignored() -> None:
 @pytest.mark.usefixtures("loopback")
 async def test_waiting_for_the_callback_is_limited() -> None:
     async def scenario() -> None:
-        async with browser.returning(is_ours) as back:
+        async with browser.login_callback(is_ours) as back:
             await back.words(0.05)
 
     with pytest.raises(Unavailable, match=r"0\.05 seconds"):
@@ -100,7 +100,7 @@ async def test_waiting_for_the_callback_is_limited() -> None:
 @pytest.mark.usefixtures("loopback")
 async def test_the_callback_server_listens_on_loopback_and_prefers_the_wanted_port() -> None:
     async def address(port: int) -> str:
-        async with browser.returning(is_ours, port=port) as back:
+        async with browser.login_callback(is_ours, port=port) as back:
             return back.address
 
     with socket.socket() as taken:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiwi_mcp.primitives.secrets.redaction import Redactor, exempt, redact
+from kiwi_mcp.primitives.secrets.redaction import Redactor, redact, unredactable
 
 VALUE = 'p/ß"w+d=\\9&x y~z'
 
@@ -45,7 +45,7 @@ def test_a_secret_is_redacted_in_all_its_encodings(encoded: str) -> None:
 def test_short_and_common_values_and_public_names_are_not_redacted_and_are_listed() -> None:
     secrets = {"SHORT": "abc", "FLAG": "True", "HOME": "/home/someone", "PORT": "5432", "KEY": "abcd", "EMPTY": ""}
     assert redact("abc True /home/someone 5432 abcd", secrets) == "abc True /home/someone 5432 [redacted:KEY]"
-    assert exempt(secrets) == ("SHORT", "FLAG", "HOME", "PORT")
+    assert unredactable(secrets) == ("SHORT", "FLAG", "HOME", "PORT")
 
 
 def test_the_longer_of_two_secrets_is_redacted_first() -> None:

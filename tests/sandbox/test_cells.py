@@ -19,7 +19,7 @@ from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.cgroup import find_groups
 from kiwi_mcp.sandbox.process_setup import open_grants
-from kiwi_mcp.sandbox.root_launcher import RootLauncher, laid_out, staged_path
+from kiwi_mcp.sandbox.root_launcher import RootLauncher, open_root_launcher, staged_path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has cells")
 
@@ -29,7 +29,7 @@ def cell_with(*readable: Path) -> Iterator[RootLauncher]:
     """A cell in which some paths lie."""
     with ExitStack() as keep:
         grants = open_grants(SandboxProfile("sandboxed", tuple(map(str, readable))), (), keep)
-        yield keep.enter_context(laid_out(grants, None, find_groups()))
+        yield keep.enter_context(open_root_launcher(grants, None, find_groups()))
 
 
 def said(cell: RootLauncher, script: str) -> str:

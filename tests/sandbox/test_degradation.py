@@ -193,7 +193,7 @@ class Scripted:
 
     @contextmanager
     def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> Iterator[Launch]:
-        yield Launch(spec, held_back=lambda: self._count)
+        yield Launch(spec, throttle_count=lambda: self._count)
 
     async def run(self, confined: Launch) -> Printed:
         self._count += self._throttled

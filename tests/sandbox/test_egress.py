@@ -22,7 +22,7 @@ from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import StartGate
-from kiwi_mcp.primitives.egress_proxy import TASK, egress
+from kiwi_mcp.primitives.egress_proxy import TASK, serve_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules, Lookup
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process import namespaces
@@ -145,7 +145,7 @@ async def held(
     rules = HostRules(profile.hosts, profile.denied_hosts, profile.private_hosts)
     with choose(profile.level, standings).backend.wrap(spec, profile) as confined:
         assert confined.handover.gate is not None
-        async with egress(rules, confined.handover.gate, ledger, through=Lookup(named)):
+        async with serve_proxy(rules, confined.handover.gate, ledger, through=Lookup(named)):
             ended = await run_confined(confined)
             confined.check(ended)
             return ended

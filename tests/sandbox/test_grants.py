@@ -17,7 +17,7 @@ from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.kernel.paths import outputs_home, project_around
 from kiwi_mcp.primitives.secrets import variables
 from kiwi_mcp.sandbox.levels import base_profile
-from kiwi_mcp.sandbox.process_setup import OpenedGrant, open_grants, shielded
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, open_grants, protected_grants
 
 
 def opened(
@@ -97,10 +97,10 @@ def test_a_placeholder_is_removed_with_its_last_user(tmp_path: Path) -> None:
     folder.mkdir()
     with ExitStack() as first:
         (grant,) = opened(first, writable=(folder,))
-        kept = {Path(one.path).name for one in shielded([grant], profile, first)}
+        kept = {Path(one.path).name for one in protected_grants([grant], profile, first)}
         assert kept == {*profile.protected} == {path.name for path in folder.iterdir()}
         with ExitStack() as second:
-            [*shielded([grant], profile, second)]
+            [*protected_grants([grant], profile, second)]
         assert {path.name for path in folder.iterdir()} == kept
         assert {path.name for path in folder.iterdir() if path.is_dir()} == {".git"}
         assert not any(path.is_file() for path in folder.iterdir())
@@ -117,7 +117,7 @@ def test_placeholders_of_a_killed_kiwi_are_removed_by_the_next_run(tmp_path: Pat
     left.mkdir() if is_folder else left.touch(0o444)
     os.utime(left, (0, 0))
     with ExitStack() as keep:
-        [*shielded(opened(keep, writable=(left.parent,)), base_profile(), keep)]
+        [*protected_grants(opened(keep, writable=(left.parent,)), base_profile(), keep)]
     assert [*left.parent.iterdir()] == []
 
 
@@ -125,7 +125,7 @@ def test_a_placeholder_that_the_owner_filled_meanwhile_stays(tmp_path: Path) -> 
     folder = tmp_path / "workspace"
     folder.mkdir()
     with ExitStack() as keep:
-        [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
+        [*protected_grants(opened(keep, writable=(folder,)), base_profile(), keep)]
         (folder / ".vscode").unlink()
         (folder / ".vscode").mkdir()
         (folder / "CLAUDE.md").unlink()
@@ -140,7 +140,7 @@ def test_an_empty_folder_of_the_owner_stays(tmp_path: Path) -> None:
     (folder / ".envrc").write_text("mine")
     with ExitStack() as keep:
         (grant,) = opened(keep, writable=(folder,))
-        names = {Path(one.path).name for one in shielded([grant], base_profile(), keep)}
+        names = {Path(one.path).name for one in protected_grants([grant], base_profile(), keep)}
     assert {".git", ".envrc"} <= names
     assert {path.name for path in folder.iterdir()} == {".git", ".envrc"}
 
@@ -150,7 +150,7 @@ def test_a_protected_name_that_is_a_link_makes_its_folder_read_only(tmp_path: Pa
     (folder / "elsewhere").mkdir(parents=True)
     (folder / ".git").symlink_to("elsewhere")
     with ExitStack() as keep, pytest.raises(Unavailable, match="a link cannot be protected"):
-        [*shielded(opened(keep, writable=(folder,)), base_profile(), keep)]
+        [*protected_grants(opened(keep, writable=(folder,)), base_profile(), keep)]
 
 
 def test_a_path_locked_by_another_process_is_refused_without_waiting(tmp_path: Path) -> None:
@@ -162,4 +162,4 @@ def test_a_path_locked_by_another_process_is_refused_without_waiting(tmp_path: P
         second.callback(os.close, lock)
         flock(lock, LOCK_EX)
         with pytest.raises(Unavailable, match="another process has locked it"):
-            [*shielded(grants, base_profile(), second)]
+            [*protected_grants(grants, base_profile(), second)]

@@ -12,7 +12,7 @@ import pytest
 from tests.sandbox.conftest import Warden
 
 from kiwi_mcp.domain.errors import KiwiError
-from kiwi_mcp.sandbox.command_files import Around, Program, find_launcher, program_at
+from kiwi_mcp.sandbox.command_files import ProgramFiles, ProgramFolders, find_launcher, program_at
 
 
 def test_a_launcher_comes_from_the_system() -> None:
@@ -29,7 +29,7 @@ def test_a_launcher_in_a_writable_folder_is_not_used(tmp_path: Path) -> None:
 def test_an_interpreter_exposes_its_installation_and_nothing_around_it(environment: Path) -> None:
     python = environment / "bin" / "python"
     base = Path(os.path.realpath(sys.executable)).parent.parent
-    assert program_at(str(python), nowhere) == Program(str(python), (str(environment), str(base)))
+    assert program_at(str(python), nowhere) == ProgramFiles(str(python), (str(environment), str(base)))
 
 
 @pytest.mark.usefixtures("processes")
@@ -48,7 +48,7 @@ def test_a_program_in_a_home_does_not_expose_the_home(tmp_path: Path) -> None:
     (tmp_path / "bin" / "mine").chmod(0o755)
     (tmp_path / "bin" / "alias").symlink_to("mine")
     program = program_at(str(tmp_path / "bin" / "alias"), lambda path: path.startswith("/usr"))
-    assert program == Program(str(tmp_path / "bin" / "mine"), (str(tmp_path / "bin" / "mine"),))
+    assert program == ProgramFiles(str(tmp_path / "bin" / "mine"), (str(tmp_path / "bin" / "mine"),))
 
 
 @pytest.mark.case("FS-01")
@@ -57,7 +57,7 @@ def test_a_rust_compiler_exposes_its_installed_libraries(tmp_path: Path) -> None
     for folder in (compiler.parent, tmp_path / "toolchain" / "lib" / "rustlib"):
         folder.mkdir(parents=True)
     shutil.copy("/bin/true", compiler)
-    assert program_at(str(compiler), lambda _: False) == Program(str(compiler), (str(tmp_path / "toolchain"),))
+    assert program_at(str(compiler), lambda _: False) == ProgramFiles(str(compiler), (str(tmp_path / "toolchain"),))
 
 
 def test_a_project_that_looks_like_an_installation_is_not_exposed(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_project_that_looks_like_an_installation_is_not_exposed(tmp_path: Path
     run = tmp_path / "bin" / "run"
     run.write_text("#!/bin/sh\n")
     run.chmod(0o755)
-    closed = Around(closed=(str(tmp_path),))
+    closed = ProgramFolders(closed=(str(tmp_path),))
     assert str(tmp_path) not in program_at(str(run), nowhere, closed).roots
     assert str(run) in program_at(str(run), nowhere, closed).roots
-    made = Around(closed=(str(tmp_path),), trusted=(str(tmp_path),))
+    made = ProgramFolders(closed=(str(tmp_path),), trusted=(str(tmp_path),))
     assert str(tmp_path) in program_at(str(run), nowhere, made).roots
 
 
@@ -78,8 +78,10 @@ def test_an_environment_of_the_project_is_used_if_granted(environment: Path) -> 
     python, closed = environment / "bin" / "python", (str(environment.parent),)
     base = str(Path(os.path.realpath(sys.executable)).parent.parent)
 
-    assert program_at(str(python), nowhere, Around(closed, given=(str(environment),))) == Program(str(python), (base,))
-    assert str(environment) not in program_at(str(python), nowhere, Around(closed)).roots
+    assert program_at(str(python), nowhere, ProgramFolders(closed, given=(str(environment),))) == ProgramFiles(
+        str(python), (base,)
+    )
+    assert str(environment) not in program_at(str(python), nowhere, ProgramFolders(closed)).roots
 
 
 @pytest.mark.case("FS-01")

@@ -15,7 +15,7 @@ from kiwi_mcp.domain.isolation import SandboxProfile
 from kiwi_mcp.sandbox import quarantine
 from kiwi_mcp.sandbox.levels import base_profile, folded
 from kiwi_mcp.sandbox.placeholder import is_placeholder
-from kiwi_mcp.sandbox.process_setup import open_grants, shielded
+from kiwi_mcp.sandbox.process_setup import open_grants, protected_grants
 from kiwi_mcp.sandbox.quarantine import Findings, NameWatch
 
 
@@ -163,7 +163,7 @@ def test_a_server_that_ends_during_a_call_does_not_prevent_quarantine(work: Path
 def test_placeholders_of_other_processes_are_not_moved(work: Path, watch: NameWatch) -> None:
     with ExitStack() as keep:
         grants = open_grants(SandboxProfile("sandboxed", writable=(str(work / "sub"),)), (), keep)
-        [*shielded(grants, base_profile(), keep)]
+        [*protected_grants(grants, base_profile(), keep)]
         assert is_placeholder(str(work / "sub" / ".git"))
         watch.end()
         assert watch.take_news() == Findings()
@@ -219,7 +219,11 @@ def test_an_empty_file_of_the_owner_is_not_a_placeholder(work: Path) -> None:
     (work / ".env").touch(0o644)
     os.utime(work / ".env", (0, 0))
     with ExitStack() as keep:
-        [*shielded(open_grants(SandboxProfile("sandboxed", writable=(str(work),)), (), keep), base_profile(), keep)]
+        [
+            *protected_grants(
+                open_grants(SandboxProfile("sandboxed", writable=(str(work),)), (), keep), base_profile(), keep
+            )
+        ]
     assert [path.name for path in work.iterdir() if path.is_file()] == [".env"]
 
 
@@ -242,7 +246,7 @@ def test_a_project_in_a_writable_folder_is_protected_like_the_top(tmp_path: Path
     (project / "CLAUDE.md").write_text("mine")
     with ExitStack() as keep:
         grants = open_grants(SandboxProfile("sandboxed", writable=(str(tmp_path / "code"),)), (), keep)
-        shields = {one.path: one for one in shielded(grants, base_profile(), keep, (str(project),))}
+        shields = {one.path: one for one in protected_grants(grants, base_profile(), keep, (str(project),))}
     assert {f"{project}/.env", f"{project}/CLAUDE.md", f"{tmp_path}/code/.env"} <= {*shields}
     assert not any(one.is_writable for one in shields.values())
     assert [path.name for path in project.iterdir()] == ["CLAUDE.md"]

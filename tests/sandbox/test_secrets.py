@@ -11,7 +11,7 @@ import pytest
 from tests.sandbox.conftest import Cell, Warden
 
 from kiwi_mcp.domain.errors import InvalidRequest
-from kiwi_mcp.sandbox.process_setup import divided
+from kiwi_mcp.sandbox.process_setup import split_environment
 
 SECRET = f"secret-{token_hex(16)}"
 
@@ -60,14 +60,14 @@ def test_a_preload_library_is_not_loaded_by_the_launcher(keeper: Warden) -> None
 
 
 def test_loader_variables_are_set_inside_and_not_passed_to_the_launcher() -> None:
-    passed, inside = divided({"A": "1", "LD_PRELOAD": "x", "BASH_FUNC_ls%%": "() { :; }", "GCONV_PATH": "y"})
+    passed, inside = split_environment({"A": "1", "LD_PRELOAD": "x", "BASH_FUNC_ls%%": "() { :; }", "GCONV_PATH": "y"})
     assert passed == {"A": "1", "HOME": "/tmp/home", "TMPDIR": "/tmp"}
     assert inside == {"LD_PRELOAD": "x", "BASH_FUNC_ls%%": "() { :; }", "GCONV_PATH": "y"}
 
 
 def test_a_secret_under_a_loader_name_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="LD_LIBRARY_PATH"):
-        divided({"LD_LIBRARY_PATH": "/x:${TOKEN}"})
+        split_environment({"LD_LIBRARY_PATH": "/x:${TOKEN}"})
 
 
 def test_home_and_the_temporary_folder_are_private(keeper: Warden) -> None:

@@ -21,7 +21,7 @@ from kiwi_mcp.domain.items import ToolFile
 from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, StatusNote, VersionName
 from kiwi_mcp.manifest.signatures import statement_of
-from kiwi_mcp.store.registry.release_check import MAX_BYTES, MAX_FILES, CheckedRelease, order, unsound
+from kiwi_mcp.store.registry.release_check import MAX_BYTES, MAX_FILES, CheckedRelease, order, release_issues
 from kiwi_mcp.store.remote.artifact import Artifact, decode, encode
 from kiwi_mcp.store.remote.layout import MAX_INDEX, Layout, LayoutEntry, read_entries, read_release
 
@@ -552,7 +552,7 @@ def test_any_manifest_is_valid_or_refused(data: st.DataObject, new: Json) -> Non
         release = decode(json.dumps(spoilt).encode(), lambda digest, _: GOOD.blobs[digest])
     except ArtifactRefused:
         return
-    assert list(unsound(release)) == []
+    assert list(release_issues(release)) == []
 
 
 @given(data=st.data(), new=json_values)
@@ -567,4 +567,4 @@ def test_any_index_gives_sound_versions_or_is_refused(data: st.DataObject, new: 
         ]
     except ArtifactRefused:
         return
-    assert [list(unsound(release)) for release in releases] == [[] for _ in releases]
+    assert [list(release_issues(release)) for release in releases] == [[] for _ in releases]

@@ -22,6 +22,8 @@ MANIFESTS = sorted(path.name for path in SEEDS.glob("*.yaml") if path.name != "0
 REQUESTS = sorted(path.name for path in SEEDS.glob("*.json"))
 SERVERS = ("000_12_supabase_mcp.yaml", "000_13_github_mcp.yaml")
 BESIDE = {"main.py": "def main(**parameters):\n    return parameters\n", "README.md": "# Text\n\nRead me.\n"}
+TOPIC = "000_01_research_topic.yaml"
+"""The directive that the threads of the seeds name."""
 JSON_TYPE = {"content-type": "application/json"}
 
 
@@ -65,6 +67,8 @@ def test_every_seed_manifest_is_accepted_unchanged(name: str, project: Path, ask
         path = project / ".ai" / "tools" / "lib" / f"{shared}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("", encoding="utf-8")
+    if name != TOPIC:
+        place(project, TOPIC, {"directive.md": "Research {input:topic}.\n"})
     folder = place(project, name, BESIDE)
 
     answer = ask("execute", action="validate", parameters={"path": str(folder)})

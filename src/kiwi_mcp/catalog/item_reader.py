@@ -40,13 +40,13 @@ from kiwi_mcp.manifest.python_source import DECLARED_IN, inferred_parameters
 from kiwi_mcp.manifest.signatures import (
     DETACHED,
     MAX_SIDECAR,
-    completed,
     digest_of,
     fingerprint,
-    is_apart,
+    has_sidecar,
     read_detached,
     sidecar,
     split,
+    with_sidecar,
 )
 from kiwi_mcp.manifest.source_file import read_manifest
 from kiwi_mcp.manifest.trust import NO_TRUST, Trusted, has_passed, owner_trust, vouch
@@ -235,8 +235,8 @@ def open_tool(
     signature, body = split(head.text, path.suffix)
     if path.suffix.lower() in DETACHED:
         signature = _detached(path, tree)
-    elif signature and is_apart(path.suffix):
-        signature = completed(signature, _detached(path, tree))
+    elif signature and has_sidecar(path.suffix):
+        signature = with_sidecar(signature, _detached(path, tree))
     manifest = replace(head.manifest, issues=(*head.manifest.issues, *tree.issues))
     if origin.is_folder:
         manifest = with_parameters(manifest, lambda name: read_file(origin.root / name, limit=ITEM_LIMIT).data)

@@ -26,7 +26,7 @@ from kiwi_mcp.domain.mcp import MAX_DIFF, Definition, OfferKind, ServerKey, Serv
 from kiwi_mcp.manifest.files import MISSING, FileStamp, are_fresh, read_file, stamp_of, write_whole
 from kiwi_mcp.manifest.signatures import sha256_hex
 from kiwi_mcp.manifest.type_specs import TypeSpecs
-from kiwi_mcp.primitives.http.addresses import nearby_host
+from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.store.database import within
 from kiwi_mcp.store.mcp_definitions import DefinitionSummary, McpDefinitions
 
@@ -229,7 +229,7 @@ class McpSource(ItemSource):
 
     def meant_host(self, server: Tool) -> str:
         """Return the `host:port` nearby that the owner meant by adding or accepting a server as it is, if any."""
-        return nearby_host(as_text(server.manifest.config.get("url"))) if self.is_meant(server) else ""
+        return local_network_host(as_text(server.manifest.config.get("url"))) if self.is_meant(server) else ""
 
     def is_meant(self, server: Tool) -> bool:
         """Whether the owner added or accepted a server as it is."""

@@ -28,19 +28,25 @@ from kiwi_mcp.domain.registry import (
 )
 from kiwi_mcp.manifest.signatures import (
     DETACHED,
-    completed,
-    is_apart,
+    has_sidecar,
     read_detached,
     read_rotations,
     sidecar,
     split,
     statement_of,
+    with_sidecar,
 )
 from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, vouch
 from kiwi_mcp.manifest.type_specs import TypeSpecs, load_type_specs
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.registry.release_check import CheckedRelease
 
+_REQUIRED = ("tool_id", "tool_type", "version")
+_OPTIONAL = (
+    "executor", "name", "description", "category", "tags", "config", "parameters", "outputs", "requires",
+    "mutates_state", "effect", "validation", "env_config", "extra",
+)  # fmt: skip
+"""The fields of a published manifest; optional ones are left out if they are empty."""
 _DATA = {".yaml", ".yml", ".json", ".toml"}
 
 
@@ -113,9 +119,9 @@ def trust_of_release(release: Release, trusted: Trusted, sheets: TypeSpecs | Non
     place = Path(release.place)
     beside = data.get(release.sidecar_path, b"").decode(errors="replace")
     signature = split(data[release.manifest_path].decode(), place.suffix)[0]
-    if is_apart(place.suffix):
+    if has_sidecar(place.suffix):
         is_json = place.suffix.lower() in DETACHED
-        signature = read_detached(beside) if is_json else completed(signature, read_detached(beside))
+        signature = read_detached(beside) if is_json else with_sidecar(signature, read_detached(beside))
     integrity = integrity_of(signature, digest, data[release.manifest_path].decode(), manifest, path=place)
     trust = vouch(manifest, digest, signature, integrity, namespace=release.name.namespace, trusted=trusted)
     return ReleaseTrust(trust, signature, read_rotations(beside))
@@ -123,28 +129,12 @@ def trust_of_release(release: Release, trusted: Trusted, sheets: TypeSpecs | Non
 
 def summary(manifest: Manifest) -> JsonObject:
     """Return a manifest in its canonical form, without empty fields."""
-    required: JsonObject = {
-        "tool_id": manifest.tool_id,
-        "tool_type": manifest.tool_type,
-        "version": manifest.version,
+    found = {word: getattr(manifest, word) for word in (*_REQUIRED, *_OPTIONAL)}
+    return {
+        word: list(value) if isinstance(value, tuple) else value
+        for word, value in found.items()
+        if value or word in _REQUIRED
     }
-    others: JsonObject = {
-        "executor": manifest.executor,
-        "name": manifest.name,
-        "description": manifest.description,
-        "category": manifest.category,
-        "tags": list(manifest.tags),
-        "config": manifest.config,
-        "parameters": manifest.parameters,
-        "outputs": manifest.outputs,
-        "requires": list(manifest.requires),
-        "mutates_state": manifest.mutates_state,
-        "effect": manifest.effect,
-        "validation": manifest.validation,
-        "env_config": manifest.env_config,
-        "extra": manifest.extra,
-    }
-    return {**required, **{name: value for name, value in others.items() if value}}
 
 
 def _read(release: Release, data: Mapping[str, bytes], sheets: TypeSpecs | None) -> Manifest:

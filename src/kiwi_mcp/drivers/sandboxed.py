@@ -32,7 +32,7 @@ from kiwi_mcp.primitives.process import run as subprocess
 from kiwi_mcp.primitives.process import stdio_process
 from kiwi_mcp.primitives.process.namespaces import owner_map
 from kiwi_mcp.primitives.process.spawn import completed
-from kiwi_mcp.sandbox.backend import Launch, Unconfined
+from kiwi_mcp.sandbox.backend import Launch, NoSandbox
 from kiwi_mcp.sandbox.bubblewrap import UNPRIVILEGED_ID
 from kiwi_mcp.sandbox.levels import offers
 from kiwi_mcp.sandbox.limits import quota
@@ -136,9 +136,9 @@ class Sandbox(Struct, frozen=True):
                 return
             rules = HostRules(self.profile.hosts, self.profile.denied_hosts, self.profile.private_hosts)
             # The proxy is loaded by the first process that has one.
-            egress: Callable[[HostRules, StartGate, TrafficLog], AbstractAsyncContextManager[None]]
-            egress = import_module("kiwi_mcp.primitives.egress_proxy").egress
-            async with egress(rules, gate, self.left):
+            serve_proxy: Callable[[HostRules, StartGate, TrafficLog], AbstractAsyncContextManager[None]]
+            serve_proxy = import_module("kiwi_mcp.primitives.egress_proxy").serve_proxy
+            async with serve_proxy(rules, gate, self.left):
                 yield confined
 
     @asynccontextmanager
@@ -227,7 +227,7 @@ def _around(space: Space) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @cache
 def _as_it_is() -> BackendReport:
-    backend = Unconfined()
+    backend = NoSandbox()
     return BackendReport(backend, offers()[backend.name].provides)
 
 

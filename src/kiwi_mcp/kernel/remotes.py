@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from kiwi_mcp.kernel.settings import (
 from kiwi_mcp.manifest.owner_yaml import rewrite
 from kiwi_mcp.policy.secret_access import delivered
 from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.addresses import is_loopback
 from kiwi_mcp.primitives.secrets.reveal import names_in
 from kiwi_mcp.store.open import DIALECTS, masked
 from kiwi_mcp.store.remote.http import HttpRemote
@@ -88,7 +88,7 @@ def _with_token(address: str, settings: RegistrySettings) -> RemoteSettings:
 
 def _over_http(remote: RemoteSettings, space: Space) -> RemoteRegistry:
     host = _host(remote.url)
-    if remote.token and remote.url.startswith("http:") and not _is_loopback(urlsplit(remote.url).hostname or ""):
+    if remote.token and remote.url.startswith("http:") and not is_loopback(urlsplit(remote.url).hostname or ""):
         raise InvalidRequest(
             "The token would be sent unencrypted: the address begins with http, not https.",
             suggestion="Use `https://…`, or leave the token out.",
@@ -112,14 +112,6 @@ def _host(url: str) -> str:
         "The address of a registry is a host and perhaps a path, with no user name and no query.",
         suggestion="Write it as `https://kiwi.example.com`; a token belongs in a variable.",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _in_folder(path: str, space: Space) -> RemoteRegistry:

@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from kiwi_mcp.domain.items import Tool
-from kiwi_mcp.manifest.signatures import DETACHED, is_apart, line, sidecar, sign, statement_for
+from kiwi_mcp.manifest.signatures import DETACHED, has_sidecar, line, sidecar, sign, statement_for
 from kiwi_mcp.manifest.trust import FILE_NAME, LOCAL, TrustedKey, owner_trust
 from kiwi_mcp.policy.secret_access import vault_folder
 
@@ -76,7 +76,8 @@ def signed_files(
     """
     name, suffix, digest = tool.origin.path.name, tool.origin.path.suffix, tool.digest
     key, proof = (signer.key.public, signer.prove(tool, namespace, timestamp)) if signer else ("", "")
-    beside = [line(timestamp, digest, key, proof)] if suffix.lower() in DETACHED or (key and is_apart(suffix)) else []
+    is_beside = suffix.lower() in DETACHED or (key and has_sidecar(suffix))
+    beside = [line(timestamp, digest, key, proof)] if is_beside else []
     beside += signer.history if signer and namespace != LOCAL else ()
     if suffix.lower() not in DETACHED:
         data = sign(data.decode(), suffix, timestamp=timestamp, digest=digest, key=key, proof=proof).encode()

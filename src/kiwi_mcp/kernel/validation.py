@@ -177,7 +177,13 @@ async def judge_draft(draft: ItemDraft, source: Source, tool_id: str, context: C
             _share_code(space, source, trial)
         tool = _read(path, source, trial, context.catalog)
         verdict = await examine(tool, context)
-        return verdict if tool.id == tool_id else verdict.with_issue(_other_name(tool_id, tool.id))
+        return (
+            verdict
+            if tool.id == tool_id
+            else verdict.with_issue(
+                Issue("tool_id", f"the item was asked for as {tool_id!r} and calls itself {tool.id!r}", "Use one name.")
+            )
+        )
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
@@ -192,10 +198,6 @@ def _share_code(space: Space, source: Source, trial: Path) -> None:
 
 def _read(path: Path, source: Source, base: Path, catalog: Catalog) -> Tool:
     return read_tool(path, source=source, base=base, sheets=catalog.sheets, is_draft=True)
-
-
-def _other_name(asked: str, found: str) -> Issue:
-    return Issue("tool_id", f"the item was asked for as {asked!r} and calls itself {found!r}", "Use one name.")
 
 
 def read_path(path: Path, catalog: Catalog) -> Tool:

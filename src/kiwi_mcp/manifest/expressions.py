@@ -55,14 +55,14 @@ class DottedPath(Struct, frozen=True):
     names: tuple[str, ...]
 
 
-class Operation(Struct, frozen=True):
+class Applied(Struct, frozen=True):
     """An operator and its operands; `list` makes a list of them."""
 
     sign: str
     operands: tuple[Expression, ...]
 
 
-Expression: TypeAlias = Constant | DottedPath | Operation
+Expression: TypeAlias = Constant | DottedPath | Applied
 
 
 @lru_cache(maxsize=1_024)
@@ -87,11 +87,11 @@ def evaluate(expression: Expression, context: JsonObject) -> Json:
             return value
         case DottedPath(names):
             return at_path(context, names)
-        case Operation("or", operands):
+        case Applied("or", operands):
             return any(is_true(one, context) for one in operands)
-        case Operation("and", operands):
+        case Applied("and", operands):
             return all(is_true(one, context) for one in operands)
-        case Operation(sign, operands):
+        case Applied(sign, operands):
             return _applied(sign, [evaluate(one, context) for one in operands])
 
 
@@ -205,7 +205,7 @@ class _Parser:
         parts = [part()]
         while self._takes(word):
             parts.append(part())
-        return parts[0] if len(parts) == 1 else Operation(word, tuple(parts))
+        return parts[0] if len(parts) == 1 else Applied(word, tuple(parts))
 
     def _negated(self) -> Expression:
         count = 0
@@ -213,7 +213,7 @@ class _Parser:
             count += 1
         found = self._comparison()
         for _ in range(count if count < 2 else 2 - count % 2):  # noqa: PLR2004 - two negations leave a truth value
-            found = Operation("not", (found,))
+            found = Applied("not", (found,))
         return found
 
     def _comparison(self) -> Expression:
@@ -228,7 +228,7 @@ class _Parser:
         right = self._chained(("+", "-"), lambda: self._chained(("*", "/"), self._value))
         if self._peek() in _COMPARISONS:
             raise ExpressionFault("two comparisons stand in a row; join them with `and`")
-        return Operation(sign, (left, right))
+        return Applied(sign, (left, right))
 
     def _chained(self, signs: tuple[str, ...], part: Callable[[], Expression]) -> Expression:
         found, length = part(), 0
@@ -236,7 +236,7 @@ class _Parser:
             self._at, length = self._at + 1, length + 1
             if length > MAX_DEPTH:
                 raise ExpressionFault(f"it has more than {MAX_DEPTH} operations in a row")
-            found = Operation(sign, (found, part()))
+            found = Applied(sign, (found, part()))
         return found
 
     def _value(self) -> Expression:
@@ -251,7 +251,7 @@ class _Parser:
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 raise ExpressionFault(f"it is nested more than {MAX_DEPTH} deep")
-            found = Operation("negative", (self._value(),))
+            found = Applied("negative", (self._value(),))
             self._depth -= 1
             return found
         if word[0] in "\"'":
@@ -272,7 +272,7 @@ class _Parser:
             if items:
                 self._expect(",")
             items.append(self._any())
-        return Operation("list", tuple(items))
+        return Applied("list", tuple(items))
 
     def _peek(self, ahead: int = 0) -> str:
         place = self._at + ahead

@@ -187,7 +187,7 @@ def fingerprint(key: str) -> str:
     return "-".join(digits[at : at + _GROUP] for at in range(0, _DIGITS, _GROUP))
 
 
-def is_meant(key: str, word: str) -> bool:
+def matches_key(key: str, word: str) -> bool:
     """Whether a word is a key or its fingerprint, in whichever groups that was typed."""
     bare = word.strip().lower().replace("-", "").replace(":", "").replace(" ", "")
     return word == key or bare == fingerprint(key).replace("-", "")
@@ -301,7 +301,7 @@ def comment_style(suffix: str) -> Style:
     return _STYLES.get(suffix.lower().lstrip("."), _HASH)
 
 
-def is_apart(suffix: str) -> bool:
+def has_sidecar(suffix: str) -> bool:
     """Whether files of that suffix keep who signed them in a file of its own."""
     return suffix.lower() in DETACHED or bool(comment_style(suffix).suffix)
 
@@ -370,7 +370,7 @@ def read_rotations(text: str) -> tuple[Rotation, ...]:
     return tuple(filter(None, map(Rotation.parse, text[:MAX_SIDECAR].splitlines())))
 
 
-def completed(short: Signature | None, beside: Signature | None) -> Signature | None:
+def with_sidecar(short: Signature | None, beside: Signature | None) -> Signature | None:
     """Return the signature of a file with a short line, completed with the signer from the file beside it."""
     is_same = short and beside and (short.timestamp, short.hash) == (beside.timestamp, beside.hash)
     return beside if is_same else short

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, SignatureRefused, Un
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.names import Version
 from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, Release, VersionName
-from kiwi_mcp.manifest.signatures import fingerprint, is_meant
+from kiwi_mcp.manifest.signatures import fingerprint, matches_key
 from kiwi_mcp.manifest.trust import ReleaseTrust, Trusted, TrustedKey, scope_of
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated
 from kiwi_mcp.policy.policy_files import refuse_unlisted
@@ -240,7 +240,7 @@ class Admission:
         """Whether the owner accepted this version in advance."""
         if version.is_unsigned:
             return self._consent.unsigned
-        return bool(self._consent.key) and is_meant(version.key, self._consent.key)
+        return bool(self._consent.key) and matches_key(version.key, self._consent.key)
 
     async def _ask(self, doubts: Sequence[IncomingVersion], caller: Caller) -> None:
         """Ask the owner if they can be asked; otherwise refuse, and name the options that accept the versions."""

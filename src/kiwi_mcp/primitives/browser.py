@@ -28,7 +28,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 Words = Mapping[str, str]
 
 
-class Returning(Struct, frozen=True):
+class LoginCallback(Struct, frozen=True):
     """A place on this machine that the browser is sent back to."""
 
     address: str
@@ -46,7 +46,7 @@ class Returning(Struct, frozen=True):
 
 
 @asynccontextmanager
-async def returning(is_ours: Callable[[Words], bool], *, port: int = 0) -> AsyncIterator[Returning]:
+async def login_callback(is_ours: Callable[[Words], bool], *, port: int = 0) -> AsyncIterator[LoginCallback]:
     """Listen on the loopback address, and nowhere else, until the browser comes back with words that are ours.
 
     `port` is the one that is wanted; where it is taken, or 0, any other is used.
@@ -70,7 +70,7 @@ async def returning(is_ours: Callable[[Words], bool], *, port: int = 0) -> Async
 
     listener = await _bound(visit, port)
     async with listener:
-        yield Returning(f"http://{_HOST}:{listener.sockets[0].getsockname()[1]}{PATH}", came)
+        yield LoginCallback(f"http://{_HOST}:{listener.sockets[0].getsockname()[1]}{PATH}", came)
 
 
 def open_address(url: str) -> bool:

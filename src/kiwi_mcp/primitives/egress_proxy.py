@@ -131,7 +131,7 @@ OUTSIDE = Lookup()
 
 
 @asynccontextmanager
-async def egress(
+async def serve_proxy(
     rules: HostRules, gate: StartGate, ledger: TrafficLog, *, through: Lookup = OUTSIDE, caps: ProxyLimits = CAPS
 ) -> AsyncIterator[None]:
     """Serve a confined process that is started in the block: it begins when its proxy stands, or never.

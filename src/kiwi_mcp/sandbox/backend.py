@@ -48,7 +48,7 @@ class Launch(Struct, frozen=True):
     handover: Handover = field(default_factory=Handover)
     check: Callable[[SandboxExit], None] = began
     """Raises where it was not the process that failed but what should have confined it, so that nothing ran."""
-    held_back: Callable[[], int] = never
+    throttle_count: Callable[[], int] = never
     """Counts how often the kernel stopped its processes because their share of the processors was used up."""
 
 
@@ -89,7 +89,7 @@ Runner: TypeAlias = Callable[[Launch], Awaitable[SandboxExit]]
 """Runs a confined process to its end: what a primitive does, handed down, since only primitives start processes."""
 
 
-class Unconfined:
+class NoSandbox:
     """Gives a process as it came."""
 
     name = "none"
@@ -131,9 +131,9 @@ _OTHERWISE = "Run it again: the sandbox is tested anew first, and `kiwi doctor` 
 
 
 def unavailable(
-    level: Level, missing: Iterable[str], standings: JsonObject, reasons: Iterable[str]
+    level: Level, missing: Iterable[str], lacks: JsonObject, reasons: Iterable[str]
 ) -> IsolationUnavailable:
-    """Return the error for a level that no backend here provides; `standings` is what each backend lacks, by name."""
+    """Return the error for a level that no backend here provides; `lacks` is what each backend lacks, by name."""
     lacking = sorted(missing)
     return IsolationUnavailable(
         f"Isolation level {level!r} needs {', '.join(lacking)}, which nothing on this machine gives "
@@ -141,7 +141,7 @@ def unavailable(
         suggestion=" ".join(dict.fromkeys(reasons)) or "Let the owner choose another level for this tool.",
         level=level,
         missing=[*lacking],
-        backends=standings,
+        backends=lacks,
     )
 
 

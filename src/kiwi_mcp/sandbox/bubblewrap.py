@@ -26,7 +26,7 @@ from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
 from kiwi_mcp.sandbox.process_setup import OpenedGrant, prepare
-from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, laid_out, staged_path
+from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, open_root_launcher, staged_path
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
 from kiwi_mcp.sandbox.self_test import self_test
 
@@ -245,7 +245,7 @@ class Bubblewrap(Struct, frozen=True):
                 first=partial(first_process, report),
             ),
             partial(_check, report),
-            way.group.held_back if way.group is not None else never,
+            way.group.throttle_count if way.group is not None else never,
         )
 
     def _user(self, grants: Sequence[OpenedGrant]) -> int | None:
@@ -280,7 +280,7 @@ class Bubblewrap(Struct, frozen=True):
             return _Way((), counted, bound, partial(start_limited, profile.limits), group)
         try:
             cell = keep.enter_context(
-                laid_out(grants, self.owner_map if owner == UNPRIVILEGED_ID else None, self.groups)
+                open_root_launcher(grants, self.owner_map if owner == UNPRIVILEGED_ID else None, self.groups)
             )
         except OSError as fault:
             raise unlaid(fault) from fault

@@ -79,7 +79,7 @@ class Cgroup(Struct, frozen=True):
         # kernel changes its own code.
         _set(self.places["cpu"], _QUOTA, _ALL)
 
-    def held_back(self) -> int:
+    def throttle_count(self) -> int:
         """Return how often its processes had used up their share of the processors."""
         rows = (self.places["cpu"] / "cpu.stat").read_text().splitlines()
         return next((int(row.split()[1]) for row in rows if row.startswith("nr_throttled ")), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
@@ -44,14 +44,14 @@ def _is_the_systems(path: Path) -> bool:
         return False
 
 
-class Program(Struct, frozen=True):
+class ProgramFiles(Struct, frozen=True):
     """A program as it is started inside a sandbox, and the paths without which it does not run."""
 
     path: str
     roots: tuple[str, ...]
 
 
-class Around(Struct, frozen=True):
+class ProgramFolders(Struct, frozen=True):
     """The folders that decide how files next to a program are treated."""
 
     closed: tuple[str, ...] = ()
@@ -63,10 +63,13 @@ class Around(Struct, frozen=True):
 
     def is_closed(self, path: Path) -> bool:
         """Whether a folder is closed, or is in a closed folder."""
-        return _is_in(path, self.closed) and not _is_in(path, self.trusted)
+        return is_in_any(path, self.closed) and not is_in_any(path, self.trusted)
 
 
-def known_program(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
+_NO_FOLDERS = ProgramFolders()
+
+
+def known_program(found: str, is_there: Callable[[str], bool], around: ProgramFolders) -> ProgramFiles:
     """Return the program at a path as it was found before, unless it has changed since."""
     own, target = os.lstat(found), os.stat(found)  # noqa: PTH116 - at every start
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
@@ -74,11 +77,11 @@ def known_program(found: str, is_there: Callable[[str], bool], around: Around = 
 
 
 @lru_cache(maxsize=256)
-def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], around: Around) -> Program:
+def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], around: ProgramFolders) -> ProgramFiles:
     return program_at(found, is_there, around)
 
 
-def program_at(found: str, is_there: Callable[[str], bool], around: Around = Around()) -> Program:  # noqa: B008 - frozen
+def program_at(found: str, is_there: Callable[[str], bool], around: ProgramFolders = _NO_FOLDERS) -> ProgramFiles:
     """Return the program at a path; `is_there` says whether every sandbox has a path.
 
     An interpreter and the Rust compiler need the folder they were installed to, a virtual environment also the one it
@@ -92,15 +95,15 @@ def program_at(found: str, is_there: Callable[[str], bool], around: Around = Aro
     for _ in range(_MOST_STEPS):
         if waiting:
             waiting += _gather(waiting.pop(), roots, around)
-    return Program(str(path), tuple(root for root in roots if not is_there(root)))
+    return ProgramFiles(str(path), tuple(root for root in roots if not is_there(root)))
 
 
-def _is_seen(place: Path, is_there: Callable[[str], bool], around: Around) -> bool:
+def _is_seen(place: Path, is_there: Callable[[str], bool], around: ProgramFolders) -> bool:
     """Whether a program is seen under this name inside, and need not be given under its real one."""
-    return is_there(str(place)) or _is_in(place, around.given) or _is_opened(place.parent.parent, around)
+    return is_there(str(place)) or is_in_any(place, around.given) or _is_opened(place.parent.parent, around)
 
 
-def _gather(program: str, roots: dict[str, None], around: Around) -> Iterator[str]:
+def _gather(program: str, roots: dict[str, None], around: ProgramFolders) -> Iterator[str]:
     """Add what a program needs, and yield the programs it needs besides."""
     for place in _links(program):
         prefix = place.parent.parent
@@ -138,12 +141,13 @@ def _interpreter(place: Path) -> list[str]:
     return [os.fsdecode(words[0])] if words and words[0].startswith(b"/") else []
 
 
-def _is_opened(prefix: Path, around: Around) -> bool:
+def _is_opened(prefix: Path, around: ProgramFolders) -> bool:
     """Whether a folder is given as a whole, because a program was installed to it."""
     return not around.is_closed(prefix) and _is_installation(prefix)
 
 
-def _is_in(path: Path, folders: Sequence[str]) -> bool:
+def is_in_any(path: Path, folders: Iterable[str]) -> bool:
+    """Whether a path is one of some folders, or is in one."""
     return any(path.is_relative_to(folder) for folder in folders)
 
 

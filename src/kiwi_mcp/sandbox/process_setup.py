@@ -18,7 +18,7 @@ from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import PROXY, Handover
 from kiwi_mcp.sandbox.backend import ungrantable
-from kiwi_mcp.sandbox.command_files import Around, known_program
+from kiwi_mcp.sandbox.command_files import ProgramFolders, known_program
 from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.linux import open_beneath
 from kiwi_mcp.sandbox.placeholder import make_placeholders
@@ -97,7 +97,7 @@ def _reason(fault: OSError) -> str:
             return fault.strerror or "it cannot be opened"
 
 
-def shielded(
+def protected_grants(
     grants: Sequence[OpenedGrant], base: BaseFileSystem, keep: ExitStack, projects: Sequence[str] = ()
 ) -> Iterator[OpenedGrant]:
     """Yield the protected names at the top of writable folders, open, to be mounted read-only.
@@ -214,7 +214,7 @@ _STEERING = lazy_pattern(
 _PLAIN = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def divided(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+def split_environment(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the variables that the launcher passes on, and those that it sets inside without having them itself."""
     inside = {name: value for name, value in env.items() if _STEERING.fullmatch(name) or not _PLAIN.fullmatch(name)}
     if hidden := sorted(name for name, value in inside.items() if "${" in value):
@@ -252,14 +252,14 @@ class ProcessSetup(Struct, frozen=True):
 def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> ProcessSetup:
     """Find the program of a process and open what it is given."""
     refuse_hosts(profile)
-    passed, inside = divided({**spec.env, **proxy_variables(profile)})
-    around = Around(profile.closed, profile.trusted, (*profile.readable, *profile.writable))
+    passed, inside = split_environment({**spec.env, **proxy_variables(profile)})
+    around = ProgramFolders(profile.closed, profile.trusted, (*profile.readable, *profile.writable))
     program = known_program(_found(spec), base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
     return ProcessSetup(
         argv=(program.path, *spec.argv[1:]),
         granted=granted,
-        shields=tuple(shielded(granted, base_profile(), keep, profile.closed)),
+        shields=tuple(protected_grants(granted, base_profile(), keep, profile.closed)),
         hidden=(*profile.hidden, *_secrets(program.roots)),
         folder=_folder(spec, granted, profile),
         passed=passed,

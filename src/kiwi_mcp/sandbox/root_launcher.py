@@ -320,7 +320,7 @@ class RootLauncher:
 
 
 @contextmanager
-def laid_out(
+def open_root_launcher(
     grants: Sequence[OpenedGrant], owner_map: int | None, groups: CgroupParent | None
 ) -> Iterator[RootLauncher]:
     """Give a cell in which each grant lies under its number once something is started there, for one run."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from kiwi_mcp.sandbox import linux
-from kiwi_mcp.sandbox.backend import Backend, Unconfined
+from kiwi_mcp.sandbox.backend import Backend, NoSandbox
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
 from kiwi_mcp.sandbox.cgroup import find_groups, sweep
 from kiwi_mcp.sandbox.command_files import FOLDERS, find_launcher
@@ -22,7 +22,7 @@ def backends(*, folders: Sequence[str] = FOLDERS, owner_map: int | None = None) 
     if groups is not None:
         sweep(groups.folders.values())
     return (
-        Unconfined(),
+        NoSandbox(),
         Rlimits(prlimit, linux.is_there()),
         Bubblewrap(
             find_launcher("bwrap", folders),

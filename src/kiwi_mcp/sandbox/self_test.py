@@ -68,19 +68,19 @@ class BackendReport(Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-def choose(level: Level, standings: Sequence[BackendReport]) -> BackendReport:
+def choose(level: Level, reports: Sequence[BackendReport]) -> BackendReport:
     """Return the backend for a level, or refuse and say what is missing; never one that has less than it requires."""
     wanted = demands(level)
-    able = [standing for standing in standings if wanted.requires <= standing.properties]
+    able = [report for report in reports if wanted.requires <= report.properties]
     if able:
         # Of those that give as much of what is preferred, the first one: they stand in order of what they cost.
-        return max(able, key=lambda standing: len(wanted.prefers & standing.properties))
-    lacks = {standing.backend.name: sorted(wanted.requires - standing.properties) for standing in standings}
-    given = frozenset[str]().union(*(standing.properties for standing in standings))
+        return max(able, key=lambda report: len(wanted.prefers & report.properties))
+    lacks = {report.backend.name: sorted(wanted.requires - report.properties) for report in reports}
+    given = frozenset[str]().union(*(report.properties for report in reports))
     missing = [*(wanted.requires - given)] or min(lacks.values(), key=len)
     # The remedies of those that could give the level, were it not for this machine.
-    could = [one for one in standings if wanted.requires <= _possible(one.backend)]
-    raise unavailable(level, missing, lacks, [reason for standing in could for reason in standing.reasons])
+    could = [one for one in reports if wanted.requires <= _possible(one.backend)]
+    raise unavailable(level, missing, lacks, [reason for report in could for reason in report.reasons])
 
 
 @lru_cache(maxsize=256)
@@ -94,34 +94,34 @@ def policy_digest(profile: SandboxProfile) -> str:
 
 
 async def examine(backends: Iterable[Backend], state: Path, run: Runner) -> tuple[BackendReport, ...]:
-    """Return the standing of each backend, from the self-tests in the state folder or, where they are new, by running.
+    """Return the report of each backend, from the self-tests in the state folder or, where they are new, by running.
 
     The answers are kept by kernel, user and launcher; a changed one is a new machine.
     """
     known = _read(state / _FILE)
-    standings: list[BackendReport] = []
+    reports: list[BackendReport] = []
     shown: dict[str, frozenset[str]] = {}
     for backend in backends:
         key = _key(backend)
-        standings.append(_remembered(backend, known.get(key, frozenset())) or await _examined(backend, state, run))
-        shown[key] = standings[-1].properties
+        reports.append(_remembered(backend, known.get(key, frozenset())) or await _examined(backend, state, run))
+        shown[key] = reports[-1].properties
     if shown != known:
         _write(state / _FILE, shown)
-    return tuple(standings)
+    return tuple(reports)
 
 
 def recall(backends: Iterable[Backend], state: Path) -> tuple[BackendReport, ...] | None:
-    """Return the standing of each backend without running anything; None where a self-test is still to be run."""
+    """Return the report of each backend without running anything; None where a self-test is still to be run."""
     known = _read(state / _FILE)
-    standings: list[BackendReport] = []
+    reports: list[BackendReport] = []
     for backend in backends:
         if (obstructed := _obstructed(backend)) is not None:
-            standings.append(obstructed)
+            reports.append(obstructed)
         elif (key := _key(backend)) in known:
-            standings.append(_standing(backend, known[key]))
+            reports.append(_report_of(backend, known[key]))
         else:
             return None
-    return tuple(standings)
+    return tuple(reports)
 
 
 def forget(state: Path) -> None:
@@ -140,7 +140,7 @@ def _remembered(backend: Backend, properties: frozenset[str]) -> BackendReport |
     offer = offers()[backend.name]
     if backend.obstacles() or (offer.proves and not properties & offer.proves):
         return None
-    return _standing(backend, properties)
+    return _report_of(backend, properties)
 
 
 def _obstructed(backend: Backend) -> BackendReport | None:
@@ -154,12 +154,12 @@ async def _examined(backend: Backend, state: Path, run: Runner) -> BackendReport
     with _secret_in(state) as secret:
         test = backend.self_test(secret)
         if test is None:
-            return _standing(backend, frozenset())
+            return _report_of(backend, frozenset())
         try:
             shown = await _shown(backend, test, run)
         except Unavailable as fault:
             return BackendReport(backend, frozenset(), (f"{fault.message} {fault.suggestion}",))
-    return _standing(backend, shown)
+    return _report_of(backend, shown)
 
 
 async def _shown(backend: Backend, test: SelfTest, run: Runner) -> frozenset[str]:
@@ -167,11 +167,11 @@ async def _shown(backend: Backend, test: SelfTest, run: Runner) -> frozenset[str
     shown: frozenset[str] = frozenset()
     for _ in range(_TRIES if test.profile.level == "restricted" else 1):
         with backend.wrap(test.spec, test.profile) as confined:
-            before = confined.held_back()
+            before = confined.throttle_count()
             ended = await run(confined)
             confined.check(ended)
             # A process that gets little of a busy machine looks the same from inside, so that the kernel is asked.
-            bounded = {"cpu_limit"} if confined.held_back() > before else set[str]()
+            bounded = {"cpu_limit"} if confined.throttle_count() > before else set[str]()
         response = (frozenset(ended.stdout.decode(errors="replace").split()) - {"cpu_limit"}) | bounded
         # Only what a group bounds may be shown by one try and not by another: it is measured in time.
         shown = response | (shown & _GROUPED)
@@ -180,7 +180,7 @@ async def _shown(backend: Backend, test: SelfTest, run: Runner) -> frozenset[str
     return shown
 
 
-def _standing(backend: Backend, shown: frozenset[str]) -> BackendReport:
+def _report_of(backend: Backend, shown: frozenset[str]) -> BackendReport:
     """Return the report of a backend from the properties that its self-test has shown."""
     offer = offers()[backend.name]
     properties = offer.provides | (shown & offer.proves)

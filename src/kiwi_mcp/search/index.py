@@ -161,9 +161,7 @@ class CardIndex:
         largest = max(self.segments, key=lambda one: len(one.cards), default=None)
         # A few cards are no measure of the usual length of texts.
         usual = largest.usual if largest and len(largest.cards) > len(cards) else None
-        segment = Segment.of([*cards.values()], [one.words for one in stored], usual)
-        if encoded := [(slot, one.vector) for slot, one in enumerate(stored) if one.vector]:
-            segment.put_vectors([slot for slot, _ in encoded], [vector for _, vector in encoded])
+        segment = Segment.from_features([*cards.values()], stored, usual)
         for slot, (key, digest) in enumerate(zip(cards, digests, strict=True)):
             self._places[key] = Place(segment, slot, digest)
         self._new = {key: card for key, card in self._new.items() if key not in cards}

@@ -109,12 +109,9 @@ class RecentSearches:
 
         `parts` maps an identity to the part of the query that it matches.
         """
-        items = {
-            identity.partition("@")[0]: place < FIRST or score >= ENOUGH
-            for place, (identity, score) in reversed(
-                [*enumerate(shown)]
-            )  # of two versions of one item, the better place
-        }
+        # Of two versions of one item, the better place counts.
+        places = reversed([*enumerate(shown)])
+        items = {name.partition("@")[0]: place < FIRST or score >= ENOUGH for place, (name, score) in places}
         answered = {name.partition("@")[0]: parts[name] for name, _ in reversed(shown) if name in parts}
         search = _Search(request, items, self._clock(), answered)
         with self._lock:

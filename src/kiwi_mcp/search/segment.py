@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kiwi_mcp.domain.cards import Card
+from kiwi_mcp.domain.cards import Card, CardFeatures
 from kiwi_mcp.search.features import FIELDS, SIZE, FieldCounts, parted, unpack_vectors, unpack_words
 from kiwi_mcp.search.port import Floats
 
@@ -77,6 +77,16 @@ class Segment:
             ranges, slots, impacts, in_name, sizes, usual, packed, coarse, is_encoded=none, is_alive=every
         )
         return cls(tuple(cards), tuple(words), parts)
+
+    @classmethod
+    def from_features(
+        cls, cards: Sequence[Card], features: Sequence[CardFeatures], usual: Floats | None = None
+    ) -> Segment:
+        """Return a segment of cards with their packed words, and the vectors that are known."""
+        segment = cls.of(cards, [one.words for one in features], usual)
+        if encoded := {slot: one.vector for slot, one in enumerate(features) if one.vector}:
+            segment.put_vectors([*encoded], [*encoded.values()])
+        return segment
 
     def postings(self, stem: str) -> tuple[Slots, Floats, int]:
         """Return the cards that hold a stem, its impact on each, and for how many, the first, the name holds it."""

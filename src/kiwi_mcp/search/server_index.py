@@ -15,7 +15,7 @@ from kiwi_mcp.domain.registry import VersionInfo
 from kiwi_mcp.search.encoder import encoder_name
 from kiwi_mcp.search.features import digest_of, is_sound, pack_vectors, passage_of, unpack_words, words_of
 from kiwi_mcp.search.index import IndexProgress
-from kiwi_mcp.search.port import Encoder, Filter, Floats, PublishedItems
+from kiwi_mcp.search.port import Encoder, Filter, PublishedItems
 from kiwi_mcp.search.query import ParsedQuery
 from kiwi_mcp.search.segment import Segment, impacts_of
 from kiwi_mcp.search.tokens import expand_terms, idf, word_weight
@@ -181,7 +181,11 @@ def find_candidates(
     kept = {one.listed.id: CardFeatures(one.words, one.vector) for one in found if one.listed.id not in new}
     sound = {id_: sheet for id_, sheet in kept.items() if is_sound(sheet)}
     listed = {**{one.listed.id: one.listed for one in found}, **new}
-    segment = _segment(listed, sound, card_of, _usual(lexicon.counts))
+    cards = {id_: card for id_, one in listed.items() if (card := card_of(one))}
+    # The words of versions without stored features are computed.
+    features = [sound.get(id_) or CardFeatures(words_of(card), b"") for id_, card in cards.items()]
+    usual = np.maximum(np.array(lexicon.counts.usual, np.float32), np.float32(1)) if lexicon.counts.usual else None
+    segment = Segment.from_features([*cards.values()], features, usual)
     return CandidatePool(segment, total, held, [id_ for id_ in kept if id_ not in sound])
 
 
@@ -217,25 +221,6 @@ def _indexed_versions(found: Sequence[VersionInfo], cards: Sequence[Card], encod
             IndexedVersion(listed.id, digest_of(card, encoder), said, counts.sum(axis=0, dtype=int).tolist(), packed)
         )
     return versions
-
-
-def _usual(counts: TermCounts) -> Floats | None:
-    return np.maximum(np.array(counts.usual, np.float32), np.float32(1)) if counts.usual else None
-
-
-def _segment(
-    listed: Mapping[str, VersionInfo],
-    kept: Mapping[str, CardFeatures],
-    card_of: Callable[[VersionInfo], Card | None],
-    usual: Floats | None,
-) -> Segment:
-    """Return versions that are shown as one segment; the words of versions without stored features are computed."""
-    cards = {id_: card for id_, one in listed.items() if (card := card_of(one))}
-    sheets = [kept.get(id_) or CardFeatures(words_of(card), b"") for id_, card in cards.items()]
-    segment = Segment.of([*cards.values()], [sheet.words for sheet in sheets], usual)
-    if encoded := {slot: sheet.vector for slot, sheet in enumerate(sheets) if sheet.vector}:
-        segment.put_vectors([*encoded], [*encoded.values()])
-    return segment
 
 
 def _shares(request: ParsedQuery, lexicon: _Lexicon) -> Mapping[str, float]:

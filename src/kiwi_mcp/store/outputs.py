@@ -44,8 +44,8 @@ class OutputFolder(Struct, frozen=True):
     names: list[str]
 
 
-_shelves: dict[str, OutputFolder] = {}
-_SHELVES_KEPT = 256
+_folders: dict[str, OutputFolder] = {}
+_FOLDERS_KEPT = 256
 
 
 class StoredOutput(Struct, frozen=True):
@@ -57,10 +57,10 @@ class StoredOutput(Struct, frozen=True):
 
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> StoredOutput:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
-    shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
-    name = _write_new(shelf, _stem(now), _lines(record))
-    shelf.names.append(name)
-    _prune(shelf, retention)
+    outputs = _output_folder(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
+    name = _write_new(outputs, _stem(now), _lines(record))
+    outputs.names.append(name)
+    _prune(outputs, retention)
     return StoredOutput(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
@@ -72,8 +72,8 @@ def _stem(now: datetime) -> str:
 def rewrite(project_ai: Path, kept: StoredOutput, record: JsonObject) -> None:
     """Replace a stored record atomically: a reader sees either the old record or the new one."""
     tool_id, _, stem = kept.handle.rpartition("/")
-    shelf = _shelf(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
-    path = f"{shelf.folder}/{stem}.json"
+    outputs = _output_folder(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
+    path = f"{outputs.folder}/{stem}.json"
     _write(f"{path}.new", _lines(record))  # a name that goes with the old ones, should it be left behind
     os.replace(f"{path}.new", path)  # noqa: PTH105 - text, as all that is on the way of a run
 
@@ -95,9 +95,9 @@ def _lines(record: JsonObject) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
 
 
-def _shelf(folder: str, *, depth: int) -> OutputFolder:
-    """Return the shelf of a tool's outputs, looked through again where the folder is not the one it was."""
-    known = _shelves.get(folder)
+def _output_folder(folder: str, *, depth: int) -> OutputFolder:
+    """Return the folder of the outputs of a tool, listed again if it is another folder now."""
+    known = _folders.get(folder)
     if known is None or known.inode != _inode(folder):
         # A project may contain links: write and prune only inside the project's own folder.
         parts = folder.rsplit("/", depth)
@@ -105,9 +105,9 @@ def _shelf(folder: str, *, depth: int) -> OutputFolder:
             if os.path.islink(part := "/".join(parts[:end])):  # noqa: PTH114 - text, as all that is on the way of a run
                 raise OSError(ELOOP, f"{part} is a symbolic link, and links are not followed")
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as above
-        known = _shelves[folder] = OutputFolder(folder, _inode(folder), _names(folder))
-        if len(_shelves) > _SHELVES_KEPT:
-            del _shelves[next(iter(_shelves))]
+        known = _folders[folder] = OutputFolder(folder, _inode(folder), _names(folder))
+        if len(_folders) > _FOLDERS_KEPT:
+            del _folders[next(iter(_folders))]
     return known
 
 
@@ -124,18 +124,18 @@ def _names(folder: str) -> list[str]:
     return sorted((name for name in names if name.startswith("output_")), key=_order)
 
 
-def _write_new(shelf: OutputFolder, stem: str, data: bytes) -> str:
+def _write_new(outputs: OutputFolder, stem: str, data: bytes) -> str:
     # Two runs in one second get two names; a name that exists is never written over, nor followed if it is a link.
     # Numbers only rise: one that was freed would make the newest output look like the oldest.
-    newest = shelf.names[-1] if shelf.names else ""
+    newest = outputs.names[-1] if outputs.names else ""
     for number in range(_number(newest) + 1 if newest.startswith(stem) else 1, 1_000_000):
         name = f"{stem}.json" if number == 1 else f"{stem}_{number}.json"
         try:
-            _write(f"{shelf.folder}/{name}", data)
+            _write(f"{outputs.folder}/{name}", data)
         except FileExistsError:
             continue
         return name
-    raise FileExistsError(f"{shelf.folder}/{stem}")
+    raise FileExistsError(f"{outputs.folder}/{stem}")
 
 
 def _write(path: str, data: bytes) -> None:
@@ -152,15 +152,15 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _prune(shelf: OutputFolder, retention: Retention) -> None:
+def _prune(outputs: OutputFolder, retention: Retention) -> None:
     # A few at a time: putting them in order for each one would cost more than writing it.
-    if len(shelf.names) <= retention.count + retention.count // 5:
+    if len(outputs.names) <= retention.count + retention.count // 5:
         return
-    names = _names(shelf.folder)
+    names = _names(outputs.folder)
     for name in names[: max(len(names) - retention.count, 0)]:
         with suppress(FileNotFoundError):
-            os.unlink(f"{shelf.folder}/{name}")  # noqa: PTH108 - as above
-    shelf.names[:] = names[-retention.count :]
+            os.unlink(f"{outputs.folder}/{name}")  # noqa: PTH108 - as above
+    outputs.names[:] = names[-retention.count :]
 
 
 def _order(name: str) -> tuple[str, int, str]:

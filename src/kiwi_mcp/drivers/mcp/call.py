@@ -90,14 +90,9 @@ class TaskPoller:
             case "completed":
                 return as_object(self._task.get("result"))
             case "cancelled":
-                raise CallFailed(
-                    Outcome(
-                        "cancelled",
-                        message=f"The server called off the task that {self._name!r} had become. {said}".rstrip(),
-                        suggestion="Call it again if it is still wanted.",
-                        details={"task": "cancelled"},
-                    )
-                )
+                message = f"The server called off the task that {self._name!r} had become. {said}".rstrip()
+                fix, details = "Call it again if it is still wanted.", {"task": "cancelled"}
+                raise CallFailed(Outcome("cancelled", message=message, suggestion=fix, details=details))
             case _:
                 outcome = refused(self._name, _error_of(as_object(self._task.get("error")), said))
                 raise CallFailed(replace(outcome, details={**outcome.details, "task": "failed"}))

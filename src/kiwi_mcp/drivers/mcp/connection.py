@@ -184,11 +184,7 @@ def _sound_ttl(raw: JsonObject) -> JsonObject:
 
 def _capabilities(server: ServerConfig) -> JsonObject:
     """Return what the server may ask of clients, as its owner allowed it."""
-    offered: JsonObject = {
-        "sampling": {},
-        "elicitation": {"form": {}, "url": {}},
-        "roots": {"listChanged": True},
-    }
+    offered: JsonObject = {"sampling": {}, "elicitation": {"form": {}, "url": {}}, "roots": {"listChanged": True}}
     return {name: value for name, value in offered.items() if GRANT_OF_CAPABILITY[name] in server.client}
 
 
@@ -296,16 +292,11 @@ class ServerConnection:
     async def listen(self, caller: Caller) -> None:
         """Ask a server of the old era for its log lines, once a caller listens to them."""
         greeting = await self.greeted()
-        if (
-            self._is_heard
-            or caller.note is unheard
-            or greeting.era != "legacy"
-            or "logging" not in greeting.capabilities
-        ):
-            return
-        self._is_heard = True
-        with suppress(MCPError):
-            await self.ask("logging/setLevel", {"level": NOTE_LEVEL})
+        has_log = greeting.era == "legacy" and "logging" in greeting.capabilities
+        if has_log and not self._is_heard and caller.note is not unheard:
+            self._is_heard = True
+            with suppress(MCPError):
+                await self.ask("logging/setLevel", {"level": NOTE_LEVEL})
 
     def call_off(self, task_id: str) -> None:
         """Tell the server that no caller waits for a task any more; do not wait for its answer."""

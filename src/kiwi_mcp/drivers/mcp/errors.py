@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mcp.shared.exceptions import MCPError
@@ -21,7 +21,7 @@ from kiwi_mcp.drivers.mcp.oauth.login import no_login
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.mcp.transport import LoginNeeded, ServerStreams
 from kiwi_mcp.primitives.http.origin_client import is_login_wanted
-from kiwi_mcp.sandbox.command_files import Around, is_too_wide, program_at
+from kiwi_mcp.sandbox.command_files import ProgramFolders, is_in_any, is_too_wide, program_at
 from kiwi_mcp.sandbox.levels import HOME, base_profile
 
 _MOST = 4
@@ -65,7 +65,7 @@ def _paths(server: ServerConfig, said: str) -> Iterator[str]:
         # What is nowhere is to be made, which takes the folder around it.
         is_made = is_fixed or not path.exists()
         wanted = path.parent if is_made and not path.is_dir() else path
-        if _may_be_given(wanted, server) and not _is_in(wanted, server.profile.writable if is_made else seen):
+        if _may_be_given(wanted, server) and not is_in_any(wanted, server.profile.writable if is_made else seen):
             yield f"{'--write' if is_made else '--read'} {wanted}"
 
 
@@ -74,7 +74,7 @@ def _brought(server: ServerConfig) -> tuple[str, ...]:
     if not isinstance(server.spec, ProcessSpec):
         return ()
     program = shutil.which(server.spec.argv[0], path=server.spec.env.get("PATH"))
-    around = Around(trusted=(str(server.space.cache), sys.prefix, sys.base_prefix))
+    around = ProgramFolders(trusted=(str(server.space.cache), sys.prefix, sys.base_prefix))
     return program_at(program, base_profile().covers, around).roots if program else ()
 
 
@@ -83,10 +83,6 @@ def _may_be_given(path: Path, server: ServerConfig) -> bool:
     is_own = any(path.is_relative_to(own.resolve()) for own in (server.space.cache, server.space.user))
     is_everywhere = f"{path}/".startswith(_OURS) or base_profile().covers(str(path))
     return path.exists() and not is_own and not is_everywhere and not is_too_wide(path)
-
-
-def _is_in(path: Path, folders: Iterable[str]) -> bool:
-    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _hosts(said: str) -> Iterator[str]:

@@ -310,11 +310,9 @@ class Dispatcher:
                 start() if context is None else context.run(start)
             case JSONRPCNotification(method="notifications/cancelled", params=params):
                 number = as_object(params).get("requestId")
-                if (
-                    isinstance(number, str | int)
-                    and (open_scope := self._open.get(coerce_request_id(number))) is not None
-                ):
-                    open_scope.cancel()
+                asked = self._open.get(coerce_request_id(number)) if isinstance(number, str | int) else None
+                if asked is not None:
+                    asked.cancel()
             case JSONRPCNotification(method="notifications/progress", params=params):
                 self._channel.note_progress(as_object(params))
             case JSONRPCNotification(method=method, params=params):
@@ -387,11 +385,12 @@ class Envelope(Struct, frozen=True):
             return cls(version)
         who = client.model_dump(by_alias=True, mode="json", exclude_none=True)
         ours: JsonObject = {"extensions": {TASKS: {}}} if TASKS in as_object(offered.get("extensions")) else {}
-        return cls(
-            version,
-            {PROTOCOL_VERSION_META_KEY: version, CLIENT_INFO_META_KEY: who, CLIENT_CAPABILITIES_META_KEY: ours},
-            allowed,
-        )
+        meta: JsonObject = {
+            PROTOCOL_VERSION_META_KEY: version,
+            CLIENT_INFO_META_KEY: who,
+            CLIENT_CAPABILITIES_META_KEY: ours,
+        }
+        return cls(version, meta, allowed)
 
     @property
     def has_tasks(self) -> bool:

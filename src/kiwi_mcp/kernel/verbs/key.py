@@ -34,7 +34,7 @@ from kiwi_mcp.kernel.verb import (
     message_items,
     verb,
 )
-from kiwi_mcp.manifest.signatures import Rotation, is_key, is_meant
+from kiwi_mcp.manifest.signatures import Rotation, is_key, matches_key
 from kiwi_mcp.manifest.trust import TrustedKey
 from kiwi_mcp.manifest.trust_file import TrustFile, rotated
 from kiwi_mcp.policy.admission import lookalikes
@@ -134,7 +134,7 @@ def show_key(request: KeyShowRequest, context: VerbContext) -> KeyShowResponse:
     trusted = TrustFile(context.services.user).now()
     every = [*trusted.own.values(), *(key for keys in trusted.publishers.values() for key in keys.values())]
     if request.key:
-        found = [key for key in every if is_meant(key.public, request.key)]
+        found = [key for key in every if matches_key(key.public, request.key)]
     elif request.publisher:
         found = [*trusted.publishers.get(request.publisher, {}).values()]
     else:
@@ -276,11 +276,11 @@ def revoke_key(request: KeyRevokeRequest, context: VerbContext) -> KeyChangeResp
     now, reason = _now(), request.reason or ""
     gone: list[TrustedKey] = []
     for key in trusted.own.values():
-        if is_meant(key.public, wanted) and not request.publisher:
+        if matches_key(key.public, wanted) and not request.publisher:
             gone.append(replace(key, revoked=now, reason=reason))
             file.keep_own(gone[-1])
     for scope, keys in trusted.publishers.items():
-        meant = [key for key in keys.values() if is_meant(key.public, wanted) and request.publisher in {None, scope}]
+        meant = [key for key in keys.values() if matches_key(key.public, wanted) and request.publisher in {None, scope}]
         gone += [replace(key, revoked=now, reason=reason) for key in meant]
         if meant:
             file.pin(scope, gone[-len(meant) :])

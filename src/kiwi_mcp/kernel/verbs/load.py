@@ -45,7 +45,7 @@ from kiwi_mcp.kernel.verb import (
     warning_rows,
 )
 from kiwi_mcp.manifest.files import read_file
-from kiwi_mcp.manifest.signatures import MAX_SIDECAR, is_apart, sidecar
+from kiwi_mcp.manifest.signatures import MAX_SIDECAR, has_sidecar, sidecar
 from kiwi_mcp.policy.authorize import refuse_lost
 from kiwi_mcp.store.outputs import read_page
 
@@ -370,6 +370,6 @@ def _copy(tool: Tool, base: Path) -> Path:
 def _beside(tool: Tool) -> Mapping[str, bytes]:
     """Return the file that tells who signed an item, where there is one."""
     path = tool.origin.path.with_name(sidecar(tool.origin.path.name))
-    if not (tool.signature and is_apart(tool.origin.path.suffix) and path.is_file()):
+    if not (tool.signature and has_sidecar(tool.origin.path.suffix) and path.is_file()):
         return {}
     return {path.name: read_file(path, limit=MAX_SIDECAR).data}

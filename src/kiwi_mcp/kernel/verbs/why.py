@@ -305,7 +305,7 @@ class _Question:
             **_given(self._plan),
             **_approval(ApprovalGate(self._context, self._call), self._plan),
             "would_run": not reasons,
-            "reasons": _distinct(reasons),
+            "reasons": [reason for place, reason in enumerate(reasons) if reason not in reasons[:place]],
         }
 
     def _located(self, names: Sequence[str]) -> Mapping[str, str | None]:
@@ -473,7 +473,3 @@ def _refusals(gate: Callable[[], object]) -> list[JsonObject]:
 
 def _reason(error: KiwiError) -> JsonObject:
     return {"code": error.code, "message": error.message, "suggestion": error.suggestion}
-
-
-def _distinct(reasons: list[JsonObject]) -> list[JsonObject]:
-    return [reason for place, reason in enumerate(reasons) if reason not in reasons[:place]]

@@ -158,7 +158,7 @@ def _write(change: ClientFileChange, now: datetime) -> Path | None:
 
 
 def _free_name(change: ClientFileChange, now: datetime) -> Path:
-    folder, stem = _shelf(change.path, change.keep_in)
+    folder, stem = _backup_folder(change.path, change.keep_in)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     base = f"{stem}{REPLACED if change.taken_out else BACKUP}{now.astimezone(UTC):%Y%m%dT%H%M%SZ}"
     for number in range(1, 1_000):
@@ -168,7 +168,7 @@ def _free_name(change: ClientFileChange, now: datetime) -> Path:
     raise unusable(change.path, "it has a thousand backups of this second")
 
 
-def _shelf(path: Path, keep_in: Path | None) -> tuple[Path, str]:
+def _backup_folder(path: Path, keep_in: Path | None) -> tuple[Path, str]:
     """Return the folder in which backups of a file are, and how their names begin."""
     if keep_in is None:
         return path.parent, path.name
@@ -177,10 +177,10 @@ def _shelf(path: Path, keep_in: Path | None) -> tuple[Path, str]:
 
 def _backups(path: Path, keep_in: Path | None) -> list[Path]:
     """Return the backups of a file, the newest first."""
-    shelves = dict.fromkeys((_shelf(path, keep_in), _shelf(path, None)))
+    folders = dict.fromkeys((_backup_folder(path, keep_in), _backup_folder(path, None)))
     found = [
         one
-        for folder, stem in shelves
+        for folder, stem in folders
         for mark in (BACKUP, REPLACED)
         for one in folder.glob(f"{glob.escape(stem)}{mark}*")
         if one.is_file() and not one.is_symlink()

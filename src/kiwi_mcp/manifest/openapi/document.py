@@ -26,7 +26,7 @@ _MAX_HOPS = 16
 _SPOKEN = lazy_pattern(r"3\.[01](\.\d+)?(-\S+)?", re.ASCII)
 
 
-class Inexpressible(Exception):
+class Unsupported(Exception):
     """An operation that the words of an api tool cannot say."""
 
     def __init__(self, reason: str, fix: str) -> None:
@@ -142,7 +142,7 @@ def server_url(api: Api, operation: Operation, base_url: str | None) -> str:
     reason = f"no absolute server address: {', '.join(urls)[:200] or 'none is given'}"
     fix = "Pass `base_url`, the address the paths are added to, such as `https://api.example.com/v1`."
     if own:
-        raise Inexpressible(f"it has {reason}", fix)
+        raise Unsupported(f"it has {reason}", fix)
     raise InvalidRequest(f"The document has {reason}.", suggestion=fix)
 
 

@@ -14,8 +14,8 @@ from kiwi_mcp.domain.names import unused_name
 from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.openapi.document import (
     Api,
-    Inexpressible,
     Operation,
+    Unsupported,
     parameter_name,
     path_names,
     sentence,
@@ -34,7 +34,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _BESIDE_A_REFERENCE = {"$ref", "description", "summary", "title", "default", "example", "examples", "deprecated"}
 
 
-class TooWide(Exception):
+class SchemaTooLarge(Exception):
     """A schema that grows over the limit when its references are put in."""
 
 
@@ -56,7 +56,7 @@ class Schemas(Struct):
     def _expand(self, node: Json, depth: int, seen: tuple[str, ...]) -> dict[str, Json]:
         self.made += 1
         if self.made > MAX_NODES:
-            raise TooWide
+            raise SchemaTooLarge
         words = as_object(node)
         if "$ref" in words:
             return self._referred(words, depth, seen)
@@ -213,7 +213,7 @@ _PLACES = ("path", "query", "header", "cookie")
 _SEPARATORS = {"spaceDelimited": "spaces", "pipeDelimited": "`|`"}
 
 
-class Slot(Struct, frozen=True):
+class RequestParameter(Struct, frozen=True):
     """One value of a request: where it goes, under which name of the wire, and what it may be."""
 
     where: str
@@ -240,9 +240,9 @@ class Slot(Struct, frozen=True):
                 return self.text
 
 
-def named(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+def named(slots: Iterable[RequestParameter]) -> tuple[RequestParameter, ...]:
     """Return the slots with names no two of which are alike; the earlier keeps the plain one."""
-    taken: dict[str, Slot] = {}
+    taken: dict[str, RequestParameter] = {}
     for slot in slots:
         plain = parameter_name(slot.wire)
         name = unused_name(plain if plain not in taken else f"{slot.where}_{plain}", taken)
@@ -260,13 +260,13 @@ def is_wire_name(name: str) -> bool:
     return _WIRE.fullmatch(name) is not None
 
 
-def slots_of(api: Api, operation: Operation, schemas: Schemas) -> list[Slot]:
+def slots_of(api: Api, operation: Operation, schemas: Schemas) -> list[RequestParameter]:
     """Return the parameters of an operation, those of the path first."""
     found = [slot for parameter in _declared(api, operation) for slot in _slots(parameter, operation, schemas)]
     in_path = {slot.wire: slot for slot in found if slot.where == "path"}
     places = path_names(operation.path)
     # A placeholder in the path must be filled even if no parameter declares it.
-    path = [in_path.get(wire, Slot("path", wire, {"type": "string"}, is_required=True)) for wire in places]
+    path = [in_path.get(wire, RequestParameter("path", wire, {"type": "string"}, is_required=True)) for wire in places]
     return [*path, *(slot for where in ("query", "header") for slot in found if slot.where == where)]
 
 
@@ -277,21 +277,21 @@ def _declared(api: Api, operation: Operation) -> Iterable[JsonObject]:
         parameter = api.follow(node)
         key = (as_text(parameter.get("in")), as_text(parameter.get("name")))
         if key[0] not in _PLACES or not key[1]:
-            raise Inexpressible("a parameter cannot be read", "Give each parameter `name` and `in`, in this document.")
+            raise Unsupported("a parameter cannot be read", "Give each parameter `name` and `in`, in this document.")
         found[key] = parameter
     return found.values()
 
 
-def _slots(parameter: JsonObject, operation: Operation, schemas: Schemas) -> Iterator[Slot]:
+def _slots(parameter: JsonObject, operation: Operation, schemas: Schemas) -> Iterator[RequestParameter]:
     where, wire = as_text(parameter["in"]), as_text(parameter["name"])
     is_required = parameter.get("required") is True or where == "path"
     if where == "header" and wire.lower() in _NOT_SETTABLE:
         return
     if where == "cookie" or not is_wire_name(wire) or (where == "header" and not is_header(wire)):
         if is_required and (where != "path" or wire in path_names(operation.path)):
-            raise Inexpressible(f"it needs the {where} parameter {wire[:80]!r}", "Write this tool by hand.")
+            raise Unsupported(f"it needs the {where} parameter {wire[:80]!r}", "Write this tool by hand.")
         return
-    slot = Slot(where, wire, _schema(parameter, schemas), is_required, as_text(parameter.get("style")))
+    slot = RequestParameter(where, wire, _schema(parameter, schemas), is_required, as_text(parameter.get("style")))
     yield from _spread(slot) if _is_spread(slot, parameter) else [_spelled(slot, parameter)]
 
 
@@ -302,22 +302,22 @@ def _schema(parameter: JsonObject, schemas: Schemas) -> dict[str, Json]:
     return described(schema, parameter.get("description"), schema.get("description"))
 
 
-def _is_spread(slot: Slot, parameter: JsonObject) -> bool:
+def _is_spread(slot: RequestParameter, parameter: JsonObject) -> bool:
     """Whether an object goes into the query as a pair for each of its properties."""
     is_exploded = slot.style == "deepObject" or (slot.style in {"", "form"} and parameter.get("explode") is not False)
     properties = as_object(slot.schema.get("properties"))
     return slot.where == "query" and "content" not in parameter and is_exploded and bool(properties)
 
 
-def _spread(slot: Slot) -> Iterator[Slot]:
+def _spread(slot: RequestParameter) -> Iterator[RequestParameter]:
     required = as_list(slot.schema.get("required")) if slot.is_required else ()
     for name, schema in as_object(slot.schema["properties"]).items():
         wire = f"{slot.wire}[{name}]" if slot.style == "deepObject" else name
         if is_wire_name(wire):
-            yield Slot("query", wire, as_object(schema), name in required)
+            yield RequestParameter("query", wire, as_object(schema), name in required)
 
 
-def _spelled(slot: Slot, parameter: JsonObject) -> Slot:
+def _spelled(slot: RequestParameter, parameter: JsonObject) -> RequestParameter:
     """Return the slot with a schema of values that a template writes as the document asks."""
     kinds = types_of(slot.schema)
     if "content" in parameter:
@@ -332,11 +332,11 @@ def _spelled(slot: Slot, parameter: JsonObject) -> Slot:
     return _as_text(slot, f"Several values are written as one text, with {between} between them")
 
 
-def _as_text(slot: Slot, note: str) -> Slot:
+def _as_text(slot: RequestParameter, note: str) -> RequestParameter:
     return replace(slot, schema=described({"type": "string"}, slot.schema.get("description"), note))
 
 
-def template(slots: Iterable[Slot], where: str) -> Mapping[str, Json]:
+def template(slots: Iterable[RequestParameter], where: str) -> Mapping[str, Json]:
     """Return the words of a template for one place: each name of the wire with the value that fills it."""
     return {slot.wire: slot.text for slot in slots if slot.where == where}
 
@@ -353,7 +353,7 @@ class Body(Struct, frozen=True):
     """How a request's body is made: its media type, its slots, and whether one slot is all of it."""
 
     media: str
-    slots: tuple[Slot, ...]
+    slots: tuple[RequestParameter, ...]
     is_whole: bool
 
     @property
@@ -362,7 +362,7 @@ class Body(Struct, frozen=True):
         media = JSON if self.media in _ANY_JSON else self.media
         return {"Content-Type": media} if self.is_whole or media != JSON else {}
 
-    def template(self, slots: Iterable[Slot]) -> Json:
+    def template(self, slots: Iterable[RequestParameter]) -> Json:
         """Return the template of the body, with the names its slots were given."""
         own = [slot for slot in slots if slot.where == "body"]
         return own[0].text if self.is_whole else template(own, "body")
@@ -379,7 +379,7 @@ def body_of(api: Api, operation: Operation, schemas: Schemas) -> Body | None:
     is_required = words.get("required") is True
     if _is_text(media):
         schema = described({"type": "string"}, words.get("description"), f"The body, as {media}")
-        return Body(media, (Slot("body", "body", schema, is_required),), is_whole=True)
+        return Body(media, (RequestParameter("body", "body", schema, is_required),), is_whole=True)
     # The body's properties become parameters, so what they hold is one level further down.
     schema = schemas.expand(as_object(content[written]).get("schema"), deeper=1)
     if _is_flat(schema):
@@ -403,7 +403,7 @@ def _chosen(content: JsonObject) -> str:
             if fits(_media_type(written)) and is_wire_name(written):
                 return written
     kinds = ", ".join(written[:60] for written in list(content)[:3])
-    raise Inexpressible(f"its body is {kinds}, which an api tool cannot send", "Write a script for this operation.")
+    raise Unsupported(f"its body is {kinds}, which an api tool cannot send", "Write a script for this operation.")
 
 
 def _media_type(media: str) -> str:
@@ -429,13 +429,13 @@ def _is_flat(schema: JsonObject) -> bool:
     )
 
 
-def _flattened(schema: JsonObject) -> Iterator[Slot]:
+def _flattened(schema: JsonObject) -> Iterator[RequestParameter]:
     required = as_list(schema.get("required"))
     for name, inner in as_object(schema.get("properties")).items():
-        yield Slot("body", name, as_object(inner), name in required)
+        yield RequestParameter("body", name, as_object(inner), name in required)
 
 
-def _whole(media: str, schema: Mapping[str, Json], words: JsonObject, *, is_required: bool) -> Slot:
+def _whole(media: str, schema: Mapping[str, Json], words: JsonObject, *, is_required: bool) -> RequestParameter:
     kinds = types_of(schema)
     if media == FORM:
         schema = {**schema, "type": "object"}
@@ -446,4 +446,4 @@ def _whole(media: str, schema: Mapping[str, Json], words: JsonObject, *, is_requ
     else:
         note = "The body"
     said = as_text(words.get("description")) or schema.get("description")
-    return Slot("body", "body", described(schema, said, note), is_required)
+    return RequestParameter("body", "body", described(schema, said, note), is_required)

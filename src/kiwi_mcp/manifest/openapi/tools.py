@@ -13,8 +13,8 @@ from kiwi_mcp.manifest.json_schema import schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.openapi.document import (
     Api,
-    Inexpressible,
     Operation,
+    Unsupported,
     path_template,
     read_api,
     semantic,
@@ -27,9 +27,9 @@ from kiwi_mcp.manifest.openapi.document import (
 )
 from kiwi_mcp.manifest.openapi.parameters import (
     Body,
+    RequestParameter,
     Schemas,
-    Slot,
-    TooWide,
+    SchemaTooLarge,
     accepted,
     body_of,
     is_header,
@@ -47,7 +47,7 @@ class Credentials(Struct, frozen=True):
     headers: JsonObject = field(default_factory=dict)
     query: JsonObject = field(default_factory=dict)
 
-    def carries(self, slot: Slot) -> bool:
+    def carries(self, slot: RequestParameter) -> bool:
         """Whether a slot would be filled by the credentials already."""
         is_auth = slot.where == self.auth.get("in") and slot.wire.lower() == as_text(self.auth.get("name")).lower()
         taken = {"header": self.headers, "query": self.query}.get(slot.where, {})
@@ -63,7 +63,7 @@ def credentials_of(api: Api, operation: Operation, prefix: str, auth: JsonObject
         if (found := _expressed(api, list(as_object(way)), variable_name(prefix))) is not None:
             return found
     names = sorted({name for way in ways for name in as_object(way)})
-    raise Inexpressible(
+    raise Unsupported(
         f"it asks for {', '.join(names)[:200]}, which an api tool cannot give", "Write a script for this operation."
     )
 
@@ -128,7 +128,7 @@ class OpenApiImport(Struct, frozen=True):
     skipped: tuple[Issue, ...] = ()
 
 
-class _Wish(Struct, frozen=True):
+class _ImportOptions(Struct, frozen=True):
     """What the caller asked for besides the document itself."""
 
     prefix: str
@@ -143,7 +143,7 @@ class _Wish(Struct, frozen=True):
 class _Shape(Struct, frozen=True):
     """The slots of an operation and the schema they make, at the depth that fits."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[RequestParameter, ...]
     body: Body | None
     parameters: JsonObject
 
@@ -165,26 +165,26 @@ def tools_from_openapi(
     """
     api = read_api(text, what=what)
     name = snake(prefix)[:_MAX_PREFIX].strip("_") or short_name(api.title)
-    wish = _Wish(name, base_url, frozenset(only), auth or {})
+    options = _ImportOptions(name, base_url, frozenset(only), auth or {})
     operations = tuple(api.operations())
     # Names are given before operations are chosen, so that they never depend on the choice.
-    by_id = dict(zip(tool_ids(wish.prefix, (each.name for each in operations)), operations, strict=True))
-    _refuse_unknown(wish, by_id, what)
+    by_id = dict(zip(tool_ids(options.prefix, (each.name for each in operations)), operations, strict=True))
+    _refuse_unknown(options, by_id, what)
     manifests: list[JsonObject] = []
     skipped: list[Issue] = []
     for tool_id, operation in by_id.items():
-        if wish.only and not wish.names(tool_id, operation):
+        if options.only and not options.names(tool_id, operation):
             continue
         try:
-            manifests.append(_bounded(_manifest(api, operation, tool_id, wish)))
-        except Inexpressible as fault:
+            manifests.append(_bounded(_manifest(api, operation, tool_id, options)))
+        except Unsupported as fault:
             skipped.append(Issue(operation.place[:_MAX_PLACE], fault.reason, fault.fix, "warning"))
     return OpenApiImport(tuple(manifests), tuple(skipped))
 
 
-def _refuse_unknown(wish: _Wish, by_id: Mapping[str, Operation], what: str) -> None:
+def _refuse_unknown(options: _ImportOptions, by_id: Mapping[str, Operation], what: str) -> None:
     known = {word for tool_id, each in by_id.items() for word in (tool_id, each.name, each.place)}
-    if unknown := sorted(wish.only - known):
+    if unknown := sorted(options.only - known):
         raise InvalidRequest(
             f"{what} has no operation {unknown[0]!r}.",
             suggestion=f"{did_you_mean(unknown[0], known)}Name operations by operationId or as `GET /path`.",
@@ -192,13 +192,13 @@ def _refuse_unknown(wish: _Wish, by_id: Mapping[str, Operation], what: str) -> N
         )
 
 
-def _manifest(api: Api, operation: Operation, tool_id: str, wish: _Wish) -> JsonObject:
+def _manifest(api: Api, operation: Operation, tool_id: str, options: _ImportOptions) -> JsonObject:
     words = operation.words
-    if words.get("deprecated") is True and not wish.only:
-        raise Inexpressible("it is deprecated", "Name it in `only` to import it all the same.")
+    if words.get("deprecated") is True and not options.only:
+        raise Unsupported("it is deprecated", "Name it in `only` to import it all the same.")
     if operation.method == "trace":
-        raise Inexpressible("TRACE is not a method of api tools", "Leave it out.")
-    credentials = credentials_of(api, operation, wish.prefix, wish.auth)
+        raise Unsupported("TRACE is not a method of api tools", "Leave it out.")
+    credentials = credentials_of(api, operation, options.prefix, options.auth)
     shape = _shape(api, operation, credentials)
     tags = [name for tag in as_list(words.get("tags")) if isinstance(tag, str) and (name := snake(tag)[:40])]
     return {
@@ -207,17 +207,17 @@ def _manifest(api: Api, operation: Operation, tool_id: str, wish: _Wish) -> Json
         "executor": "http_client",
         "version": semantic(as_object(api.root.get("info")).get("version")),
         "description": sentence(words.get("summary"), words.get("description"), limit=MAX_DESCRIPTION)
-        or f"{operation.place} of {sentence(api.title, limit=80) or wish.prefix}",
-        "category": wish.prefix,
+        or f"{operation.place} of {sentence(api.title, limit=80) or options.prefix}",
+        "category": options.prefix,
         "tags": list(dict.fromkeys(tags))[:_MAX_TAGS],
-        "config": _config(api, operation, credentials, shape, wish),
+        "config": _config(api, operation, credentials, shape, options),
         "parameters": shape.parameters,
     }
 
 
 def _bounded(manifest: JsonObject) -> JsonObject:
     if len(compact(manifest)) > MAX_MANIFEST_BYTES:
-        raise Inexpressible("its address and names are longer than a manifest may be", "Write this tool by hand.")
+        raise Unsupported("its address and names are longer than a manifest may be", "Write this tool by hand.")
     return manifest
 
 
@@ -227,16 +227,16 @@ def _shape(api: Api, operation: Operation, credentials: Credentials) -> _Shape:
             schemas = Schemas(api, depth)
             declared = [slot for slot in slots_of(api, operation, schemas) if not credentials.carries(slot)]
             body = body_of(api, operation, schemas)
-        except TooWide:
+        except SchemaTooLarge:
             continue
         slots = named((*declared, *(body.slots if body else ())))
         parameters = _parameters(slots)
         if len(compact(parameters)) <= MAX_SCHEMA_BYTES and not schema_faults(parameters, "parameters"):
             return _Shape(slots, body, parameters)
-    raise Inexpressible("its parameters are more than a tool can describe", "Write this tool by hand.")
+    raise Unsupported("its parameters are more than a tool can describe", "Write this tool by hand.")
 
 
-def _parameters(slots: Iterable[Slot]) -> JsonObject:
+def _parameters(slots: Iterable[RequestParameter]) -> JsonObject:
     slots = tuple(slots)
     properties: dict[str, Json] = {slot.name: slot.schema for slot in slots}
     required: list[Json] = [slot.name for slot in slots if slot.is_required]
@@ -244,12 +244,14 @@ def _parameters(slots: Iterable[Slot]) -> JsonObject:
     return {**schema, "required": required} if required else schema
 
 
-def _config(api: Api, operation: Operation, credentials: Credentials, shape: _Shape, wish: _Wish) -> JsonObject:
+def _config(
+    api: Api, operation: Operation, credentials: Credentials, shape: _Shape, options: _ImportOptions
+) -> JsonObject:
     in_path = {slot.wire: slot.text_in_path for slot in shape.slots if slot.where == "path"}
     body = shape.body
     words: dict[str, Json] = {
         "method": operation.method.upper(),
-        "url_template": server_url(api, operation, wish.base_url) + path_template(operation.path, in_path),
+        "url_template": server_url(api, operation, options.base_url) + path_template(operation.path, in_path),
         "query": {**template(shape.slots, "query"), **credentials.query},
         "headers": {
             **accepted(api, operation),

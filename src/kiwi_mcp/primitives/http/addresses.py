@@ -26,7 +26,7 @@ _ENDINGS = (".localhost", ".local", ".lan", ".internal", ".home.arpa")
 """The endings of names that only the local network assigns, so that an outside party cannot decide their address."""
 
 
-def nearby_host(url: str) -> str:
+def local_network_host(url: str) -> str:
     """Return the host and port of an address in the local network, as `host:port`; empty for every other address.
 
     A public DNS name does not count: its owner may point it to another address at any time.
@@ -151,6 +151,12 @@ def refusal_of_host(host: str, *, port: int, granted: Sequence[str]) -> str | No
 def is_address(host: str) -> bool:
     """Whether a host is an address as it stands, with no name to look up."""
     return address_of(plain_host(host)) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself."""
+    address = address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def is_granted(host: str, port: int | None, granted: Sequence[str]) -> bool:

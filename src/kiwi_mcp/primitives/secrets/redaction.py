@@ -90,7 +90,7 @@ def redact(text: str, secrets: Mapping[str, str]) -> str:
     return Redactor(secrets).text(text) if secrets else text
 
 
-def exempt(secrets: Mapping[str, str]) -> tuple[str, ...]:
+def unredactable(secrets: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the values that are too short or too common to redact, so that the owner can be warned."""
     return tuple(name for name, value in secrets.items() if value and not _is_redactable(name, value))
 
@@ -202,6 +202,6 @@ def weakness(name: str, secret: Secret) -> Weakness | None:
         return Weakness(
             f"has fewer than {SHORTEST_SECRET} characters, and cannot be taken out of what tools say", f"{_BUT}."
         )
-    if exempt({name: value}):
+    if unredactable({name: value}):
         return Weakness("is too common to be taken out of what tools say", f"{_BUT}.")
     return None

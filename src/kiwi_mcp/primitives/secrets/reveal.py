@@ -17,19 +17,6 @@ from kiwi_mcp.domain.json import Json
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.primitives.secrets import variables
 
-__all__ = [
-    "FORMS",
-    "FoundVariable",
-    "Revealed",
-    "SecretForm",
-    "SecretScope",
-    "Variables",
-    "names_in",
-    "reveal",
-    "reveal_json",
-    "reveal_url",
-]
-
 SecretForm: TypeAlias = Literal["header", "env", "any"]
 """Where a value may be put: into headers of requests, into the environment of processes, or anywhere."""
 FORMS: tuple[SecretForm, ...] = ("header", "env", "any")

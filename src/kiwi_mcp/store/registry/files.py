@@ -83,7 +83,7 @@ def media_type(path: str) -> str:
     return _MEDIA.get(path.rpartition(".")[2].lower(), _FALLBACK)
 
 
-def keep_blobs(transaction: Transaction, blobs: Mapping[str, bytes], at: str) -> None:
+def store_blobs(transaction: Transaction, blobs: Mapping[str, bytes], at: str) -> None:
     """Keep the blobs that are not there yet."""
     here: set[str] = set()
     for some in chunks(blobs):

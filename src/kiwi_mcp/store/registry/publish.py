@@ -37,7 +37,7 @@ from kiwi_mcp.domain.registry import (
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Transaction, Value
 from kiwi_mcp.store.registry import log
-from kiwi_mcp.store.registry.files import FILE_COLUMNS, column_json, file_rows, is_stated, keep_blobs, manifest_text
+from kiwi_mcp.store.registry.files import FILE_COLUMNS, column_json, file_rows, is_stated, manifest_text, store_blobs
 from kiwi_mcp.store.registry.release_check import MAX_ISSUES, MAX_LINKS, CheckedRelease, order, require_checked
 from kiwi_mcp.store.registry.rows import (
     ItemRow,
@@ -47,12 +47,12 @@ from kiwi_mcp.store.registry.rows import (
     VisibilityFilter,
     chunks,
     filled,
+    item_columns,
     latest_of,
     look_up,
     new_id,
     placeholders,
-    show,
-    words_of,
+    update_item,
 )
 
 _TYPE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
@@ -82,7 +82,7 @@ class VersionDraft(Struct, frozen=True):
         return sha256(self.text.encode()).hexdigest() if self.text is not None else None
 
 
-def drafts_of(releases: Sequence[CheckedRelease], actor: Actor, *, is_seeding: bool) -> tuple[VersionDraft, ...]:
+def version_drafts(releases: Sequence[CheckedRelease], actor: Actor, *, is_seeding: bool) -> tuple[VersionDraft, ...]:
     """Return releases as drafts, executors first, or refuse them all with everything that is wrong with any."""
     require_checked(releases)
     for namespace in {release.name.namespace: None for release in releases}:
@@ -251,13 +251,13 @@ def _executor(draft: VersionDraft, pin: Pin, stored: PublishedRows, sight: Visib
         raise MissingLink(str(pin.name), chain=[draft.name.tool_id])
     item = stored.items[draft.name.item]
     if home.visibility == "private" and (draft.name.namespace, item.visibility) != (pin.name.namespace, "private"):
-        raise seen_further(str(draft.name), str(pin.name))
+        raise visibility_conflict(str(draft.name), str(pin.name))
     if found.depth >= MAX_LINKS:
         raise ChainTooDeep([draft.name.tool_id, pin.name.tool_id], limit=MAX_LINKS)
     return found
 
 
-def seen_further(name: str, executor: str) -> InvalidRequest:
+def visibility_conflict(name: str, executor: str) -> InvalidRequest:
     """Return the error for an item that is visible to actors who cannot see its executor."""
     return InvalidRequest(
         f"{name} depends on {executor}, which is private, so some users would see the item and not its executor.",
@@ -278,7 +278,7 @@ def _write(
     files = [row for one in sealings for row in file_rows(one.draft.release, one.row.id, now, blobs)]
     _keep_namespaces(transaction, sealings, actor, now)
     transaction.insert("tools", _TOOL_COLUMNS, _new_tools(database, stored, latest.values(), now))
-    keep_blobs(transaction, blobs, now)
+    store_blobs(transaction, blobs, now)
     # Files come before their version: from the moment it is there, it is sealed.
     transaction.insert("tool_version_files", FILE_COLUMNS, files)
     _make_room(transaction, stored, latest)
@@ -289,7 +289,7 @@ def _write(
     )
     for tool, one in latest.items():
         if stored.standings.get(tool):
-            show(transaction, database, tool, one.draft.name.version, one.draft.release.manifest, now)
+            update_item(transaction, database, tool, one.draft.name.version, one.draft.release.manifest, now)
     log.append(transaction, actor, _entries(sealings, now))
 
 
@@ -319,7 +319,7 @@ def _new_tools(
         item = stored.items[name.item]
         if item.is_new:
             yield (
-                one.tool, name.tool_id, name.namespace, *words_of(release.manifest, database), release.is_official,
+                one.tool, name.tool_id, name.namespace, *item_columns(release.manifest, database), release.is_official,
                 release.is_builtin, item.visibility, name.version, moment(release.created_at or now), now,
             )  # fmt: skip
 

@@ -24,7 +24,7 @@ from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Value
 from kiwi_mcp.store.registry import publish, status, verify
 from kiwi_mcp.store.registry.files import read_contents
-from kiwi_mcp.store.registry.publish import drafts_of
+from kiwi_mcp.store.registry.publish import version_drafts
 from kiwi_mcp.store.registry.release_check import MAX_LINKS, CheckedRelease
 from kiwi_mcp.store.registry.rows import (
     BY_ITEM,
@@ -125,13 +125,13 @@ class Registry:
 
         A version that is already stored with the same content stays as it is.
         """
-        drafts = drafts_of(releases, self.actor, is_seeding=is_seeding)
+        drafts = version_drafts(releases, self.actor, is_seeding=is_seeding)
         database, sight = self._database, self._sight
         with database.transaction() as transaction:
             # Set visibilities first: a version may use a private executor only if its own item is private.
-            rest = status.settle_visibilities(transaction, sight, events)
+            rest = status.apply_visibilities(transaction, sight, events)
             published = publish.publish(transaction, database, sight, drafts)
-            status.repeat(transaction, database, sight, rest)
+            status.replay_status(transaction, database, sight, rest)
         return tuple(published[release.name] for release in releases)
 
     def named(self, tool_id: str, namespace: str | None = None) -> tuple[VersionInfo, ...]:

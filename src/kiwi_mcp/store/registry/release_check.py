@@ -125,7 +125,7 @@ class CheckedRelease(Release, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse a release with everything that is wrong with it."""
-        if issues := tuple(islice(unsound(self), MAX_ISSUES)):
+        if issues := tuple(islice(release_issues(self), MAX_ISSUES)):
             raise ArtifactRefused(str(self.name)[:MAX_WORD], issues)
 
     @classmethod
@@ -148,7 +148,7 @@ def require_checked(releases: Sequence[Release]) -> None:
         raise TypeError(f"{', '.join(unchecked[:10])}: this release was not checked")
 
 
-def unsound(release: Release) -> Iterator[Issue]:
+def release_issues(release: Release) -> Iterator[Issue]:
     """Yield every reason not to keep a release; the manifest's own text is read elsewhere."""
     files = [(file.path, len(file.data)) for file in release.files]
     issues = [*_names(release), *_texts(release), *unsafe_files(files)]

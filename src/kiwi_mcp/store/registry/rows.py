@@ -177,7 +177,7 @@ def latest_of(ranks: Iterable[VersionRank]) -> VersionRank:
     return max(ranks, key=lambda one: one.rank)
 
 
-def choose_again(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
+def update_latest(transaction: Transaction, database: Database, tool: Value, at: str) -> None:
     """Choose the latest version of an item again after a status change."""
     standings = [
         VersionRank(str(id_), str(key), bool(is_pre), yanked is not None, bool(is_latest))
@@ -189,17 +189,17 @@ def choose_again(transaction: Transaction, database: Database, tool: Value, at: 
     transaction.write("update tool_versions set is_latest = false where tool_id = ? and is_latest = true", (tool,))
     transaction.write("update tool_versions set is_latest = true where id = ?", (latest.id,))
     ((version, text),) = transaction.read("select version, manifest from tool_versions where id = ?", (latest.id,))
-    show(transaction, database, tool, str(version), as_object(json.loads(str(text))), at)
+    update_item(transaction, database, tool, str(version), as_object(json.loads(str(text))), at)
 
 
-def show(
+def update_item(
     transaction: Transaction, database: Database, tool: Value, version: str, manifest: JsonObject, at: str
 ) -> None:
     """Write the fields of the latest version into the row of the item."""
-    transaction.write(_SHOW, (*words_of(manifest, database), version, at, tool))
+    transaction.write(_SHOW, (*item_columns(manifest, database), version, at, tool))
 
 
-def words_of(manifest: JsonObject, database: Database) -> tuple[Value, ...]:
+def item_columns(manifest: JsonObject, database: Database) -> tuple[Value, ...]:
     """Return the fields of an item's row from its latest version: name, description, type, executor, category, tags."""
     executor = as_text(manifest.get("executor")).partition("@")[0].rpartition("/")[2]
     name, description, tool_type, category = (as_text(manifest.get(word)) for word in _SHOWN)

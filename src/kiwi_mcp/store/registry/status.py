@@ -15,9 +15,9 @@ from kiwi_mcp.domain.registry import RegistryEvent, VersionName
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store.database import Database, Transaction
 from kiwi_mcp.store.registry import log
-from kiwi_mcp.store.registry.publish import seen_further
+from kiwi_mcp.store.registry.publish import visibility_conflict
 from kiwi_mcp.store.registry.release_check import bad_text, bad_time, bad_visibility
-from kiwi_mcp.store.registry.rows import VisibilityFilter, choose_again, filled
+from kiwi_mcp.store.registry.rows import VisibilityFilter, filled, update_latest
 
 StatusOp: TypeAlias = Literal["yank", "unyank", "deprecate", "undeprecate"]
 
@@ -59,7 +59,7 @@ def set_status(
         _set(transaction, database, sight, names, op, reason=reason, at=at)
 
 
-def settle_visibilities(
+def apply_visibilities(
     transaction: Transaction, sight: VisibilityFilter, events: Sequence[RegistryEvent]
 ) -> Sequence[RegistryEvent]:
     """Apply the visibility events to items that are stored already, and return the remaining events."""
@@ -73,7 +73,7 @@ def settle_visibilities(
     return rest
 
 
-def repeat(
+def replay_status(
     transaction: Transaction, database: Database, sight: VisibilityFilter, events: Sequence[RegistryEvent]
 ) -> None:
     """Repeat status events of another registry, in their order."""
@@ -106,7 +106,7 @@ def _set(
     values = (time, reason) if is_set else (None, None)
     changed = [one for one in found if transaction.write(_SET[op], (*values, one.id))]
     for tool in {one.tool: None for one in changed}:
-        choose_again(transaction, database, tool, now)
+        update_latest(transaction, database, tool, now)
     entries = [log.LogEntry(op, one.name, one.digest, one.closure, time, reason) for one in changed]
     log.append(transaction, sight.actor.name, entries)
 
@@ -158,4 +158,4 @@ def _check_sight(transaction: Transaction, tool: str, name: VersionName, visibil
             )
     elif rows := transaction.read(_STANDS_ON, (tool,)):
         version, *executor = (str(part) for part in rows[0])
-        raise seen_further(str(replace(name, version=version)), str(VersionName(*executor)))
+        raise visibility_conflict(str(replace(name, version=version)), str(VersionName(*executor)))

@@ -54,7 +54,7 @@ def refuse_unaskable(questions: Questions, capabilities: JsonObject) -> None:
     lacking = {name for question in questions.values() if (name := _lacking(question, capabilities))}
     if lacking:
         raise Unanswered(
-            _methods(questions),
+            sorted({question.method for question in questions.values()}),
             message=f"The tool asks a question, and this client cannot be asked: it does not declare "
             f"{', '.join(f'`{name}`' for name in sorted(lacking))}.",
         )
@@ -142,7 +142,3 @@ def _lacking(question: Question, capabilities: JsonObject) -> str:
             return "sampling.tools" if wants_tools and "tools" not in as_object(capabilities["sampling"]) else ""
         case "roots/list":
             return "" if "roots" in capabilities else "roots"
-
-
-def _methods(questions: Questions) -> list[str]:
-    return sorted({question.method for question in questions.values()})

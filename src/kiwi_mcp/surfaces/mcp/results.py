@@ -94,7 +94,8 @@ _OURS = {"resultType", "cacheScope"}
 
 def passed_call(passed: JsonObject, *, revision: str) -> types.CallToolResult | None:
     """Return the answer to a call; None where it is not one that a client of that revision could read."""
-    result = _read(types.CallToolResult, {**passed, "content": _blocks(passed.get("content"), revision)})
+    blocks = [_block(one, revision) for one in as_list(passed.get("content"))]
+    result = _read(types.CallToolResult, {**passed, "content": blocks})
     if result is None or _has_structure(result, revision):
         return result
     return result.model_copy(update={"structured_content": None})
@@ -127,10 +128,6 @@ def _read(kind: type[ResultT], passed: JsonObject) -> ResultT | None:
 def _has_structure(result: types.CallToolResult, revision: str) -> bool:
     is_object = isinstance(result.structured_content, Mapping)
     return revision >= (STRUCTURED_SINCE if is_object else ANY_STRUCTURE_SINCE)
-
-
-def _blocks(blocks: Json, revision: str) -> list[Json]:
-    return [_block(block, revision) for block in as_list(blocks)]
 
 
 def _block(block: Json, revision: str) -> Json:
@@ -253,9 +250,6 @@ def _plain(value: object, levels: int) -> Json:
     return [_plain(part, levels - 1) for part in value]
 
 
-"""The maximum number of pages that are read: sixteen million characters."""
-
-
 def declares_result(offer: Offer, revision: str) -> bool:
     """Whether a client of a revision gets the result schema of a tool."""
     since = STRUCTURED_SINCE if offer.outputs.get("type") == "object" else ANY_STRUCTURE_SINCE
@@ -265,7 +259,8 @@ def declares_result(offer: Offer, revision: str) -> bool:
 async def tool_result(kernel: KernelApi, answer: Answer, offer: Offer, *, revision: str) -> CallToolResult:
     """Return the result of a tool: a server's answer unchanged, else the result, else why there is none."""
     is_declared = declares_result(offer, revision)
-    if (passed := _passed(answer, revision)) and not (is_declared and _lacks_structure(passed)):
+    passed = _passed(answer, revision)
+    if passed and (passed.is_error or passed.structured_content is not None or not is_declared):
         return passed
     if answer.is_error:
         return as_result(answer, revision=revision)
@@ -283,10 +278,6 @@ def _passed(answer: Answer, revision: str) -> CallToolResult | None:
     if answer.passed is None or (answer.passed.get("isError") is True) is not answer.is_error:
         return None
     return passed_call(answer.passed, revision=revision)
-
-
-def _lacks_structure(result: CallToolResult) -> bool:
-    return not result.is_error and result.structured_content is None
 
 
 def _told(content: JsonObject) -> CallToolResult:

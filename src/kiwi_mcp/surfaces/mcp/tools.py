@@ -150,7 +150,8 @@ class Tools:
 
     async def _call_offer(self, context: Context, params: types.CallToolRequestParams, offer: Offer) -> Reply:
         async def work(caller: Caller) -> types.CallToolResult:
-            payload = _payload(offer, params.arguments or {})
+            parameters = params.arguments or {}
+            payload: JsonObject = {"item_type": offer.item_type, "item_id": offer.identity, "parameters": parameters}
             answer = await self._kernel.call("execute", payload, caller)
             self._changes.expect()
             if refusal := passed_refusal(answer, context):
@@ -159,10 +160,6 @@ class Tools:
             return with_label(result, answer)
 
         return await self._calls.answer(context, _asked(params), work, task=offer.task)
-
-
-def _payload(offer: Offer, parameters: JsonObject) -> JsonObject:
-    return {"item_type": offer.item_type, "item_id": offer.identity, "parameters": parameters}
 
 
 def _asked(params: types.CallToolRequestParams) -> ClientCall:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from ipaddress import ip_address
 from urllib.parse import urlsplit, urlunsplit
 
 from mcp.shared.auth_utils import check_resource_allowed, resource_url_from_server_url
@@ -17,6 +16,7 @@ from kiwi_mcp.domain.plan import HttpSpec
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.manifest.templates import escape
 from kiwi_mcp.primitives.http import client
+from kiwi_mcp.primitives.http.addresses import is_loopback
 from kiwi_mcp.primitives.http.token_request import TokenReply, take
 
 _TIMEOUT = 20.0
@@ -98,19 +98,12 @@ def refuse_plain(url: str) -> tuple[str, int]:
     else:
         if host and parts.scheme == "https":
             return host, port or 443
-        if parts.scheme == "http" and _is_here(host):
+        if parts.scheme == "http" and is_loopback(host):
             return host, port or 80
     raise AddressDenied(
         f"The server names {url[:500]!r} for its login, which is not an https address.",
         suggestion="Do not log in there; ask the operator of the server.",
     )
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _PARAMETER = re.compile(r'([A-Za-z_]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')

@@ -57,7 +57,7 @@ async def log_in(account: Account, ask: Ask, *, server: str, scopes: Sequence[st
     scope = _scope(account, found, challenge, known, scopes)
     state, verifier = token_urlsafe(32), token_urlsafe(64)
     port = account.oauth.redirect_port or (urlsplit(known.client.redirect).port if known.client else None) or 0
-    async with browser.returning(lambda words: words.get("state") == state, port=port) as back:
+    async with browser.login_callback(lambda words: words.get("state") == state, port=port) as back:
         _refuse_other_port(account, back.address)
         client = owners_client(account.oauth, found.authority) or await _registered(
             found, back.address, scope, known.client, account.web, server

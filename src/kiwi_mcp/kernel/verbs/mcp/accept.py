@@ -46,7 +46,7 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
 )
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.policy.needs import needs_told
-from kiwi_mcp.primitives.http.addresses import nearby_host
+from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
 
 _SHOWN = 1_000
@@ -255,7 +255,7 @@ def _named(server: Tool, tool: str, known: Sequence[Definition]) -> list[Definit
 
 def _consequences(server: Tool) -> str:
     """Return where a server may be reached, and what it may ask of clients, once it is accepted; in words."""
-    host = nearby_host(as_text(server.manifest.config.get("url")))
+    host = local_network_host(as_text(server.manifest.config.get("url")))
     reached = f"; Kiwi may reach it at {host}" if host else ""
     return f"{reached}{needs_told(Needs(client=server.manifest.needs.client))}"
 

@@ -71,7 +71,7 @@ from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, Ser
 from kiwi_mcp.manifest.owner_file import changing
 from kiwi_mcp.policy.needs import needs_named, needs_told, with_needs
 from kiwi_mcp.policy.secret_access import held
-from kiwi_mcp.primitives.http.addresses import nearby_host
+from kiwi_mcp.primitives.http.addresses import local_network_host
 from kiwi_mcp.primitives.secrets import variables
 from kiwi_mcp.primitives.secrets.reveal import Variables, names_in
 from kiwi_mcp.primitives.secrets.variables import with_secrets
@@ -371,7 +371,7 @@ class _ImportReader:
             names = {name for text in _texts(config) for name in names_in(text)}
             mine = {name: secret for name, secret in imported.secrets.items() if name in names}
             self._compare(path, mine)
-            same = _named(self._taken, launch_of(config))
+            same = next((name for name, words in self._taken.items() if words == launch_of(config)), "")
             tool_id = same or id_for(draft.name, self._taken)
             if same and same not in self._here:
                 reason = f"it is the same as {same}"
@@ -406,10 +406,6 @@ class _ImportReader:
             if not secret.is_same(self._secrets.setdefault(name, secret)):
                 reason = f"has another value in {path.name} than in a configuration before it"
                 self.issues.append(Issue(name, reason, "Rename the variable in one of the manifests.", "warning"))
-
-
-def _named(known: Mapping[str, JsonObject], launch: JsonObject) -> str:
-    return next((name for name, words in known.items() if words == launch), "")
 
 
 def _about(about: str, tool_id: str) -> str:
@@ -693,7 +689,7 @@ def _message(
 
 def _reached(servers: Sequence[Tool]) -> str:
     """Return at which addresses nearby servers may be reached from now on, because their owner named them."""
-    hosts = [nearby_host(as_text(server.manifest.config.get("url"))) for server in servers]
+    hosts = [local_network_host(as_text(server.manifest.config.get("url"))) for server in servers]
     listed = ", ".join(dict.fromkeys(filter(None, hosts)))
     return f"; Kiwi may reach {listed} for {'it' if len(servers) == 1 else 'them'}" if listed else ""
 

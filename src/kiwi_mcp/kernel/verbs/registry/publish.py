@@ -248,7 +248,6 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
         raise NamespaceDenied(namespace, namespaces=registry.actor.namespaces)
     named = [catalog.resolve(one.tool.identity, item_type=one.tool.item_type) for one in chain.references]
     links = (*chain.links, *(link for other in named for link in other.links))
-    refuse_lost(lost_signatures(links, catalog.space))
     releases: dict[VersionName, CheckedRelease] = {}
     sent: dict[VersionName, None] = {}
     for other in reversed(named):  # what the item names is published with it, and before it
@@ -257,6 +256,7 @@ async def _prepare(request: PublishRequest, context: Context, registry: Registry
         known_as = _published(other.tool, namespace, registry)
         sent[known_as[0] if known_as else made[-1].name] = None
     releases |= {one.name: one for one in _releases(chain.links, request, namespace, registry, signer, is_asked=True)}
+    refuse_lost(lost_signatures(links, catalog.space))
     for issue in _unpinned(chain):
         verdict = verdict.with_issue(issue)
     known = _visibility(tool.id, namespace, registry)

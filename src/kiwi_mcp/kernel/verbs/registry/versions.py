@@ -22,7 +22,7 @@ from kiwi_mcp.domain.items import ItemType, Source, Tool
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.domain.names import Range, Version
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, VersionInfo
+from kiwi_mcp.domain.registry import BUILTIN_NAMESPACE, StatusNote, VersionInfo
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.tool_names import write_namespaces
@@ -117,13 +117,12 @@ class VersionLine(Struct, frozen=True, kw_only=True):
             published_by=listed.published_by,
             executor=str(listed.executor.name) if listed.executor else None,
             changelog=listed.changelog or UNSET,
-            yanked=_status(listed, "yanked"),
-            deprecated=_status(listed, "deprecated"),
+            yanked=_status(listed.yanked),
+            deprecated=_status(listed.deprecated),
         )
 
 
-def _status(listed: VersionInfo, status: str) -> VersionStatus | UnsetType:
-    note = listed.yanked if status == "yanked" else listed.deprecated
+def _status(note: StatusNote | None) -> VersionStatus | UnsetType:
     return VersionStatus(note.at, note.reason) if note is not None else UNSET
 
 
@@ -250,8 +249,8 @@ def _item_line(listed: VersionInfo) -> PublishedItemLine:
         visibility=listed.visibility,
         identity=f"registry/{listed.name}",
         digest=listed.digest,
-        yanked=_status(listed, "yanked"),
-        deprecated=_status(listed, "deprecated"),
+        yanked=_status(listed.yanked),
+        deprecated=_status(listed.deprecated),
     )
 
 
@@ -267,10 +266,6 @@ def _refuse_unknown(
                 f"There is no {what} {name!r}.",
                 suggestion=f"{did_you_mean(name, known)}Known: {', '.join(sorted(known))}.",
             )
-
-
-class VersionsRequest(PublishedItemRequest, frozen=True, kw_only=True):
-    """Which item."""
 
 
 class VersionsResponse(Response, frozen=True, kw_only=True):
@@ -296,10 +291,6 @@ def version_rows(versions: Sequence[VersionLine]) -> Iterator[ViewItem]:
                 yield TableRow(f"{'':<14} {name}: {note.reason}")
 
 
-def _versions_view(response: VersionsResponse) -> Iterator[ViewItem]:
-    return version_rows(response.versions)
-
-
 @verb(
     "versions",
     group="registry",
@@ -307,21 +298,17 @@ def _versions_view(response: VersionsResponse) -> Iterator[ViewItem]:
     access=ANYONE,
     records=False,
     aliases=("versions",),
-    shows=_versions_view,
+    shows=lambda response: version_rows(response.versions),
 )
-async def versions(request: VersionsRequest, context: VerbContext) -> VersionsResponse:
+def versions(request: PublishedItemRequest, context: VerbContext) -> VersionsResponse:
     """List every published version of an item."""
-
-    def work() -> VersionsResponse:
-        found = published_versions(request.item_id, request.project_path, context)
-        return VersionsResponse(
-            tool_id=found[0].name.tool_id,
-            namespace=found[0].name.namespace,
-            visibility=found[0].visibility,
-            versions=[VersionLine.of(listed) for listed in found],
-        )
-
-    return await asyncio.to_thread(work)
+    found = published_versions(request.item_id, request.project_path, context)
+    return VersionsResponse(
+        tool_id=found[0].name.tool_id,
+        namespace=found[0].name.namespace,
+        visibility=found[0].visibility,
+        versions=[VersionLine.of(listed) for listed in found],
+    )
 
 
 class RegistryDiffRequest(PublishedItemRequest, frozen=True, kw_only=True):

@@ -87,19 +87,15 @@ class DeprecateRequest(PublishedItemRequest, frozen=True, kw_only=True):
     aliases=("deprecate",),
     shows=_view,
 )
-async def deprecate(request: DeprecateRequest, context: VerbContext) -> VersionStatusResponse:
+def deprecate(request: DeprecateRequest, context: VerbContext) -> VersionStatusResponse:
     """Warn the users of a version, of a range, or of every version. They still run."""
     op: StatusOp = "undeprecate" if request.undo else "deprecate"
     status = "no longer deprecated" if request.undo else "deprecated"
-
-    def work() -> VersionStatusResponse:
-        every = published_versions(request.item_id, request.project_path, context)
-        found = matching(Ref.parse(request.item_id), every)
-        if request.dry_run:
-            return _planned("deprecate", found, status)
-        return _set_status("deprecate", found, op, status, request.reason, context.registry())
-
-    return await asyncio.to_thread(work)
+    every = published_versions(request.item_id, request.project_path, context)
+    found = matching(Ref.parse(request.item_id), every)
+    if request.dry_run:
+        return _planned("deprecate", found, status)
+    return _set_status("deprecate", found, op, status, request.reason, context.registry())
 
 
 class YankRequest(DeprecateRequest, frozen=True, kw_only=True):
