@@ -1,7 +1,7 @@
 """Kiwi: a kernel for AI, where tools live and through which every model and program uses them.
 
-The public Python API is `__all__`: `Kernel`, the types of its answers and callers, and the errors. Its names are
-imported when they are first used, so that `import kiwi_mcp` loads nothing.
+The public Python API is `__all__`: `Kernel`, the types of its answers, callers and thread events, and the errors. Its
+names are imported when they are first used, so that `import kiwi_mcp` loads nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         Unavailable,
         Untrusted,
     )
+    from kiwi_mcp.domain.messages import ReplyDelta
+    from kiwi_mcp.domain.threads import ThreadEvent
     from kiwi_mcp.kernel.kernel import Kernel
     from kiwi_mcp.kernel.verb import Answer
 
@@ -34,6 +36,8 @@ __all__ = [
     "Kernel",
     "KiwiError",
     "NotFound",
+    "ReplyDelta",
+    "ThreadEvent",
     "ToolFailed",
     "Unavailable",
     "Untrusted",

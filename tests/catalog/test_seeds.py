@@ -23,6 +23,7 @@ from kiwi_mcp.store.registry.registry import Registry
 SEEDED = Path(__file__).parents[1] / "data" / "seeded.yaml"
 PRIMITIVES = {"http_client", "subprocess"}
 RUNTIMES = {"bash_runtime", "deno_runtime", "llm_runtime", "node_runtime", "python_runtime"}
+NATIVE = {"return", "ask", "spawn", "wait"}
 PROVIDERS = {
     f"{name}_runtime"
     for name in (
@@ -54,10 +55,10 @@ def test_a_fresh_registry_holds_the_primitives_the_runtimes_and_the_official_ser
 
     found = {listed.name.tool_id: listed for listed in registry.find()}
 
-    assert set(found) == PRIMITIVES | RUNTIMES | PROVIDERS | SERVERS
+    assert set(found) == PRIMITIVES | NATIVE | RUNTIMES | PROVIDERS | SERVERS
     assert all(listed.is_official and listed.name.namespace == BUILTIN_NAMESPACE for listed in found.values())
-    assert {name for name, listed in found.items() if listed.is_builtin} == PRIMITIVES | RUNTIMES | PROVIDERS
-    assert {name for name, listed in found.items() if listed.executor is None} == PRIMITIVES
+    assert {name for name, listed in found.items() if listed.is_builtin} == PRIMITIVES | NATIVE | RUNTIMES | PROVIDERS
+    assert {name for name, listed in found.items() if listed.executor is None} == PRIMITIVES | NATIVE
     assert [*registry.verify()] == []
 
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from mcp import Client, StdioServerParameters
 from mcp_types import ElicitResult
+from tests.plugins.scripted_model import MODEL, ScriptedModel, use
 
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli.help import table
@@ -27,7 +28,11 @@ from kiwi_mcp.surfaces.cli.help import table
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 
-FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^`{3,4}(\w+)(?: (\S+))?\n(.*?)^`{3,4}$", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(r"^````(\w+)(?: (\S+))?\n(.*?)^````$", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(r"^<!-- model\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+LOCAL_MODEL = "127.0.0.1:11434", "qwen3"
+"""The address and the model that pages show; the tests put a scripted model there."""
 LINK = re.compile(r"\]\((?!\w+:)([^)#]+)")
 SPOKEN = re.compile(r"`kiwi (\w+)")
 FAILS = re.compile(r"^error: |: \d+ issues?$", re.MULTILINE)
@@ -114,7 +119,18 @@ class Reader:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
+    """The blocks of a page in their order; one in four backticks may hold others."""
+    text = page.read_text(encoding="utf-8")
+    quoted = {found.start(): Block(*found.groups()) for found in QUOTED.finditer(text)}
+    rest = QUOTED.sub(lambda found: " " * len(found[0]), text)
+    plain = {found.start(): Block(*found.groups()) for found in FENCE.finditer(rest)}
+    return [block for _, block in sorted({**quoted, **plain}.items())]
+
+
+def play(page: Path, model: ScriptedModel) -> None:
+    """Let the model of a page's reader do what the page says in a comment."""
+    for found in SCRIPT.findall(page.read_text(encoding="utf-8")):
+        model.will(*(use(turn["call"], **turn["arguments"]) for turn in yaml.safe_load(found)))
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -160,7 +176,10 @@ def reader(tmp_path: Path, kiwi: Path, monkeypatch: pytest.MonkeyPatch) -> Reade
 
 @pytest.mark.usefixtures("encoder_model", "sandbox")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_following_a_page_gives_the_output_that_it_shows(page: Path, reader: Reader) -> None:
+def test_following_a_page_gives_the_output_that_it_shows(
+    page: Path, reader: Reader, home: Path, scripted_model: ScriptedModel
+) -> None:
+    play(page, scripted_model)
     for is_request, group in groupby(blocks(page), key=lambda block: block.is_request):
         if is_request:
             replies = reader.ask([block.text for block in group])
@@ -168,7 +187,10 @@ def test_following_a_page_gives_the_output_that_it_shows(page: Path, reader: Rea
             continue
         for block in group:
             if block.path:
-                (reader.project / block.path).write_text(block.text, encoding="utf-8")
+                path = home / block.path[2:] if block.path.startswith("~/") else reader.project / block.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = block.text.replace(LOCAL_MODEL[0], scripted_model.host).replace(LOCAL_MODEL[1], MODEL)
+                path.write_text(text, encoding="utf-8")
             elif block.language == "console":
                 follow(reader, block.text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -38,11 +39,16 @@ async def kernel(project: Path, home: Path, sandbox: None) -> AsyncIterator[Kern
 def test_the_public_names_are_these() -> None:
     assert sorted(kiwi_mcp.__all__) == [
         "Answer", "Caller", "Conflict", "Denied", "Internal", "Invalid", "Kernel", "KiwiError", "NotFound",
-        "ToolFailed", "Unavailable", "Untrusted", "__version__",
+        "ReplyDelta", "ThreadEvent", "ToolFailed", "Unavailable", "Untrusted", "__version__",
     ]  # fmt: skip
     assert all(getattr(kiwi_mcp, name) for name in kiwi_mcp.__all__)
     with pytest.raises(AttributeError):
         kiwi_mcp.lost  # noqa: B018 - reading it is the test
+
+
+def test_the_parameters_of_a_thread_are_these() -> None:
+    assert [*inspect.signature(Kernel.thread).parameters] == ["self", "item", "inputs", "limits", "model", "caller"]
+    assert [*inspect.signature(Kernel.thread_events).parameters] == ["self", "request", "caller"]
 
 
 @pytest.mark.usefixtures("processes")

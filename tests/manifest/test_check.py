@@ -26,8 +26,8 @@ GOOD: dict[str, JsonObject] = {
     "mcp_tool": {"executor": "a_server", "config": {"mcp_tool_name": "x"}},
     "script": {"executor": "a_runtime", "config": {"entrypoint": "main.py"}},
     "api": {"executor": "http_client", "config": {"method": "GET", "url": "https://a.example/"}},
-    "directive": {"executor": "a_runtime", "config": {}},
-    "thread": {"executor": "a_runtime", "config": {"directive": "d"}},
+    "directive": {"executor": "a_provider", "config": {}},
+    "thread": {"executor": "a_provider", "config": {"directive": "d"}},
     "knowledge": {"config": {"entry_type": "pattern"}},
     "composite": {"config": {"steps": [{"tool": "a"}]}},
 }
@@ -35,6 +35,7 @@ BELOW = {
     "subprocess": Manifest("subprocess", "primitive", "1.0.0"),
     "http_client": Manifest("http_client", "primitive", "1.0.0"),
     "a_runtime": Manifest("a_runtime", "runtime", "1.0.0"),
+    "a_provider": Manifest("a_provider", "runtime", "1.0.0", config={"dialect": "openai_chat"}),
     "a_server": Manifest("a_server", "mcp_server", "1.0.0"),
     "a_script": Manifest("a_script", "script", "1.0.0"),
     "an_api": Manifest("an_api", "api", "1.0.0"),

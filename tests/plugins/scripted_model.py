@@ -34,6 +34,7 @@ PATHS = {
 _CUT = b""
 """Where a broken stream ends: before the last piece of its last part."""
 _PIECE = 7
+_COMPACTED = "Summary of what was done before"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ScriptedTurn:
     text: str = ""
     reasoning: str = ""
     calls: tuple[ScriptedCall, ...] = ()
-    how: Literal["whole", "broken", "endless", "html", "json", "empty", "silent"] = "whole"
+    how: Literal["whole", "broken", "stalled", "endless", "html", "json", "empty", "silent"] = "whole"
     status: int = 200
     message: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +89,11 @@ def use_text(name: str, arguments: str) -> ScriptedTurn:
 def break_off(turn: ScriptedTurn) -> ScriptedTurn:
     """Lose the connection before the last piece of a turn."""
     return replace(turn, how="broken")
+
+
+def stall(text: str) -> ScriptedTurn:
+    """Write a text without its last piece, and then nothing until the model is closed."""
+    return ScriptedTurn(text, how="stalled")
 
 
 def fail(status: int, message: str = "Scripted failure.", *, retry_after: str = "") -> ScriptedTurn:
@@ -201,7 +207,9 @@ class ScriptedModel:
         if not request.messages:
             return
         now = _parts_of(request)
-        key = b"\n".join([request.dialect.encode(), now["system"], json.dumps(request.messages[:2]).encode()])
+        # A compaction begins a new prefix, with its summary.
+        first = [*request.messages[:2], *(one for one in request.messages if _COMPACTED in json.dumps(one))]
+        key = b"\n".join([request.dialect.encode(), now["system"], json.dumps(first).encode()])
         before = self._before.get(key)
         self._before[key] = request
         if before is None or len(before.messages) > len(request.messages):
@@ -942,6 +950,10 @@ def scripted_server() -> Iterator[ScriptedModel]:
             for piece in pieces:
                 if piece != _CUT:
                     self.chunk(piece)
+                elif turn.how == "stalled":
+                    model.closed.wait(60)
+                    self.close_connection = True
+                    return None
                 elif turn.how == "broken":
                     self.close_connection = True
                     return None

@@ -14,6 +14,7 @@ from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Report, silent
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.domain.threads import ThreadObserver, unobserved
 
 
 class Space(Struct, frozen=True):
@@ -127,6 +128,8 @@ class Caller(Struct, frozen=True):
     report: Report = silent
     ask: Ask = no_answers
     note: Note = unheard
+    observe: ThreadObserver = unobserved
+    """Takes the events of a thread that it starts, continues or watches."""
     capabilities: JsonObject = field(default_factory=dict)
     """What it can be asked, as MCP's clients declare it: `elicitation`, `sampling`, `roots`."""
     is_owner: bool = False
@@ -153,6 +156,8 @@ class Caller(Struct, frozen=True):
     """Grants that narrow the rights of the principal: those of the directives of a thread and of its parents."""
     journal: CallJournal | None = None
     """Where a thread notes how its call begins and ends, in the transaction that records the run."""
+    checkpoint: str = ""
+    """When runs that change files get a checkpoint, overriding their items: `auto` or `disabled`, of a directive."""
 
     @property
     def reader(self) -> str:

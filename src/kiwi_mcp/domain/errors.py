@@ -66,8 +66,8 @@ KiwiError
 │   ├── ReservedName
 │   ├── LeaseLost
 │   ├── ThreadTaken
-│   ├── ThreadWaiting
-│   └── ThreadEnded
+│   ├── ThreadEnded
+│   └── ThreadWaiting
 ├── ToolFailed          look at the tool's message and logs; only the Python API raises it
 └── Internal            report the incident id
 """
@@ -673,9 +673,11 @@ class ModelFailed(Unavailable):
 
     code, error = "model_failed", "Model failed"
 
-    def __init__(self, message: str, *, suggestion: str, kind: str, **details: Json) -> None:
+    def __init__(self, message: str, *, suggestion: str, kind: str, is_lost: bool = False, **details: Json) -> None:
         super().__init__(message, suggestion=suggestion, kind=kind, **details)
         self.kind = kind
+        self.is_lost = is_lost
+        """Whether the model may have answered, so that the request may have cost something."""
 
 
 class StoreUnavailable(Unavailable):
@@ -765,20 +767,6 @@ class ReservedName(Conflict):
         )
 
 
-class ThreadWaiting(Conflict):
-    """A call of a thread that has no result yet: it waits for an answer or for child threads."""
-
-    code, error = "thread_waiting", "Thread waits"
-
-    def __init__(self, reason: str, *, waits_for: str, question_id: str = "") -> None:
-        super().__init__(
-            reason,
-            suggestion=f"`kiwi thread answer {question_id}` answers it." if question_id else "Wait for its children.",
-            waits_for=waits_for,
-            question_id=question_id,
-        )
-
-
 class LeaseLost(Conflict):
     """Another process runs the thread now; this one wrote nothing."""
 
@@ -816,6 +804,26 @@ class ThreadEnded(Conflict):
             suggestion=f"Look at it with `kiwi thread show {thread_id}`, or start a new one.",
             thread_id=thread_id,
             status=status,
+        )
+
+
+class ThreadWaiting(Conflict):
+    """A call of a thread that has no result yet: it waits for an answer or for child threads."""
+
+    code, error = "thread_waiting", "Thread waits"
+
+    def __init__(
+        self, reason: str, *, waits_for: str, question_id: str = "", approvals: Sequence[str] = (), thread_id: str = ""
+    ) -> None:
+        steps = [f"`kiwi thread answer {question_id} ANSWER`"] if question_id else []
+        steps += [f"`kiwi approvals approve {one}`" for one in approvals]
+        super().__init__(
+            reason,
+            suggestion=f"The owner types {' and '.join(steps)}." if steps else "Wait for its children.",
+            waits_for=waits_for,
+            question_id=question_id,
+            approvals=list(approvals),
+            thread_id=thread_id,
         )
 
 

@@ -26,6 +26,24 @@ def escape_controls(text: str) -> str:
     return _CONTROL.sub(_code, text.replace("\r\n", "\n"))
 
 
+class StreamEscaper:
+    """Escapes a text that arrives in pieces, as `escape_controls` does with the whole."""
+
+    def __init__(self) -> None:
+        self._end = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what can be shown so far; a carriage return waits for the character behind it."""
+        text = self._end + piece
+        self._end = "\r" if text.endswith("\r") else ""
+        return escape_controls(text.removesuffix("\r") if self._end else text)
+
+    def finish(self) -> str:
+        """Return the rest."""
+        rest, self._end = self._end, ""
+        return escape_controls(rest)
+
+
 def _code(found: re.Match[str]) -> str:
     point = ord(found[0])
     return f"\\x{point:02x}" if point < 0x100 else f"\\u{{{point:x}}}"  # noqa: PLR2004 - one byte

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, field
 
 from kiwi_mcp.domain.json import Json, JsonObject
+from kiwi_mcp.domain.messages import ReplyDelta
 
 ThreadStatus: TypeAlias = Literal[
     "queued", "running", "waiting", "paused", "completed", "failed", "cancelled", "exhausted"
@@ -17,7 +19,8 @@ WaitReason: TypeAlias = Literal["", "approval", "question", "message", "child", 
 """What a waiting thread waits for; `start`: the owner has to permit its first start."""
 EventKind: TypeAlias = Literal[
     "created", "prompt", "model", "model_failed", "began", "result", "asked", "answered", "hooked", "injected",
-    "compacted", "loaded", "spawned", "child_ended", "limit", "resumed", "returned", "ended",
+    "compacted", "loaded", "spawned", "child_ended", "limit", "resumed", "returned", "switched",
+    "ended",
 ]  # fmt: skip
 
 
@@ -84,6 +87,14 @@ class ThreadEvent(Struct, frozen=True):
     """What the event changed in the row of the thread."""
     is_erased: bool = False
     """Whether the body was erased; it is empty then."""
+
+
+ThreadObserver: TypeAlias = Callable[[ThreadEvent | ReplyDelta], None]
+"""Is given every event that was stored, and pieces of replies while they stream. It must not block."""
+
+
+def unobserved(_: ThreadEvent | ReplyDelta) -> None:
+    """Observe nothing."""
 
 
 class NewEvent(Struct, frozen=True):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kiwi_mcp.domain.calls import Caller, Space
+from kiwi_mcp.domain.errors import ThreadWaiting
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.drivers.driver import Dispatch
@@ -27,7 +28,15 @@ class ThreadItem(Native):
             request = {**request, "project_path": str(space.project)}
         answer = as_object(await dispatch("thread", request))
         details = {name: answer[name] for name in ("thread_id", "usage", "finish_reason") if name in answer}
-        details |= {name: answer[name] for name in ("questions", "approvals") if name in answer}
+        if answer.get("status") == "waiting":
+            approvals, questions = as_list(answer.get("approvals")), map(as_object, as_list(answer.get("questions")))
+            raise ThreadWaiting(
+                f"The thread {answer.get('thread_id')} waits for {answer.get('waits_for')}.",
+                waits_for=as_text(answer.get("waits_for")),
+                question_id=next((as_text(one.get("question_id")) for one in questions), ""),
+                approvals=[as_text(one) for one in approvals],
+                thread_id=as_text(answer.get("thread_id")),
+            )
         if answer.get("status") == "completed":
             return Outcome("success", result=answer.get("result"), details=details)
         return Outcome(

@@ -194,7 +194,8 @@ class ApprovalGate:
                 "frozen": call.is_frozen,
                 **({"item_type": call.item_type} if call.item_type else {}),
             }
-            if is_keepable(call.parameters, _secrets(run))
+            # A thread makes its call again by itself.
+            if not call.origin.thread and is_keepable(call.parameters, _secrets(run))
             else None,
         )
 

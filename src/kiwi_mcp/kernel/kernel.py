@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal
@@ -18,7 +20,9 @@ from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import ItemType
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
+from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.domain.threads import ThreadEvent
 from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
 from kiwi_mcp.kernel.context import Served, Services, VerbContext
 from kiwi_mcp.kernel.mcp_servers import check_server, complete
@@ -113,6 +117,57 @@ class Kernel:
         if answer.is_error:
             raise ToolFailed(answer.content)
         return (await whole(self, answer)).get("result")
+
+    def thread(
+        self,
+        item: str,
+        inputs: JsonObject | None = None,
+        *,
+        limits: Mapping[str, float] | None = None,
+        model: str = "",
+        caller: Caller = NO_CALLER,
+    ) -> AsyncGenerator[ThreadEvent | ReplyDelta | Answer, None]:
+        """Start a directive or a thread item, and yield what happens in it until it ends or waits.
+
+        Pieces of replies are `ReplyDelta`, what the journal stores is `ThreadEvent`, and the last one is the answer
+        with `thread_id`, `status`, `result` and `usage`:
+
+            async for event in kernel.thread("study", {"topic": "kiwis"}, limits={"spend": 0.5}):
+                match event:
+                    case ReplyDelta(kind="text", text=text):
+                        print(text, end="")
+                    case Answer(content={"status": "completed", "result": result}):
+                        print(result)
+
+        Raises the `KiwiError` of a refused start. To leave the loop early cancels the thread; close the generator
+        (`contextlib.aclosing`) to wait until it has stopped.
+        """
+        request: JsonObject = {"action": "start", "item_id": item, "inputs": inputs or {}, "wait": True}
+        chosen: JsonObject = {"limits": dict(limits or {}), **({"model": model} if model else {})}
+        return self.thread_events({**request, **chosen}, caller)
+
+    async def thread_events(
+        self, request: JsonObject, caller: Caller = NO_CALLER
+    ) -> AsyncGenerator[ThreadEvent | ReplyDelta | Answer, None]:
+        """Make a request of the verb `thread`, and yield what happens in the thread meanwhile, then the answer.
+
+        `{"action": "resume", "thread_id": ID, "message": TEXT, "wait": True}` is one turn of a conversation; to leave
+        the loop early stops that turn, and the conversation waits for the next message.
+        """
+        events: asyncio.Queue[ThreadEvent | ReplyDelta | None] = asyncio.Queue()
+        call = asyncio.create_task(self.call("thread", request, replace(caller, observe=events.put_nowait)))
+        call.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            answer = await call
+        finally:
+            call.cancel()
+            with suppress(asyncio.CancelledError):
+                await call
+        if answer.error is not None:
+            raise answer.error
+        yield answer
 
     async def _response(self, verb: str, payload: JsonObject, caller: Caller, record: CallRecord | None) -> Answer:
         # What is said back is text that every surface can write, whatever was sent.

@@ -65,9 +65,9 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
             return await run.finish(redacted(unavailable(fault.reason), run.secrets or _NO_SECRETS))
         secrets = run.secrets or _NO_SECRETS
         if call.has_checkpoint or run.chain.tool.manifest.mutates_state:
-            owner_mode = owner_policy(call.space.user).checkpoint
+            mode = owner_policy(call.space.user).checkpoint or caller.checkpoint
             run.checkpoint = await guard_of(  # 16 asked for and impossible: refused
-                call.space, owner_mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
+                call.space, mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
         async with run.checkpoint:
             mark_reader(run, context)  # 20
@@ -238,7 +238,7 @@ def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Pl
     everything that a thread reads.
     """
     tool = chain.tool
-    if tool.origin.source == "project" and tool.trust != "owner":
+    if tool.origin.is_in_project and tool.trust != "owner":
         raise SignatureRefused(
             f"The provider {tool.id!r} is a file of the project, and you have not signed it.",
             suggestion=f"Read it, then `kiwi sign {tool.id}`; or put your own into the `providers` folder of ~/.ai.",

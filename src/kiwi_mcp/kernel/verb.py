@@ -410,6 +410,8 @@ class ExecuteRequest(Request, frozen=True, kw_only=True):
     dry_run: Annotated[bool, Meta(description="Only show the plan")] = False
     frozen: Annotated[bool, Meta(description="Refuse changes since signing")] = False
     checkpoint: Annotated[bool, Meta(description="Save files first, for undo")] = False
+    mode: Annotated[Literal["thread"] | None, Meta(description="Run a directive as an agent")] = None
+    wait: Annotated[bool, Meta(description="false: answer with thread_id at once")] = True
 
 
 class SearchRequest(Request, frozen=True, kw_only=True):

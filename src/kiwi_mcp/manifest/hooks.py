@@ -52,6 +52,11 @@ class Hook(Struct, frozen=True):
     inputs: JsonObject = field(default_factory=dict)
     action: HookAction | None = None
 
+    @property
+    def runs_apart(self) -> bool:
+        """Whether a thread of its own runs the item."""
+        return self.item_type == "directive"
+
     def fits(self, event: HookEvent, context: JsonObject) -> bool:
         """Whether the hook is for an event in a context; raise `ExpressionFault` for a broken expression."""
         if event not in self.events:

@@ -126,16 +126,23 @@ class Threads:
             return _create(transaction, replace(thread, owner=self._owner, parent_id="", root_id="", depth=0), events)
 
     def spawn(
-        self, parent: Thread, child: Thread, events: Sequence[NewEvent], parent_events: Sequence[NewEvent]
+        self,
+        parent: Thread,
+        child: Thread,
+        events: Sequence[NewEvent],
+        parent_events: Sequence[NewEvent],
+        *,
+        is_counted: bool = True,
     ) -> tuple[Thread, Thread]:
         """Store a child with its first events, and the events of its parent; return the rows of both.
 
-        The limits for money and tokens are taken from the rest of the parent, or `BudgetExceeded` is raised.
+        The limits for money and tokens are taken from the rest of the parent, or `BudgetExceeded` is raised. One that
+        is not counted needs no `spawns`.
         """
         with quick_transaction(self._database) as transaction:
-            before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=1))
+            before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=int(is_counted)))
             for limit, used, most in (
-                ("spawns", before.usage.spawns - 1, before.limits.spawns),
+                ("spawns", before.usage.spawns - 1 if is_counted else -1, before.limits.spawns),
                 ("depth", before.depth, before.limits.depth),
             ):
                 if used >= most:

@@ -114,7 +114,7 @@ class Bench(Struct):
         """One call, as the kernel makes it, with every loopback host granted."""
         rights = Rights((Grant(hosts=Rules(allow=("127.0.0.1",))),))
         plan = permit(self.driver.bind(chain, inputs or {}, self.space), rights)
-        caller = Caller(report, ask, note, {} if ask is no_answers else ANSWERABLE)
+        caller = Caller(report, ask, note, capabilities={} if ask is no_answers else ANSWERABLE)
         facts = {"mcp": {**as_object(plan.facts["mcp"]), "client": list(self.client)}}
         plan = replace(plan, profile=self._profile_of(chain.executor), facts=facts)
         return await self.driver.drive(

@@ -14,6 +14,7 @@ from tests.plugins.scripted_model import ScriptedModel
 from kiwi_mcp.domain.calls import NO_CALLER, Caller
 from kiwi_mcp.domain.json import Json, JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.threads import wake
 from kiwi_mcp.kernel.verbs import thread
 
 DIRECTIVE = """# {name}
@@ -83,6 +84,10 @@ class Agents:
         """Call a verb."""
         return await self.kernel.call(verb, payload, caller)
 
+    async def read(self, verb: str, **payload: Json) -> dict[str, Any]:
+        """Call a verb, and return the content of its answer."""
+        return dict((await self.call(verb, NO_CALLER, **payload)).content)
+
     async def start(self, item: str, caller: Caller = NO_CALLER, **words: Json) -> dict[str, Any]:
         """Start a thread and wait until it ends or waits."""
         answer = await self.call("thread", caller, action="start", item_id=item, wait=True, **words)
@@ -105,7 +110,8 @@ async def agents(
     home: Path, project: Path, scripted_model: ScriptedModel, monkeypatch: pytest.MonkeyPatch, anyio_backend: str
 ) -> AsyncIterator[Agents]:
     """Give a home whose only provider is the scripted model. Threads run in the kernel of the test, in no worker."""
-    monkeypatch.setattr(thread, "start_worker", lambda _: None)
+    for module in (thread, wake):
+        monkeypatch.setattr(module, "start_worker", lambda _: None)
     user = home / ".ai"
     (user / "tools").mkdir(parents=True, exist_ok=True)
     write_provider(user, scripted_model, "openai_chat")
@@ -114,17 +120,19 @@ async def agents(
     await kernel.aclose()
 
 
-def write_provider(user: Path, model: ScriptedModel, dialect: str, **config: Json) -> None:
-    """Write the scripted model as the provider that `llm_runtime` names, and permit its address."""
+def write_provider(
+    user: Path, model: ScriptedModel, dialect: str, *, name: str = "scripted_llm", **config: Json
+) -> None:
+    """Write the scripted model as a provider, and permit its address; threads use the one named `scripted_llm`."""
     manifest: JsonObject = {
-        "tool_id": "scripted_llm",
+        "tool_id": name,
         "tool_type": "runtime",
         "executor": "http_client",
         "version": "1.0.0",
         "description": "A scripted model",
         "config": {**model.config(dialect), **config},
     }
-    (user / "tools" / "scripted_llm.yaml").write_text(json.dumps(manifest))
+    (user / "tools" / f"{name}.yaml").write_text(json.dumps(manifest))
     host = model.url(dialect).split("/")[2]
     (user / "policy.yaml").write_text(json.dumps({"hosts": {"allow": [host]}}))
     (user / "config.yaml").write_text("provider_adapter: scripted_llm\n")

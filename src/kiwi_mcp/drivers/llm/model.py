@@ -41,6 +41,10 @@ OnDelta = Callable[[ReplyDelta], None]
 Sleep = Callable[[float], Awaitable[None]]
 
 
+_NOT_SENT = ("dns", "connect", "tls")
+"""Causes of failure before anything was sent."""
+
+
 class ModelErrorClass(Struct, frozen=True):
     """One class of failures, as `data/model_errors.yaml` describes it."""
 
@@ -124,6 +128,7 @@ class _Failed(Exception):
     def __init__(self, message: str, *, status: int = 0, cause: str = "", text: str = "", after: Json = None) -> None:
         super().__init__(message)
         self.message, self.status = message, status
+        self.is_lost = not status and cause not in _NOT_SENT
         self.row = next(row for row in error_classes() if row.matches(status, cause, text))
         self.retry_after = float(after) if isinstance(after, int | float) else None
 
@@ -208,6 +213,7 @@ def _error(failed: _Failed, choice: ModelChoice, *, attempts: int) -> ModelFaile
         f"{choice.provider}/{choice.model} gave no answer. {failed.message}",
         suggestion=failed.row.suggestion,
         kind=failed.row.kind,
+        is_lost=failed.is_lost,
         status=failed.status,
         attempts=attempts,
         retry_after=failed.retry_after,

@@ -69,6 +69,8 @@ class ModelChoice(Struct, frozen=True):
     cap_field: str = ""
     quirks: frozenset[str] = frozenset()
     tools_mode: Literal["frozen", "grow"] = "frozen"
+    requests_per_minute: int = 0
+    """The most requests that the provider gets in a minute; 0 sets no limit."""
 
 
 def choose_model(chain: Chain, *, tier: str = "", model: str = "") -> ModelChoice:
@@ -159,6 +161,7 @@ def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
         cap_field=as_text(provider.get("cap_field")) or "max_completion_tokens",
         quirks=frozenset(map(as_text, (*as_list(provider.get("quirks")), *as_list(declared.get("quirks"))))),
         tools_mode="grow" if provider.get("tools") == "grow" else "frozen",
+        requests_per_minute=_whole(provider.get("requests_per_minute")),
     )
 
 

@@ -40,7 +40,7 @@ SECRETS = (
 )  # fmt: skip
 """Names of files that hold secrets as a rule; the case of letters makes no difference."""
 FOLDERS = frozenset({".git", ".ssh", ".gnupg", ".aws", ".azure", ".gcloud", ".kube", ".docker", ".trash"})
-OWN = (".ai/state", ".ai/outputs", ".ai/logs")
+OWN = (".ai/state", ".ai/outputs", ".ai/logs", ".ai/threads")
 """What Kiwi itself writes while tools run."""
 
 

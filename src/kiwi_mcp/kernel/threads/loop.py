@@ -8,48 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from kiwi_mcp.domain.errors import ApprovalRequired, KiwiError, LeaseLost
-from kiwi_mcp.domain.json import Json, JsonObject, as_text
-from kiwi_mcp.domain.messages import ToolCallPart, ToolResultPart
-from kiwi_mcp.domain.threads import FinishReason, NewEvent, ThreadChanges, ThreadStatus, WaitReason
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.messages import TextPart, ToolCallPart, ToolDefinition, ToolResultPart
+from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
+from kiwi_mcp.drivers.llm.prices import worst_case_micros
+from kiwi_mcp.kernel.threads.compaction import make_room
+from kiwi_mcp.kernel.threads.hooks import hook_action, pass_hooks
+from kiwi_mcp.kernel.threads.limits import at_limit, exceeded
 from kiwi_mcp.kernel.threads.model import ModelRefused, ask_model
 from kiwi_mcp.kernel.threads.results import ResultStatus, failed_result, is_waiting, result_of_answer
+from kiwi_mcp.kernel.threads.start import with_properties
+from kiwi_mcp.kernel.threads.steps import NEXT, Step, Wait, end, pause, unless_continued, wait_for
 from kiwi_mcp.kernel.threads.work import CONTINUE, START, ThreadWork
 from kiwi_mcp.kernel.verb import Answer
+from kiwi_mcp.manifest.hooks import HookEvent
 
 AT_ONCE = 8
 """How many calls of one reply run at the same time."""
-_BROKEN = 3
-"""How many replies in a row may break off before the thread fails."""
+_BROKEN, _FAILED = 3, 3
+"""How many replies in a row may break off, and how many requests a hook may repeat, before the thread fails."""
 _NUDGE = "You have not called `return`. Call it now with the declared outputs, or continue with the task."
+_LOOP = "The thread makes the same calls again and again. May it continue?"
+_PRICE = "The price of the model is not known, so its limit for money cannot be kept. May it continue?"
+_STOPPED = "The user stopped the turn before this call had a result."
+_TURN_ENDS = ("end", "calls", "length", "refusal", "filtered")
 _REPEATED, _TWO_TURNS = 3, 4
-
-
-class Continue(Struct, frozen=True):
-    """There is a next step."""
-
-    is_next: bool = True
-
-
-class Wait(Struct, frozen=True):
-    """The thread waits; nothing of it runs until something happens."""
-
-    reason: WaitReason
-    is_next: bool = False
-
-
-class End(Struct, frozen=True):
-    """The thread has ended."""
-
-    status: ThreadStatus
-    is_next: bool = False
-
-
-Step = Continue | Wait | End
-_CONTINUE = Continue()
+_NAME_LENGTH = 64
 
 
 async def advance(work: ThreadWork) -> Step:
@@ -58,17 +47,18 @@ async def advance(work: ThreadWork) -> Step:
     if thread.command == "cancel":
         return await end(work, "cancelled", "cancelled", message="It was cancelled.")
     if thread.command == "pause":
-        await work.append(NewEvent("limit", {"paused": True}), changes=ThreadChanges(status="paused"))
-        return Wait("")
-    if not thread.usage.turns and (asked := await work.stores.question_of(thread.id, START)) is not None:
-        if asked.status == "open":
-            return Wait("start")
-        if asked.answer != CONTINUE:
-            return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
+        return await pause(work)
+    if not thread.usage.turns and (step := await unless_permitted(work)):
+        return step
     if state.returned is not None:
-        return await end(work, "completed", "stop", result=state.returned)
+        step = await pass_hooks(work, "directive_return", "after_step", "after_complete")
+        return step or await end(work, "completed", "stop", result=state.returned)
     if state.pending:
         return await make_calls(work)
+    if state.model_seq and (step := await after_turn(work)):
+        return step
+    if thread.kind == "conversation" and (state.stop in _TURN_ENDS or len(state.messages) == 1):
+        return await wait_for(work, "message")
     match state.stop:
         case "end" | "calls":
             return await finish_turn(work)
@@ -82,89 +72,109 @@ async def advance(work: ThreadWork) -> Step:
             return await next_turn(work)
 
 
+async def unless_permitted(work: ThreadWork) -> Step | None:
+    """Return None if the first start of the thread needs no answer of the owner, or if they permitted it."""
+    asked = await work.stores.question_of(work.thread.id, START)
+    if asked is None or asked.answer == CONTINUE:
+        return None
+    if asked.status == "open":
+        return Wait("start")
+    return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
+
+
+async def after_turn(work: ThreadWork) -> Step | None:
+    """Run the hooks of a turn whose calls all have results; return None where the thread continues."""
+    if failed := work.state.failed_calls:
+        first = failed[0]
+        if step := await pass_hooks(work, "error", code=first.status, detail=f"{first.name}: {first.message}"):
+            return step
+    return await pass_hooks(work, "after_step")
+
+
 async def next_turn(work: ThreadWork) -> Step:
-    """Ask the model, within the limits."""
+    """Ask the model, within the limits and as the hooks allow."""
+    state = work.state
     if limit := exceeded(work):
-        return await stop_at_limit(work, limit)
+        return await at_limit(work, limit)
+    first: tuple[HookEvent, ...] = () if state.model_seq else ("thread_started",)
+    if step := await pass_hooks(work, *first, *(("thread_continued",) if state.is_resumed else ()), "before_step"):
+        return step
+    if worst_case_micros(1, 1, work.choice) is None and (
+        step := await unless_continued(work, "price", "budget", _PRICE, limit="price")
+    ):
+        return step
     try:
+        if step := await make_room(work):
+            return step
         await ask_model(work)
     except ModelRefused as refused:
-        return await stop_at_limit(work, refused.limit) if refused.limit else Wait("budget")
+        return await at_limit(work, refused.limit)
     except LeaseLost:
         raise
     except KiwiError as error:
-        body: JsonObject = {"code": error.code, "message": error.message}
-        await work.append(NewEvent("model_failed", body))
-        return await end(
-            work, "failed", "error", code=error.code, message=f"{error.message} {error.suggestion}".strip()
-        )
-    return _CONTINUE
+        return await model_failed(work, error)
+    return NEXT
 
 
-def exceeded(work: ThreadWork) -> str:
-    """Return the first limit that allows no further turn; empty where there is none."""
-    limits, usage = work.thread.limits, work.thread.usage
-    if usage.turns >= limits.turns:
-        return "turns"
-    if usage.tokens >= limits.tokens:
-        return "tokens"
-    if work.seconds() >= limits.seconds:
-        return "duration"
-    return ""
-
-
-async def stop_at_limit(work: ThreadWork, limit: str) -> Step:
-    """End a thread at a limit with what it has so far."""
-    await work.append(NewEvent("limit", {"limit": limit}))
-    return await end(work, "exhausted", "limit", code=f"{limit}_exceeded", message=f"The limit `{limit}` is reached.")
+async def model_failed(work: ThreadWork, error: KiwiError) -> Step:
+    """Note that the model gave no answer; a hook may have it asked again, else the thread fails."""
+    await work.append(NewEvent("model_failed", {"code": error.code, "message": error.message}))
+    key = f"error:{work.state.model_failures}"
+    action = await hook_action(work, "error", key, code=error.code, detail=error.message)
+    if action in {"retry", "continue"} and work.state.model_failures < _FAILED:
+        return NEXT
+    if action == "suspend":
+        return await pause(work)
+    if action == "escalate":
+        question = f"The model gave no answer: {error.message} Shall it be asked again?"
+        step = await unless_continued(work, f"{key}:{work.state.model_seq}", "ask", question, limit="error")
+        return step or NEXT
+    if work.thread.kind == "conversation":  # the next message tries it again
+        return await wait_for(work, "message")
+    return await end(work, "failed", "error", code=error.code, message=f"{error.message} {error.suggestion}".strip())
 
 
 async def finish_turn(work: ThreadWork) -> Step:
     """End the turn of a model that called nothing."""
-    if work.thread.kind == "conversation":
-        await work.append(NewEvent("asked", {"waits_for": "message"}), changes=ThreadChanges("waiting", "message"))
-        return Wait("message")
     if work.start.return_schema is None:
-        return await end(work, "completed", "stop", result=work.state.text)
+        step = await pass_hooks(work, "after_complete")
+        return step or await end(work, "completed", "stop", result=work.state.text)
     if work.state.nudges:
         return await end(work, "failed", "error", code="no_return", message="The model ended without `return`.")
     await work.append(NewEvent("injected", {"text": _NUDGE, "is_nudge": True}))
-    return _CONTINUE
+    return NEXT
 
 
-async def end(
-    work: ThreadWork,
-    status: ThreadStatus,
-    reason: FinishReason,
-    *,
-    result: Json = None,
-    code: str = "",
-    message: str = "",
-) -> End:
-    """Append the end of a thread. One that stops early keeps the text of its last reply as a partial result."""
-    given = result if result is not None else (work.state.text or None)
-    body: JsonObject = {"status": status, "finish_reason": reason, "code": code, "message": message, "result": given}
-    changes = ThreadChanges(status=status, result=given, finish_reason=reason, code=code, message=message)
-    await work.append(NewEvent("ended", body), changes=changes)
-    return End(status)
+async def stop_turn(work: ThreadWork) -> Wait:
+    """Stop the turn of a conversation: the text so far is stored, and calls without a result get one that says so."""
+    calls, text = [*work.state.pending.values()], "".join(work.streamed)
+    parts: list[Json] = [to_builtins(TextPart(text))] if text else []
+    reply: JsonObject = {"parts": parts, "stop": "end", "model": work.thread.model, "is_stopped": True}
+    results = [_result(call, "error", failed_result(call, _STOPPED)) for call in calls]
+    made = ThreadChanges(turns=1 if text else 0, tool_calls=len(calls))
+    return await wait_for(work, "message", *([NewEvent("model", reply)] if text else []), *results, made=made)
 
 
 async def make_calls(work: ThreadWork) -> Step:
     """Make the calls of the last reply, several at once; those that change files of the project one after another."""
     calls = list(work.state.pending.values())
-    left = work.thread.limits.tool_calls - work.thread.usage.tool_calls
-    if is_repeating(work.state.recent_calls) and not await work.is_confirmed("loop"):
-        return Wait("question")
+    left = max(0, work.thread.limits.tool_calls - work.thread.usage.tool_calls)
+    key = f"loop:{work.state.model_seq}"
+    if is_repeating(work.state.recent_calls) and (
+        step := await unless_continued(work, key, "loop", _LOOP, limit="loop")
+    ):
+        return step
     gate, in_turn = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
-    waits = await asyncio.gather(*(_make_call(work, call, gate, in_turn) for call in calls[: max(0, left)]))
-    for call in calls[max(0, left) :]:
-        await _note(work, call, "error", failed_result(call, "Not called: the limit `tool_calls` is reached."))
+    try:
+        async with asyncio.timeout(max(0.0, work.thread.limits.seconds - work.seconds())):
+            waits = await asyncio.gather(*(_make_call(work, call, gate, in_turn) for call in calls[:left]))
+    except TimeoutError:
+        await work.sync()
+        return await at_limit(work, "duration")
     for reason in waits:
         if reason:
-            changes = ThreadChanges(status="waiting", waits_for=reason)
-            await work.append(NewEvent("asked", {"waits_for": reason}), changes=changes)
-            return Wait(reason)
-    return await stop_at_limit(work, "tool_calls") if left < len(calls) else _CONTINUE
+            return await wait_for(work, reason)
+    return await at_limit(work, "tool_calls") if left < len(calls) else NEXT
 
 
 async def _make_call(
@@ -192,15 +202,32 @@ async def _make_call(
     await work.sync()
     if call.id in work.state.pending:  # the record of a run has noted its result already
         status, part = result_of_answer(call, answer)
-        await _note(work, call, status, part)
+        loaded = loaded_tool(work, answer.content) if verb == "load" and status == "ok" else ()
+        await _note(work, call, status, part, *loaded)
     return ""
+
+
+def loaded_tool(work: ThreadWork, content: JsonObject) -> tuple[NewEvent, ...]:
+    """Return the event that adds a definition to further requests, for a provider whose list of tools grows."""
+    identity, metadata = as_text(content.get("identity")), as_object(content.get("metadata"))
+    is_callable = bool(content.get("chain")) and content.get("permitted") is not False
+    if work.choice.tools_mode != "grow" or not is_callable or identity in work.targets.values():
+        return ()
+    name = base = re.sub(r"[^A-Za-z0-9_-]", "_", as_text(content.get("name")) or "tool")[:_NAME_LENGTH]
+    number = 1
+    while name in work.targets:
+        number += 1
+        name = f"{base[: _NAME_LENGTH - 4]}_{number}"
+    text = as_text(metadata.get("description")) or name
+    tool = ToolDefinition(name, text, with_properties(as_object(content.get("parameters"))))
+    return (NewEvent("loaded", {"tool": to_builtins(tool), "identity": identity}),)
 
 
 async def _wait(work: ThreadWork, call: ToolCallPart, answer: Answer) -> WaitReason:
     error = answer.error
     if isinstance(error, ApprovalRequired):
         approval = as_text(error.details.get("approval_id"))
-        await work.append(NewEvent("asked", {"waits_for": "approval", "call_id": call.id, "approval_id": approval}))
+        await work.append(NewEvent("asked", {"kind": "approval", "call_id": call.id, "approval_id": approval}))
         return "approval"
     return "child" if as_text(answer.content.get("waits_for")) == "child" else "question"
 
@@ -223,13 +250,18 @@ def request_of(work: ThreadWork, call: ToolCallPart) -> tuple[str, JsonObject] |
     return call.name, {**arguments, **(project if call.name != "help" else {})}
 
 
-async def _note(work: ThreadWork, call: ToolCallPart, status: ResultStatus, part: ToolResultPart) -> None:
-    body: JsonObject = {"status": status, "call_id": call.id, "part": to_builtins(part)}
-    await work.append(NewEvent("result", body), changes=ThreadChanges(tool_calls=1))
+async def _note(
+    work: ThreadWork, call: ToolCallPart, status: ResultStatus, part: ToolResultPart, *more: NewEvent
+) -> None:
+    await work.append(_result(call, status, part), *more, changes=ThreadChanges(tool_calls=1))
+
+
+def _result(call: ToolCallPart, status: ResultStatus, part: ToolResultPart) -> NewEvent:
+    return NewEvent("result", {"status": status, "call_id": call.id, "part": to_builtins(part)})
 
 
 def is_repeating(calls: list[str]) -> bool:
-    """Whether the last calls repeat: the same three times, or two in turns twice."""
+    """Whether the calls of the last replies repeat: the same three times, or two in turns twice."""
     same = len(calls) >= _REPEATED and len({*calls[-_REPEATED:]}) == 1
     in_turns = len(calls) >= _TWO_TURNS and calls[-_TWO_TURNS:-2] == calls[-2:] and calls[-1] != calls[-2]
     return same or in_turns

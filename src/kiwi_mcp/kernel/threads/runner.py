@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller, Principal
 from kiwi_mcp.domain.errors import KiwiError, ThreadEnded, ThreadTaken
-from kiwi_mcp.domain.json import as_text
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent
+from kiwi_mcp.domain.json import as_list, as_object, as_text
+from kiwi_mcp.domain.messages import ToolCallPart
+from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
 from kiwi_mcp.engine.inline import run_to_wait
 from kiwi_mcp.kernel.context import Services
-from kiwi_mcp.kernel.threads.loop import Step, Wait, advance, end
-from kiwi_mcp.kernel.threads.work import Observer, ThreadStores, ThreadWork
-from kiwi_mcp.store.threads import ThreadFilter
+from kiwi_mcp.kernel.threads.cassette import RecordedReplies
+from kiwi_mcp.kernel.threads.loop import advance, stop_turn
+from kiwi_mcp.kernel.threads.rates import RequestRates
+from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread
+from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
+from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end
+from kiwi_mcp.kernel.threads.work import ThreadStores, ThreadWork
+from kiwi_mcp.store.threads import STALE_MS, ThreadFilter
 
 _BEAT = 3.0
 """How many seconds pass between two signs of life, which also bring commands of other processes."""
 _MOST_CHILDREN, _MOST = 1_000, 1_000
-
-
-def unobserved(_: object) -> None:
-    """Observe nothing."""
 
 
 class ThreadRunner:
@@ -37,45 +41,103 @@ class ThreadRunner:
         self._stores = ThreadStores(services)
         self._tasks: dict[str, asyncio.Task[Step]] = {}
         self._beating: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self.rates = RequestRates()
+        self._replies: dict[str, RecordedReplies] = {}
+        self.is_background = False
+        """Whether other processes show what the threads of this one write."""
 
     @property
     def stores(self) -> ThreadStores:
         """What the store has of threads."""
         return self._stores
 
-    def start(self, thread_id: str, starter: Caller, observe: Observer = unobserved) -> asyncio.Task[Step]:
+    def start(self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved) -> asyncio.Task[Step]:
         """Run a thread in the background until it waits or has ended."""
         task = self._tasks.get(thread_id)
         if task is None or task.done():
             task = self._tasks[thread_id] = asyncio.create_task(self._run(thread_id, starter, observe))
+            task.add_done_callback(partial(self._forget, thread_id))
         if self._beating is None or self._beating.done():
             self._beating = asyncio.create_task(self._beat())
         return task
 
-    async def run(self, thread_id: str, starter: Caller, observe: Observer = unobserved) -> Step:
+    async def run(self, thread_id: str, starter: Caller, observe: ThreadObserver = unobserved) -> Step:
         """Run a thread until it waits or has ended; a caller that is cancelled cancels the thread."""
         task = self.start(thread_id, starter, observe)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if task.cancelled() and own is not None and not own.cancelling():
+                return End("cancelled")  # a command cancelled the thread, and nobody this caller
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
             raise
 
-    def start_child(self, child: Thread, parent_starter: Caller) -> None:
-        """Run a child thread in this process."""
-        self.start(child.id, replace(parent_starter, origin=PERSON, grants=(), journal=None))
+    def _forget(self, thread_id: str, task: asyncio.Task[Step]) -> None:
+        if self._tasks.get(thread_id) is task:
+            del self._tasks[thread_id]
+        if not task.cancelled():
+            task.exception()  # whoever waits for the task gets it; for others the row has the status
 
-    async def wake(self, thread: Thread, message: str) -> None:
-        """Let a thread that waits or was paused continue, perhaps with a message to the model."""
+    def start_child(self, child: Thread, parent_starter: Caller) -> asyncio.Task[Step]:
+        """Run a child thread in this process."""
+        return self.start(child.id, replace(parent_starter, origin=PERSON, grants=(), journal=None, checkpoint=""))
+
+    async def run_child(
+        self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, *, is_counted: bool
+    ) -> Thread:
+        """Store a child, run it until it ends or waits, and return it; one that waits is cancelled."""
+        threads = self._stores.threads
+        events = first_events(child, start)
+        _, made = await self._stores.do(lambda: threads.spawn(parent, child, *events, is_counted=is_counted))
+        task = self.start_child(made, starter)
+        try:
+            await asyncio.wait({task})
+        finally:
+            ended = await self._stores.do(lambda: threads.get(made.id))
+            if not ended.is_ended:
+                await self.cancel(ended)
+        return ended
+
+    async def replay(self, thread_id: str, starter: Caller, replies: RecordedReplies) -> Step:
+        """Run a thread against recorded replies, with its children; it never reaches a model."""
+        self._replies[thread_id] = replies
+        return await self.run(thread_id, starter)
+
+    async def spawn(self, wanted: StartRequest, caller: Caller) -> Thread:
+        """Start a child of the thread that calls, in this process; the same call made again returns the same child."""
+        threads, key = self._stores.threads, caller.origin.key
+        parent = await self._stores.do(lambda: threads.get(caller.origin.thread))
+        events = await self._stores.do(lambda: threads.events(parent.id))
+        for event in events:
+            if event.kind == "spawned" and event.body.get("key") == key:
+                return await self._stores.do(partial(threads.get, as_text(event.body.get("thread_id"))))
+        catalog = self._services.catalogs.at(parent.project or None)
+        own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
+        child, start = new_thread(own, self._services.context(caller, catalog))
+        if (recorded := self._replies.get(parent.id)) is not None:
+            self._replies[child.id] = recorded.child(child.item)
+            child = replace(child, status="paused")  # so that no other process takes it
+        first, spawned = first_events(child, start, key)
+        _, made = await self._stores.do(lambda: threads.spawn(parent, child, first, spawned))
+        self.start_child(made, caller)
+        return made
+
+    async def wake(self, thread: Thread, message: str, switched: NewEvent | None = None) -> None:
+        """Let a thread that waits or was paused continue, perhaps with a message or with another model."""
         threads, now = self._stores.threads, _now()
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
         await self._stores.do(partial(threads.command, thread.id, ""))
-        if message:
+        events = [switched] if switched else []
+        changes = ThreadChanges(model=as_text(switched.body.get("name"))) if switched else None
+        events += [NewEvent("injected", {"text": message})] if message else []
+        if events:
             taken = await self._stores.do(lambda: threads.take(thread.id, self._process(), now))
-            await self._stores.do(partial(threads.append, taken, [NewEvent("injected", {"text": message})]))
+            await self._stores.do(partial(threads.append, taken, events, changes))
             await self._stores.do(partial(threads.release, taken))
 
     async def due(self) -> list[Thread]:
@@ -86,10 +148,12 @@ class ThreadRunner:
         threads = self._stores.threads
         self._stores.questions.expire(_now())
         queued, waiting = ThreadFilter(status="queued", limit=_MOST), ThreadFilter(status="waiting", limit=_MOST)
-        found = (*threads.list(queued), *threads.list(waiting))
-        return [one for one in found if not one.lease_owner and (one.status == "queued" or self._is_answered(one))]
+        running = ThreadFilter(status="running", limit=_MOST)
+        found = (*threads.list(queued), *threads.list(waiting), *threads.list(running))
+        free = [one for one in found if not one.lease_owner or one.beat_at < _now() - STALE_MS]
+        return [one for one in free if one.status != "waiting" or self.is_answered(one)]
 
-    def _is_answered(self, thread: Thread) -> bool:
+    def is_answered(self, thread: Thread) -> bool:
         """Whether what a thread waits for has happened."""
         stores = self._stores
         match thread.waits_for:
@@ -98,8 +162,9 @@ class ThreadRunner:
                 known = self._services.store.approvals()
                 return not any(known.get(one, _now()).status == "pending" for one in waiting)
             case "child":
+                meant = waited_children(rebuild(stores.threads.events(thread.id)).pending.values())
                 children = stores.threads.list(_children_of(thread))
-                return all(child.is_ended for child in children)
+                return all(child.is_ended for child in children if not meant or child.id in meant)
             case "message":
                 last = stores.threads.events(thread.id, thread.seq - 1)
                 return bool(last) and last[-1].kind == "injected"
@@ -108,28 +173,42 @@ class ThreadRunner:
 
     async def cancel(self, thread: Thread) -> None:
         """Cancel a thread and its children; one that no process runs ends at once."""
-        threads = self._stores.threads
-        for child in await self._stores.do(lambda: threads.list(_children_of(thread))):
+        with suppress(ThreadEnded):
+            await self._stores.do(partial(self._stores.threads.command, thread.id, "cancel"))
+        await self._cancel_children(thread)
+        task = self._tasks.get(thread.id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        with suppress(ThreadTaken, ThreadEnded):  # no process runs it, so it ends here
+            taken = await self._stores.do(lambda: self._stores.threads.take(thread.id, self._process(), _now()))
+            await _end_cancelled(ThreadWork(self._services, self._stores, self, taken, NO_CALLER, unobserved))
+
+    async def _cancel_children(self, thread: Thread) -> None:
+        """Cancel the children of a thread that has ended or is to end."""
+        for child in await self._stores.do(lambda: self._stores.threads.list(_children_of(thread))):
             if not child.is_ended:
                 await self.cancel(child)
-        await self._stores.do(partial(threads.command, thread.id, "cancel"))
-        with suppress(ThreadTaken):
-            await self.run(thread.id, NO_CALLER)
 
     def _process(self) -> str:
         return self._services.store.kernel_lock.name()
 
-    async def _run(self, thread_id: str, starter: Caller, observe: Observer) -> Step:
+    async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver) -> Step:
         stores = self._stores
         thread = await stores.do(lambda: stores.threads.take(thread_id, self._process(), _now()))
-        work = ThreadWork(self._services, stores, thread, starter, observe)
+        work = ThreadWork(self._services, stores, self, thread, starter, observe)
+        work.replies = self._replies.get(thread_id)
         try:
             return await self._work(work)
         except asyncio.CancelledError:
-            await asyncio.shield(_end_cancelled(work))
-            raise
+            if self._is_closing:
+                raise
+            # The caller of a thread that was cancelled was not cancelled itself: it gets the end of the thread.
+            return await asyncio.shield(_end_cancelled(work))
         finally:
             await asyncio.shield(stores.do(partial(stores.threads.release, work.thread)))
+            if work.thread.is_ended:
+                await asyncio.shield(self._cancel_children(work.thread))
 
     async def _work(self, work: ThreadWork) -> Step:
         try:
@@ -138,19 +217,25 @@ class ThreadRunner:
             message = f"{error.message} {error.suggestion}".strip()
             return await end(work, "failed", "error", code=error.code, message=message)
         await work.append(NewEvent("resumed", {}), changes=ThreadChanges(status="running"))
+        ended = 0
         while True:
             step = await run_to_wait(partial(advance, work))
-            if step != Wait("child") or not await self._children_ended(work.thread):
+            if step != Wait("child"):
+                return step
+            before, ended = ended, await self._ended_children(work.thread, ended)
+            if ended == before:
                 return step
 
-    async def _children_ended(self, parent: Thread) -> bool:
-        """Wait for the children that run here; return whether one has ended, so that the parent can continue."""
+    async def _ended_children(self, parent: Thread, known: int) -> int:
+        """Return how many children have ended; where none did since, wait for those that run here."""
         children = await self._stores.do(lambda: self._stores.threads.list(_children_of(parent)))
+        if (ended := sum(child.is_ended for child in children)) > known:
+            return ended
         running = [task for child in children if (task := self._tasks.get(child.id)) is not None and not task.done()]
         if running:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            return True
-        return False
+            return await self._ended_children(parent, known)
+        return known
 
     async def _beat(self) -> None:
         """Renew the leases, and cancel threads that another process asked to cancel."""
@@ -163,18 +248,23 @@ class ThreadRunner:
             await asyncio.wait({self._tasks[thread_id] for thread_id in running}, timeout=_BEAT)
 
     async def aclose(self) -> None:
-        """Cancel what still runs: its lease is released, and a worker can continue it."""
+        """Stop what still runs: its lease is released, and a worker can continue it."""
+        self._is_closing = True
         for task in (*self._tasks.values(), *([self._beating] if self._beating else [])):
             task.cancel()
             with suppress(asyncio.CancelledError, KiwiError):
                 await task
 
 
-async def _end_cancelled(work: ThreadWork) -> None:
+async def _end_cancelled(work: ThreadWork) -> Step:
+    """End a thread that was cancelled, or the turn of a conversation."""
     with suppress(KiwiError):
         await work.sync()
         if not work.thread.is_ended:
-            await end(work, "cancelled", "cancelled", message="It was cancelled.")
+            if work.thread.kind == "conversation" and work.thread.command != "cancel":
+                return await stop_turn(work)
+            return await end(work, "cancelled", "cancelled", message="It was cancelled.")
+    return End(work.thread.status)
 
 
 def waiting_approvals(events: Sequence[ThreadEvent]) -> list[str]:
@@ -186,6 +276,20 @@ def waiting_approvals(events: Sequence[ThreadEvent]) -> list[str]:
         elif event.kind == "asked" and (approval := as_text(event.body.get("approval_id"))):
             found[approval] = None
     return [*found]
+
+
+def waited_children(calls: Iterable[ToolCallPart]) -> set[str]:
+    """Return the children that calls of `wait` name; none where one of them waits for all."""
+    waits = [json.loads(call.arguments or "{}") for call in calls if call.name == "wait"]
+    named = [as_list(as_object(one).get("threads")) for one in waits]
+    return {as_text(one) for names in named for one in names} if all(named) else set()
+
+
+def first_events(child: Thread, start: PromptStart, key: str = "") -> tuple[list[NewEvent], list[NewEvent]]:
+    """Return the first events of a child, and the event of its parent; `key` is that of the call that started it."""
+    created = NewEvent("created", {"item": child.item, "inputs": child.inputs})
+    spawned = NewEvent("spawned", {"thread_id": child.id, "item": child.item, "key": key})
+    return [created, NewEvent("prompt", to_builtins(start))], [spawned]
 
 
 def starter_of(thread: Thread, owner: Caller = NO_CALLER) -> Caller:

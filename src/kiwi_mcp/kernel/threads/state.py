@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import (
@@ -18,7 +19,13 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.domain.threads import ThreadEvent
+from kiwi_mcp.manifest.hooks import Hook, HookAction
 
+LEAST_GAIN = 0.3
+"""The part of the context that a compaction must free, or it counts as a strike."""
+_KEPT_TURNS = 2
+_REMEMBERED = 4
+_SUMMARY = "Summary of what was done before, made to save space:\n\n"
 UNFINISHED = "No result: the call was not finished."
 
 
@@ -40,7 +47,17 @@ class PromptStart(Struct, frozen=True):
     return_schema: JsonObject | None = None
     """The schema of the declared outputs; with one, the thread must end with `return`."""
     checkpoint: str = ""
-    """When a call of this thread that changes files gets a checkpoint: `auto` for each."""
+    """When a call of this thread that changes files gets a checkpoint: `auto` for each, `disabled` for none."""
+    hooks: tuple[Hook, ...] = ()
+    """The hooks of the directive; `before_step` hooks of its parents stand before its own."""
+
+
+class FailedCall(Struct, frozen=True):
+    """A call of the last reply that failed."""
+
+    name: str
+    status: str
+    message: str
 
 
 class ThreadState(Struct):
@@ -58,6 +75,8 @@ class ThreadState(Struct):
     """Messages that arrived while calls were under way."""
     loaded: list[ToolDefinition] = field(default_factory=list)
     """Definitions that were added while the thread ran; only a provider with `tools: grow` has any."""
+    loaded_targets: dict[str, str] = field(default_factory=dict)
+    """The identity of the item that each of them means."""
     stop: str = ""
     """Why the model last stopped; empty once something came after its reply."""
     text: str = ""
@@ -67,14 +86,29 @@ class ThreadState(Struct):
     new_bytes: int = 0
     """How many bytes were added to the messages since that count."""
     recent_calls: list[str] = field(default_factory=list)
-    """The last calls, each as name and arguments."""
+    """The calls of the last replies, each reply as names and arguments."""
     nudges: int = 0
     breaks: int = 0
     """How many replies in a row broke off without a call."""
     compactions: int = 0
     """How many compactions there were since the last result of a tool."""
     strikes: int = 0
-    """How many compactions gained too little."""
+    """How many compactions in a row gained too little."""
+    compacted_from: int = 0
+    """The tokens of the conversation before a compaction whose gain is not known yet."""
+    summary_at: int = 0
+    """The place of the summary in the messages; 0 where there is none."""
+    raises: dict[str, int] = field(default_factory=dict)
+    """How often each limit was raised."""
+    hooked: dict[str, HookAction] = field(default_factory=dict)
+    """What hooks decided since the last reply, by moment."""
+    hook_reasons: dict[str, str] = field(default_factory=dict)
+    failed_calls: list[FailedCall] = field(default_factory=list)
+    """The calls of the last reply that failed."""
+    model_failures: int = 0
+    """How many requests in a row the model did not answer."""
+    is_resumed: bool = False
+    """Whether the thread was resumed since the last reply."""
     returned: JsonObject | None = None
     model_seq: int = 0
     """The number of the event with the last reply."""
@@ -99,17 +133,44 @@ class ThreadState(Struct):
             case "began":
                 self.began.add(as_text(body.get("call_id")))
             case "result":
-                self._fold_result(msgspec.convert(as_object(body.get("part")), ToolResultPart))
+                self._fold_result(msgspec.convert(as_object(body.get("part")), ToolResultPart), body)
             case "injected":
                 self.stop = ""
                 self.nudges += 1 if body.get("is_nudge") else 0
                 self._say(as_text(body.get("text")))
             case "loaded":
-                self.loaded.append(msgspec.convert(as_object(body.get("tool")), ToolDefinition))
+                tool = msgspec.convert(as_object(body.get("tool")), ToolDefinition)
+                self.loaded.append(tool)
+                self.loaded_targets[tool.name] = as_text(body.get("identity"))
+                self.new_bytes += len(msgspec.json.encode(tool))
             case "compacted":
-                self._fold_compaction(body)
+                self._fold_compaction(as_text(body.get("summary")))
             case "returned":
                 self.returned = as_object(body.get("outputs"))
+            case _:
+                self._fold_control(event)
+
+    def _fold_control(self, event: ThreadEvent) -> None:
+        """Add an event that is no part of the conversation."""
+        body = event.body
+        match event.kind:
+            case "switched":
+                assert self.start is not None  # noqa: S101 - it follows `prompt`
+                provider, model = as_text(body.get("provider")), as_text(body.get("model"))
+                self.start = replace(self.start, provider=provider, model=model)
+            case "model_failed":
+                self.model_failures += 1
+            case "limit" if body.get("raised"):
+                name = as_text(body.get("limit"))
+                self.raises[name] = self.raises.get(name, 0) + 1
+            case "hooked" if body.get("key"):
+                key = as_text(body.get("key"))
+                self.hooked[key] = msgspec.convert(body.get("action"), HookAction)
+                self.hook_reasons[key] = as_text(body.get("reason"))
+            case "resumed":
+                self.is_resumed = self.model_seq > 0
+                # A hook that suspended the thread has had its effect.
+                self.hooked = {key: "continue" if did == "suspend" else did for key, did in self.hooked.items()}
             case _:
                 pass
 
@@ -118,21 +179,30 @@ class ThreadState(Struct):
         usage = msgspec.convert(as_object(event.body.get("usage")), TokenUsage)
         calls = [part for part in parts if isinstance(part, ToolCallPart)]
         if parts:
-            self.messages.append(Message("assistant", parts))
-        self.last_input, self.new_bytes = usage.total, 0
+            self._add(Message("assistant", parts))
+        if usage.total:  # a reply that was stopped has no count
+            if self.compacted_from:
+                is_small = usage.total - usage.output > (1 - LEAST_GAIN) * self.compacted_from
+                self.strikes, self.compacted_from = self.strikes + 1 if is_small else 0, 0
+            self.last_input, self.new_bytes = usage.total, 0
+        self.hooked, self.hook_reasons, self.failed_calls = {}, {}, []
+        self.model_failures, self.is_resumed = 0, False
         self.pending = {call.id: call for call in calls}
         self.order, self.results = tuple(self.pending), {}
-        self.recent_calls = [*self.recent_calls, *(f"{call.name} {call.arguments}" for call in calls)][-12:]
+        made = "\n".join(f"{call.name} {call.arguments}" for call in calls)
+        self.recent_calls = [*self.recent_calls, made][-_REMEMBERED:]
         self.stop, self.model_seq = as_text(event.body.get("stop")), event.seq
         self.breaks = self.breaks + 1 if self.stop == "broken" and not calls else 0
         self.text = "".join(part.text for part in parts if isinstance(part, TextPart)) or self.text
 
-    def _fold_result(self, result: ToolResultPart) -> None:
+    def _fold_result(self, result: ToolResultPart, body: JsonObject) -> None:
         if result.id not in self.pending:
             return  # a late result of a call that has one
         del self.pending[result.id]
         self.results[result.id] = result
         self.compactions = 0
+        if result.is_error:
+            self.failed_calls.append(FailedCall(result.name, as_text(body.get("status")), result.content))
         if not self.pending:
             self.stop = ""
             self._add(Message("tool", tuple(self.results[call_id] for call_id in self.order)))
@@ -140,17 +210,23 @@ class ThreadState(Struct):
                 self._add(Message("user", (TextPart(text),)))
             self.later.clear()
 
-    def _fold_compaction(self, body: JsonObject) -> None:
-        kept = as_list(body.get("tail"))
-        tail = [msgspec.convert(one, Message) for one in kept]
-        self.messages = [
-            Message("user", (TextPart(self.start.first if self.start else ""),)),
-            Message("user", (TextPart(as_text(body.get("summary"))),)),
-            *tail,
-        ]
-        self.compactions += 1
-        self.strikes += 1 if body.get("is_small_gain") else 0
+    def _fold_compaction(self, summary: str) -> None:
+        pinned, _, tail = self.split()
+        made = Message("user", (TextPart(f"{_SUMMARY}{summary}"),))
+        self.compacted_from, self.compactions = self.last_input, self.compactions + 1
+        self.messages = [self.messages[0], *pinned, made, *tail]
+        self.summary_at = 1 + len(pinned)
         self.last_input, self.new_bytes = 0, sum(map(_size, self.messages))
+
+    def split(self) -> tuple[list[Message], list[Message], list[Message]]:
+        """Return the messages after the program: those that stay, those that a summary can replace, the last turns."""
+        turns = [number for number, one in enumerate(self.messages) if one.role == "assistant"]
+        if len(turns) <= _KEPT_TURNS:
+            return [], [], self.messages[1:]
+        begin = turns[-_KEPT_TURNS]
+        before = list(enumerate(self.messages))[1:begin]
+        pinned = [one for number, one in before if one.role == "user" and number != self.summary_at]
+        return pinned, [one for _, one in before if one not in pinned], self.messages[begin:]
 
     def _say(self, text: str) -> None:
         if self.pending:

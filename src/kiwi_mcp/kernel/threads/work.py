@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import to_builtins
@@ -19,12 +20,24 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.messages import Prompt, ReplyDelta, ToolCallPart
 from kiwi_mcp.domain.outcome import Outcome
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadQuestion
+from kiwi_mcp.domain.threads import (
+    NewEvent,
+    Thread,
+    ThreadChanges,
+    ThreadEvent,
+    ThreadObserver,
+    ThreadQuestion,
+    unobserved,
+)
+from kiwi_mcp.drivers.llm.prices import context_window
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.kernel.context import Services
+from kiwi_mcp.kernel.threads.cassette import RecordedReplies
+from kiwi_mcp.kernel.threads.rates import RequestRates
 from kiwi_mcp.kernel.threads.results import result_of_run
 from kiwi_mcp.kernel.threads.start import grants_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
+from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.store.budget import Budget, Refusal, Reservation
 from kiwi_mcp.store.database import Transaction
@@ -33,15 +46,23 @@ from kiwi_mcp.store.runs import new_run
 from kiwi_mcp.store.threads import ThreadFilter, Threads, append_in
 
 T = TypeVar("T")
-Observer: TypeAlias = Callable[[ThreadEvent | ReplyDelta], None]
-"""Is given every event that was stored, and pieces of replies while they stream. It must not block."""
 CONTINUE, STOP, START = "continue", "stop", "start"
 QUESTION_LIFETIME_MS = 7 * 86_400_000
 _LOOKED_AT = 1_000
-_REASONS = {
-    "loop": "The thread makes the same calls again and again. May it continue?",
-    "price": "The price of the model is not known, so its limit for money cannot be kept. May it continue?",
-}
+_DELTA_SECONDS = 0.1
+"""For how long pieces of a reply are collected before they are stored for those who watch."""
+
+
+class ThreadHost(Protocol):
+    """What runs the threads of this process."""
+
+    rates: RequestRates
+    is_background: bool
+
+    async def run_child(
+        self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, *, is_counted: bool
+    ) -> Thread:
+        """Store a child, run it until it ends or waits, and return it; one that waits is cancelled."""
 
 
 class ThreadStores:
@@ -80,26 +101,52 @@ class ThreadWork:
     provider: Chain
     choice: ModelChoice
     max_output: int
+    window: int
+    """The context window of the model in tokens; 0 where it is not known."""
 
     def __init__(
-        self, services: Services, stores: ThreadStores, thread: Thread, starter: Caller, observe: Observer
+        self,
+        services: Services,
+        stores: ThreadStores,
+        host: ThreadHost,
+        thread: Thread,
+        starter: Caller,
+        observe: ThreadObserver,
     ) -> None:
         self.services = services
+        self._host = host
+        self.rates = host.rates
         self.stores = stores
         self.thread = thread
         self.starter = starter
         """The caller that started the root thread; the rights of the thread are never wider."""
         self.state = ThreadState()
         self.observe = observe
+        self.streamed: list[str] = []
+        """The text of a reply that is not whole yet."""
+        self._is_background = host.is_background
+        """Whether only other processes can show the text, so that it is stored while it streams."""
+        self._stored = 0
+        self._deltas = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._storing: asyncio.Task[None] | None = None
         self._seq = 0
+        self._mirror: TranscriptMirror | None = None
+        self.replies: RecordedReplies | None = None
+        """What answers in place of the model, where a recorded thread is replayed."""
 
     async def open(self) -> None:
         """Read the journal, and resolve the provider and the model as they are now."""
+        if self.thread.project:
+            with suppress(KiwiError):  # without the values of secrets nothing is written beside the journal
+                redactor = await asyncio.to_thread(redactor_for, self.catalog.space)
+                self._mirror = TranscriptMirror(self.thread, redactor)
         await self.sync()
         self.provider = self.catalog.resolve(self.start.provider)
         self.choice = choose_model(self.provider, tier=self.start.tier, model=self.start.model)
         own = self.start.max_output
         self.max_output = min(own, self.choice.max_output) if own else self.choice.default_max_tokens
+        self.window = context_window(self.choice) or 0
         if self.thread.is_tainted:
             self.services.tainted_callers.add(self.thread.id)
 
@@ -112,7 +159,7 @@ class ThreadWork:
     @property
     def targets(self) -> dict[str, str]:
         """The identity of the item that each tool name means; a meta-tool has none."""
-        return self.start.targets
+        return {**self.start.targets, **self.state.loaded_targets}
 
     @property
     def catalog(self) -> Catalog:
@@ -121,13 +168,27 @@ class ThreadWork:
 
     def caller(self, call: ToolCallPart) -> Caller:
         """Return the caller of one call of this thread."""
-        thread = self.thread
+        own = self.own_caller()
+        key = f"{self.thread.id}/{self.state.model_seq}.{call.id}"
+        return replace(own, origin=replace(own.origin, key=key), journal=_CallNotes(self, call))
+
+    def own_caller(self) -> Caller:
+        """Return the thread as a caller, for what it does beside the calls of its model."""
+        thread, mode = self.thread, self.start.checkpoint
         return replace(
             self.starter,
-            origin=CallOrigin(thread.id, f"{thread.id}/{self.state.model_seq}.{call.id}", thread.depth + 1),
+            origin=CallOrigin(thread.id, "", thread.depth + 1),
             grants=grants_of(thread),
-            journal=_CallNotes(self, call),
+            journal=None,
+            observe=unobserved,
+            checkpoint="" if mode == "explicit" else mode,
         )
+
+    async def run_child(self, child: Thread, start: PromptStart, *, is_counted: bool) -> Thread:
+        """Run a child until it ends or waits, and return it; its parent waits here."""
+        made = await self._host.run_child(self.thread, child, start, self.starter, is_counted=is_counted)
+        await self.sync()
+        return made
 
     def seconds(self) -> float:
         """Return for how many seconds the thread has worked; the time that it waited does not count."""
@@ -152,7 +213,8 @@ class ThreadWork:
         state, start = self.state, self.start
         if state.last_input:
             return state.last_input + state.new_bytes
-        return state.new_bytes + len(start.system.encode()) + len(msgspec.json.encode(start.tools))
+        tools = len(msgspec.json.encode((*start.tools, *state.loaded)))
+        return state.new_bytes + len(start.system.encode()) + tools
 
     def changes_files(self, payload: JsonObject) -> bool:
         """Whether a call says of itself that it changes files of the project, so that it runs alone."""
@@ -167,7 +229,34 @@ class ThreadWork:
         for event in events:
             self._seq = event.seq
             self.state.fold(event)
+            if event.kind in {"model", "model_failed"}:
+                self.streamed, self._stored, self._deltas = [], 0, 0
             self.observe(event)
+        if self._mirror is not None and events:
+            self._mirror.add(events)
+
+    def stream(self, delta: ReplyDelta) -> None:
+        """Take a piece of a reply."""
+        self.observe(delta)
+        if delta.kind == "text":
+            self.streamed.append(delta.text)
+            if self._is_background and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_DELTA_SECONDS, self._store_deltas)
+
+    def _store_deltas(self) -> None:
+        text, number = "".join(self.streamed[self._stored :]), self._deltas
+        self._timer, self._stored, self._deltas = None, len(self.streamed), number + 1
+        add = partial(self.stores.threads.add_deltas, self.thread, number, [text])
+        self._storing = asyncio.create_task(self.stores.do(add))
+
+    async def finish_stream(self) -> None:
+        """Store no further piece: the whole reply is stored next, and removes them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._storing is not None:
+            await asyncio.wait({self._storing})
+            self._storing = None
 
     def _read(self) -> tuple[Thread, tuple[ThreadEvent, ...]]:
         threads = self.stores.threads
@@ -180,10 +269,15 @@ class ThreadWork:
         also: Callable[[Transaction], None] | None = None,
     ) -> None:
         """Append events under the lease, and add them to the state."""
-        if self.thread.id in self.services.tainted_callers and not self.thread.is_tainted:
-            changes = replace(changes or ThreadChanges(), is_tainted=True)
+        changes = self.with_taint(changes)
         await self.stores.do(partial(self.stores.threads.append, self.thread, events, changes, also=also))
         await self.sync()
+
+    def with_taint(self, changes: ThreadChanges | None) -> ThreadChanges | None:
+        """Return changes that also store that the thread has read text from outside, if that is new."""
+        if self.thread.is_tainted or self.thread.id not in self.services.tainted_callers:
+            return changes
+        return replace(changes or ThreadChanges(), is_tainted=True)
 
     async def reserve(self, micros: int, tokens: int) -> Reservation | Refusal:
         """Reserve money and tokens for one request to the model."""
@@ -200,19 +294,19 @@ class ThreadWork:
         await self.stores.do(partial(close, reservation))
         await self.sync()
 
-    async def is_confirmed(self, kind: Literal["loop", "price"]) -> bool:
-        """Whether the owner said to continue; where they were not asked yet, they are, and the thread waits."""
-        key = f"{kind}:{self.state.model_seq}" if kind == "loop" else kind
+    async def confirm(
+        self, key: str, kind: Literal["ask", "budget", "loop"], message: str
+    ) -> Literal["continue", "stop", "asked"]:
+        """Return what the owner answered; until then the question is in the store, and the thread waits."""
         known = await self.stores.question_of(self.thread.id, key)
-        if known is not None:
-            return known.status == "answered" and known.answer == CONTINUE
+        if known is not None and known.status != "open":
+            return "continue" if known.status == "answered" and known.answer == CONTINUE else "stop"
         schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
-        question_kind: Literal["loop", "budget"] = "loop" if kind == "loop" else "budget"
-        question = new_question(self.thread.id, key, question_kind, _REASONS[kind], schema)
-        body: JsonObject = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
-        waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "price" else "question")
+        question = known or new_question(self.thread.id, key, kind, message, schema)
+        body: JsonObject = {"kind": question.kind, "question_id": question.id, "message": question.message}
+        waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "budget" else "question")
         await self.append(NewEvent("asked", body), changes=waits, also=partial(store_question, question))
-        return False
+        return "asked"
 
 
 def store_question(question: ThreadQuestion, transaction: Transaction) -> None:
@@ -246,4 +340,5 @@ class _CallNotes:
         self._append(transaction, NewEvent("result", body), ThreadChanges(tool_calls=1))
 
     def _append(self, transaction: object, event: NewEvent, changes: ThreadChanges | None = None) -> None:
-        append_in(cast("Transaction", transaction), self._work.thread, [event], changes)
+        work = self._work
+        append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes))

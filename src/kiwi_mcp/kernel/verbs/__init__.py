@@ -106,9 +106,12 @@ VERBS: tuple[VerbFamily, ...] = (
     ),
     VerbFamily(
         name="thread",
-        verbs=dict.fromkeys(
-            ("list", "start", "show", "watch", "answer", "resume", "cancel", "costs", "verify"), "thread"
-        ),
+        verbs={
+            **dict.fromkeys(
+                ("list", "start", "show", "watch", "answer", "resume", "cancel", "costs", "verify", "export"), "thread"
+            ),
+            **dict.fromkeys(("record", "replay", "eval"), "thread_replay"),
+        },
         description="Threads: directives that a model executes, with rights and limits of their own.",
         is_read_only=False,
         runs_items=True,

@@ -24,6 +24,7 @@ from kiwi_mcp.kernel.approval_question import ALWAYS
 from kiwi_mcp.kernel.approvals import rule_from
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.paths import refuse_nowhere
+from kiwi_mcp.kernel.threads.wake import wake_threads
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,
@@ -135,7 +136,7 @@ def _list_view(response: ApprovalsListResponse) -> Iterator[ViewItem]:
         yield Hint("`kiwi approvals show ID`, then `approve ID` or `deny ID`.")
 
 
-@verb("list", group="approvals", access=ANYONE, records=False, shows=_list_view)
+@verb("list", group="approvals", access=ANYONE, records=False, aliases=("approvals",), shows=_list_view)
 def list_approvals(request: ApprovalsListRequest, context: VerbContext) -> ApprovalsListResponse:
     """List what waits for your approval."""
     store = context.services.store.approvals()
@@ -217,6 +218,7 @@ def approve(request: ApproveRequest, context: VerbContext) -> ApprovalResponse:
     store, now, how = context.services.store.approvals(), _now(), context.services.surface
     found = store.get(request.approval_id, now)
     approved = store.decide(found.id, "approved", by=store.owner, how=how, now=now)
+    wake_threads(context.services)
     is_always = request.always != ALWAYS[0]
     # Only the caller that asked may use the approval, so only the owner's own calls can run at once.
     is_own = approved.request is not None and approved.actor == store.owner
@@ -242,6 +244,7 @@ def deny(request: DenyRequest, context: VerbContext) -> ApprovalResponse:
     store, now, how = context.services.store.approvals(), _now(), context.services.surface
     found = store.get(request.approval_id, now)
     denied = store.decide(found.id, "denied", by=store.owner, how=how, now=now, reason=request.reason or "")
+    wake_threads(context.services)
     return replace(_response(denied), message=f"{denied.identity} is denied. The same call will be refused.")
 
 

@@ -10,7 +10,7 @@ from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.verb import AUTHOR, ProjectRequest, Response, verb
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
-_IGNORED = "# What Kiwi derives or keeps for this machine alone.\noutputs/\n.trash/\n.staging-*/\n.env\n"
+_IGNORED = "# What Kiwi derives or keeps for this machine alone.\noutputs/\nthreads/\n.trash/\n.staging-*/\n.env\n"
 
 
 class InitResponse(Response, frozen=True, kw_only=True):

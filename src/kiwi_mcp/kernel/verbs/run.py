@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Struct, field
 
@@ -44,6 +45,12 @@ _FAILURES: dict[Status, tuple[str, str]] = {
     "cancelled": ("cancelled", "Cancelled"),
 }
 _EXIT_FAILED = 2
+_UNFINISHED = ("queued", "running", "waiting", "paused")
+"""The statuses of a thread that has not ended."""
+_OF_THREAD = (
+    "thread_id", "status", "result", "usage", "finish_reason", "started_at", "transcript_path", "waits_for",
+    "questions", "approvals",
+)  # fmt: skip
 Parameters = dict[str, AnyJson]
 
 
@@ -76,6 +83,10 @@ class RunRequest(CallRequest, frozen=True, kw_only=True):
     dry_run: DryRun = False
     frozen: Annotated[bool, Option("Refuse an item that differs from the lockfile.")] = False
     checkpoint: Annotated[bool, Option("Save the project's files first, so that the run can be undone.")] = False
+    mode: Annotated[
+        Literal["thread"] | None, Option("thread: a model executes the directive.", metavar="MODE", kind="text")
+    ] = None
+    wait: Annotated[bool, Option("Start a thread in the background.", "--no-wait", value=False)] = True
 
 
 class PrintedLogs(Struct, frozen=True):
@@ -114,6 +125,8 @@ class CallResponse(Response, frozen=True, kw_only=True):
     logs: PrintedLogs = PrintedLogs()
     plan: AnyJson = None
     plan_digest: str = ""
+    thread_id: str = ""
+    """The thread that executed the item, with `usage` and `finish_reason`."""
 
 
 def _view(response: CallResponse) -> Iterator[ViewItem]:
@@ -123,6 +136,10 @@ def _view(response: CallResponse) -> Iterator[ViewItem]:
             yield Notice(printed)
     if response.status == "planned":
         yield JsonData(response.plan)
+        return
+    if response.status in _UNFINISHED:
+        yield Notice(f"thread {response.thread_id}: {response.status}")
+        yield Hint(f"`kiwi thread watch {response.thread_id}` follows it, `kiwi thread show` has its questions.")
         return
     result = response.result
     yield Data(result) if isinstance(result, str) else JsonData(result)
@@ -149,7 +166,34 @@ async def run(request: RunRequest, context: VerbContext) -> Answer:
     call_context = services.context(context.caller, catalog)
     if request.dry_run:
         return await _plan(request, call_context)
+    if request.mode == "thread" or not request.wait:
+        return await _as_thread(request, context)
     return _answer(await run_call(request.call(call_context), call_context, context.record), request, call_context)
+
+
+async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
+    """Start a directive or a thread item, and return how it ended, what it waits for, or how to follow it."""
+    began = time.monotonic()
+    payload: dict[str, Json] = {"action": "start", "item_id": request.item_id, "inputs": request.parameters}
+    payload |= {"project_path": request.project_path} if request.project_path else {}
+    started = await context.services.dispatch("thread", {**payload, "wait": request.wait}, context.caller)
+    if started.error is not None:
+        raise started.error
+    content, about = started.content, {"tool_id": request.item_id, "action": "run"}
+    response: JsonObject = {**about, **{name: content[name] for name in _OF_THREAD if name in content}}
+    if content["status"] in _UNFINISHED:
+        return Answer(response)
+    response = {**response, "execution_time_ms": int((time.monotonic() - began) * 1_000)}
+    if content["status"] == "completed":
+        return Answer({**response, "status": "success"})
+    failure = {
+        "error": f"Thread {content['status']}",
+        "code": content.get("code") or content["status"],
+        "item_type": request.item_type,
+        "message": content.get("message", ""),
+        "suggestion": f"`kiwi thread show {content['thread_id']}` has its journal.",
+    }
+    return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED)
 
 
 async def _plan(request: RunRequest, context: Context) -> Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, cast, get_args
 
@@ -13,17 +12,26 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, NotFound, PolicyDenied
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadEvent, ThreadQuestion, ThreadStatus
+from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadEvent, ThreadObserver, ThreadQuestion, ThreadStatus
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, starter_of, waiting_approvals
-from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, start_message, unvouched
+from kiwi_mcp.kernel.threads.start import (
+    StartRequest,
+    new_thread,
+    start_message,
+    switched_model,
+    unvouched,
+)
 from kiwi_mcp.kernel.threads.state import PromptStart
-from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, Observer, ThreadStores, new_question
-from kiwi_mcp.kernel.threads.worker import run_worker, start_worker
+from kiwi_mcp.kernel.threads.transcript import TranscriptForm, redactor_for, transcript_lines, transcript_path
+from kiwi_mcp.kernel.threads.wake import start_worker
+from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, ThreadStores, new_question
+from kiwi_mcp.kernel.threads.worker import run_worker
 from kiwi_mcp.kernel.verb import (
     ANYONE,
     OWNER,
@@ -45,20 +53,20 @@ from kiwi_mcp.kernel.verb import (
     verb,
 )
 from kiwi_mcp.manifest.json_schema import faults
-from kiwi_mcp.store.threads import ThreadFilter
+from kiwi_mcp.primitives.secrets.redaction import Redactor
+from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 STATUSES: tuple[str, ...] = get_args(ThreadStatus)
+_MOST = 1_000
 _POLL = 0.3
 """How many seconds pass between two looks at a thread that another process runs."""
-_SHOWN = 400
-"""How many characters of an event are shown."""
 ThreadId = Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
 Inputs = Annotated[
     dict[str, AnyJson],
     Option("An input as name=value; repeat it.", "--input", "-i", metavar="NAME=VALUE", kind="pairs"),
 ]
 Limits = Annotated[
-    dict[str, AnyJson],
+    dict[str, float],
     Option(
         "A limit as name=value (turns, tokens, spend, seconds, spawns, tool_calls).",
         "--limit",
@@ -76,6 +84,7 @@ class ThreadStartRequest(Request, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=dict)
     model: Annotated[NameText | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
+    conversation: Annotated[bool, Option("Talk with it: it waits for a message before every turn.")] = False
     project_path: LongText | None = None
 
     def named_item(self) -> str:
@@ -141,9 +150,13 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     """Start a directive or a thread item: a model executes it with the rights and limits it declares."""
     services = context.services
     catalog = services.catalogs.at(request.project_path)
-    wanted = StartRequest(request.item_id, request.inputs, request.limits, request.model or "")
-    thread, first = new_thread(wanted, services.context(context.caller, catalog))
     runner = services.one(ThreadRunner)
+    wanted = StartRequest(
+        request.item_id, request.inputs, request.limits, request.model or "", is_conversation=request.conversation
+    )
+    if context.caller.origin.thread:
+        return await _start_child(wanted, context, is_waiting=request.wait)
+    thread, first = new_thread(wanted, services.context(context.caller, catalog))
     events = [
         NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
         NewEvent("prompt", to_builtins(first)),
@@ -152,19 +165,34 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     question = await _first_start(thread, first, catalog, context)
     if question is not None:
         thread = replace(thread, status="waiting", waits_for="start")
-        body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
+        body: JsonObject = {"kind": "start", "question_id": question.id, "message": question.message}
         events.append(NewEvent("asked", body))
+    elif request.conversation:
+        events.append(NewEvent("asked", {"kind": "message"}))
     made = await stores.do(partial(stores.threads.create, thread, events))
     if question is not None:
         await stores.do(partial(stores.questions.add, question))
-        return await _shown(made.id, context)
-    if request.wait:
-        await runner.run(made.id, context.caller, _reporting(context))
+    elif request.wait and not request.conversation:
+        await runner.run(made.id, context.caller, _observing(context))
+    if question is not None or request.wait or request.conversation:
         return await _shown(made.id, context)
     start_worker(services.user)
-    return ThreadResponse(
-        thread_id=made.id, status=made.status, started_at=iso(made.created_at), transcript_path=transcript_path(made)
-    )
+    return _started(made)
+
+
+def _started(thread: Thread) -> ThreadResponse:
+    at, path = iso(thread.created_at), transcript_path(thread)
+    return ThreadResponse(thread_id=thread.id, status=thread.status, started_at=at, transcript_path=path)
+
+
+async def _start_child(wanted: StartRequest, context: VerbContext, *, is_waiting: bool) -> ThreadResponse:
+    """Start a child of the thread that calls, as `spawn` does; its rights and its budget are its parent's."""
+    child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
+    if is_waiting and not child.is_ended:
+        raise ThreadWaiting("The child thread has not ended.", waits_for="child")
+    if child.is_tainted:
+        context.services.tainted_callers.add(context.caller.origin.thread)
+    return await _response(child, context) if is_waiting else _started(child)
 
 
 async def _first_start(
@@ -179,10 +207,13 @@ async def _first_start(
     return new_question(thread.id, START, "start", start_message(thread, start, items), schema)
 
 
-def _reporting(context: VerbContext) -> Observer:
-    """Return an observer that reports each turn and each call as progress."""
+def _observing(context: VerbContext, after: int = 0) -> ThreadObserver:
+    """Return an observer for the events behind a number: the caller sees them, and each turn and call as progress."""
 
-    def observe(event: object) -> None:
+    def observe(event: ThreadEvent | ReplyDelta) -> None:
+        if isinstance(event, ThreadEvent) and event.seq <= after:
+            return
+        context.caller.observe(event)
         if isinstance(event, ThreadEvent) and (text := event_text(event)):
             context.caller.report(Progress(text))
 
@@ -199,7 +230,7 @@ def event_text(event: ThreadEvent) -> str:
         case "result":
             return f"{as_text(as_object(body.get('part')).get('name'))}: {as_text(body.get('status'))}"
         case "asked":
-            return f"waits for {as_text(body.get('waits_for'))}"
+            return f"waits for {as_text(body.get('kind'))}"
         case "spawned":
             return f"started {as_text(body.get('item'))}"
         case "limit":
@@ -209,13 +240,16 @@ def event_text(event: ThreadEvent) -> str:
 
 
 async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
-    """Return a thread as it stands; a caller other than the owner sees its own threads only."""
+    """Return a thread as it stands."""
+    return await _response(await _own_thread(thread_id, context), context, has_events=has_events)
+
+
+async def _response(thread: Thread, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
     stores = _stores(context)
-    thread = await stores.do(partial(stores.threads.get, thread_id))
-    _refuse_foreign(thread, context)
-    questions = await stores.do(partial(stores.questions.open, _now(), thread_id=thread.id))
+    tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
+    questions = await stores.do(partial(stores.questions.open, _now(), **tree))
     events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
-    approvals = waiting_approvals(events)
+    approvals = await stores.do(partial(_approvals, stores, thread))
     return ThreadResponse(
         thread_id=thread.id,
         item=thread.item,
@@ -229,7 +263,7 @@ async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = Fal
         code=thread.code or UNSET,
         message=thread.message or UNSET,
         questions=[_question(one) for one in questions] or UNSET,
-        approvals=approvals if approvals and thread.status == "waiting" else UNSET,
+        approvals=approvals or UNSET,
         parent_id=thread.parent_id or UNSET,
         started_at=iso(thread.created_at),
         ended_at=iso(thread.ended_at) if thread.ended_at else UNSET,
@@ -238,23 +272,35 @@ async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = Fal
     )
 
 
-def _refuse_foreign(thread: Thread, context: VerbContext) -> None:
-    caller = context.caller
-    if not context.is_owner and (thread.starter != caller.name or caller.origin.thread):
+def _approvals(stores: ThreadStores, thread: Thread) -> list[str]:
+    """Return the approvals that a thread waits for; of a root also those of its tree."""
+    tree = stores.threads.list(ThreadFilter(root_id=thread.id, status="waiting", limit=_MOST)) or (thread,)
+    waiting = [one for one in tree if one.waits_for == "approval"]
+    return [found for one in waiting for found in waiting_approvals(stores.threads.events(one.id))]
+
+
+async def _own_thread(thread_id: str, context: VerbContext) -> Thread:
+    """Return a thread; a caller sees those that it started, and a thread itself and its children."""
+    stores, caller = _stores(context), context.caller
+    thread = await stores.do(partial(stores.threads.get, thread_id))
+    own = (thread.id, thread.parent_id)
+    if caller.origin.thread in own if caller.origin.thread else thread.starter == caller.name:
+        return thread
+    if not context.is_owner:
         raise PolicyDenied("That thread is not yours.", suggestion="Name one that you started.")
+    return thread
 
 
 def _question(one: ThreadQuestion) -> JsonObject:
-    return {"question_id": one.id, "kind": one.kind, "message": one.message, "expires_at": iso(one.expires_at)}
+    known: JsonObject = {"question_id": one.id, "thread_id": one.thread_id, "kind": one.kind, "message": one.message}
+    choices: JsonObject = {"choices": one.schema["enum"]} if "enum" in one.schema else {}
+    return {**known, **choices, "expires_at": iso(one.expires_at)}
 
 
 def _event(event: ThreadEvent) -> JsonObject:
-    return {**event.body, "seq": event.seq, "at": iso(event.at), "kind": event.kind}
-
-
-def transcript_path(thread: Thread) -> str:
-    """Return where the transcript of a thread is, below its project."""
-    return f".ai/threads/{thread.id}/transcript.jsonl" if thread.project else ""
+    # What `asked` waits for is called `kind` in its body.
+    body = {"waits_for" if name == "kind" else name: value for name, value in event.body.items()}
+    return {"seq": event.seq, "at": iso(event.at), "kind": event.kind, **body}
 
 
 class ThreadListRequest(Request, frozen=True, kw_only=True):
@@ -273,7 +319,7 @@ class ThreadListResponse(Response, frozen=True, kw_only=True):
 
 def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
     for one in response.threads:
-        yield TableRow(f"{one.thread_id}  {(one.started_at or '')[:19]}  {_status_text(one)}  {one.item or ''}")
+        yield TableRow(f"{one.thread_id}  {(one.started_at or '')[:16]}  {_status_text(one):<56}  {one.item or ''}")
     if not response.threads:
         yield Notice("There are no threads.")
         yield Hint("`kiwi thread start DIRECTIVE` starts one.")
@@ -319,8 +365,31 @@ class ThreadIdRequest(Request, frozen=True, kw_only=True):
 def _show_view(response: ThreadResponse) -> Iterator[ViewItem]:
     for event in response.events or ():
         body = {name: value for name, value in event.items() if name not in {"seq", "at", "kind"}}
-        yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<10}  {compact(body)[:_SHOWN]}")
+        yield TableRow(f"{event['seq']:>4}  {event['at'][11:19]}  {event['kind']:<12}  {_summary(event['kind'], body)}")
     yield from _result_view(response)
+
+
+def _summary(kind: str, body: JsonObject) -> str:
+    """Return the body of an event in one line."""
+    match kind:
+        case "prompt":
+            text = (
+                f"{as_text(body.get('model'))}, {len(as_list(body.get('tools')))} tools: {as_text(body.get('first'))}"
+            )
+        case "model":
+            calls = [as_object(part) for part in as_list(body.get("parts")) if as_object(part).get("type") == "call"]
+            made = [f"{as_text(call.get('name'))} {as_text(call.get('arguments'))}" for call in calls]
+            text = "; ".join([*filter(None, [reply_text(body)]), *made])
+        case "result":
+            part = as_object(body.get("part"))
+            text = f"{as_text(part.get('name'))} {as_text(body.get('status'))}: {as_text(part.get('content'))}"
+        case "injected":
+            text = as_text(body.get("text"))
+        case "ended":
+            text = f"{as_text(body.get('status'))} {as_text(body.get('message'))}"
+        case _:
+            text = compact(body) if body else ""
+    return " ".join(text.split())
 
 
 @verb("show", group="thread", access=ANYONE, records=False, shows=_show_view)
@@ -338,17 +407,50 @@ class ThreadWatchRequest(ThreadIdRequest, frozen=True, kw_only=True):
 @verb("watch", group="thread", access=ANYONE, records=False, shows=_result_view)
 async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> ThreadResponse:
     """Watch a thread until it ends or waits; Ctrl-C leaves it running."""
-    stores, observe = _stores(context), _reporting(context)
-    seen, until = 0, time.monotonic() + request.seconds
+    runner, watched = context.services.one(ThreadRunner), _Watched(_observing(context))
+    stores = runner.stores
+    until = time.monotonic() + request.seconds
     while True:
-        thread = await stores.do(partial(stores.threads.get, request.thread_id))
-        _refuse_foreign(thread, context)
-        for event in await stores.do(partial(stores.threads.events, thread.id, seen)):
-            seen = event.seq
-            observe(event)
-        if thread.is_ended or thread.status in {"waiting", "paused"} or time.monotonic() > until:
+        thread = await _own_thread(request.thread_id, context)
+        await stores.do(partial(watched.read, stores.threads, thread))
+        # One whose question is answered continues as soon as a worker takes it.
+        is_stopped = thread.status == "paused" or (thread.status == "waiting" and not runner.is_answered(thread))
+        if thread.is_ended or is_stopped or time.monotonic() > until:
             return await _shown(thread.id, context)
         await asyncio.sleep(_POLL)
+
+
+class _Watched:
+    """What was shown of a thread that another process runs."""
+
+    def __init__(self, observe: ThreadObserver) -> None:
+        self._observe = observe
+        self._seq = 0
+        self._number = -1
+        self._text = ""
+
+    def read(self, threads: Threads, thread: Thread) -> None:
+        """Observe the new events, and the new pieces of the reply that is being written."""
+        for event in threads.events(thread.id, self._seq):
+            if event.kind == "model":
+                self._add(reply_text(event.body).removeprefix(self._text))  # what was not stored as a piece
+            self._seq, self._number, self._text = event.seq, -1, ""
+            self._observe(event)
+        for delta in threads.deltas(thread.id, self._number):
+            if delta.seq == self._seq + 1:
+                self._number = delta.n
+                self._add(delta.text)
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._text += text
+            self._observe(ReplyDelta("text", text))
+
+
+def reply_text(body: JsonObject) -> str:
+    """Return the text of a reply, from the body of its event."""
+    parts = (as_object(part) for part in as_list(body.get("parts")))
+    return "".join(as_text(part.get("text")) for part in parts if part.get("type") == "text")
 
 
 class ThreadAnswerRequest(Request, frozen=True, kw_only=True):
@@ -356,6 +458,7 @@ class ThreadAnswerRequest(Request, frozen=True, kw_only=True):
 
     question_id: Annotated[NameText, Argument("The question: its id, or the thread that asks.", "QUESTION")]
     answer: Annotated[LongText, Argument("The answer.", "ANSWER")]
+    wait: Annotated[bool, Option("Run the thread here until it ends or waits for you.")] = False
 
 
 @verb("answer", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
@@ -363,54 +466,52 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
     """Answer a question of a thread; the thread continues in the background."""
     stores = _stores(context)
     by = context.services.store.actor.name
-    question = await stores.do(partial(_asked, stores, request.question_id))
+    question = await stores.do(partial(stores.questions.get, request.question_id))
     if issues := tuple(faults(question.schema, request.answer)):
         raise InvalidArguments("answer", issues)
     answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
-    start_worker(context.services.user)
-    return await _shown(answered.thread_id, context)
+    thread = await stores.do(partial(stores.threads.get, answered.thread_id))
+    await _continue(thread, context, is_waiting=request.wait)
+    return await _shown(thread.id, context)
 
 
-def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
-    """Return a question by its id, or the one that a thread waits for."""
-    with suppress(NotFound):
-        return stores.questions.get(wanted)
-    thread = stores.threads.get(wanted)
-    found = stores.questions.open(_now(), thread_id=thread.id)
-    if len(found) != 1:
-        raise NotFound(
-            f"The thread {thread.id} has {len(found)} open questions.",
-            suggestion=f"Name one by its id: `kiwi thread show {thread.id}` lists them.",
-        )
-    return found[0]
+async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -> None:
+    """Let a thread continue: here where the caller waits, else in the background."""
+    if is_waiting:
+        runner = context.services.one(ThreadRunner)
+        await runner.run(thread.id, starter_of(thread, context.caller), _observing(context, thread.seq))
+    else:
+        start_worker(context.services.user)
 
 
 class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
     """Which thread to resume, and with which message."""
 
     message: Annotated[LongText | None, Option("A message to the model.", "--message", "-m")] = None
+    model: Annotated[NameText | None, Option("Continue with this model, as provider/model.")] = None
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
 
 
-@verb("resume", group="thread", access=OWNER, asks=True, shows=_result_view)
+@verb("resume", group="thread", access=ANYONE, asks=True, shows=_result_view)
 async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> ThreadResponse:
     """Continue a thread that waits or was paused."""
     runner = context.services.one(ThreadRunner)
-    stores = runner.stores
-    thread = await stores.do(partial(stores.threads.get, request.thread_id))
-    await runner.wake(thread, request.message or "")
-    if request.wait:
-        await runner.run(thread.id, starter_of(thread, context.caller), _reporting(context))
-    else:
-        start_worker(context.services.user)
+    thread = await _own_thread(request.thread_id, context)
+    if thread.status == "paused" and not context.is_owner:
+        raise PolicyDenied("The owner has paused that thread.", suggestion="Ask the owner to resume it.")
+    catalog = context.services.catalogs.at(thread.project or None)
+    switched = switched_model(thread, request.model, catalog) if request.model else None
+    await runner.wake(thread, request.message or "", switched)
+    if request.message or thread.waits_for != "message":
+        await _continue(thread, context, is_waiting=request.wait)
     return await _shown(thread.id, context)
 
 
-@verb("cancel", group="thread", access=OWNER, shows=_result_view)
+@verb("cancel", group="thread", access=ANYONE, shows=_result_view)
 async def cancel_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
     """Cancel a thread and its children; what runs is stopped within seconds."""
     runner = context.services.one(ThreadRunner)
-    thread = await runner.stores.do(partial(runner.stores.threads.get, request.thread_id))
+    thread = await _own_thread(request.thread_id, context)
     await runner.cancel(thread)
     return await _shown(thread.id, context)
 
@@ -430,11 +531,11 @@ def _costs_view(response: ThreadCostsResponse) -> Iterator[ViewItem]:
     yield Data(f"{usage['spend']:.6f} USD, {usage['turns']} turns")
 
 
-@verb("costs", group="thread", access=OWNER, records=False, shows=_costs_view)
+@verb("costs", group="thread", access=ANYONE, records=False, shows=_costs_view)
 async def thread_costs(request: ThreadIdRequest, context: VerbContext) -> ThreadCostsResponse:
     """Show what a thread and its children cost."""
     stores = _stores(context)
-    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    thread = await _own_thread(request.thread_id, context)
     entries = await stores.do(partial(stores.budget.ledger, thread.id))
     return ThreadCostsResponse(
         thread_id=thread.id,
@@ -461,13 +562,47 @@ def _verify_view(response: ThreadVerifyResponse) -> Iterator[ViewItem]:
     yield Data("The journal is intact." if response.valid else "The journal was changed or is damaged.")
 
 
-@verb("verify", group="thread", access=OWNER, records=False, shows=_verify_view)
+@verb("verify", group="thread", access=ANYONE, records=False, shows=_verify_view)
 async def verify_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadVerifyResponse:
     """Check the hash chain of a journal, and rebuild the thread from it."""
     stores = _stores(context)
-    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    thread = await _own_thread(request.thread_id, context)
     found = await stores.do(partial(stores.threads.verify, thread.id))
     return ThreadVerifyResponse(thread_id=thread.id, valid=not found, issues=[one.to_json() for one in found])
+
+
+class ThreadExportRequest(ThreadIdRequest, frozen=True, kw_only=True):
+    """Which thread to export, and in which form."""
+
+    format: Annotated[TranscriptForm, Option("kiwi, or ryeos.", metavar="FORM")] = "kiwi"
+
+
+class ThreadExportResponse(Response, frozen=True, kw_only=True):
+    """A transcript, as lines of JSON."""
+
+    thread_id: str
+    format: str
+    lines: list[str]
+
+
+def _export_view(response: ThreadExportResponse) -> Iterator[ViewItem]:
+    yield from map(Data, response.lines)
+
+
+@verb("export", group="thread", access=ANYONE, records=False, shows=_export_view)
+async def export_thread(request: ThreadExportRequest, context: VerbContext) -> ThreadExportResponse:
+    """Print the transcript of a thread as lines of JSON, without secrets."""
+    stores = _stores(context)
+    thread = await _own_thread(request.thread_id, context)
+    events = await stores.do(partial(stores.threads.events, thread.id))
+    redactor = await _redactor(thread, context)
+    lines = [*transcript_lines(events, request.format, redactor)]
+    return ThreadExportResponse(thread_id=thread.id, format=request.format, lines=lines)
+
+
+async def _redactor(thread: Thread, context: VerbContext) -> Redactor:
+    space = context.services.catalogs.at(thread.project or None).space
+    return await asyncio.to_thread(redactor_for, space)
 
 
 class WorkerRequest(Request, frozen=True, kw_only=True):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from msgspec import UNSET, UnsetType, field, to_builtins
+from msgspec import UNSET, UnsetType, field
 
 from kiwi_mcp.domain.errors import InvalidArguments, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.threads import NewEvent, Thread
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
+from kiwi_mcp.kernel.threads.start import StartRequest
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
@@ -80,19 +80,12 @@ async def ask_owner(request: ThreadToolRequest, context: VerbContext) -> ThreadT
 @verb("spawn", group="thread", wire=("thread_tools", "spawn"), access=ANYONE, records=False)
 async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> ThreadToolResponse:
     """Start a directive as a child of the calling thread."""
-    stores, parent = await _calling(context)
+    await _calling(context)
     given = request.arguments
-    wanted = StartRequest(
-        as_text(given.get("item")), as_object(given.get("inputs")), as_object(given.get("limits")), parent=parent
-    )
-    services = context.services
-    catalog = services.catalogs.at(parent.project or None)
-    child, start = new_thread(wanted, services.context(context.caller, catalog))
-    events = [NewEvent("created", {"item": child.item, "inputs": child.inputs}), NewEvent("prompt", to_builtins(start))]
-    spawned = [NewEvent("spawned", {"thread_id": child.id, "item": child.item})]
-    _, made = await stores.do(lambda: stores.threads.spawn(parent, child, events, spawned))
-    services.one(ThreadRunner).start_child(made, context.caller)
-    return ThreadToolResponse(status="started", thread_id=made.id)
+    inputs, limits = as_object(given.get("inputs")), as_object(given.get("limits"))
+    wanted = StartRequest(as_text(given.get("item")), inputs, limits)
+    child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
+    return ThreadToolResponse(status="started", thread_id=child.id)
 
 
 @verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)
@@ -108,5 +101,7 @@ async def wait_children(request: ThreadToolRequest, context: VerbContext) -> Thr
     meant = [child for child in reversed(children) if not wanted or child.id in wanted]
     if running := [child.id for child in meant if not child.is_ended]:
         raise ThreadWaiting(f"{len(running)} of its children have not ended.", waits_for="child")
+    if any(one.is_tainted for one in meant):  # the text that a child read may be in its result
+        context.services.tainted_callers.add(parent.id)
     shown = [{"thread_id": one.id, "status": one.status, "result": one.result, "message": one.message} for one in meant]
     return ThreadToolResponse(status="ended", threads=shown)

@@ -127,6 +127,7 @@ class SetSecretOptions(Request, frozen=True):
 
 LOCAL_PARTS["secrets rotate"] = LocalPart(run="actions.set_secret")
 LOCAL_PARTS["audit export"] = LocalPart(run="actions.export_receipts", has_json=False)
+LOCAL_PARTS["thread watch"] = LocalPart(run="chat.watch")
 LOCAL_PARTS["registry pull"] = LocalPart(run="actions.pull")
 
 ITEM = "A name, name@range, server/name, namespace/name, or full identity."
@@ -158,6 +159,7 @@ class RunOptions(Request, frozen=True):
     yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
 
 
+LOCAL_PARTS["thread start"] = LocalPart(run="actions.start_thread")
 LOCAL_PARTS["why"] = LocalPart(run="actions.why", about=PARAMETERS)
 
 
@@ -247,6 +249,14 @@ class Up(Request, frozen=True):
     issuer: Annotated[str, Option("The identity provider; its access tokens may use tools.", metavar="URL")] = ""
     audience: Annotated[str, Option("The address of /mcp in those tokens.", metavar="URL")] = ""
     scope: Annotated[str, Option("The scope that allows tools; kiwi:tools otherwise.")] = ""
+
+
+@command("chat", run="chat.converse")
+class StartChat(Request, frozen=True):
+    """Talk with a model that uses your tools; /help shows the commands inside."""
+
+    directive: Annotated[str | None, Option("The directive that guides it; the built-in `chat` otherwise.")] = None
+    model: Annotated[str | None, Option("The model, as provider/model; the directive's choice otherwise.")] = None
 
 
 @command("serve", run="actions.serve", has_project=False, has_json=False)

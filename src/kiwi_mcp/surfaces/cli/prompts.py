@@ -28,7 +28,18 @@ def owner_prompt(*, is_yes: bool) -> Ask:
     """Return how Kiwi's own questions are answered: by `--yes`, on the terminal, or not at all without one."""
     if is_yes:
         return _agreed
-    return _on_terminal if sys.stdin.isatty() and sys.stderr.isatty() else no_answers
+    return _one_at_a_time(_on_terminal) if sys.stdin.isatty() and sys.stderr.isatty() else no_answers
+
+
+def _one_at_a_time(ask: Ask) -> Ask:
+    """Return a way to ask for calls that run at once: there is one terminal."""
+    lock = asyncio.Lock()
+
+    async def asking(questions: Questions) -> Answers:
+        async with lock:
+            return await ask(questions)
+
+    return asking
 
 
 def confirm(message: str, *, is_yes: bool) -> bool:

@@ -69,7 +69,7 @@ class CliSession:
     async def send(self, kernel: Kernel, verb: str, request: JsonObject, questions: Ask = no_answers) -> Answer:
         """Send one request to a kernel, and show its progress meanwhile."""
         # A question stays readable: nothing else is written while it is open. `execute` asks before it starts anything.
-        is_quiet = self.is_json or (questions is not no_answers and verb != "execute")
+        is_quiet = self.is_json or (questions is not no_answers and verb not in {"execute", "thread"})
         with reporting(is_quiet=is_quiet) as report:
             return await kernel.call(verb, request, Caller(report, paused(report, questions), is_owner=True))
 

@@ -161,7 +161,7 @@ class RunningCall:
             self._report if has_listener else silent,
             self._ask if self._capabilities else no_answers,
             unheard if self.log is unheard else self._note,
-            self._capabilities,
+            capabilities=self._capabilities,
             # The client that a person has started shows its questions to that person.
             is_owner=self.principal == STDIO,
             client=self._client,

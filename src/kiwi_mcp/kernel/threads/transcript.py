@@ -1,0 +1,169 @@
+"""Transcripts: a journal as JSON lines, in Kiwi's older form or that of RyeOS, and its copy in the project."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from kiwi_mcp.domain.calls import Space
+from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.threads import Thread, ThreadEvent
+from kiwi_mcp.domain.times import iso
+from kiwi_mcp.policy.secret_access import every_value
+from kiwi_mcp.primitives.secrets.redaction import Redactor
+from kiwi_mcp.store.folder import below, make_below, opened
+
+TranscriptForm: TypeAlias = Literal["kiwi", "ryeos"]
+FILE = "transcript.jsonl"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MORE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_Row: TypeAlias = tuple[str, JsonObject]
+
+
+def transcript_path(thread: Thread) -> str:
+    """Return where the transcript of a thread is, below its project."""
+    return f".ai/threads/{thread.id}/{FILE}" if thread.project else ""
+
+
+def redactor_for(space: Space) -> Redactor:
+    """Return what removes every value that may be secret in a space. It raises where these cannot be read."""
+    values: dict[str, str] = {}
+    for name, value in every_value(space).items():
+        short = name.partition("@")[0]  # without the file that it is from
+        values[f"{short}#{len(values)}" if short in values else short] = value
+    return Redactor(values)
+
+
+def transcript_lines(events: Iterable[ThreadEvent], form: TranscriptForm, redactor: Redactor) -> Iterator[str]:
+    """Yield the lines of a transcript, without the values of secrets."""
+    rows = _kiwi_rows if form == "kiwi" else _ryeos_rows
+    for event in events:
+        at = iso(event.at)
+        for kind, body in rows(event):
+            line: JsonObject = (
+                {"ts": at, "type": kind, **body}
+                if form == "kiwi"
+                else {"timestamp": at, "thread_id": event.thread_id, "event_type": kind, "payload": body}
+            )
+            yield redactor.text(compact(line))
+
+
+def _kiwi_rows(event: ThreadEvent) -> Iterator[_Row]:
+    body = event.body
+    match event.kind:
+        case "prompt":
+            yield "user_message", {"text": body.get("first")}
+        case "model":
+            yield "turn_start", {"turn": event.seq}
+            yield "assistant_message", {"text": _text(body), "model": body.get("model")}
+            for call in _calls(body):
+                arguments = as_text(call.get("arguments"))
+                digest = sha256(arguments.encode(errors="surrogatepass")).hexdigest()
+                yield "tool_call", {"id": call.get("id"), "tool": call.get("name"), "arguments_sha256": digest}
+            yield "cost_update", _cost(body)
+            yield "turn_end", {"turn": event.seq, "stop": body.get("stop")}
+        case "result":
+            part = as_object(body.get("part"))
+            about: JsonObject = {"id": part.get("id"), "tool": part.get("name"), "status": body.get("status")}
+            yield "tool_result", {**about, "content": part.get("content")}
+        case "injected":
+            yield "injected_message", {"text": body.get("text")}
+        case "model_failed":
+            yield "error", dict(body)
+        case "ended" if body.get("status") == "completed":
+            yield "completed", {"result": body.get("result"), "finish_reason": body.get("finish_reason")}
+        case "ended":
+            yield "error", dict(body)
+        case _:
+            pass
+
+
+def _ryeos_rows(event: ThreadEvent) -> Iterator[_Row]:
+    body = event.body
+    match event.kind:
+        case "created":
+            yield "thread_started", {"directive": body.get("item"), "inputs": body.get("inputs")}
+        case "prompt":
+            yield "system_prompt", {"text": body.get("system")}
+            yield "cognition_in", {"text": body.get("first"), "role": "user"}
+        case "model":
+            is_cut = body.get("stop") in {"broken", "length"}
+            yield "cognition_out", {"text": _text(body), "model": body.get("model"), "truncated": is_cut}
+            for call in _calls(body):
+                given = {"tool": call.get("name"), "call_id": call.get("id"), "input": call.get("arguments")}
+                yield "tool_call_start", given
+        case "result":
+            part = as_object(body.get("part"))
+            output = {"call_id": part.get("id"), "output": part.get("content")}
+            yield "tool_call_result", {**output, "error": body.get("status") if part.get("is_error") else None}
+        case "injected":
+            yield "cognition_in", {"text": body.get("text"), "role": "user"}
+        case "spawned":
+            yield "child_thread_started", {"child_thread_id": body.get("thread_id"), "directive": body.get("item")}
+        case "asked" | "limit":
+            yield "thread_suspended", {"reason": body.get("kind") or "limit"}
+        case "model_failed":
+            yield "error_classified", dict(body)
+        case "ended":
+            kind = "thread_cancelled" if body.get("status") == "cancelled" else "thread_completed"
+            yield kind, {"status": body.get("status"), "result": body.get("result"), "cost": {}}
+        case _:
+            pass
+
+
+def _text(body: JsonObject) -> str:
+    parts = map(as_object, as_list(body.get("parts")))
+    return "".join(as_text(part.get("text")) for part in parts if part.get("type") == "text")
+
+
+def _calls(body: JsonObject) -> list[JsonObject]:
+    return [part for part in map(as_object, as_list(body.get("parts"))) if part.get("type") == "call"]
+
+
+def _cost(body: JsonObject) -> JsonObject:
+    micros = body.get("cost_micros")
+    spend: Json = micros / 1_000_000 if isinstance(micros, int) else None
+    return {"usage": as_object(body.get("usage")), "spend": spend, "currency": "USD"}
+
+
+class TranscriptMirror:
+    """The file with the transcript of one thread. It is a copy: the journal stays the truth, and rewrites it.
+
+    The first events replace the file, the others are appended. A disk that refuses, or a link on the way, ends the
+    mirror and not the thread.
+    """
+
+    def __init__(self, thread: Thread, redactor: Redactor) -> None:
+        self._project = Path(thread.project)
+        self._folders = (".ai", "threads", thread.id)
+        self._redactor = redactor
+        self._is_new = True
+        self._is_usable = bool(thread.project)
+
+    def add(self, events: Iterable[ThreadEvent]) -> None:
+        """Write events."""
+        if not self._is_usable:
+            return
+        lines = "".join(f"{line}\n" for line in transcript_lines(events, "kiwi", self._redactor))
+        try:
+            with opened(self._project) as project:
+                if self._is_new:
+                    make_below(project, *self._folders)
+                with below(project, *self._folders) as folder:
+                    self._write(folder, lines.encode(errors="replace"))
+        except (KiwiError, OSError):
+            self._is_usable = False
+
+    def _write(self, folder: int, data: bytes) -> None:
+        if self._is_new:
+            with suppress(FileNotFoundError):
+                os.unlink(FILE, dir_fd=folder)
+        descriptor = os.open(FILE, _NEW if self._is_new else _MORE, 0o600, dir_fd=folder)
+        self._is_new = False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)

@@ -1,0 +1,258 @@
+"""thread record, replay and eval: run a recorded thread again without its model, and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from kiwi_mcp.domain.errors import Conflict, InvalidRequest, KiwiError, NotFound, PolicyDenied
+from kiwi_mcp.domain.threads import NewEvent, Thread
+from kiwi_mcp.kernel.context import VerbContext
+from kiwi_mcp.kernel.threads.cassette import (
+    Cassette,
+    RecordedReplies,
+    ThreadOutcome,
+    differences,
+    outcome_of,
+    read_cassette,
+    turns_of,
+)
+from kiwi_mcp.kernel.threads.runner import ThreadRunner
+from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unvouched
+from kiwi_mcp.kernel.threads.state import rebuild
+from kiwi_mcp.kernel.threads.transcript import redactor_for
+from kiwi_mcp.kernel.verb import (
+    OWNER,
+    AnyJson,
+    Argument,
+    Data,
+    LongText,
+    NameText,
+    Notice,
+    Request,
+    Response,
+    TableRow,
+    ViewItem,
+    verb,
+)
+from kiwi_mcp.primitives.secrets.key_storage import write_private
+from kiwi_mcp.store.threads import ThreadFilter
+
+_LARGEST = 64_000_000
+_MOST_CHILDREN = 100
+
+
+class ThreadRecordRequest(Request, frozen=True, kw_only=True):
+    """Which thread to record, and into which file."""
+
+    thread_id: Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
+    file: Annotated[LongText, Argument("A new file.", "FILE", kind="path")]
+
+
+class ThreadRecordResponse(Response, frozen=True, kw_only=True):
+    """The file, and how many replies it has."""
+
+    thread_id: str
+    path: str
+    turns: int
+    message: str
+
+
+@verb("record", group="thread", access=OWNER, is_local=True)
+async def record_thread(request: ThreadRecordRequest, context: VerbContext) -> ThreadRecordResponse:
+    """Write the requests and replies of a thread into a file, without secrets."""
+    stores = context.services.one(ThreadRunner).stores
+    thread = await stores.do(partial(stores.threads.get, request.thread_id))
+    cassette = await _recorded(thread, context)
+    space = context.services.catalogs.at(thread.project or None).space
+    redactor = await asyncio.to_thread(redactor_for, space)
+    text = redactor.clean(msgspec.json.format(msgspec.json.encode(cassette)) + b"\n")
+    try:
+        await asyncio.to_thread(write_private, Path(request.file), text)
+    except OSError as error:
+        raise Conflict(
+            f"{request.file} cannot be written: {error.strerror}.", suggestion="Name a file that does not exist yet."
+        ) from error
+    turns, message = len(cassette.turns), "Add `expect` to it, and run it with `kiwi thread replay` or `eval`."
+    return ThreadRecordResponse(thread_id=thread.id, path=request.file, turns=turns, message=message)
+
+
+async def _recorded(thread: Thread, context: VerbContext) -> Cassette:
+    """Return a thread with its children as a cassette."""
+    stores = context.services.one(ThreadRunner).stores
+    events = await stores.do(partial(stores.threads.events, thread.id))
+    wanted = ThreadFilter(parent_id=thread.id, limit=_MOST_CHILDREN)
+    children = await stores.do(partial(stores.threads.list, wanted))
+    questions = await stores.do(partial(stores.questions.of_thread, thread.id))
+    start = rebuild(events).start
+    return Cassette(
+        format=1,
+        item=thread.item,
+        inputs=dict(thread.inputs),
+        model=thread.model,
+        system=start.system if start else "",
+        turns=tuple(turns_of(events)),
+        answers=tuple(one.answer for one in questions if one.kind == "ask" and one.status == "answered"),
+        children=tuple([await _recorded(child, context) for child in reversed(children)]),
+        outcome=to_builtins(outcome_of(thread, events)),
+    )
+
+
+class ThreadReplayRequest(Request, frozen=True, kw_only=True):
+    """What to replay."""
+
+    target: Annotated[LongText, Argument("A thread, or a file that `thread record` wrote.", "THREAD|FILE")]
+    project_path: LongText | None = None
+
+
+class ThreadReplayResponse(Response, frozen=True, kw_only=True):
+    """The new thread, and how it differs from what was recorded or is expected."""
+
+    target: str
+    passed: bool
+    differences: list[str]
+    thread_id: str = ""
+    status: str = ""
+    result: AnyJson = None
+    tools: tuple[str, ...] = ()
+    spend: float | None = None
+
+    def exit_status(self) -> int:
+        """Return 2 for a replay that differs."""
+        return 0 if self.passed else 2
+
+
+def _replay_view(response: ThreadReplayResponse) -> Iterator[ViewItem]:
+    yield Data(f"{'passed' if response.passed else 'FAILED'}  {response.target}")
+    yield from (Notice(f"  {difference}") for difference in response.differences)
+
+
+@verb("replay", group="thread", access=OWNER, is_local=True, needs_receipt=True, asks=True, shows=_replay_view)
+async def replay_thread(request: ThreadReplayRequest, context: VerbContext) -> ThreadReplayResponse:
+    """Run a recorded thread again: the recorded replies stand in for the model, the tools run."""
+    path = Path(request.target)
+    if await asyncio.to_thread(path.is_file):
+        return await _replayed(path.name, await _read(path), request.project_path, context)
+    stores = context.services.one(ThreadRunner).stores
+    thread = await stores.do(partial(stores.threads.get, request.target))
+    return await _replayed(thread.id, await _recorded(thread, context), thread.project or None, context)
+
+
+async def _read(path: Path) -> Cassette:
+    size = (await asyncio.to_thread(path.stat)).st_size
+    if size > _LARGEST:
+        raise InvalidRequest(f"{path.name} is larger than {_LARGEST:,} bytes.", suggestion="Name a cassette.")
+    return read_cassette(await asyncio.to_thread(path.read_bytes), path.name)
+
+
+async def _replayed(target: str, cassette: Cassette, project: str | None, context: VerbContext) -> ThreadReplayResponse:
+    """Run a cassette as a new thread, and compare; what waits at the end is cancelled."""
+    services = context.services
+    runner, catalog = services.one(ThreadRunner), services.catalogs.at(project)
+    stores = runner.stores
+    thread, start = new_thread(StartRequest(cassette.item, cassette.inputs), services.context(context.caller, catalog))
+    if (unknown := unvouched(catalog.resolve(thread.item), services.provenance)) and not await stores.was_started(
+        thread
+    ):
+        raise PolicyDenied(
+            f"You have not signed {', '.join(unknown)}, and never let it start.",
+            suggestion=f"Read it, then `kiwi sign {cassette.item}`.",
+        )
+    events = [
+        NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "replay_of": target}),
+        NewEvent("prompt", to_builtins(start)),
+    ]
+    # A paused thread is taken by no worker, which would ask the model.
+    made = await stores.do(partial(stores.threads.create, replace(thread, status="paused"), events))
+    await _run(made, cassette, context)
+    ended = await stores.do(partial(stores.threads.get, made.id))
+    journal = await stores.do(partial(stores.threads.events, made.id))
+    found = outcome_of(ended, journal)
+    if not ended.is_ended:
+        await runner.cancel(ended)
+    waits = [f"it waits for {ended.waits_for}"] if ended.status == "waiting" else []
+    different = [*differences(found, cassette), *waits]
+    return _response(target, found, different, made.id)
+
+
+def _response(target: str, found: ThreadOutcome, different: Sequence[str], thread_id: str) -> ThreadReplayResponse:
+    return ThreadReplayResponse(
+        target=target,
+        passed=not different,
+        differences=[*different],
+        thread_id=thread_id,
+        status=found.status,
+        result=found.result,
+        tools=found.tools,
+        spend=found.spend,
+    )
+
+
+async def _run(thread: Thread, cassette: Cassette, context: VerbContext) -> None:
+    """Run a replayed thread, and give it the recorded answers to its questions."""
+    runner, replies = context.services.one(ThreadRunner), RecordedReplies(cassette)
+    questions = runner.stores.questions
+    for answer in (*cassette.answers, None):
+        await runner.replay(thread.id, context.caller, replies)
+        asked = await runner.stores.do(partial(questions.open, _now(), thread_id=thread.id))
+        question = next((one for one in asked if one.kind == "ask"), None)
+        if question is None or answer is None:
+            return
+        await runner.stores.do(partial(questions.answer, question.id, answer, "replay", _now()))
+
+
+class ThreadEvalRequest(Request, frozen=True, kw_only=True):
+    """Which cassettes to run."""
+
+    folder: Annotated[LongText, Argument("A folder with cassettes (*.json).", "FOLDER", kind="path")]
+    project_path: LongText | None = None
+
+
+class ThreadEvalResponse(Response, frozen=True, kw_only=True):
+    """How many cassettes passed, and each of them."""
+
+    passed: int
+    failed: int
+    cassettes: list[ThreadReplayResponse]
+
+    def exit_status(self) -> int:
+        """Return 2 where one failed."""
+        return 2 if self.failed else 0
+
+
+def _eval_view(response: ThreadEvalResponse) -> Iterator[ViewItem]:
+    for one in response.cassettes:
+        yield TableRow(f"{'passed' if one.passed else 'FAILED'}  {one.target}")
+        yield from (Notice(f"  {difference}") for difference in one.differences)
+    yield Data(f"{response.passed} passed, {response.failed} failed")
+
+
+@verb("eval", group="thread", access=OWNER, is_local=True, needs_receipt=True, asks=True, shows=_eval_view)
+async def evaluate(request: ThreadEvalRequest, context: VerbContext) -> ThreadEvalResponse:
+    """Replay every cassette of a folder, and compare outputs, tools and cost with what each expects."""
+    paths = sorted(await asyncio.to_thread(lambda: [*Path(request.folder).glob("*.json")]))
+    if not paths:
+        raise NotFound(
+            f"{request.folder} has no cassettes.", suggestion="`kiwi thread record THREAD FOLDER/NAME.json` writes one."
+        )
+    found: list[ThreadReplayResponse] = []
+    for path in paths:
+        try:
+            found.append(await _replayed(path.name, await _read(path), request.project_path, context))
+        except KiwiError as error:  # it fails, and the others run
+            message = f"{error.code}: {error.message}"
+            found.append(ThreadReplayResponse(target=path.name, passed=False, differences=[message]))
+    passed = sum(one.passed for one in found)
+    return ThreadEvalResponse(passed=passed, failed=len(found) - passed, cassettes=found)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,381 @@
+"""`kiwi chat`: a conversation with a model, on a terminal or line by line from standard input."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec import convert
+
+from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
+from kiwi_mcp.domain.errors import ApprovalRequired, InvalidRequest, KiwiError
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
+from kiwi_mcp.domain.threads import ENDED, ThreadEvent
+from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.kernel.paths import user_space
+from kiwi_mcp.kernel.verb import first_sentence
+from kiwi_mcp.kernel.verbs import by_wire
+from kiwi_mcp.surfaces.cli.prompts import owner_prompt
+from kiwi_mcp.surfaces.cli.screen import Screen, show_error, talk
+from kiwi_mcp.surfaces.cli.session import CliSession, request_of, run
+from kiwi_mcp.surfaces.cli.thread_screen import ThreadScreen
+
+try:
+    import readline
+except ImportError:  # not every Python has it; lines are typed without history then
+    readline = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kiwi_mcp.surfaces.cli.rows import CommandRow
+
+T = TypeVar("T")
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?")
+_QUOTES = '"""'
+_HISTORY = ("state", "chat_history")
+_HISTORY_LENGTH = 1_000
+_FAILED, _CANCELLED = 2, 143
+
+
+def converse(_: CommandRow, options: Mapping[str, Json]) -> int:
+    """Talk with a model until the input ends or the conversation does."""
+    cli = CliSession(options)
+    with asyncio.Runner() as runner:
+        kernel = Kernel(cli.project, surface="cli")
+        try:
+            return Chat(kernel, runner, cli).run(as_text(options.get("directive")), as_text(options.get("model")))
+        finally:
+            runner.run(kernel.aclose())
+
+
+def watch(row: CommandRow, options: Mapping[str, Json]) -> int:
+    """Show what happens in a thread until it ends or waits; Ctrl-C leaves it running."""
+    cli = CliSession(options)
+    if cli.is_json:
+        return cli.tell(row, request_of(row, options))
+    try:
+        return run(_watch(cli, row, request_of(row, options)))
+    except KeyboardInterrupt:
+        talk("The thread continues; `kiwi thread cancel` ends it.")
+        raise
+
+
+async def _watch(cli: CliSession, row: CommandRow, request: JsonObject) -> int:
+    screen = ThreadScreen()
+    async with cli.opened() as kernel, aclosing(kernel.thread_events(request, Caller(is_owner=True))) as events:
+        async for event in events:
+            if isinstance(event, Answer):
+                screen.end_text()
+                # A result that was shown as text is not shown again.
+                result = None if event.content.get("result") == screen.text else event.content.get("result")
+                return cli.show(Answer({**event.content, "result": result}), by_wire(row["wire"])) or event.exit_code
+            if isinstance(event, ThreadEvent) and event.kind == "resumed":
+                screen.begin_turn()
+            screen.show(event)
+    raise AssertionError("the last one is the answer")
+
+
+class Chat:
+    """One conversation, which is a thread in the store."""
+
+    def __init__(self, kernel: Kernel, runner: asyncio.Runner, cli: CliSession) -> None:
+        self._kernel = kernel
+        self._runner = runner
+        self._is_json = cli.is_json
+        self._is_asked = not cli.is_json and sys.stdin.isatty() and sys.stdout.isatty()
+        """Whether a person types at a terminal."""
+        self._screen = ThreadScreen(is_silent=cli.is_json)
+        self._ask = owner_prompt(is_yes=False) if self._is_asked else no_answers
+        self._thread: JsonObject = {}
+        """The conversation as it was after the last turn."""
+        self._undone = ""
+        """What the model does not know yet: the changes that were undone."""
+        self._code = 0
+
+    def run(self, directive: str, model: str) -> int:
+        """Start the conversation, and send every message; return the exit code."""
+        wanted: JsonObject = {"action": "start", "item_id": directive or "chat", "conversation": True}
+        answer = self._call("thread", {**wanted, **({"model": model} if model else {})})
+        if answer.is_error:
+            show_error(answer.content, is_json=self._is_json)
+            return answer.exit_code
+        self._note(answer)
+        lines = _Lines(is_asked=self._is_asked)
+        if self._is_asked:
+            self._screen.note(f"{as_text(self._thread.get('model'))}. /help shows commands, Ctrl-D ends.")
+        try:
+            while self._thread["status"] not in ENDED and self._is_open():
+                message = lines.read(self._prompt())
+                if message is None or not self._is_handled(message):
+                    break
+        finally:
+            lines.close()
+        return self._code
+
+    def _is_open(self) -> bool:
+        """Whether the next line can be used: without a terminal nobody can approve a call."""
+        if self._is_asked or self._thread.get("waits_for") != "approval":
+            return True
+        self._code = ApprovalRequired.exit_code
+        return False
+
+    def _prompt(self) -> str:
+        return "? " if self._thread.get("questions") else "> "
+
+    def _is_handled(self, message: str) -> bool:
+        """Send a message or carry out a command; return False if it ends the conversation."""
+        command = _COMMAND.fullmatch(message.strip())
+        if not message.strip():
+            return True
+        if command and command[1] in {"quit", "exit"}:
+            return False
+        try:
+            if command:
+                self._command(command[1], (command[2] or "").strip())
+            else:
+                self._send(message)
+        except KiwiError as error:
+            self._screen.end_text()
+            show_error(error.to_response(), is_json=self._is_json)
+            self._code = error.exit_code
+        except KeyboardInterrupt:
+            self._screen.note("stopped")
+            self._note(self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]}))
+        return True
+
+    def _send(self, message: str) -> None:
+        """Send a message, or the answer to the question that is open, and show the turn."""
+        questions, own = as_list(self._thread.get("questions")), self._thread["thread_id"]
+        if questions:
+            question = as_object(questions[0])["question_id"]
+            request: JsonObject = {"action": "answer", "question_id": question, "answer": message, "wait": True}
+        else:
+            text, self._undone = f"{self._undone}{message}", ""
+            request = {"action": "resume", "thread_id": own, "message": text, "wait": True}
+        first = len(self._screen.calls)
+        answer = self._running(self._turn(request))
+        if answer.content["thread_id"] != own:  # a question of a child
+            answer = self._running(self._turn({"action": "resume", "thread_id": own, "wait": True}))
+        self._note(answer)
+        self._code = _FAILED if self._screen.error or self._thread["status"] == "failed" else 0
+        if self._is_json:
+            self._write_json(first)
+
+    async def _turn(self, request: JsonObject) -> Answer:
+        self._screen.begin_turn()
+        caller = Caller(ask=self._asked if self._ask is not no_answers else no_answers, is_owner=True)
+        async with aclosing(self._kernel.thread_events(request, caller)) as events:
+            async for event in events:
+                if isinstance(event, Answer):
+                    self._screen.clear()
+                    return event
+                self._screen.show(event)
+        raise AssertionError("the last one is the answer")
+
+    async def _asked(self, questions: Questions) -> Answers:
+        self._screen.end_text()
+        return await self._ask(questions)
+
+    def _note(self, answer: Answer) -> None:
+        """Take the state of the conversation, and show it."""
+        self._thread = {key: value for key, value in answer.content.items() if key != "events"}
+        if self._is_json:
+            return
+        if message := as_text(self._thread.get("message")):
+            self._screen.note(message, is_whole=True)
+        for question in map(as_object, as_list(self._thread.get("questions"))):
+            choices = ", ".join(map(as_text, as_list(question.get("choices"))))
+            listed = f" ({choices})" if choices else ""
+            self._screen.note(f"question: {as_text(question.get('message'))}{listed}", style="", is_whole=True)
+        for approval in as_list(self._thread.get("approvals")):
+            self._screen.note(f"waits for an approval: `kiwi approvals approve {approval}`")
+        if as_object(self._thread["usage"])["turns"]:
+            self._screen.note(usage_line(self._thread))
+
+    def _write_json(self, first: int) -> None:
+        calls: list[Json] = [{"name": call.name, "status": call.status} for call in self._screen.calls[first:]]
+        names = ("thread_id", "status", "waits_for", "model", "usage", "questions", "approvals", "message")
+        known = {name: self._thread[name] for name in names if name in self._thread}
+        error: JsonObject = {"error": self._screen.error} if self._screen.error else {}
+        sys.stdout.write(f"{compact({'text': self._screen.text, 'calls': calls, **known, **error})}\n")
+        sys.stdout.flush()
+
+    def _command(self, name: str, words: str) -> None:
+        command = _COMMANDS.get(name)
+        if command is None:
+            fix = "A message that begins with a blank is sent as it is. /help shows the commands."
+            raise InvalidRequest(f"There is no command /{name}.", suggestion=fix)
+        command.act(self, words)
+
+    def undo(self, _: str) -> None:
+        """Undo the newest change of this conversation, and tell the model with the next message."""
+        shown = self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]})
+        ours = {as_object(event).get("run_id") for event in as_list(shown.content.get("events"))}
+        listed = [as_object(one) for one in as_list(self._call("undo", {"action": "list"}).content.get("checkpoints"))]
+        left = ours - {one.get("undoes") for one in listed}
+        run = next((one for one in listed if one.get("run_id") in left), None)
+        if run is None:
+            self._screen.note("No change of this conversation can be undone.")
+            return
+        answer = self._call("undo", {"action": "apply", "run_id": run["run_id"]})
+        self._show(answer, ("undo", "apply"))
+        if not answer.is_error:
+            self._undone += f"(I undid what {as_text(run.get('tool_id'))} changed, run {run['run_id']}.)\n\n"
+
+    def tools(self, _: str) -> None:
+        """List the tools that the model sees."""
+        shown = self._call("thread", {"action": "show", "thread_id": self._thread["thread_id"]})
+        prompts = [one for one in map(as_object, as_list(shown.content.get("events"))) if one.get("kind") == "prompt"]
+        for tool in map(as_object, as_list(prompts[0].get("tools")) if prompts else ()):
+            about = first_sentence(as_text(tool.get("description")))
+            self._screen.note(f"{as_text(tool.get('name')):<20} {about}", style="")
+
+    def cost(self, _: str) -> None:
+        """Show what the conversation cost."""
+        costs = self._call("thread", {"action": "costs", "thread_id": self._thread["thread_id"]})
+        self._show(costs, ("thread", "costs"))
+        self._screen.note(usage_line(self._thread))
+
+    def model(self, words: str) -> None:
+        """Show the model, or continue with another one."""
+        if words:
+            request: JsonObject = {"action": "resume", "thread_id": self._thread["thread_id"], "model": words}
+            answer = self._call("thread", request)
+            if answer.error is not None:
+                raise answer.error
+            self._thread = answer.content
+        self._screen.note(as_text(self._thread.get("model")))
+
+    def expand(self, words: str) -> None:
+        """Show a call with its arguments and its result: the last one, or the one with a number."""
+        calls = [call for call in self._screen.calls if not words or str(call.number) == words]
+        if not calls:
+            self._screen.note("There is no such call.")
+            return
+        self._screen.expand(calls[-1])
+
+    def help(self, _: str) -> None:
+        """Show the commands."""
+        for name, command in _COMMANDS.items():
+            self._screen.note(f"/{name:<8} {command.about}", style="")
+        self._screen.note('A line that ends with \\ continues; """ begins and ends several lines.', style="")
+        self._screen.note("Ctrl-C stops the turn, Ctrl-O is /expand, Ctrl-D or /quit ends.", style="")
+
+    def _show(self, answer: Answer, wire: tuple[str, ...]) -> None:
+        verb = by_wire(wire)
+        if answer.is_error:
+            show_error(answer.content, is_json=False)
+        elif verb.view is not None:
+            Screen().show(verb.view(answer.response or convert(answer.content, verb.response)))
+
+    def _call(self, verb: str, request: JsonObject) -> Answer:
+        return self._running(self._kernel.call(verb, request, Caller(is_owner=True)))
+
+    def _running(self, work: Coroutine[None, None, T]) -> T:
+        """Run work to its end. Ctrl-C raises `KeyboardInterrupt` once it has stopped; other signals end the program."""
+        try:
+            return self._runner.run(_ended_by_signals(work))
+        except asyncio.CancelledError:
+            sys.exit(_CANCELLED)
+
+
+async def _ended_by_signals(work: Coroutine[None, None, T]) -> T:
+    """Await work that a signal cancels, so that no tool outlives it."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        if task is not None:
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class ChatCommand(NamedTuple):
+    """A command of the chat."""
+
+    about: str
+    act: Callable[[Chat, str], None]
+
+
+_COMMANDS = {
+    "undo": ChatCommand("Undo the newest change to files.", Chat.undo),
+    "tools": ChatCommand("List the tools that the model sees.", Chat.tools),
+    "cost": ChatCommand("Show what the conversation cost.", Chat.cost),
+    "model": ChatCommand("Show the model; with a name, continue with that one.", Chat.model),
+    "expand": ChatCommand("Show the last call whole; with a number, that one.", Chat.expand),
+    "help": ChatCommand("Show the commands.", Chat.help),
+}
+
+
+def usage_line(thread: JsonObject) -> str:
+    """Return what a thread used, of what it may use."""
+    usage, limits = as_object(thread["usage"]), as_object(thread["limits"])
+    names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+    tokens = sum(int(str(usage[name])) for name in names)
+    spend, most = float(str(usage["spend"])), float(str(limits["spend"]))
+    turns = f"{usage['turns']} of {limits['turns']} turns"
+    return f"{as_text(thread.get('model'))} · {turns} · {tokens:,} tokens · {spend:.4f} of {most:.2f} USD"
+
+
+class _Lines:
+    """Messages that are typed or piped, each of one or several lines; typed ones are in a history."""
+
+    def __init__(self, *, is_asked: bool) -> None:
+        self._is_asked = is_asked
+        self._path: Path | None = None
+        if is_asked and readline is not None:
+            self._path = user_space().joinpath(*_HISTORY)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600))
+            with suppress(OSError):  # damaged: it begins anew
+                readline.read_history_file(self._path)
+            readline.set_history_length(_HISTORY_LENGTH)
+            readline.parse_and_bind(r'"\C-o": "\C-a\C-k/expand\C-m"')
+
+    def read(self, prompt: str) -> str | None:
+        """Return the next message; None at the end of the input."""
+        while True:
+            try:
+                return self._message(prompt)
+            except KeyboardInterrupt:  # what was typed is dropped
+                sys.stdout.write("\n")
+            except EOFError:
+                if self._is_asked:
+                    sys.stdout.write("\n")
+                return None
+            except UnicodeDecodeError as error:
+                raise InvalidRequest("The input is not text.", suggestion="Send UTF-8.") from error
+
+    def _message(self, prompt: str) -> str:
+        line = self._line(prompt)
+        if line.startswith(_QUOTES):
+            lines = [line.removeprefix(_QUOTES)]
+            while not lines[-1].endswith(_QUOTES):
+                lines.append(self._line("… "))
+            return "\n".join(lines).removesuffix(_QUOTES).strip("\n")
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(self._line("… "))
+        return "\n".join(lines)
+
+    def _line(self, prompt: str) -> str:
+        return input(prompt if self._is_asked else "")
+
+    def close(self) -> None:
+        """Store the history, which only its owner can read."""
+        if self._path is not None and readline is not None:
+            with suppress(OSError):
+                readline.write_history_file(self._path)
+                self._path.chmod(0o600)

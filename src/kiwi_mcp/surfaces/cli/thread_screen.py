@@ -1,0 +1,164 @@
+"""What happens in a thread, shown live: text while it streams, and one line for each call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from shutil import get_terminal_size
+from typing import TextIO
+
+from msgspec import Struct
+
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.messages import ReplyDelta
+from kiwi_mcp.domain.safe_text import StreamEscaper, escape_controls
+from kiwi_mcp.domain.threads import ThreadEvent
+from kiwi_mcp.surfaces.cli.markdown import MarkdownStream
+from kiwi_mcp.surfaces.cli.screen import fitted
+
+_DIM, _RED, _RESET, _ERASE = "\x1b[2m", "\x1b[31m", "\x1b[0m", "\r\x1b[2K"
+_SHORT = 60
+
+
+class ShownCall(Struct):
+    """A call of a tool, as it is shown."""
+
+    number: int
+    name: str
+    arguments: str
+    began_at: int
+    status: str = ""
+    content: str = ""
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """Return the call in one line."""
+        short = fitted(" ".join(self.arguments.split()), _SHORT)
+        ended = f"{self.status} {self.seconds:.1f} s" if self.status else "…"
+        return f"[{self.number}] {self.name} {short}  {ended}"
+
+
+class ThreadScreen:
+    """Writes text to stdout; calls and notes too where it is a terminal, else to stderr."""
+
+    def __init__(self, *, is_silent: bool = False) -> None:
+        self.calls: list[ShownCall] = []
+        self.text = ""
+        """The text of the last reply."""
+        self.error = ""
+        """Why the last request to the model failed."""
+        self._open: dict[str, ShownCall] = {}
+        self._is_terminal = sys.stdout.isatty()
+        self._notes: TextIO = sys.stdout if self._is_terminal else sys.stderr
+        self._is_silent = is_silent
+        """Whether nothing is written, and the text and the calls are only collected."""
+        is_capable = self._is_terminal and not is_silent and os.environ.get("TERM") != "dumb"
+        self._has_colour = is_capable and not os.environ.get("NO_COLOR")
+        self._can_erase = is_capable
+        self._escaper, self._markdown = StreamEscaper(), MarkdownStream()
+        self._is_in_line = False
+        """Whether a line of text is not ended."""
+        self._has_status = False
+
+    def show(self, event: ThreadEvent | ReplyDelta) -> None:
+        """Show what happened."""
+        match event:
+            case ReplyDelta(kind="text", text=text):
+                self._write_text(text)
+            case ThreadEvent(kind="model"):
+                self.end_text()
+                self._begin_calls(event)
+            case ThreadEvent(kind="result"):
+                self._end_call(event)
+            case ThreadEvent(kind="model_failed"):
+                self.error = as_text(event.body.get("message"))
+                self.note(f"error: {self.error}", style=_RED)
+            case ThreadEvent(kind="spawned"):
+                self.note(f"started {as_text(event.body.get('item'))} as {as_text(event.body.get('thread_id'))}")
+            case ThreadEvent(kind="limit") if event.body.get("limit"):
+                self.note(f"limit reached: {as_text(event.body.get('limit'))}", style=_RED)
+            case _:
+                pass
+
+    def begin_turn(self) -> None:
+        """Forget the reply before; show that the model is asked."""
+        self.text = self.error = ""
+        self.status("…")
+
+    def status(self, text: str) -> None:
+        """Show a line that the next output replaces."""
+        self.clear()
+        if self._can_erase and not self._is_in_line:
+            self._write(self._notes, self._styled(_fit(text), _DIM))
+            self._has_status = True
+
+    def clear(self) -> None:
+        """Erase the line that is replaced."""
+        if self._has_status:
+            self._write(self._notes, _ERASE)
+            self._has_status = False
+
+    def note(self, text: str, *, style: str = _DIM, is_whole: bool = False) -> None:
+        """Write a line beside the text; it is cut to the width of the terminal unless all of it is wanted."""
+        self.end_text()
+        shown = text if is_whole or not self._is_terminal else _fit(text)
+        self._write(self._notes, f"{self._styled(escape_controls(shown), style)}\n")
+
+    def expand(self, call: ShownCall) -> None:
+        """Write a call with all of its arguments and its result."""
+        self.note(f"[{call.number}] {call.name}  {call.status} {call.seconds:.1f} s")
+        self.note(f"{call.arguments}\n\n{call.content}".rstrip(), style="", is_whole=True)
+
+    def end_text(self) -> None:
+        """End the text that was streamed."""
+        self.clear()
+        if self._is_terminal:
+            rest = self._escaper.finish()
+            rest = self._markdown.feed(rest) + self._markdown.finish() if self._has_colour else rest
+            self._write(sys.stdout, rest)
+        self._escaper, self._markdown = StreamEscaper(), MarkdownStream()
+        if self._is_in_line:
+            self._write(sys.stdout, "\n")
+            self._is_in_line = False
+
+    def _write_text(self, text: str) -> None:
+        self.clear()
+        self.text += text
+        self._is_in_line = not text.endswith("\n")
+        if self._is_terminal:
+            text = self._escaper.feed(text)
+            text = self._markdown.feed(text) if self._has_colour else text
+        self._write(sys.stdout, text)
+
+    def _begin_calls(self, event: ThreadEvent) -> None:
+        for part in map(as_object, as_list(event.body.get("parts"))):
+            if part.get("type") == "call":
+                call = ShownCall(
+                    len(self.calls) + 1, as_text(part.get("name")), as_text(part.get("arguments")), event.at
+                )
+                self._open[as_text(part.get("id"))] = call
+                self.calls.append(call)
+        if self._open:
+            self.text = ""
+            self.status(", ".join(call.line() for call in self._open.values()))
+
+    def _end_call(self, event: ThreadEvent) -> None:
+        part: JsonObject = as_object(event.body.get("part"))
+        call = self._open.pop(as_text(part.get("id")), None)
+        if call is not None:
+            call.status, call.content = as_text(event.body.get("status")), as_text(part.get("content"))
+            call.seconds = (event.at - call.began_at) / 1_000
+            self.note(call.line(), style=_DIM if call.status == "ok" else _RED)
+        self.status(", ".join(one.line() for one in self._open.values()) or "…")
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        if not self._is_silent:
+            stream.write(text)
+            stream.flush()
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"{style}{text}{_RESET}" if self._has_colour and style else text
+
+
+def _fit(text: str) -> str:
+    return fitted(escape_controls(text).replace("\n", " "), get_terminal_size().columns - 1)

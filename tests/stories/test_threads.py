@@ -1,0 +1,161 @@
+"""Threads through the command line: started, followed, answered and approved, in processes of their own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
+from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, say, use
+
+pytestmark = pytest.mark.usefixtures("processes", "loopback")
+PATIENCE = 90
+USAGE = {
+    "turns", "input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "spend", "currency",
+    "estimated",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """The command line in a project whose owner has signed the directive `study`."""
+
+    project: Path
+    user: Path
+    model: ScriptedModel
+
+    def run(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command."""
+        done = subprocess.run(
+            [sys.executable, "-m", "kiwi_mcp", *words],
+            cwd=self.project, capture_output=True, text=True, check=False, timeout=PATIENCE,
+        )  # fmt: skip
+        assert code is None or done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def json(self, *words: str, code: int | None = 0) -> dict[str, Any]:
+        """Run a command with `--json` and return what it prints."""
+        response: dict[str, Any] = json.loads(self.run(*words, "--json", code=code).stdout)
+        return response
+
+    def worker_has_ended(self) -> bool:
+        """Wait until no worker runs: it has a lock as long as it runs."""
+        with (self.user / "state" / "worker.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return True
+
+
+@pytest.fixture
+def terminal(home: Path, project: Path, scripted_model: ScriptedModel) -> Terminal:
+    user = home / ".ai"
+    (user / "directives").mkdir(parents=True)
+    (user / "tools").mkdir()
+    write_provider(user, scripted_model, "openai_chat")
+    text = DIRECTIVE.format(name="study", permissions=ALL_TOOLS, limits="", outputs="", model="")
+    (user / "directives" / "study.md").write_text(text)
+    terminal = Terminal(project, user, scripted_model)
+    terminal.run("sign", "study")
+    return terminal
+
+
+@pytest.mark.parametrize("dialect", DIALECT_NAMES)
+@pytest.mark.req("K-TH-01")
+def test_a_thread_runs_to_its_end_in_every_dialect(terminal: Terminal, dialect: str) -> None:
+    write_provider(terminal.user, terminal.model, dialect)
+    terminal.model.will(use("help", topic="tool"), say("Birds."))
+    done = terminal.json("thread", "start", "study", "--input", "topic=birds", "--limit", "spend=0.50", "--wait")
+    assert (done["status"], done["result"], done["finish_reason"]) == ("completed", "Birds.", "stop")
+    assert len(done["thread_id"]) == 26
+    assert done["usage"].keys() >= USAGE
+    assert (done["usage"]["turns"], done["usage"]["currency"]) == (2, "USD")
+    assert done["limits"]["spend"] == 0.5
+
+
+def test_a_thread_in_the_background_is_run_by_a_worker_that_ends(terminal: Terminal) -> None:
+    terminal.model.default = lambda _: say("Birds.")
+    started = [terminal.json("thread", "start", "study") for _ in range(2)]
+    for one in started:
+        assert one.keys() == {"thread_id", "status", "started_at", "transcript_path"}
+        assert one["status"] == "queued"
+        done = terminal.json("thread", "watch", one["thread_id"])
+        assert (done["status"], done["result"]) == ("completed", "Birds.")
+    assert terminal.worker_has_ended()
+    thread_id = started[0]["thread_id"]
+    assert (terminal.project / started[0]["transcript_path"]).is_file()
+    shown = terminal.json("thread", "show", thread_id)
+    assert shown["status"] == "completed"
+    assert [event["kind"] for event in shown["events"]][-1] == "ended"
+    listed = terminal.json("thread", "list", "--status", "completed")
+    assert {one["thread_id"] for one in listed["threads"]} == {one["thread_id"] for one in started}
+    costs = terminal.json("thread", "costs", thread_id)
+    assert costs["usage"]["turns"] == 1
+    assert costs["entries"]
+    assert terminal.json("thread", "verify", thread_id)["valid"] is True
+    assert '"type":"completed"' in terminal.run("thread", "export", thread_id).stdout
+
+
+def test_only_one_worker_runs_for_a_home(terminal: Terminal) -> None:
+    (terminal.user / "state").mkdir(exist_ok=True)
+    with (terminal.user / "state" / "worker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = terminal.json("thread", "start", "study")
+        assert terminal.json("worker") == {"threads": 0}
+    assert terminal.json("thread", "show", started["thread_id"])["status"] == "queued"
+    assert terminal.json("thread", "cancel", started["thread_id"])["status"] == "cancelled"
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> None:
+    folder = terminal.user / "tools" / "keep_note"
+    folder.mkdir()
+    manifest = {
+        "tool_id": "keep_note", "tool_type": "script", "executor": "bash_runtime", "version": "1.0.0",
+        "description": "Keeps a note", "config": {"entrypoint": "main.sh"}, "mutates_state": True,
+        "needs": {"write": ["."]},
+    }  # fmt: skip
+    (folder / "tool.yaml").write_text(json.dumps(manifest))
+    (folder / "main.sh").write_text("echo once >> note.txt; echo '{}'")
+    terminal.run("sign", "keep_note")
+    terminal.model.will(use("execute", item_id="keep_note"), say("Kept."))
+    waiting = terminal.json("thread", "start", "study", "--wait")
+    assert (waiting["status"], waiting["waits_for"]) == ("waiting", "approval")
+    (approval,) = waiting["approvals"]
+    for words in (["approvals", "list"], ["approvals"]):
+        assert [asked["approval_id"] for asked in terminal.json(*words)["approvals"]] == [approval]
+    assert not (terminal.project / "note.txt").exists()
+    terminal.run("approvals", "approve", approval)
+    done = terminal.json("thread", "watch", waiting["thread_id"])
+    assert (done["status"], done["result"]) == ("completed", "Kept.")
+    assert (terminal.project / "note.txt").read_text() == "once\n"
+    assert terminal.worker_has_ended()
+
+
+def test_an_answer_continues_a_thread_in_the_background(terminal: Terminal) -> None:
+    terminal.model.will(use("ask", question="Which colour?"), say("Blue it is."), use("ask", question="Sure?"))
+    waiting = terminal.json("thread", "start", "study", "--wait")
+    assert waiting["status"] == "waiting"
+    question = waiting["questions"][0]["question_id"]
+    terminal.json("thread", "answer", question, "blue")
+    done = terminal.json("thread", "watch", waiting["thread_id"])
+    assert (done["status"], done["result"]) == ("completed", "Blue it is.")
+    again = terminal.json("thread", "start", "study", "--wait")
+    cancelled = terminal.json("thread", "cancel", again["thread_id"])
+    assert (cancelled["status"], cancelled["finish_reason"]) == ("cancelled", "cancelled")
+    refused = terminal.json("thread", "resume", again["thread_id"], "--wait", code=None)
+    assert refused["code"] == "thread_ended", refused
+
+
+def test_run_with_mode_thread_prints_the_result(terminal: Terminal) -> None:
+    terminal.model.will(say("Birds."))
+    done = terminal.run("run", "study", "--mode", "thread", "topic=birds")
+    assert done.stdout.strip() == "Birds."
+    with (terminal.user / "state" / "worker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = terminal.json("run", "study", "--mode", "thread", "--no-wait")
+    assert (started["status"], len(started["thread_id"])) == ("queued", 26)
