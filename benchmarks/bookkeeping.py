@@ -19,7 +19,6 @@ from typing import cast
 from msgspec.structs import astuple
 
 from chains import lay_out
-from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject
@@ -30,7 +29,9 @@ from kiwi_mcp.drivers import process
 from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel import Kernel, kernel, pipeline, recorder
 from kiwi_mcp.kernel.context import Catalogs, Services
+from kiwi_mcp.kernel.prepared import PreparedItems
 from kiwi_mcp.kernel.settings import default_url
+from kiwi_mcp.store import runs
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.sqlite import library
 from releases import fill, opened
@@ -38,19 +39,14 @@ from releases import fill, opened
 _BATCH = 20
 _ROOM = 4_000_000_000
 _STAGES: Sequence[tuple[str, object, str]] = (
-    ("read the request", kernel, "parse_query"),
+    ("read the request", kernel, "parse"),
     ("find the catalog", Catalogs, "for_item"),
-    ("read the policy", pipeline, "owner_policy"),
     ("find the store", Services, "runs_or_error"),
-    ("resolve", Catalog, "resolve"),
+    ("use the prepared item", PreparedItems, "get"),
     ("accept the parameters", pipeline, "accept"),
-    ("compare with the lockfile", pipeline, "lock_changes"),
-    ("verify", pipeline, "verify"),
-    ("authorize", pipeline, "refuse_denied"),
     ("digest of the plan", pipeline, "plan_digest"),
-    ("secrets", pipeline, "secrets_of"),
     ("output file", recorder, "keep"),
-    ("run record", recorder, "_add"),
+    ("run record", runs, "_add"),
 )
 """What is called once on the way, in this order, by its module or class and its name there."""
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Kernel
 from kiwi_mcp.kernel.recorder import CallRecord, Recorder
+from kiwi_mcp.kernel.verb import Verb
 from measure import Case, Measured, interleaved
 from tools import BASH, create, relax, run
 
-_Way = Callable[[Recorder, str, JsonObject], CallRecord | None]
+_Way = Callable[[Recorder, str, Verb | None, JsonObject], CallRecord | None]
 
 
 def measure(turns: int) -> list[Measured]:

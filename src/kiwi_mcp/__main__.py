@@ -1,5 +1,5 @@
 """`python -m kiwi_mcp`: the same command as `kiwi`."""
 
-from kiwi_mcp.surfaces.start import main
+from kiwi_mcp.surfaces.start import command
 
-main()
+command()

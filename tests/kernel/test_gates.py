@@ -44,6 +44,7 @@ from kiwi_mcp.kernel import Kernel, pipeline
 from kiwi_mcp.kernel.context import Context, Served, Services
 from kiwi_mcp.kernel.pipeline import plan_call
 from kiwi_mcp.kernel.recorder import Run
+from kiwi_mcp.kernel.verbs import find_verb
 from kiwi_mcp.policy.isolation import IsolationDecision, decide_isolation
 from kiwi_mcp.policy.rights import rights_of
 from kiwi_mcp.store.receipts import ReceiptFilter
@@ -224,7 +225,7 @@ def test_gate_13_an_item_of_a_server_that_cannot_be_listed_does_not_run(bench: B
     async def unreachable(*_: object) -> Unavailable:
         return Unavailable("The server is down.", suggestion="Start it.")
 
-    bench.services.check_server = unreachable
+    bench.services.check_server = unreachable  # type: ignore[method-assign,assignment]  # a server that is down
     assert bench.run().outcome.status == "unavailable"
     assert not bench.marker.exists()
 
@@ -308,7 +309,8 @@ def test_a_reserved_id_and_the_thread_of_a_call_are_in_its_records(bench: Bench)
     call = replace(bench.call(), run_id=reserved, origin=CallOrigin("thread-1", "step-7", 2))
 
     async def recorded() -> tuple[str, ReceiptEntry]:
-        record = bench.services.recorder.call("execute", {"item_id": "say"})
+        payload: JsonObject = {"item_id": "say"}
+        record = bench.services.recorder.call("execute", find_verb("execute", payload), payload)
         await pipeline.run(call, bench.context(), record)
         (run,) = bench.services.store.runs().list(RunFilter())
         (entry,) = bench.services.store.receipts().list(ReceiptFilter())

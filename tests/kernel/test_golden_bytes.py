@@ -19,6 +19,7 @@ from kiwi_mcp.kernel import Kernel, recorder
 from kiwi_mcp.kernel.mcp_definitions import offers_of
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.provenance import chain_digest
+from kiwi_mcp.kernel.verbs import find_verb
 from kiwi_mcp.primitives.secrets.encrypted_records import EncryptedRecord, EncryptedRecords
 from kiwi_mcp.primitives.secrets.reveal import SecretScope
 from kiwi_mcp.primitives.secrets.store import SecretStore
@@ -142,7 +143,7 @@ def test_the_hash_of_a_receipt_never_changes() -> None:
     ],
 )
 def test_the_action_of_a_receipt_never_changes(verb: str, payload: JsonObject, action: str) -> None:
-    assert recorder.recorded(verb, payload) == action
+    assert recorder.action_of(verb, find_verb(verb, payload), payload) == action
 
 
 def test_the_files_of_the_audit_log_end_stay_in_place() -> None:

@@ -20,7 +20,6 @@ _SELDOM = (
     "kiwi_mcp.kernel.verbs.search",
     "kiwi_mcp.kernel.verbs.why",
     "kiwi_mcp.primitives.egress_proxy",
-    "kiwi_mcp.primitives.secrets.store",
     "kiwi_mcp.sandbox.bubblewrap",
     "kiwi_mcp.search.indexes",
     "kiwi_mcp.search.recall",
@@ -39,8 +38,7 @@ _NOT_FOR_A_RUN = (
     "kiwi_mcp.drivers.http",
     "kiwi_mcp.drivers.mcp",
     "kiwi_mcp.kernel.verbs.doctor",
-    "kiwi_mcp.primitives.egress_proxy",
-    "kiwi_mcp.primitives.secrets.store",
+    "http",
     "kiwi_mcp.search.index",
     "kiwi_mcp.surfaces.gateway",
     "kiwi_mcp.surfaces.mcp",
@@ -74,11 +72,6 @@ def _loaded(program: str, names: Sequence[str] = _SELDOM, folder: Path | None = 
 @pytest.mark.parametrize("module", ["kiwi_mcp.kernel", "kiwi_mcp.surfaces.cli.actions"])
 def test_nothing_for_processes_or_keys_is_loaded_before_it_is_used(module: str) -> None:
     assert _loaded(f"import {module}") == []
-
-
-@pytest.mark.usefixtures("processes")
-def test_the_process_driver_loads_no_proxy_before_a_process_reaches_hosts() -> None:
-    assert "kiwi_mcp.primitives.egress_proxy" not in _loaded("import kiwi_mcp.drivers.process")
 
 
 _RUN = """

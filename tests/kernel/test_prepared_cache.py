@@ -402,10 +402,10 @@ async def test_a_published_version_is_kept_until_it_is_yanked_by_another_kernel(
 async def test_what_runs_leave_in_the_store_does_not_end_what_is_kept(stored: Bench) -> None:
     await stored.warm()
     store = stored.kernel._services.store
-    before = store.mark()
+    before = store.state()
     store.runs().add(RunRecord(new_run(1)[0], "say", "success", "2026-01-01T00:00:00.000Z", 1, "", "", "", "", ""))
-    assert stored.is_kept() == (store.mark() == before)
-    assert store.mark() == before or store.registry().database.is_embedded
+    assert stored.is_kept() == (store.state() == before)
+    assert store.state() == before or store.registry().database.is_embedded
 
 
 async def test_a_rule_for_approvals_is_seen(bench: Bench) -> None:

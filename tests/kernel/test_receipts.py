@@ -20,8 +20,9 @@ from kiwi_mcp.domain.calls import Caller
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object
 from kiwi_mcp.domain.records import Receipt
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.recorder import changes, names_secret
+from kiwi_mcp.kernel.recorder import action_of, names_secret
 from kiwi_mcp.kernel.settings import default_url
+from kiwi_mcp.kernel.verbs import find_verb
 from kiwi_mcp.manifest.signatures import canonical
 from kiwi_mcp.store.open import open_database
 from kiwi_mcp.store.receipts import Receipts
@@ -139,7 +140,7 @@ def test_listing_verbs_leave_no_receipt(ask: Ask, make: Callable[..., None], rec
         ("execute", {"action": "publish"}, "publish"),
         ("execute", {"action": ["run"]}, "execute"),
         ("execute", {"action": "versions"}, ""),
-        ("load", {"item_id": "x"}, ""),
+        ("load", {"item_id": "x"}, "load"),
         ("load", {"item_id": "x", "destination": "user"}, "copy"),
         ("init", {}, "init"),
         ("migrate", {}, ""),
@@ -156,7 +157,7 @@ def test_listing_verbs_leave_no_receipt(ask: Ask, make: Callable[..., None], rec
     ],
 )
 def test_every_changing_verb_is_recorded(verb: str, request_: JsonObject, action: str) -> None:
-    assert changes(verb, request_) == action
+    assert action_of(verb, find_verb(verb, request_), request_) == action
 
 
 @pytest.mark.usefixtures("sandbox")

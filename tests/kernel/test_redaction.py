@@ -7,7 +7,7 @@ import pytest
 from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Question, Questions, no_answers, unheard
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
-from kiwi_mcp.primitives.secrets.redaction import careful, redacted
+from kiwi_mcp.primitives.secrets.redaction import redacted, without_secrets
 
 SECRETS = {"API_KEY": "s3cr3t-value"}
 
@@ -21,7 +21,7 @@ async def test_progress_questions_and_log_lines_contain_no_secret() -> None:
         assert questions["q"].params == {"message": "Is [redacted:API_KEY] yours?"}
         return {"q": {"action": "accept"}}
 
-    caller = careful(Caller(lambda step: heard.append(step.message), answer, lines.append), SECRETS)
+    caller = without_secrets(Caller(lambda step: heard.append(step.message), answer, lines.append), SECRETS)
     caller.report(Progress("sent s3cr3t-value"))
     caller.note({"level": "info", "data": {"key": ["s3cr3t-value"]}})
     asked = {"q": Question("elicitation/create", {"message": "Is s3cr3t-value yours?"})}
@@ -32,8 +32,8 @@ async def test_progress_questions_and_log_lines_contain_no_secret() -> None:
 
 
 def test_a_silent_caller_is_redacted_too() -> None:
-    assert careful(NO_CALLER, SECRETS) is NO_CALLER
-    named = careful(Caller(name="agent"), SECRETS)
+    assert without_secrets(NO_CALLER, SECRETS) is NO_CALLER
+    named = without_secrets(Caller(name="agent"), SECRETS)
     assert (named.report, named.ask, named.note, named.name) == (silent, no_answers, unheard, "agent")
 
 

@@ -13,7 +13,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.isolation import ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, silent
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.drivers.process.result import Hearing
+from kiwi_mcp.drivers.process.driver import outcome_of
 from kiwi_mcp.drivers.sandboxed import Sandbox, standings
 from kiwi_mcp.sandbox.limits import quota
 from kiwi_mcp.sandbox.quarantine import NameWatch
@@ -39,7 +39,7 @@ def run(workspace: Path, script: str, *, limits: ResourceLimits, timeout: float 
         profile = SandboxProfile("sandboxed", writable=(str(workspace),), limits=limits)
         spec = ProcessSpec(("/bin/sh", "-c", script), cwd=str(workspace), env={"PATH": PATH}, timeout=timeout)
         result = await Sandbox(profile, standing, cache, NameWatch((), cache, ())).run(spec, secrets={}, report=silent)
-        return Hearing("filler", "json_or_text", {}, spec).outcome(result)
+        return outcome_of("filler", "json_or_text", {}, spec, result)
 
     return asyncio.run(held())
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.canonical_json import canonical
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.items import ToolFile
-from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.json import JsonObject, canonical
 from kiwi_mcp.domain.names import is_safe_path
 from kiwi_mcp.domain.registry import Pin, Release, ReleaseFile, StatusNote, VersionName, Visibility
 from kiwi_mcp.manifest.json_schema import faults

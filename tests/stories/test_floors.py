@@ -16,7 +16,7 @@ from tests.stories.conftest import House
 
 import kiwi_mcp
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
-from kiwi_mcp.drivers import sandboxed as held
+from kiwi_mcp.drivers import sandboxed
 from kiwi_mcp.kernel import Answer, pipeline
 from kiwi_mcp.sandbox.backend import Backend
 from kiwi_mcp.sandbox.bubblewrap import Bubblewrap
@@ -155,8 +155,8 @@ def test_without_a_sandbox_no_tool_of_the_owner_runs_and_the_refusal_names_what_
 
     put("hi", HI.format(words=""))
     assert kiwi("sign", "hi")[0] == 0
-    monkeypatch.setattr(held, "backends", without)
-    monkeypatch.setattr(held, "_found", {})
+    monkeypatch.setattr(sandboxed, "backends", without)
+    monkeypatch.setattr(sandboxed, "_found", {})
     (home / ".cache" / "kiwi" / "isolation.json").unlink()
     code, response = kiwi("run", "hi")
     assert (code != 0, response["code"]) == (True, "isolation_unavailable")

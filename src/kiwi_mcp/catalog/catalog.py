@@ -77,7 +77,7 @@ class Unchanged(Struct, frozen=True):
 
     found: Tool | Chain
     generation: int
-    mark: object
+    store_state: object
     valid_until: str
 
 
@@ -96,15 +96,15 @@ class Catalog:
         sources: Sequence[ItemSource] | None = None,
         registry: Callable[[], Registry] | None = None,
         definitions: Callable[[], McpDefinitions | None] | None = None,
-        mark: Callable[[], object] | None = None,
+        store_state: Callable[[], object] | None = None,
     ) -> None:
         """Make the catalog of a space.
 
-        `mark` gives another value whenever the store may have changed. With it, an item that was found is found again
-        without a look at its files, as long as no watched file changed either.
+        `store_state` gives another value whenever the store may have changed. With it, an item that was found is found
+        again without a look at its files, as long as no watched file changed either.
         """
         self.space = space
-        self._mark = mark
+        self._store_state = store_state
         self._seen: dict[_Asked, Tool | Chain] = {}
         self._unchanged: dict[_Asked, Unchanged] = {}
         own = TypeSheets(space.user / "types", space.project_ai / "types")
@@ -165,9 +165,9 @@ class Catalog:
         known = self._unchanged.get(asked)
         if (
             known is None
-            or self._mark is None
+            or self._store_state is None
             or known.generation != watch.generation()
-            or known.mark != self._mark()
+            or known.store_state != self._store_state()
             or (known.valid_until and has_passed(known.valid_until))
         ):
             return None
@@ -175,7 +175,7 @@ class Catalog:
 
     def _is_steady(self, asked: _Asked, found: Tool | Chain) -> bool:
         """Whether the same was found before, and the store can tell that it did not change."""
-        if self._mark is None or self._mark() != self._mark():
+        if self._store_state is None or self._store_state() != self._store_state():
             return False
         if self._seen.get(asked) is found:
             return True
@@ -192,7 +192,7 @@ class Catalog:
             [*files, *(path for files, _ in looked for path in files)],
             [*self._files(), *(path for _, folders in looked for path in folders)],
         )
-        return Unchanged(found, generation, self._mark() if self._mark else None, valid_until)
+        return Unchanged(found, generation, self._store_state() if self._store_state else None, valid_until)
 
     def _resolve_now(self, ref: str, item_type: ItemType | None) -> _Resolved:
         sheets = self.sheets

@@ -22,6 +22,7 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Location, Manifest, Signature, Source, Tool, ToolFile
 from kiwi_mcp.domain.json import as_list, as_text
 from kiwi_mcp.domain.names import is_safe_path, is_tool_id
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.files import (
     MISSING,
     Content,
@@ -57,7 +58,7 @@ MAX_BYTES = 64_000_000
 
 _NOT_ITS_OWN = frozenset({".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".DS_Store"})
 _DERIVED = (".pyc", ".sig")
-_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_MODULE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 
 
 class Tree(Struct):

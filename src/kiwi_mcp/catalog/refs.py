@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import get_args
 
 from msgspec import Struct
@@ -11,11 +10,12 @@ from kiwi_mcp.catalog.item_reader import bad_name
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS, ItemType, Source
 from kiwi_mcp.domain.names import Range, Version, is_tool_id
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import VersionInfo
 
 _SOURCES: tuple[Source, ...] = get_args(Source)
 _MAX_LENGTH = 400
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_DIGEST = lazy_pattern(r"sha256:([0-9a-f]{64})")
 _EXAMPLES = (
     "Write `name`, `name@^1.2`, `name@sha256:…`, `namespace/name` for a published one, `server/name` for one of an MCP "
     "server, or a full identity such as `project/local/name@1.0.0`."

@@ -7,8 +7,10 @@ from fnmatch import translate
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-_SPECIAL = re.compile(r"[*?[]")
-_BRACKETS = re.compile(r"\[.*")
+from kiwi_mcp.domain.patterns import lazy_pattern
+
+_SPECIAL = lazy_pattern(r"[*?[]")
+_BRACKETS = lazy_pattern(r"\[.*")
 _ANY = "**"
 
 

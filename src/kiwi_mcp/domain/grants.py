@@ -131,7 +131,8 @@ class Grant(Struct, frozen=True):
         """Return whether something may be used, and by which rule."""
         if kind == "item" and self.is_hidden(resource):
             return Deny(f"the item {resource!r} is not shown to this caller by {self.name}", "", self.name)
-        is_allowed, rule = match_rules(self.rules(kind), kind, resource)
+        rules: Rules = getattr(self, _FIELDS[kind])
+        is_allowed, rule = match_rules(rules, kind, resource)
         if is_allowed or (kind == "host" and self.is_public and not rule):
             return Allow(self.name, rule)
         return Deny(_why(kind, resource, rule, self.name), rule, self.name)
@@ -228,11 +229,6 @@ class Rights(Struct, frozen=True):
                 if isinstance(verdict, Deny) and (verdict.rule or is_named):
                     return verdict
         return Allow()
-
-    @property
-    def conditions(self) -> tuple[tuple[str, Condition], ...]:
-        """The conditions of all grants, each with the name of its grant."""
-        return tuple((grant.name, one) for grant in self.grants for one in grant.conditions)
 
 
 LEFT_TO_OTHERS = Rules(allow=(*EVERYWHERE.allow, "/**"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, AnyStr, cast
 
 
 class LazyPattern:
     """A pattern with the methods of `re.Pattern`."""
 
-    def __init__(self, text: str, flags: int) -> None:
+    def __init__(self, text: str | bytes, flags: int) -> None:
         self._text = text
         self._flags = flags
 
@@ -19,6 +19,6 @@ class LazyPattern:
         return found
 
 
-def lazy_pattern(text: str, flags: int = 0) -> re.Pattern[str]:
+def lazy_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
     """Return a pattern for a module that many commands import and few use; compiling it takes a millisecond or so."""
-    return cast("re.Pattern[str]", LazyPattern(text, flags))
+    return cast("re.Pattern[AnyStr]", LazyPattern(text, flags))

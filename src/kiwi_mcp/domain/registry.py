@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.names import is_namespace
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 Visibility = Literal["public", "unlisted", "private"]
 """Who sees an item: all users; all users who know its name; only members of its namespace."""
@@ -30,7 +31,7 @@ def is_user_namespace(text: str) -> bool:
     return is_namespace(text) and text != BUILTIN_NAMESPACE
 
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_DIGEST = lazy_pattern(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class Actor(Struct, frozen=True):

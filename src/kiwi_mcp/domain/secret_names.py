@@ -5,12 +5,11 @@ Taking an ordinary word for a secret costs the owner a line in a file; the other
 
 from __future__ import annotations
 
-import re
 from urllib.parse import unquote
 
 from kiwi_mcp.domain.patterns import lazy_pattern
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET_WORDS = frozenset(
     {"key", "token", "secret", "secrets", "password", "passwd", "passphrase", "pass", "pwd", "auth", "authorization"}
     | {"credential", "credentials", "cookie", "pat", "bearer", "apikey", "dsn", "jwt", "signature", "webhook"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from kiwi_mcp.domain.errors import InvalidRequest
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 _LENGTH = len("2026-01-28T12:00:00.000Z")
 
@@ -20,7 +20,7 @@ def moment(text: str = "") -> str:
     return f"{given.isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
 
 
-_AGO = re.compile(r"(\d{1,6})\s*([smhdw])")
+_AGO = lazy_pattern(r"(\d{1,6})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -47,7 +47,7 @@ def milliseconds(moment: datetime) -> int:
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _SHIFTS = range(120, -10, -10)
-_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+_ID = lazy_pattern(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
 _NOISE_BITS = 80
 _LATEST = (1 << 48) - 1
 
@@ -59,7 +59,10 @@ def run_id(milliseconds: int, noise: int) -> str:
 
 def encode_id(number: int) -> str:
     """Return a number of 128 bits as an id."""
-    return "".join([_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS])
+    text = ""
+    for shift in _SHIFTS:
+        text += _PAIRS[(number >> shift) & 1023]
+    return text
 
 
 def is_run_id(text: str) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NoReturn
 
 from msgspec import Struct
 
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 _DEEPEST = 200
 """The deepest nesting of a result: deeper ones break programs that read it later."""
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_JSON_STARTS = frozenset(b"%c" % letter for letter in b'{["-0123456789tfn')
+_SURROGATE = lazy_pattern(r"\\u[dD][89a-fA-F]")
 
 
 class NotJsonOutput(ValueError):
@@ -43,12 +45,12 @@ def parse(output: bytes) -> ParsedOutput:
 
 def json_or_text(output: bytes) -> ParsedOutput:
     """Return JSON where the output is JSON, else the text."""
-    try:
-        return parse(output)
-    except NotJsonOutput:
-        text, is_repaired = _decoded(output)
-        # As in a shell, the newline that ends the last line is not part of the output.
-        return ParsedOutput(text.removesuffix("\n"), is_repaired)
+    if output.lstrip()[:1] in _JSON_STARTS:  # the first character shows that most text is not JSON
+        with suppress(NotJsonOutput):
+            return parse(output)
+    text, is_repaired = _decoded(output)
+    # As in a shell, the newline that ends the last line is not part of the output.
+    return ParsedOutput(text.removesuffix("\n"), is_repaired)
 
 
 def _decoded(output: bytes) -> tuple[str, bool]:

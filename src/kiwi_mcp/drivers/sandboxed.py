@@ -11,9 +11,8 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cache, lru_cache
-from importlib import import_module
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -25,7 +24,7 @@ from kiwi_mcp.domain.errors import IsolationUnavailable
 from kiwi_mcp.domain.isolation import Level, SandboxProfile
 from kiwi_mcp.domain.outcome import Outcome, Report
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import StartGate
+from kiwi_mcp.primitives.egress_proxy import serve_proxy
 from kiwi_mcp.primitives.http.addresses import HostRules
 from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 from kiwi_mcp.primitives.process import run as subprocess
@@ -48,6 +47,10 @@ _HOSTS = (
     "an address that is not public needs `hosts.allow` of the policy besides."
 )
 _found: dict[Path, tuple[BackendReport, ...]] = {}
+_chosen: dict[tuple[Path, Level], tuple[tuple[BackendReport, ...], BackendReport]] = {}
+"""The backend for each level, and what was found on this machine when it was chosen."""
+_NO_TRAFFIC = TrafficLog()
+"""The log of processes that have no proxy."""
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -59,7 +62,7 @@ class Sandbox(Struct, frozen=True):
     state: Path
     watch: NameWatch | None
     """Finds settings of other programs that appear in the folders that its process may write to, if there are any."""
-    left: TrafficLog = field(default_factory=TrafficLog)
+    traffic: TrafficLog = field(default_factory=TrafficLog)
     """What its processes sent and received, as far as they reach the network through the proxy."""
 
     async def run(self, spec: ProcessSpec, *, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
@@ -109,22 +112,16 @@ class Sandbox(Struct, frozen=True):
             "policy": policy_digest(self.profile),
             "provenance": self.profile.provenance,
         }
-        network = {"network": self.left.to_json()} if self.left.is_kept else {}
-        details = {**outcome.details, "isolation": held, **network}
-        if self.watch is None:
-            return replace(outcome, details=details, suggestion=self._advice(outcome))
-        found = self.watch.take_news()
-        warnings = (*outcome.warnings, *found.warnings())
-        details |= found.to_json()
-        return replace(outcome, details=details, suggestion=self._advice(outcome), warnings=warnings)
-
-    def _advice(self, outcome: Outcome) -> str:
-        """Return what to do about an outcome: where it failed and hosts were denied to it, that comes first."""
-        denied = () if outcome.is_success else self.left.denials()
-        if not denied:
-            return outcome.suggestion
-        response = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS}"
-        return f"{response} {outcome.suggestion}".strip()
+        network = {"network": self.traffic.to_json()} if self.traffic.is_kept else {}
+        details, warnings = {**outcome.details, "isolation": held, **network}, outcome.warnings
+        if self.watch is not None:
+            found = self.watch.take_news()
+            warnings = (*warnings, *found.warnings())
+            details |= found.to_json()
+        suggestion = outcome.suggestion
+        if not outcome.is_success and (denied := self.traffic.denials()):
+            suggestion = f"The proxy denied {', '.join(denied[:_MOST_TOLD])}. {_HOSTS} {suggestion}".strip()
+        return replace(outcome, details=details, suggestion=suggestion, warnings=warnings)
 
     @asynccontextmanager
     async def _confined(self, spec: ProcessSpec) -> AsyncIterator[Launch]:
@@ -135,10 +132,7 @@ class Sandbox(Struct, frozen=True):
                 yield confined
                 return
             rules = HostRules(self.profile.hosts, self.profile.denied_hosts, self.profile.private_hosts)
-            # The proxy is loaded by the first process that has one.
-            serve_proxy: Callable[[HostRules, StartGate, TrafficLog], AbstractAsyncContextManager[None]]
-            serve_proxy = import_module("kiwi_mcp.primitives.egress_proxy").serve_proxy
-            async with serve_proxy(rules, gate, self.left):
+            async with serve_proxy(rules, gate, self.traffic):
                 yield confined
 
     @asynccontextmanager
@@ -180,21 +174,29 @@ async def open_sandbox(profile: SandboxProfile, space: Space, folders: tuple[str
     """
     backend = await backend_for(profile, space)
     profile = _extended(profile, space, folders)
-    return Sandbox(profile, backend, space.cache, _watch(profile, space) if profile.writable else None)
+    watch = _watch(profile, space) if profile.writable else None
+    return Sandbox(profile, backend, space.cache, watch, TrafficLog() if profile.hosts else _NO_TRAFFIC)
 
 
 async def backend_for(profile: SandboxProfile, space: Space) -> BackendReport:
     """Return the backend that can enforce a profile here; refuse a profile that none can enforce."""
-    refuse_hosts(profile)
+    if profile.hosts:
+        refuse_hosts(profile)
     if profile.level == "trusted":
         # Nothing has to be tested to leave a process as it is.
         return _as_it_is()
+    known = _chosen.get((space.cache, profile.level))
+    if known is not None and known[0] is _found.get(space.cache):
+        return known[1]
     try:
-        return choose(profile.level, await _examined(space.cache))
+        found = await _examined(space.cache)
+        backend = choose(profile.level, found)
     except IsolationUnavailable:
         # What is missing may be installed while Kiwi runs.
         _found.pop(space.cache, None)
         raise
+    _chosen[space.cache, profile.level] = (found, backend)
+    return backend
 
 
 def _watch(profile: SandboxProfile, space: Space) -> NameWatch | None:
@@ -267,5 +269,6 @@ def _owner_map() -> int | None:
 
 
 def _forget(state: Path) -> None:
+    """Test the backends again before the next process starts."""
     _found.pop(state, None)
     forget(state)

@@ -8,7 +8,7 @@ gets its folders.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,6 +41,8 @@ class Asked(Struct, frozen=True):
     request: Request
     caller: Caller
     services: Services
+    access: Access
+    """Who may make this request."""
 
 
 RequestGate: TypeAlias = Callable[[Asked], None]
@@ -49,7 +51,7 @@ RequestGate: TypeAlias = Callable[[Asked], None]
 
 def caller_is_owner(asked: Asked) -> None:
     """A2 What only the owner may do is refused to everyone else."""
-    if _access(asked) == "owner" and not asked.services.is_own_hand(asked.caller):
+    if asked.access == "owner" and not asked.services.is_owner(asked.caller):
         name, hint = asked.declared.path, asked.declared.hint
         typed = " ".join(["kiwi", name, *_required_texts(asked.request)])[:_LONGEST_COMMAND]
         suggestion = hint or f"Ask the owner to type `{typed}`."
@@ -65,14 +67,10 @@ def _required_texts(request: Request) -> Iterator[str]:
             yield shlex.quote(value)
 
 
-def _access(asked: Asked) -> Access:
-    return asked.declared.access_of(asked.request)
-
-
 def remote_is_known(asked: Asked) -> None:
     """A4 Only the owner names a registry that is not in the settings yet."""
     remote = asked.request.remote_of()
-    if not remote or asked.services.is_own_hand(asked.caller):
+    if not remote or asked.services.is_owner(asked.caller):
         return
     remotes = asked.services.store.settings.remotes
     if remote not in remotes:
@@ -83,33 +81,23 @@ def remote_is_known(asked: Asked) -> None:
         )
 
 
-def project_is_served(asked: Asked) -> None:
-    """A3 A kernel that serves one project is asked about no other."""
-    served = asked.services.served
-    if served is not None and served.project is not None and any(path != served.project for path in _paths(asked)):
+def served_caller_may_ask(asked: Asked) -> None:
+    """A3 A kernel that serves others is asked about its project alone, and changed by those who may change it."""
+    services, caller = asked.services, asked.caller
+    if services.served is None:
+        return
+    project, is_owner = services.served.project, services.is_owner(caller)
+    if project is not None and any(path != project for path in _paths(asked)):
         raise PolicyDenied(
             "This server is for another project.",
             suggestion="Leave out `project_path`; the owner starts it with `kiwi up --any-project` for others.",
         )
-
-
-def caller_may_author(asked: Asked) -> None:
-    """A3 Of those whom a kernel serves, only a caller that may author changes items."""
-    if asked.services.served is not None and _access(asked) != "anyone" and not _may_author(asked):
+    if asked.access != "anyone" and not (caller.can_author or (asked.access == "owner" and is_owner)):
         raise PolicyDenied(
             "This token may use items, and not change them.",
             suggestion="Ask the owner for one that may: `kiwi up token add NAME --tools --author`.",
         )
-
-
-def _may_author(asked: Asked) -> bool:
-    return asked.caller.can_author or (_access(asked) == "owner" and asked.services.is_own_hand(asked.caller))
-
-
-def caller_may_write_registry(asked: Asked) -> None:
-    """A3 Of those whom a kernel serves, only a caller with the right to write changes or copies what is published."""
-    services, caller = asked.services, asked.caller
-    if asked.declared.writes_registry and not (services.sees_whole_registry(caller) or caller.can_write):
+    if asked.declared.writes_registry and not (is_owner or caller.can_write):
         raise PolicyDenied(
             "This token may read the registry, and not write.",
             suggestion="Ask the owner for one that may: `kiwi up token add NAME --tools --author --write`.",
@@ -153,9 +141,9 @@ def item_is_visible(asked: Asked) -> None:
     except InvalidManifest:  # the code that needs the rules reports that they cannot be read
         return
     catalog = services.catalogs.for_item(name, getattr(request, "project_path", None))
-    hiding = [grant for grant in rights.grants if grant.is_secretive or (grant.is_whole and asked.verb == "load")]
-    if hiding:
-        _refuse_hidden(hiding, catalog, name, item_type, source)
+    for grant in rights.grants:
+        if grant.is_secretive or (grant.is_whole and asked.verb == "load"):
+            _refuse_hidden(grant, catalog, name, item_type, source)
 
 
 def rules_are_readable(asked: Asked) -> None:
@@ -167,9 +155,7 @@ def rules_are_readable(asked: Asked) -> None:
 REQUEST_GATES: tuple[RequestGate, ...] = (
     caller_is_owner,
     remote_is_known,
-    project_is_served,
-    caller_may_author,
-    caller_may_write_registry,
+    served_caller_may_ask,
     verb_is_permitted,
     machine_lists_item,
     item_is_visible,
@@ -188,9 +174,9 @@ def _paths(asked: Asked) -> Iterator[Path]:
 
 
 def _refuse_hidden(
-    hiding: Sequence[Grant], catalog: Catalog, asked: str, item_type: ItemType | None, source: Source | None
+    grant: Grant, catalog: Catalog, asked: str, item_type: ItemType | None, source: Source | None
 ) -> None:
-    """Refuse an item that the caller may not know about, as if it did not exist.
+    """Refuse an item that a grant hides from the caller, as if it did not exist.
 
     A request to read an item that is not on this machine's list is refused with that reason.
     """
@@ -202,17 +188,16 @@ def _refuse_hidden(
     except KiwiError:
         # The error may list versions of a private item.
         name = Ref.parse(asked).name
-        if any(one.rpartition("/")[2] == name for grant in hiding for one in grant.hidden):
+        if any(one.rpartition("/")[2] == name for one in grant.hidden):
             raise ToolNotFound(asked) from None
         return
-    for grant in hiding:
-        verdict = grant.verdict("item", identity)
-        if isinstance(verdict, Deny) and grant.is_secretive and not verdict.rule:
-            raise ToolNotFound(asked)
-        if isinstance(verdict, Deny) and grant.is_whole:
-            raise PolicyDenied(
-                f"It is not loaded: {verdict.reason}.",
-                suggestion="Ask the administrator of this machine to add it to the list.",
-                tool_id=asked,
-                rule=verdict.rule,
-            )
+    verdict = grant.verdict("item", identity)
+    if isinstance(verdict, Deny) and grant.is_secretive and not verdict.rule:
+        raise ToolNotFound(asked)
+    if isinstance(verdict, Deny) and grant.is_whole:
+        raise PolicyDenied(
+            f"It is not loaded: {verdict.reason}.",
+            suggestion="Ask the administrator of this machine to add it to the list.",
+            tool_id=asked,
+            rule=verdict.rule,
+        )

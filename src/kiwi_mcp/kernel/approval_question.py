@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -12,6 +11,7 @@ from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Question
 from kiwi_mcp.domain.items import Chain, Tool, ToolFile
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.records import Approval
 from kiwi_mcp.policy.external_code import known_as
@@ -67,12 +67,12 @@ def _plain(text: str) -> str:
 ALWAYS = ("none", "this tool")
 """What a yes may be from now on: for the tool as it is, where it is, as long as it touches no more than now."""
 _MASK = "[hidden: it looks like a secret]"
-_SECRET_NAME = re.compile(
+_SECRET_NAME = lazy_pattern(
     r"(?i)passw|passphrase|secret|token|api[_-]?key|credential|authorization|private[_-]?key|cookie"
 )
 _SECRET_WORDS = frozenset({"pwd", "pass", "auth", "bearer", "pin", "otp", "key", "keys"})
 """Names of a secret, if they are a complete word: `pin` is one, `pinned` is not."""
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_WORDS = lazy_pattern(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SHORTEST_SECRET = 6
 """A shorter value is hidden only in its own place, and not searched for elsewhere: it would be found everywhere."""
 _LONGEST_TEXT = 1_000

@@ -33,7 +33,7 @@ from kiwi_mcp.policy.approval_rules import (
     writes_and_sends,
 )
 from kiwi_mcp.policy.external_code import known_as
-from kiwi_mcp.primitives.secrets.redaction import careful
+from kiwi_mcp.primitives.secrets.redaction import without_secrets
 from kiwi_mcp.store.runs import new_run
 
 _REPEATED_MS = 600_000
@@ -85,11 +85,11 @@ class ApprovalGate:
         chain, isolation = run.chain, run.prepared.isolation
         if not isolation.is_looked_up:
             return {known_as(link, chain): "unknown" for link in chain.links if _is_doubtful(link, chain)}
-        return {
-            known_as(link, chain): floor.provenance
-            for link, floor in zip(chain.links, isolation.floors, strict=True)
-            if waits_first(floor.provenance, touches)
-        }
+        waiting: dict[str, Provenance] = {}
+        for link, floor in zip(chain.links, isolation.floors, strict=True):
+            if waits_first(floor.provenance, touches):
+                waiting[known_as(link, chain)] = floor.provenance
+        return waiting
 
     def _unknown(self, waiting: Mapping[str, Provenance]) -> Mapping[str, Provenance]:
         """Return what of it was never run; a store that cannot be read is an error, and no yes."""
@@ -117,6 +117,8 @@ class ApprovalGate:
         """
         touches = effects_of(run.plan, run.chain)
         waiting = self._waiting(run, touches)
+        if not waiting and touches == _UNTOUCHED:
+            return None
         first = await asyncio.to_thread(self._unknown, waiting) if waiting else {}
         need = self._need(run.plan, touches, first)
         if not need.reasons:
@@ -203,7 +205,7 @@ class ApprovalGate:
         """Ask the owner, and return for what the yes is from now on; a no is kept, and without a word it waits on."""
         try:
             async with asyncio.timeout(_PATIENCE):
-                caller = careful(self._caller, _secrets(run))
+                caller = without_secrets(self._caller, _secrets(run))
                 answers = await caller.ask({"approve": question_of(asked)})
         except (Unanswered, TimeoutError) as silence:
             raise _required(run, asked) from silence

@@ -55,7 +55,7 @@ _PRIVACY = "the registry"
 """The name of the rules that hide private items."""
 
 
-class Aside:
+class CatalogThread:
     """One thread with its own catalogs: only one thread at a time may use a catalog."""
 
     def __init__(self, make: Callable[[Space], Catalog]) -> None:
@@ -66,10 +66,10 @@ class Aside:
     async def do(self, space: Space, work: Callable[[Catalog], Result]) -> Result:
         """Return the result of work on the catalog of a space; the work does not block the event loop."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiwi-aside")
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiwi-catalog")
         context = copy_context()
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: context.run(lambda: work(kept_for(self._catalogs, space, self._make)))
+            self._thread, lambda: context.run(lambda: work(for_space(self._catalogs, space, self._make)))
         )
 
     async def aclose(self) -> None:
@@ -80,7 +80,7 @@ class Aside:
         self._catalogs.clear()
 
 
-def kept_for(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) -> Kept:
+def for_space(kept: dict[Space, Kept], space: Space, make: Callable[[Space], Kept]) -> Kept:
     """Return what is kept for a space, made where it is not; few are kept, and those that were used last."""
     found = kept.pop(space, None)
     kept[space] = make(space) if found is None else found  # the newest comes last, the least recently used first
@@ -110,7 +110,7 @@ class Catalogs:
         self._spaces: dict[str | None, tuple[str, tuple[int, int, int], Space]] = {}
         self._last: Catalog | None = None
         self._definitions: McpDefinitions | None = None
-        self.near, self.far = Aside(self._made), Aside(self._made)
+        self.near, self.far = CatalogThread(self._made), CatalogThread(self._made)
 
     def space(self, project_path: str | None) -> Space:
         """Return the space of a project; refuse the request if there is no project."""
@@ -142,7 +142,8 @@ class Catalogs:
 
     def for_item(self, item_id: str, project_path: str | None) -> Catalog:
         """Return the catalog of a project for one item; an item of a project needs to know which project that is."""
-        return self.of(project_path) if item_id.startswith(_OF_PROJECT) else self.at(project_path)
+        is_of_project = item_id.startswith(_OF_PROJECT)
+        return self._opened(self.space(project_path) if is_of_project else self.space_if_any(project_path))
 
     def unnamed(self) -> Catalog:
         """Return the catalog of requests that name no project."""
@@ -150,7 +151,7 @@ class Catalogs:
 
     def offering(self, project_path: str | None) -> ToolListCache:
         """Return what clients see without searching, in a project or where none is known."""
-        return kept_for(
+        return for_space(
             self._offerings, self.space_if_any(project_path), lambda space: ToolListCache(self._made(space))
         )
 
@@ -177,12 +178,12 @@ class Catalogs:
         """Return the catalog of a space; most calls are about the same one as the call before."""
         last = self._last
         if last is None or last.space is not space:
-            last = self._last = kept_for(self._catalogs, space, self._made)
+            last = self._last = for_space(self._catalogs, space, self._made)
         return last
 
     def _made(self, space: Space) -> Catalog:
         store = self._store
-        return Catalog(space, registry=store.registry, definitions=self._definitions_if_any, mark=store.mark)
+        return Catalog(space, registry=store.registry, definitions=self._definitions_if_any, store_state=store.state)
 
     def _definitions_if_any(self) -> McpDefinitions | None:
         """Return what is remembered of MCP servers; a store that was never used is not made to find out."""
@@ -287,8 +288,7 @@ class Services:
         served: Served | None = None,
     ) -> None:
         self.served = served
-        self.check_server = check_server
-        """Lists the MCP server of a chain again where that is due; returns why it cannot be reached, if so."""
+        self._check_server = check_server
         self.dispatch = dispatch
         """Answers a verb: threads and native items make their calls through it."""
         self.user = user
@@ -310,9 +310,9 @@ class Services:
 
     def context(self, caller: Caller, catalog: Catalog) -> Context:
         """Return what one call is made with; rules that cannot be read are an error."""
-        return Context(self, caller, catalog, self.rights(caller)(), is_owner=self.is_own_hand(caller))
+        return Context(self, caller, catalog, self.rights(caller)(), is_owner=self.is_owner(caller))
 
-    def is_own_hand(self, caller: Caller) -> bool:
+    def is_owner(self, caller: Caller) -> bool:
         """Whether a caller is the owner in person: in no other name, or at the API with a token that may manage."""
         is_manager = caller.is_direct and caller.can_manage and caller.identity.kind == "owner"
         return (is_manager or (self._is_owner and not caller.name)) and not caller.origin.thread
@@ -322,13 +322,13 @@ class Services:
         if caller.grants:
             own = self.rights(replace(caller, grants=()))
             return lambda: reduce(narrow, caller.grants, own())
-        if self.sees_whole_registry(caller):
+        if self.served is None or self.is_owner(caller):
             return partial(ask, self.authority, caller.identity)
         return lambda: self._without_private(ask(self.authority, caller.identity), caller.actor or PUBLIC_ACTOR)
 
     def sees_whole_registry(self, caller: Caller) -> bool:
         """Whether a caller uses the registry as the owner: every caller of a kernel that serves no others."""
-        return self.served is None or self.is_own_hand(caller)
+        return self.served is None or self.is_owner(caller)
 
     def _without_private(self, rights: Rights, actor: Actor) -> Rights:
         """Return rights in which the private items of the registry that an actor may not see do not exist."""
@@ -347,7 +347,14 @@ class Services:
 
     def authorship(self, caller: Caller) -> AuthorshipLog:
         """Return the authorship log of a caller, who is either the owner in person or another author."""
-        return AuthorshipLog(self.provenance, caller.name or self.surface, is_owner=self.is_own_hand(caller))
+        return AuthorshipLog(self.provenance, caller.name or self.surface, is_owner=self.is_owner(caller))
+
+    async def check_server(self, chain: Chain, catalog: Catalog) -> Unavailable | None:
+        """List the MCP server of a chain again where that is due, and return why it cannot be reached, if so.
+
+        An item of it that changed is refused.
+        """
+        return await self._check_server(self, chain, catalog) if chain.server is not None else None
 
     def runs(self, caller: Caller) -> Runs:
         """Return the runs of a caller, who sees no others: the owner's, unless it says who else it is."""
@@ -357,11 +364,10 @@ class Services:
     def runs_or_error(self, caller: Caller) -> Runs | KiwiError:
         """Return where runs of a caller are recorded, or why they cannot be."""
         try:
-            runs = self.runs(caller)
+            runs = self.store.runs()
         except KiwiError as error:
             return error
-        self.store.hold()
-        return runs
+        return runs.of(caller.name) if caller.name else runs
 
     def one(self, make: Callable[[Services], S]) -> S:
         """Return the one service of a class, which is made when it is first asked for."""
@@ -419,7 +425,7 @@ class VerbContext(Struct, frozen=True):
     @property
     def is_owner(self) -> bool:
         """Whether the owner makes this call in person."""
-        return self.services.is_own_hand(self.caller)
+        return self.services.is_owner(self.caller)
 
     def registry(self) -> Registry:
         """Return the registry as the caller sees it; a caller of a gateway without an actor sees public items only."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import secrets
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from msgspec.structs import replace
 
@@ -32,7 +32,6 @@ from kiwi_mcp.kernel.tool_names import item_type_for, kind_of, offer_of
 from kiwi_mcp.kernel.verb import (
     ACTIONS,
     Answer,
-    Request,
     Verb,
     answer_of,
     arguments_of,
@@ -93,14 +92,13 @@ class Kernel:
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
         """Answer one verb. Refusals are answers too; only cancellation passes through."""
         self._services.store.look_again()
-        if not is_loaded(verb):
-            await asyncio.to_thread(find_verb, verb, payload)
+        declared = find_verb(verb, payload) if is_loaded(verb) else await asyncio.to_thread(find_verb, verb, payload)
         recorder = self._services.recorder
-        record = recorder.call(verb, payload)
+        record = recorder.call(verb, declared, payload)
         if record is None:
-            return await self._response(verb, payload, caller, None)
+            return await self._response(verb, declared, payload, caller, None)
         try:
-            response = await self._response(verb, payload, caller, record)
+            response = await self._response(verb, declared, payload, caller, record)
         except asyncio.CancelledError:
             await recorder.enter_cancelled(record, caller.name)
             raise
@@ -169,25 +167,28 @@ class Kernel:
             raise answer.error
         yield answer
 
-    async def _response(self, verb: str, payload: JsonObject, caller: Caller, record: CallRecord | None) -> Answer:
-        # What is said back is text that every surface can write, whatever was sent.
-        about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
-        item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
+    async def _response(
+        self, verb: str, declared: Verb | None, payload: JsonObject, caller: Caller, record: CallRecord | None
+    ) -> Answer:
+        services = self._services
         try:
-            declared, request = read_request(verb, payload)
-            asked = Asked(verb, declared, request, caller, self._services)
+            if declared is None:  # A1 the verb exists, and the request is valid
+                _refuse_unknown(verb, payload)
+            request = parse(declared.request, verb, arguments_of(declared, payload))
+            access = declared.access(request) if callable(declared.access) else declared.access
+            asked = Asked(verb, declared, request, caller, services, access)
             for gate in REQUEST_GATES:
                 gate(asked)
-            await self._services.recorder.begin(record, caller.name)
-            response = await declared.function(request, VerbContext(self._services, caller, record))
+            await services.recorder.begin(record, caller.name)
+            response = await declared.function(request, VerbContext(services, caller, record))
             result = response if isinstance(response, Answer) else answer_of(response)
-            return self._services.response_sizes.count(verb, result)
+            return services.response_sizes.count(verb, result) if services.response_sizes.is_counting else result
         except KiwiError as error:
-            return refusal(self._pointed(error, payload), item_type=item_type, about=about)
+            return _refusal(self._pointed(error, payload), verb, payload)
         except Exception:  # noqa: BLE001 - the kernel's edge: a fault of ours is an incident, not a traceback
-            incident = secrets.token_hex(6)
+            incident = os.urandom(6).hex()
             _log.exception("incident %s in %s", incident, verb)
-            return refusal(Internal(incident), item_type=item_type, about=about)
+            return _refusal(Internal(incident), verb, payload)
 
     def authenticate(self, token: str) -> Principal:
         """Return the principal of a token, as the authority knows it; refuse a token that belongs to no principal."""
@@ -295,12 +296,16 @@ async def _pages(kernel: _Loads, handle: str) -> AsyncIterator[str]:
         offset = page.content.get("next_offset")
 
 
-def read_request(verb: str, payload: JsonObject) -> tuple[Verb, Request]:
-    """A1 Return the verb that a payload names, and its request, or refuse it with every fault."""
+def _refuse_unknown(verb: str, payload: JsonObject) -> NoReturn:
+    """Refuse a payload that names no verb."""
     known = BY_NAME.get(verb)
     if known is None:
         raise VerbNotFound(verb, verbs=list(BY_NAME))
-    declared = find_verb(verb, payload)
-    if declared is None:
-        raise invalid(verb, [no_such("action", str(payload.get("action")), [*known.verbs])])
-    return declared, parse(declared.request, verb, arguments_of(declared, payload))
+    raise invalid(verb, [no_such("action", str(payload.get("action")), [*known.verbs])])
+
+
+def _refusal(error: KiwiError, verb: str, payload: JsonObject) -> Answer:
+    # The response is text that every surface can write, whatever was sent.
+    about = {"action": payload["action"]} if verb == "execute" and payload.get("action") in ACTIONS else {}
+    item_type = as_text(payload.get("item_type")).encode(errors="replace").decode()[:_WORD] or "tool"
+    return refusal(error, item_type=item_type, about=about)

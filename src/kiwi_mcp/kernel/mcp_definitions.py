@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import unified_diff
@@ -26,6 +25,7 @@ from kiwi_mcp.domain.mcp import (
     pinned,
 )
 from kiwi_mcp.domain.outcome import Outcome
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret_names import is_secret, looks_secret
 from kiwi_mcp.domain.uri_template import variables_of
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
@@ -179,7 +179,7 @@ def without_secrets(listing: ServerListing, secrets: Mapping[str, str]) -> Serve
 
 _LAUNCH = ("transport", "command", "args", "env", "cwd", "url", "headers", "auth")
 """What of a config says how a server is reached; the rest are limits."""
-_REFERENCE = re.compile(r"\$\{[^{}]*\}")
+_REFERENCE = lazy_pattern(r"\$\{[^{}]*\}")
 _MASK = "…"
 
 

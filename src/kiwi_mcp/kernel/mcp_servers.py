@@ -58,7 +58,7 @@ from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.policy.authorize import permit
 from kiwi_mcp.policy.isolation import Judge, server_profile
 from kiwi_mcp.policy.rights import rights_of
-from kiwi_mcp.policy.secret_access import delivered, holder_of
+from kiwi_mcp.policy.secret_access import holder_of, secrets_for
 from kiwi_mcp.primitives.secrets.redaction import redacted
 from kiwi_mcp.primitives.secrets.reveal import Revealed
 from kiwi_mcp.store.mcp_definitions import McpDefinitions, ServerDefinitions
@@ -96,7 +96,7 @@ async def complete(
         planned = plan_call(call, context)
         # The owner is not asked for a proposal, so a server that waits for the owner is not started.
         approval = await asyncio.to_thread(ApprovalGate(context, call).preview, planned)
-        if approval["needed"] or await context.services.check_server(context.services, chain, context.catalog):
+        if approval["needed"] or await context.services.check_server(chain, context.catalog):
             return ()
         await sandbox_is_available(planned, context)
         driver = cast("McpDriver", planned.prepared.driver)
@@ -342,7 +342,7 @@ class McpServers:
 
 async def check_server(services: Services, chain: Chain, catalog: Catalog) -> Unavailable | None:
     """List the server of a chain again where that is due, and refuse an item that changed: gate 13 of the pipeline."""
-    return await services.one(McpServers).check(chain, catalog) if chain.server is not None else None
+    return await services.one(McpServers).check(chain, catalog)
 
 
 def is_owners(server: Tool, catalog: Catalog, definitions: McpDefinitions) -> bool:
@@ -395,7 +395,7 @@ def server_secrets(chain: Chain, space: Space, judge: Judge, *, is_accepted: boo
     spare = defaulted(config)
     needed = [name for name in variables(config) if name not in spare]
     holder = holder_of(chain, space, judge, is_accepted=is_accepted)
-    return delivered(needed, holder, space, optional=spare, needed_by=chain.tool.id)
+    return secrets_for(needed, holder, space, optional=spare, needed_by=chain.tool.id)
 
 
 def _stores_definitions(server: Tool) -> bool:

@@ -6,10 +6,11 @@ number, and a test of its own in tests/kernel/test_gates.py.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from heapq import nsmallest
+from types import MappingProxyType
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.lockfile import lock_at, lock_path, lost_signatures
 from kiwi_mcp.catalog.mcp_source import is_accepted
-from kiwi_mcp.domain.calls import Call, Caller, Space, no_answers
+from kiwi_mcp.domain.calls import Call, Space, no_answers
 from kiwi_mcp.domain.errors import Conflict, LockMismatch, PolicyDenied, SignatureRefused, Unavailable
 from kiwi_mcp.domain.grants import Allow, Deny, Rights, Verdict
 from kiwi_mcp.domain.items import Chain, Tool
@@ -36,12 +37,11 @@ from kiwi_mcp.policy.authorize import failed_condition, permit, use_verdicts, ve
 from kiwi_mcp.policy.external_code import names_code
 from kiwi_mcp.policy.isolation import Judge, isolate
 from kiwi_mcp.policy.policy_files import owner_policy
-from kiwi_mcp.policy.secret_access import delivered, holder_of
+from kiwi_mcp.policy.secret_access import holder_of, secrets_for
 from kiwi_mcp.primitives.secrets.grants import refuse_target
-from kiwi_mcp.primitives.secrets.redaction import careful, redacted
-from kiwi_mcp.primitives.secrets.reveal import Revealed
+from kiwi_mcp.primitives.secrets.redaction import redacted, without_secrets
 
-_NO_SECRETS = Revealed({})
+NO_SECRETS: Mapping[str, str] = MappingProxyType({})
 _MOST_OFFERED = 3
 """How many items of a server an error names, where the server itself was called."""
 Rule: TypeAlias = Callable[[Run], None]
@@ -62,22 +62,25 @@ async def run(call: Call, context: Context, record: CallRecord | None) -> Run:
                 await gate(run, context)
         except _Unreachable as fault:  # a result for the model, no refusal; no approval was used
             mark_reader(run, context)
-            return await run.finish(redacted(unavailable(fault.reason), run.secrets or _NO_SECRETS))
-        secrets = run.secrets or _NO_SECRETS
+            return await run.finish(redacted(unavailable(fault.reason), run.secrets or NO_SECRETS))
+        secrets = run.secrets or NO_SECRETS
         if call.has_checkpoint or run.chain.tool.manifest.mutates_state:
             mode = owner_policy(call.space.user).checkpoint or caller.checkpoint
             run.checkpoint = await guard_of(  # 16 asked for and impossible: refused
                 call.space, mode, run.chain, run.plan, run.id, is_asked=call.has_checkpoint
             )
-        async with run.checkpoint:
+        async with run.checkpoint or nullcontext():
             mark_reader(run, context)  # 20
             await run.begin()  # 17 what changes or sends something is stored as started; the tool's clock starts here
+            # 18 A caller that declares nothing that it can be asked is asked by Kiwi alone.
+            if not caller.capabilities and caller.ask is not no_answers:
+                caller = replace(caller, ask=no_answers)
             outcome = await run.prepared.driver.drive(
                 run.plan,
                 run.chain,
                 call.space,
                 secrets=secrets,
-                caller=careful(caller_for_tool(context.caller), secrets),  # 18
+                caller=without_secrets(caller, secrets),
                 dispatch=partial(dispatch, context),
             )  # 19 sandbox, egress, addresses, redirects: the driver and the primitives enforce them again
         return await run.finish(redacted(outcome, secrets))  # 21 the only way an outcome leaves; 22 recorded
@@ -164,8 +167,7 @@ def plan_is_permitted(run: Run) -> None:
 
 def conditions_hold(run: Run) -> None:
     """10 Bounds on parameters, hours and days, by the owner's clock."""
-    now = datetime.now().astimezone()
-    refused = failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, run.call.space.project, now)
+    refused = failed_condition(run.prepared.rights, run.plan.identity, run.judged_inputs, run.call.space.project)
     refuse_denied(refused or Allow(), run.chain.tool)
 
 
@@ -176,7 +178,7 @@ async def secrets_are_granted(run: Run, context: Context) -> None:
 
 async def server_is_unchanged(run: Run, context: Context) -> None:
     """13 The list of an MCP server is fresh, and this item in it is as it was accepted."""
-    fault = await context.services.check_server(context.services, run.chain, context.catalog)
+    fault = await context.services.check_server(run.chain, context.catalog)
     if fault is not None:
         raise _Unreachable(fault)
 
@@ -231,7 +233,7 @@ class _Unreachable(Exception):
         self.reason = reason
 
 
-def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Plan, Revealed]:
+def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Plan, Mapping[str, str]]:
     """Return a request to a model as it may be sent, and its secrets, by the gates 4, 5, 7, 9 and 12.
 
     The owner permits it by configuring the provider, so nobody is asked. A project's provider must be signed: it gets
@@ -252,20 +254,20 @@ def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Pl
     return plan, _secrets(plan, chain, context, is_accepted=None)
 
 
-def secrets_of(run: Run, context: Context) -> Revealed:
+def secrets_of(run: Run, context: Context) -> Mapping[str, str]:
     """Return the values of the plan's variables; one that is set nowhere or not granted is an error before it runs."""
     # An item of a server gets variables only where the owner accepted the server as it is.
     is_accepted = run.prepared.is_accepted if run.chain.server else None
     return _secrets(run.plan, run.chain, context, is_accepted=is_accepted)
 
 
-def _secrets(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool | None) -> Revealed:
+def _secrets(plan: Plan, chain: Chain, context: Context, *, is_accepted: bool | None) -> Mapping[str, str]:
     if not plan.variables:
-        return _NO_SECRETS
+        return NO_SECRETS
     space = context.space
     needed = [name for name in plan.variables if name not in plan.defaulted]
     recipient = holder_of(chain, space, context.services.provenance.authored, is_accepted=is_accepted)
-    secrets = delivered(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
+    secrets = secrets_for(needed, recipient, space, optional=plan.defaulted, needed_by=chain.tool.id)
     # Each request is judged again as it is made; a connection that is kept open has been.
     if isinstance(plan.spec, HttpSpec):
         refuse_target(plan.spec, secrets.bounds)
@@ -296,11 +298,6 @@ def refuse_denied(verdict: Verdict, tool: Tool) -> None:
                 rule=rule,
                 grant=grant,
             )
-
-
-def caller_for_tool(caller: Caller) -> Caller:
-    """Return a caller as tools see it: one that declares nothing that it can be asked is asked by Kiwi alone."""
-    return caller if caller.capabilities or caller.ask is no_answers else replace(caller, ask=no_answers)
 
 
 def lock_changes(chain: Chain, call: Call) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from operator import attrgetter
 from os import environ
 from pathlib import Path
@@ -22,7 +23,7 @@ from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec, ReadSpec
 from kiwi_mcp.drivers.driver import Driver
 from kiwi_mcp.kernel.settings import FILE_NAME as SETTINGS
 from kiwi_mcp.kernel.store import Store as UserStore
-from kiwi_mcp.manifest.signatures import canonical, sha256_hex
+from kiwi_mcp.manifest.signatures import canonical
 from kiwi_mcp.policy.external_code import external_code
 from kiwi_mcp.policy.isolation import IsolationDecision, profile_of
 from kiwi_mcp.policy.policy_files import rule_files
@@ -103,7 +104,7 @@ class PreparedItems:
             or (now := catalog.unchanged(call.tool_id, call.item_type)) is None  # this looks at the watch and the store
             or now.found is not entry.prepared.chain
             or now.generation != entry.generation
-            or now.mark != entry.store
+            or now.store_state != entry.store
             or (entry.rights is not rights and entry.rights != rights)
             or entry.deployment != environ.get(_DEPLOYMENT)
             or (entry.code is not None and entry.code != external_code(entry.prepared.chain))
@@ -119,7 +120,7 @@ class PreparedItems:
         """
         key = (call.tool_id, call.item_type, call.is_frozen, caller)
         chain = catalog.resolve(call.tool_id, item_type=call.item_type)
-        if self._seen.get(key) is not chain or self._store.mark() != self._store.mark():
+        if self._seen.get(key) is not chain or self._store.state() != self._store.state():
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
             self._seen[key] = chain
@@ -127,14 +128,14 @@ class PreparedItems:
         space = catalog.space
         locks = [str(space.project_ai / LOCK), str(space.user / LOCK)]
         generation = watch.watch([*locks, str(self._user / SETTINGS), *rule_files(self._user)])
-        mark, deployment = self._store.mark(), environ.get(_DEPLOYMENT)
+        state, deployment = self._store.state(), environ.get(_DEPLOYMENT)
         prepared = prepare()
         if prepared.chain is not chain or not prepared.isolation.is_looked_up:
             return
         code = external_code(chain) if prepared.names_code else None
         if len(self._known) >= _KEPT:
             self._known.clear()
-        self._known[key] = _Entry(prepared, mark, rights, generation, deployment, code)
+        self._known[key] = _Entry(prepared, state, rights, generation, deployment, code)
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -148,20 +149,18 @@ _REQUESTS_KEPT = 32
 
 
 def plan_digest(plan: Plan) -> str:
-    """Return the hash that names exactly this plan: of the canonical form of what it shows."""
-    return sha256_hex(_plan_text(plan))
+    """Return the hash that names exactly this plan: that of `canonical(plan.to_json())`.
 
-
-def _plan_text(plan: Plan) -> bytes:
-    """Return `canonical(plan.to_json())`, of which what all calls of a tool have in common is written once."""
+    What all calls of a tool have in common is written once.
+    """
     variables = canonical(list(plan.variables)) if plan.variables else b"[]"
-    return b"".join(
+    text = b"".join(
         (
             b'{"chain":', _links_text(plan.chain),
             b',"digest":', _text(plan.tool_digest),
             b',"driver":', _text(plan.driver),
             b',"effect":', _text(plan.effect),
-            b',"facts":', canonical(plan.facts),
+            b',"facts":', canonical(plan.facts) if plan.facts else b"{}",
             b',"identity":', _text(plan.identity),
             b',"inputs":', canonical(plan.inputs),
             b',"jail":', _profile_text(plan.profile),
@@ -170,16 +169,24 @@ def _plan_text(plan: Plan) -> bytes:
             b"}",
         )
     )  # fmt: skip
+    return sha256(text).hexdigest()
 
 
 def _spec_text(spec: ProcessSpec | HttpSpec | ReadSpec) -> bytes:
-    match spec:
-        case ProcessSpec():
-            return _process_text(spec)
-        case HttpSpec(body=None):
-            return _request_text(spec)
-        case _:
-            return canonical(spec.to_json())
+    if isinstance(spec, HttpSpec) and spec.body is None:
+        return _request_text(spec)
+    if not isinstance(spec, ProcessSpec):
+        return canonical(spec.to_json())
+    return b"".join(
+        (
+            b'{"argv":', _argv_text(spec.argv),
+            b',"cwd":', _text(spec.cwd),
+            b',"env":', _env_text(tuple(spec.env.items())),
+            b',"primitive":"subprocess","stdin_sha256":"', sha256(spec.stdin).hexdigest().encode(),
+            b'","timeout":', _timeout_text(spec.timeout),
+            b"}",
+        )
+    )  # fmt: skip
 
 
 def _request_text(spec: HttpSpec) -> bytes:
@@ -190,19 +197,6 @@ def _request_text(spec: HttpSpec) -> bytes:
             _requests.clear()
         known = _requests[key] = canonical(spec.to_json())
     return known
-
-
-def _process_text(spec: ProcessSpec) -> bytes:
-    return b"".join(
-        (
-            b'{"argv":', _argv_text(spec.argv),
-            b',"cwd":', _text(spec.cwd),
-            b',"env":', _env_text(tuple(spec.env.items())),
-            b',"primitive":"subprocess","stdin_sha256":"', sha256_hex(spec.stdin).encode(),
-            b'","timeout":', _timeout_text(spec.timeout),
-            b"}",
-        )
-    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

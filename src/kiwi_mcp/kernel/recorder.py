@@ -38,12 +38,12 @@ from kiwi_mcp.domain.outcome import Outcome
 from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.records import ApprovedBy, AuditLevel, Effects, Receipt, ReceiptHead, RunRecord, RunStatus
 from kiwi_mcp.domain.times import iso
-from kiwi_mcp.kernel.checkpoints.checkpoint import UNGUARDED, Guard
+from kiwi_mcp.kernel.checkpoints.checkpoint import Guard
 from kiwi_mcp.kernel.paths import AUDIT_KEY, outputs_home
 from kiwi_mcp.kernel.prepared import Prepared
 from kiwi_mcp.kernel.store import Store
-from kiwi_mcp.kernel.verb import Answer
-from kiwi_mcp.kernel.verbs import BY_NAME, find_verb
+from kiwi_mcp.kernel.verb import Answer, Verb
+from kiwi_mcp.kernel.verbs import BY_NAME
 from kiwi_mcp.manifest.names import short
 from kiwi_mcp.manifest.owner_file import changing
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
@@ -51,7 +51,6 @@ from kiwi_mcp.policy.approval_rules import effects_of
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.primitives.secrets.key_storage import Mac
 from kiwi_mcp.primitives.secrets.redaction import redact
-from kiwi_mcp.primitives.secrets.reveal import Revealed
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.kernel_lock import KernelLock
 from kiwi_mcp.store.open import masked
@@ -197,6 +196,8 @@ class CallRecord:
     ) -> None:
         self.is_written = False
         """Whether its receipt was given for the run that the call left, and so must not be written again."""
+        self.is_of_run = action == "run"
+        """Whether the call runs an item: then its run is begun."""
         self.is_of_look = action in _SEARCHES
         """Whether the call changed nothing."""
         self.needs_receipt = needs_receipt
@@ -208,12 +209,8 @@ class CallRecord:
         self._surface = surface
         self._level = level
         self._began = time.time_ns() // 1_000_000
-        self._id, self._at = new_run(self._began)
-
-    @property
-    def is_of_run(self) -> bool:
-        """Whether the call runs an item: then its run is begun."""
-        return self._action == "run"
+        self._name: tuple[str, str] | None = None
+        """Its id and time, if the call leaves no run; the receipt of a run has the id and time of the run."""
 
     def of_run(
         self, run: RunRecord, secrets: Mapping[str, str] | None, outcome: bytes | None, detail: JsonObject
@@ -256,10 +253,11 @@ class CallRecord:
     def of_answer(self, actor: str, status: RunStatus, answer: JsonObject) -> Receipt:
         """Return the receipt of a call that left no run, from what was answered to it."""
         level, code = self._level(), as_text(answer.get("code"))
+        self._name = self._name or new_run(self._began)
         arguments = None if level == "minimal" else self._arguments({})
         return Receipt(
-            id=self._id,
-            at=self._at,
+            id=self._name[0],
+            at=self._name[1],
             actor=actor,
             surface=self._surface,
             action=self._action,
@@ -293,8 +291,9 @@ class CallRecord:
             data = canonical(self._payload if self.is_of_look else self._payload["parameters"])
         except (KeyError, InvalidRequest):
             return None
-        text = data.decode() if secrets else ""
-        return None if names_secret(data) or redact(text, secrets) != text else data
+        if names_secret(data) or (secrets and redact(text := data.decode(), secrets) != text):
+            return None
+        return data
 
 
 def names_secret(data: bytes) -> bool:
@@ -323,19 +322,18 @@ def _detail(answer: JsonObject, arguments: bytes | None, secrets: Mapping[str, s
     return ""
 
 
-def recorded(verb: str, payload: JsonObject) -> str:
-    """Return the word under which a request is written down; empty where it is not."""
-    return changes(verb, payload) or (verb if verb in _SEARCHES else "")
+def action_of(verb: str, declared: Verb | None, payload: JsonObject) -> str:
+    """Return the action in the receipt of a request; empty where it leaves none.
 
-
-def changes(verb: str, payload: JsonObject) -> str:
-    """Return the word for what a request would run or change; empty where it only looks."""
-    known = BY_NAME.get(verb)
-    if known is None or payload.get("dry_run") is True:
-        return ""
-    if (declared := find_verb(verb, payload)) is not None:
-        return declared.receipt if declared.leaves_receipt(payload) else ""
-    return _unknown_action(verb, payload)
+    `declared` is the verb that the payload names, None if there is no such verb or action.
+    """
+    action = ""
+    if payload.get("dry_run") is not True:
+        if declared is None:
+            action = _unknown_action(verb, payload) if verb in BY_NAME else ""
+        elif declared.records(payload) if callable(declared.records) else declared.records:
+            action = declared.receipt
+    return action or (verb if verb in _SEARCHES else "")
 
 
 def _unknown_action(verb: str, payload: JsonObject) -> str:
@@ -400,12 +398,12 @@ class Recorder:
         self._surface = surface
         self._writer = RunWriter()
 
-    def call(self, verb: str, payload: JsonObject) -> CallRecord | None:
+    def call(self, verb: str, declared: Verb | None, payload: JsonObject) -> CallRecord | None:
         """Return the record of a call, before its request is parsed; None for a call that leaves no receipt."""
-        if not (action := recorded(verb, payload)):
+        if not (action := action_of(verb, declared, payload)):
             return None
-        declared = find_verb(verb, payload)
-        needs_receipt = declared is not None and declared.must_be_recorded(payload)
+        needed = declared.needs_receipt if declared is not None else False
+        needs_receipt = needed(payload) if callable(needed) else needed
         return CallRecord(action, payload, self._surface, self._store.audit_level, needs_receipt=needs_receipt)
 
     def run(
@@ -535,11 +533,12 @@ class Run:
         """The digest of the plan; empty before there is one."""
         self.judged_inputs: JsonObject | None = None
         """The inputs that conditions are judged by; None where they only fill the places of real ones."""
-        self.secrets: Revealed | None = None
+        self.secrets: Mapping[str, str] | None = None
         """The secrets of the plan, once they are known."""
         self.approved_by: ApprovedBy | None = None
         """The rule or the approval, where the plan needed one."""
-        self.checkpoint: Guard = UNGUARDED
+        self.checkpoint: Guard | None = None
+        """What is saved around the run, so that it can be undone; None where nothing is."""
         self.duration_ms = 0
         self.output: StoredOutput | None = None
         """The output file in the project, if it could be written."""
@@ -547,7 +546,7 @@ class Run:
         """Whether the run is in the store."""
         self.response: JsonObject = {}
         """The part of a response that carries the result."""
-        self._network: JsonObject = {}
+        self._traces: JsonObject = {}
         self._faults: list[str] = []
         self._began = time.monotonic()
         new_id, self._started_at = new_run(time.time_ns() // 1_000_000)
@@ -557,7 +556,8 @@ class Run:
     def warnings(self) -> tuple[str, ...]:
         """What the owner should know: of the item, of the plan, and of what could not be saved or recorded."""
         found = self.outcome.warnings if self._is_finished else ()
-        return (*self.prepared.warnings, *self.plan.warnings, *self.checkpoint.warnings, *found, *self._faults)
+        unsaved = self.checkpoint.warnings if self.checkpoint is not None else ()
+        return (*self.prepared.warnings, *self.plan.warnings, *unsaved, *found, *self._faults)
 
     def bound(self, prepared: Prepared, plan: Plan, digest: str) -> None:
         """Take the plan, and the moment from which the tool's time counts."""
@@ -600,18 +600,18 @@ class Run:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Record a call that gave no outcome; that this fails must not hide the error itself."""
         try:
-            await self._record_ending(error)
+            if error is not None and not self._is_finished and isinstance(self._runs, Runs):
+                await self._record_ending(error, self._runs)
         finally:
             self._writer.under_way -= 1
 
-    async def _record_ending(self, error: BaseException | None) -> None:
-        if error is None or self._is_finished or not isinstance(self._runs, Runs):
-            return
+    async def _record_ending(self, error: BaseException, runs: Runs) -> None:
         status, code, message = _ending(error)
-        run = self._row(status, code, redact(message, self.secrets or {}), self._elapsed())
+        duration_ms = round((time.monotonic() - self._began) * 1_000)
+        run = self._row(status, code, redact(message, self.secrets or {}), duration_ms)
         with suppress(CancelledError):
             try:
-                await self._write(self._runs, run, None, self._receipt(run, None))
+                await self._writer.write(runs, EndedRun(run, self._receipt(run, None), self._is_begun), None)
             except KiwiError:
                 if self._record:
                     self._record.is_written = False
@@ -619,14 +619,14 @@ class Run:
     async def finish(self, outcome: Outcome) -> Run:
         """Record what happened; what cannot be recorded becomes a warning, and the result is given all the same."""
         self._is_finished = True
-        self.outcome, self.duration_ms, text = outcome, self._elapsed(), result_text(outcome.result)
+        self.outcome, self.duration_ms = outcome, round((time.monotonic() - self._began) * 1_000)
+        text = result_text(outcome.result)
         data = result_bytes(text) if len(text) > INLINE_LIMIT else None
-        record = self._output_record()
-        self.output = self._write_output(record)
-        self._network = {**_network(outcome), **_quarantined(outcome)}
+        record = self._write_output()
+        self._traces = _traces(outcome)
         code = "" if outcome.is_success else _CODES.get(outcome.status, outcome.status)
         run = self._row(outcome.status, code, outcome.message, self.duration_ms, data)
-        self.response = shorten(outcome.result, self.output, text)
+        self.response = {"result": outcome.result} if data is None else shorten(outcome.result, self.output, text)
         self.is_recorded = await self._store(run, data, text)
         if self.is_recorded and self.output and data is not None:
             self._shorten_output(self.output, {**record, **preview(text), "result_sha256": run.result_sha256})
@@ -634,11 +634,8 @@ class Run:
 
     def _receipt(self, run: RunRecord, outcome: bytes | None) -> Receipt | None:
         by, origin = self.approved_by, self.call.origin
-        detail = {**(by.to_json() if by else {}), **(asdict(origin) if origin.thread else {}), **self._network}
+        detail = {**(by.to_json() if by else {}), **(asdict(origin) if origin.thread else {}), **self._traces}
         return self._record.of_run(run, self.secrets, outcome, detail) if self._record else None
-
-    def _elapsed(self) -> int:
-        return round((time.monotonic() - self._began) * 1_000)
 
     def _row(
         self, status: RunStatus, code: str, message: str, duration_ms: int, data: bytes | None = None
@@ -665,10 +662,11 @@ class Run:
             result_size=None if data is None else len(data),
         )
 
-    def _output_record(self) -> JsonObject:
-        outcome = self.outcome
-        return {
-            "tool_id": self.chain.tool.id,
+    def _write_output(self) -> JsonObject:
+        """Write the record as a file, and return it; where no file can be written, the result is given all the same."""
+        outcome, space, tool_id = self.outcome, self.call.space, self.chain.tool.id
+        record: JsonObject = {
+            "tool_id": tool_id,
             "run_id": self.id if isinstance(self._runs, Runs) else None,
             "identity": self.plan.identity,
             "digest": self.plan.tool_digest,
@@ -682,26 +680,23 @@ class Run:
             "finished_at": f"{iso(time.time_ns() // 1_000_000)[:-1]}+00:00",
             "execution_time_ms": self.duration_ms,
         }
-
-    def _write_output(self, record: JsonObject) -> StoredOutput | None:
-        """Write the record as a file; a project that cannot be written loses the file, not the result."""
-        space = self.call.space
         own = _home(space)
         home = outputs_home(own, space.user)
         try:
-            kept = keep(home, self.chain.tool.id, record, now=datetime.now(UTC), retention=_RETENTION)
+            kept = keep(home, tool_id, record, now=datetime.now(UTC), retention=_RETENTION)
+            self.output = kept if home is own else replace(kept, path=str(home.parent / kept.path))
         except OSError as error:
             self._faults.append(f"The output could not be kept: {error.strerror or error}.")
-            return None
-        return kept if home is own else replace(kept, path=str(home.parent / kept.path))
+        return record
 
     async def _store(self, run: RunRecord, data: bytes | None, text: str) -> bool:
         """Store the run with its receipt, and return whether that was done."""
         reason = self._runs
         if isinstance(reason, Runs):
             receipt = self._receipt(run, data or result_bytes(text))
+            also = partial(_ended, self._journal, self) if self._journal else None
             try:
-                await self._write(reason, run, data, receipt)
+                await self._writer.write(reason, EndedRun(run, receipt, self._is_begun, also), data)
             except KiwiError as fault:
                 reason = fault
             else:
@@ -710,11 +705,6 @@ class Run:
             self._record.is_written = True  # that there is no receipt either is reported once
         self._faults.append(f"The run was not recorded: {reason.message}")
         return False
-
-    async def _write(self, runs: Runs, run: RunRecord, data: bytes | None, receipt: Receipt | None) -> None:
-        journal = self._journal if self._is_finished else None
-        also = partial(_ended, journal, self) if journal else None
-        await self._writer.write(runs, EndedRun(run, receipt, self._is_begun, also), data)
 
     def _shorten_output(self, kept: StoredOutput, record: JsonObject) -> None:
         # The file holds the whole result until the store does, so that there is no moment without it.
@@ -741,20 +731,22 @@ _CODES = {"error": "execution_failed"}
 """The codes of failures that are not the words of their statuses."""
 
 
-def _network(outcome: Outcome) -> JsonObject:
-    """Return what was sent and received, for a receipt: the sums, and as many hosts as have room."""
-    network = as_object(outcome.details.get("network")) or outcome.sent
-    hosts = rows = as_list(network.get("hosts"))
-    while len(compact(hosts)) > _ROOM:
-        hosts = hosts[: len(hosts) // 2]
-    left_out = {"left_out": len(rows) - len(hosts)} if len(hosts) < len(rows) else {}
-    return {"network": {**network, "hosts": hosts, **left_out}} if network else {}
+def _traces(outcome: Outcome) -> JsonObject:
+    """Return what a receipt says about network and quarantine: the sums, and as many hosts as have room.
 
-
-def _quarantined(outcome: Outcome) -> JsonObject:
-    """Return how many files were moved to quarantine, for a receipt; the output file names them."""
-    count = as_object(outcome.details.get("quarantine")).get("count")
-    return {"quarantined": count} if count else {}
+    The output file names the files that were moved to quarantine.
+    """
+    found: dict[str, Json] = {}
+    if network := outcome.details.get("network") or outcome.sent:
+        hosts = rows = as_list(as_object(network).get("hosts"))
+        while len(compact(hosts)) > _ROOM:
+            hosts = hosts[: len(hosts) // 2]
+        left_out = {"left_out": len(rows) - len(hosts)} if len(hosts) < len(rows) else {}
+        found["network"] = {**as_object(network), "hosts": hosts, **left_out}
+    quarantine = outcome.details.get("quarantine")
+    if quarantine and (count := as_object(quarantine).get("count")):
+        found["quarantined"] = count
+    return found
 
 
 def _not_started(reason: KiwiError) -> StoreUnavailable:

@@ -21,7 +21,7 @@ from kiwi_mcp.kernel.settings import (
     remote_issues,
 )
 from kiwi_mcp.manifest.owner_yaml import rewrite
-from kiwi_mcp.policy.secret_access import delivered
+from kiwi_mcp.policy.secret_access import secrets_for
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.addresses import is_loopback
 from kiwi_mcp.primitives.secrets.reveal import names_in
@@ -94,7 +94,7 @@ def _over_http(remote: RemoteSettings, space: Space) -> RemoteRegistry:
             suggestion="Use `https://…`, or leave the token out.",
         )
     # Which variable holds the token is written in the owner's own settings, so it needs no grant.
-    found = delivered(names_in(remote.token), None, space, needed_by=f"the registry at {host}")
+    found = secrets_for(names_in(remote.token), None, space, needed_by=f"the registry at {host}")
     network = client.Network()
     send = partial(client.send, secrets=found, through=network)
     return HttpRemote(remote.url, send, network.aclose, token=remote.token)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.errors import InvalidManifest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.records import AuditLevel
 from kiwi_mcp.domain.registry import DEFAULT_NAMESPACE, Actor, is_user_namespace
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
@@ -33,8 +33,8 @@ _REMOTE_WORDS = ("url", "token")
 _RUN_WORDS = ("count", "days")
 _LEVELS: tuple[AuditLevel, ...] = get_args(AuditLevel)
 _HALVES: tuple[SearchHalf, ...] = get_args(SearchHalf)
-_REMOTE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_TOKEN = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_REMOTE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}")
+_TOKEN = lazy_pattern(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 _SCHEMES = ("http", "https")
 NO_DATABASE = (

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,6 +13,8 @@ from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.manifest.signatures import DETACHED, has_sidecar, line, sidecar, sign, statement_for
 from kiwi_mcp.manifest.trust import FILE_NAME, LOCAL, TrustedKey, owner_trust
 from kiwi_mcp.policy.secret_access import vault_folder
+from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
+from kiwi_mcp.primitives.secrets.store_key import vault_key
 
 KEYS_FOLDER = "keys"
 """Where the private keys are, beside the secrets."""
@@ -22,31 +22,17 @@ _TOLD = 12
 """How many keys back a publication tells how its key came to be."""
 
 
-class Pairs(Protocol):
-    """The owner's private keys."""
-
-    def make(self) -> str:
-        """Make a pair, and return its public key."""
-
-    def sign(self, public: str, data: bytes) -> str:
-        """Return the signature of some bytes by one of the keys."""
-
-
-def pairs_of(user: Path) -> Pairs:
-    """Return the private keys of a user; what opens them is loaded when they are asked for."""
+def pairs_of(user: Path) -> KeyPairs:
+    """Return the private keys of a user."""
     state = vault_folder(user).parent
-    make: Callable[[Path, Callable[[], bytes]], Pairs] = import_module(
-        "kiwi_mcp.primitives.secrets.encrypted_records"
-    ).KeyPairs
-    key: Callable[[], bytes] = import_module("kiwi_mcp.primitives.secrets.store_key").vault_key(state)
-    return make(state / KEYS_FOLDER, key)
+    return KeyPairs(state / KEYS_FOLDER, vault_key(state))
 
 
 class Signer(Struct, frozen=True):
     """Signs with one key of the owner's."""
 
     key: TrustedKey
-    pairs: Pairs
+    pairs: KeyPairs
     history: tuple[str, ...] = ()
     """The statements by which keys before it handed over, the oldest first."""
 

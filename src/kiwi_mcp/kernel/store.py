@@ -95,10 +95,10 @@ class Store:
         opened = self._opened_if_any()
         return opened.authors if opened else None
 
-    def mark(self) -> tuple[object, int]:
+    def state(self) -> tuple[object, int]:
         """Return what differs from the last one if the store may have changed: the open store and its counter."""
         try:
-            opened = self._opened_if_any()
+            opened = self._opened if time.monotonic() < self._held_until else self._opened_if_any()
             return opened, (opened.database.stamp() if opened else 0)
         except KiwiError:
             return object(), 0  # equal to no other
@@ -130,13 +130,6 @@ class Store:
         opened = self._opened
         return (opened.settings if opened is not None else self.settings).audit
 
-    def hold(self) -> None:
-        """Let the store count as looked at for a moment, since one call asks for its registry several times.
-
-        Whatever another process changes in that moment could as well have been changed right after it.
-        """
-        self._held_until = time.monotonic() + _MOMENT
-
     def look_again(self) -> None:
         """End the moment for which the store counted as looked at."""
         self._held_until = 0.0
@@ -157,7 +150,9 @@ class Store:
             return None
         if opened.database.is_lost:
             return None
-        self.hold()
+        # One call asks for the store several times: it is checked once in a moment. What another process changes in
+        # that moment could as well have been changed right after it.
+        self._held_until = time.monotonic() + _MOMENT
         return opened
 
     def _held(self) -> _Opened | None:

@@ -100,7 +100,7 @@ class ResponseSizes:
 
     def __init__(self, cache: Path, *, is_counting: bool = False) -> None:
         self._folder = cache / _FOLDER
-        self._is_read = is_counting
+        self.is_counting = is_counting
         self._waiting: list[tuple[str, JsonObject]] = []
         """Responses that are not measured yet: a caller does not wait for that."""
         self._lock = Lock()
@@ -108,7 +108,7 @@ class ResponseSizes:
     def count(self, verb: str, answer: Answer) -> Answer:
         """Return a response; if a model reads it and its verb is counted, its size is written soon."""
         # A page of an output is part of a result, not the cost of loading an item.
-        if self._is_read and verb in COUNTED and not (verb == "load" and "identity" not in answer.content):
+        if self.is_counting and verb in COUNTED and not (verb == "load" and "identity" not in answer.content):
             response = (verb, answer.content)
             with self._lock:  # other threads read the averages
                 self._waiting.append(response)

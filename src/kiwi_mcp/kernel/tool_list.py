@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from os.path import lexists
+from pathlib import Path
 from threading import Lock
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kiwi_mcp import data
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.cards import Card
 from kiwi_mcp.domain.errors import DriverMissing, InvalidRequest, KiwiError, NotCallable, NotFound, PolicyDenied
@@ -277,9 +277,9 @@ def _refs(word: str) -> Sequence[str]:
     return [f"mcp/{word}", word] if word.count("/") == 1 else [word]
 
 
-def help_folder() -> Traversable:
+def help_folder() -> Path:
     """Return the folder of the help pages."""
-    return files("kiwi_mcp.data") / "help"
+    return data.FOLDER / "help"
 
 
 def help_topics() -> tuple[str, ...]:

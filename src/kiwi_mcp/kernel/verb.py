@@ -8,7 +8,6 @@ document and the schemas for models are made from these declarations.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import iscoroutinefunction
@@ -21,6 +20,7 @@ from kiwi_mcp.domain.errors import InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import ItemType, Source
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.manifest.names import did_you_mean
@@ -28,7 +28,7 @@ from kiwi_mcp.manifest.names import did_you_mean
 R = TypeVar("R", bound="Request")
 S = TypeVar("S", bound=msgspec.Struct)
 # A full stop within a number, a name or an abbreviation such as `e.g.` ends nothing.
-_SENTENCE_END = re.compile(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
+_SENTENCE_END = lazy_pattern(r"(?<!\b[a-zA-Z])(?<!\betc)[.!?](?=\s+[A-Z\d`\"'(])")
 
 NameText = Annotated[str, Meta(max_length=400)]
 LongText = Annotated[str, Meta(max_length=4_000)]
@@ -234,6 +234,8 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
     everyday: str
     asks: bool
     view: View | None
+    resource: str
+    """The name of the verb in policy rules."""
 
     @property
     def path(self) -> str:
@@ -241,26 +243,9 @@ class Verb(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.group} {self.name}".strip()
 
     @property
-    def resource(self) -> str:
-        """The name of the verb in policy rules."""
-        return ".".join(self.wire)
-
-    @property
     def takes_parameters(self) -> bool:
         """Whether its request has `parameters` of its own, as `execute` has."""
         return "parameters" in self.request.__struct_encode_fields__
-
-    def must_be_recorded(self, payload: JsonObject) -> bool:
-        """Whether a call with this payload is refused if its receipt cannot be written."""
-        return self.needs_receipt(payload) if callable(self.needs_receipt) else self.needs_receipt
-
-    def leaves_receipt(self, payload: JsonObject) -> bool:
-        """Whether a call is recorded that was sent with this payload, which is not parsed yet."""
-        return self.records(payload) if callable(self.records) else self.records
-
-    def access_of(self, request: Request) -> Access:
-        """Return who may make a request."""
-        return self.access(request) if callable(self.access) else self.access
 
 
 DECLARED: dict[tuple[str, ...], Verb] = {}
@@ -322,6 +307,7 @@ def verb(
             everyday=everyday,
             asks=asks,
             view=shows,
+            resource=".".join(words),
         )
         return function
 
@@ -457,7 +443,9 @@ def payload_of(verb: Verb, arguments: JsonObject) -> JsonObject:
 
 def arguments_of(verb: Verb, payload: JsonObject) -> JsonObject:
     """Return the arguments of a verb from what `Kernel.call` was given."""
-    given = {name: value for name, value in payload.items() if name != "action" or len(verb.wire) == 1}
+    given = dict(payload)
+    if len(verb.wire) > 1:
+        given.pop("action", None)
     if verb.wire[0] != "execute":
         return given
     fields = verb.request.__struct_encode_fields__

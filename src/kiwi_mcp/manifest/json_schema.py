@@ -71,6 +71,8 @@ def faults(schema: JsonObject, value: Json, *, place: str = "", formats: Formats
     except ValueError as error:
         return [Issue(place, f"the schema cannot be used: {_first_line(error)}", "Fix the schema.")]
     try:
+        if validator.is_valid(value):
+            return []
         return [
             issue
             for error in islice(validator.iter_errors(value), MAX_FAULTS)

@@ -195,13 +195,10 @@ class _Weight:
         self.limit = limit
         self.size = 0
 
-    def add(self, size: int) -> None:
-        self.size += size
+    def copy(self, value: Json, place: str, depth: int, issues: list[Issue]) -> Json:
+        self.size += 1
         if self.size > self.limit:
             raise TooLarge(self.what, size=None, limit=self.limit)
-
-    def copy(self, value: Json, place: str, depth: int, issues: list[Issue]) -> Json:
-        self.add(1)
         if depth > MAX_DEPTH:
             issues.append(Issue(place, f"nested more than {MAX_DEPTH} levels deep", "Flatten it."))
             return None
@@ -209,10 +206,11 @@ class _Weight:
             case str():
                 return self.text(value, place, issues)
             case Mapping():
-                return {
-                    self.text(name, place, issues): self.copy(inner, join(place, name), depth + 1, issues)
-                    for name, inner in value.items()
-                }
+                copied: dict[str, Json] = {}
+                for name, inner in value.items():
+                    inside = f"{place}.{name}" if place else name
+                    copied[self.text(name, place, issues)] = self.copy(inner, inside, depth + 1, issues)
+                return copied
             case bool() | None:
                 return value
             case int() if abs(value) > MAX_INTEGER:
@@ -230,11 +228,13 @@ class _Weight:
                 return None
 
     def text(self, value: str, place: str, issues: list[Issue]) -> str:
-        self.add(len(value))
-        if is_bad_text(value):
+        if "\0" in value or (not value.isascii() and is_bad_text(value)):
             issues.append(Issue(place, BAD_TEXT, "Remove it."))
-        elif not value.isascii():
-            self.add(len(value.encode()) - len(value))
+            self.size += len(value)
+        else:
+            self.size += len(value) if value.isascii() else len(value.encode())
+        if self.size > self.limit:
+            raise TooLarge(self.what, size=None, limit=self.limit)
         return value
 
 

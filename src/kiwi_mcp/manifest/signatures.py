@@ -25,7 +25,8 @@ KIND = "kiwi.item/1"
 def canonical(value: Json) -> bytes:
     """Return a value as RFC 8785 writes it: the same bytes for the same value, everywhere."""
     try:
-        return _encode(_simple(value)).encode()
+        # `JSONEncoder.encode` makes an encoder at every call, which takes longer than writing most values does.
+        return "".join(_chunks(_simple(value), 0)).encode()
     except _Unusual:
         pass  # the standard library writes the rest in another way than RFC 8785, so the slower library does
     try:
@@ -79,12 +80,7 @@ class _Unusual(ValueError):
     """A value that the standard library's encoder may not write as RFC 8785 does."""
 
 
-# `JSONEncoder.encode` makes one of these at every call, which takes longer than writing most values does.
 _chunks = c_make_encoder(None, None, encode_basestring, None, ":", ",", True, False, False)
-
-
-def _encode(value: Json) -> str:
-    return "".join(_chunks(value, 0))
 
 
 def _simple(value: Json) -> Json:
@@ -95,7 +91,12 @@ def _simple(value: Json) -> Json:
             raise _Unusual
         return value
     if kind is dict:
-        return {_simple_key(key): _simple(inner) for key, inner in value.items()}  # type: ignore[union-attr]  # as above
+        simple: dict[str, Json] = {}
+        for key, inner in value.items():  # type: ignore[union-attr]  # as above
+            if not key.isascii():  # the two sort keys beyond the basic plane differently
+                raise _Unusual
+            simple[key] = _simple(inner)
+        return simple
     if value is None or kind is bool:
         return value
     return _simple_number(value) if isinstance(value, (int, float)) else _simple_inside(value)
@@ -116,12 +117,6 @@ def _simple_inside(value: str | Sequence[Json] | Mapping[str, Json]) -> Json:
             return _simple(dict(value))
         case _:
             return [_simple(inner) for inner in value]
-
-
-def _simple_key(key: str) -> str:
-    if not key.isascii():  # the two sort keys beyond the basic plane differently
-        raise _Unusual
-    return key
 
 
 def _plain(value: Json) -> Json:
@@ -208,13 +203,16 @@ def statement_for(manifest: Manifest, *, namespace: str, digest: str, timestamp:
     return _ITEM + canonical(stated)
 
 
+_KEY_BYTES, _PROOF_BYTES = 32, 64
+
+
 def is_signed(key: str, proof: str, data: bytes) -> bool:
-    """Whether a key signed some bytes; each key and each proof has one spelling only."""
-    # Loaded with the first key, because few items have one.
+    """Whether a key, as text, signed some bytes; each key and each proof has one spelling only."""
+    # Few items are signed with a key, and loading this takes longer than most calls.
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
 
-    public, signature = _bytes(key, 32), _bytes(proof, 64)
+    public, signature = _decoded(key, _KEY_BYTES), _decoded(proof, _PROOF_BYTES)
     if public is None or signature is None:
         return False
     try:
@@ -224,7 +222,7 @@ def is_signed(key: str, proof: str, data: bytes) -> bool:
     return True
 
 
-def _bytes(text: str, size: int) -> bytes | None:
+def _decoded(text: str, size: int) -> bytes | None:
     try:
         data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:

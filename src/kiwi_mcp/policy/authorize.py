@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -19,6 +18,7 @@ from kiwi_mcp.domain.grants import Allow, Condition, Deny, ResourceKind, Rights,
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.manifest.json_schema import faults, schema_faults
 from kiwi_mcp.manifest.names import did_you_mean
@@ -134,7 +134,7 @@ def _target(url: str) -> str:
 
 _WORDS = ("items", "parameters", "hours", "days")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_HOURS = lazy_pattern(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _PATH = "path"
 
 
@@ -145,14 +145,13 @@ def read_conditions(written: Json, place: str, issues: list[Issue]) -> tuple[Con
     return tuple(_condition(one, f"{place}[{number}]", issues) for number, one in enumerate(as_list(written)))
 
 
-def failed_condition(
-    rights: Rights, identity: str, inputs: JsonObject | None, project: Path, now: datetime
-) -> Deny | None:
+def failed_condition(rights: Rights, identity: str, inputs: JsonObject | None, project: Path) -> Deny | None:
     """Return the first condition that a call does not meet, as its refusal; without inputs, only the moment counts."""
-    for grant, condition in rights.conditions:
-        if fits_item(condition.items, identity):
-            for reason in _offences(condition, inputs, project, now):
-                return Deny(f"{grant} says of {condition.items!r}: {reason}", condition.text, grant)
+    for grant in rights.grants:
+        for condition in grant.conditions:
+            if fits_item(condition.items, identity):
+                for reason in _offences(condition, inputs, project, datetime.now().astimezone()):
+                    return Deny(f"{grant.name} says of {condition.items!r}: {reason}", condition.text, grant.name)
     return None
 
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.manifest.runtime import split_words, texts
 from kiwi_mcp.manifest.signatures import canonical, sha256_hex
@@ -25,7 +26,7 @@ from kiwi_mcp.sandbox.levels import base_profile
 _PROJECT = "{project}"
 _COMMANDS = frozenset({"command", "run_command", "compile_command"})
 """The keys of a config that name programs."""
-_CODE = re.compile(r"\.(?:py[cz]?|[cm]?[jt]s|[jt]sx|rb|pl|php|(?:ba)?sh|lua|r|jar|dll|so|wasm)\Z", re.IGNORECASE)
+_CODE = lazy_pattern(r"\.(?:py[cz]?|[cm]?[jt]s|[jt]sx|rb|pl|php|(?:ba)?sh|lua|r|jar|dll|so|wasm)\Z", re.IGNORECASE)
 """How files end that are code, wherever they stand in a command."""
 _STARTED = ("__main__.py", "index.js", "package.json")
 """What an interpreter that is given a folder begins with."""

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct
 
 from kiwi_mcp.domain.globs import begun, is_met, is_plain, onward
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.sandbox.placeholder import is_placeholder
 from kiwi_mcp.sandbox.quarantine import entries_of
 
@@ -24,7 +25,7 @@ _MOST_KEPT = 256
 _CREDENTIALS = (".netrc", ".npmrc", ".pypirc")
 _UNSEARCHED = (".git", ".hg")
 """Large folders without files of the owner."""
-_SPECIAL = re.compile(r"([*?[])")
+_SPECIAL = lazy_pattern(r"([*?[])")
 _Met = Mapping[str, frozenset[int]]
 
 

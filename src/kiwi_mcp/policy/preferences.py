@@ -16,6 +16,7 @@ import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.manifest.files import OwnerStamp, owner_stamp
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.yaml import read_yaml
@@ -25,14 +26,14 @@ FILE_NAME = "preferences.yaml"
 
 Section: TypeAlias = Literal["always_send", "prompts", "resources"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
-CALLABLE = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+CALLABLE = lazy_pattern(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
 """A name that every client can call something by."""
 
 _PRODUCT = Path(kiwi_mcp.data.__file__).parent / FILE_NAME
 _WORDS = (*SECTIONS, "task_after")
 _NAMED: tuple[Section, ...] = ("always_send", "prompts")
 """What may be given another name; a resource is known by its address."""
-_PATTERN = re.compile(r"[*?\[]")
+_PATTERN = lazy_pattern(r"[*?\[]")
 _MOST_ENTRIES = 1_000
 _LONGEST = 400
 _LONGEST_WAIT = 86_400

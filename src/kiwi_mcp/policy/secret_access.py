@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
 from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.isolation import Provenance
 from kiwi_mcp.domain.items import SUBPROCESS, Chain
-from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.policy.isolation import IsolationDecision, Judge, default_isolation
 from kiwi_mcp.primitives.secrets.grants import SecretRecipient, StoredSecret, refuse_holder, refuse_untrusted
 from kiwi_mcp.primitives.secrets.reveal import FoundVariable, Revealed, Variables
+from kiwi_mcp.primitives.secrets.store import SecretStore
+from kiwi_mcp.primitives.secrets.store_key import vault_key
 
 STORE = "the store of secrets"
 """Where `why` says that a stored secret comes from."""
@@ -23,33 +22,21 @@ _DOUBTFUL: frozenset[Provenance] = frozenset({"model_written", "unknown"})
 """Items of these origins get variables only through a grant, and a change of such an item ends its grants."""
 
 
-class Values(Protocol):
-    """The store of secrets, as far as calls look into it."""
-
-    def all(self) -> Mapping[str, StoredSecret]:
-        """Return every secret by its name."""
-
-    def value(self, stored: StoredSecret) -> Secret:
-        """Return the value of a secret."""
-
-
 def vault_folder(user: Path) -> Path:
     """Return the folder of the store of secrets."""
     return user / "state" / _FOLDER
 
 
-_vaults: dict[Path, Values] = {}
+_vaults: dict[Path, SecretStore] = {}
 
 
-def vault_of(user: Path) -> Values | None:
+def vault_of(user: Path) -> SecretStore | None:
     """Return the store of secrets of a user; None where there is none, which costs nothing to find out."""
     folder = vault_folder(user)
     if not os.path.isdir(folder):  # noqa: PTH112 - quicker, on the way of every call with variables
         return None
     if folder not in _vaults:
-        # Only who has a store waits for what opens it.
-        key = import_module("kiwi_mcp.primitives.secrets.store_key").vault_key(folder.parent)
-        _vaults[folder] = import_module("kiwi_mcp.primitives.secrets.store").SecretStore(folder, key)
+        _vaults[folder] = SecretStore(folder, vault_key(folder.parent))
     return _vaults[folder]
 
 
@@ -112,7 +99,7 @@ def _set_names(names: Collection[str], space: Space) -> list[str]:
     return [name for name in names if places[name] is not None]
 
 
-def delivered(
+def secrets_for(
     needed: Collection[str],
     holder: SecretRecipient | None,
     space: Space,

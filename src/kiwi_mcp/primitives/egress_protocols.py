@@ -6,7 +6,6 @@ import json
 import re
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import AddressDenied, Denied, KiwiError
 from kiwi_mcp.domain.json import JsonObject
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.primitives.http.addresses import host_port, is_address, plain_host
 
 HANDSHAKE = 22
@@ -186,12 +186,12 @@ async def _greeting(reader: StreamReader, first: bytes, host: str, port: int) ->
     return raw
 
 
-_LINE = re.compile(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
-_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-_ABSOLUTE = re.compile(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
-_PORT = re.compile(r"(.*?)(?::([0-9]{1,5}))?")
-_BRACKETED = re.compile(r"(\[[^\[\]]*\])(?::([0-9]{1,5}))?")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
+_LINE = lazy_pattern(r"([A-Za-z]{1,32}) ([\x21-\x7e]+) HTTP/1\.[01]")
+_HEADER = lazy_pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_ABSOLUTE = lazy_pattern(r"http://([^/?#]*)((?:[/?][^#]*)?)", re.IGNORECASE)
+_PORT = lazy_pattern(r"(.*?)(?::([0-9]{1,5}))?")
+_BRACKETED = lazy_pattern(r"(\[[^\[\]]*\])(?::([0-9]{1,5}))?")
+_CHUNK = lazy_pattern(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _HOP = frozenset(
     {"host", "connection", "proxy-connection", "proxy-authorization", "keep-alive", "te", "trailer", "upgrade"}
 )
@@ -210,7 +210,7 @@ async def read_http_request(reader: StreamReader, first: bytes) -> ProxyRequest:
         return ProxyRequest(host, port, _ESTABLISHED, refusal, through(host, port))
     written = _ABSOLUTE.fullmatch(target)
     if written is None:
-        raise _unfit(HTTPStatus.BAD_REQUEST, "a proxy is asked for a whole `http://` address, or to CONNECT")
+        raise _unfit(_BAD_REQUEST, "a proxy is asked for a whole `http://` address, or to CONNECT")
     host, port = _authority(written[1].rpartition("@")[2], _HTTP)
     if "@" in written[1]:
         raise refused(host, port, "its address holds a user name")
@@ -238,26 +238,26 @@ def through(host: str, port: int) -> Pieces:
 
 def refusal(fault: KiwiError) -> bytes:
     """Return the answer to a request that is not passed on."""
-    return _answer(HTTPStatus(fault.http_status), fault.to_response())
+    return _answer(fault.http_status, fault.to_response())
 
 
 def too_slow() -> bytes:
     """Return the answer to a request that does not come to its end."""
-    return _unfit(HTTPStatus.REQUEST_TIMEOUT, "the request did not come in time").answer
+    return _unfit(_TIMEOUT, "the request did not come in time").answer
 
 
 async def _head(reader: StreamReader, first: bytes) -> list[str]:
     try:
         head = first + await reader.readuntil(b"\r\n\r\n")
     except LimitOverrunError:
-        raise _unfit(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head of the request is too large") from None
+        raise _unfit(_HEAD_TOO_LARGE, "the head of the request is too large") from None
     return head[:-4].decode("latin-1").split("\r\n")
 
 
 def _parsed(lines: Sequence[str]) -> tuple[str, str, Headers]:
     line, headers = _LINE.fullmatch(lines[0]), [_HEADER.fullmatch(one) for one in lines[1:]]
     if line is None or not all(headers):
-        raise _unfit(HTTPStatus.BAD_REQUEST, "the head of the request is not HTTP")
+        raise _unfit(_BAD_REQUEST, "the head of the request is not HTTP")
     return line[1].upper(), line[2], [(one[1], one[2].rstrip(" \t")) for one in headers if one]
 
 
@@ -266,7 +266,7 @@ def _authority(written: str, default: int | None) -> tuple[str, int]:
     found = (_BRACKETED if written.startswith("[") else _PORT).fullmatch(written)
     port = int(found[2]) if found and found[2] else default
     if found is None or port is None or not 0 < port <= _LAST_PORT:
-        raise _unfit(HTTPStatus.BAD_REQUEST, "the request names no host and port")
+        raise _unfit(_BAD_REQUEST, "the request names no host and port")
     return found[1], port
 
 
@@ -309,7 +309,7 @@ def _body(headers: Headers) -> Pieces:
         case [], [coding] if coding.lower() == "chunked":
             return _chunks
         case _:
-            raise _unfit(HTTPStatus.BAD_REQUEST, "the length of the body is not clear")
+            raise _unfit(_BAD_REQUEST, "the length of the body is not clear")
 
 
 def _counted(size: int) -> Pieces:
@@ -341,14 +341,35 @@ async def _size(reader: StreamReader) -> int:
     return int(found[1], 16)
 
 
-def _unfit(status: HTTPStatus, reason: str) -> BadProxyRequest:
-    return BadProxyRequest(_answer(status, {"error": status.phrase, "code": "proxy_misused", "message": f"{reason}."}))
+_BAD_REQUEST, _TIMEOUT, _HEAD_TOO_LARGE = 400, 408, 431
+_PHRASES = {
+    _BAD_REQUEST: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    _TIMEOUT: "Request Timeout",
+    409: "Conflict",
+    413: "Request Entity Too Large",
+    422: "Unprocessable Entity",
+    429: "Too Many Requests",
+    _HEAD_TOO_LARGE: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
+"""The reason phrases of the statuses that are answered; `http.HTTPStatus` would take milliseconds to load."""
 
 
-def _answer(status: HTTPStatus, answer: JsonObject) -> bytes:
+def _unfit(status: int, reason: str) -> BadProxyRequest:
+    return BadProxyRequest(
+        _answer(status, {"error": _PHRASES[status], "code": "proxy_misused", "message": f"{reason}."})
+    )
+
+
+def _answer(status: int, answer: JsonObject) -> bytes:
     body = json.dumps(answer).encode()
-    head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    return f"{head}\r\nConnection: close\r\n\r\n".encode() + body
+    head = f"HTTP/1.1 {status} {_PHRASES.get(status, 'Error')}\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 VERSION = b"\x05"

@@ -67,17 +67,14 @@ class Instructions:
 
     def __init__(self, keep: ExitStack) -> None:
         self._keep = keep
-        self._words: list[str] = []
+        self.words: list[str] = []
+        """What the launcher reads."""
         self._lent: list[int] = []
         self._text = b""
         self.pipe, self._writing = os.pipe()
         self._is_open = True
         keep.callback(os.close, self.pipe)
         keep.callback(self._end)
-
-    def add(self, *words: str) -> None:
-        """Say something to the launcher."""
-        self._words += words
 
     def lend(self, descriptor: int) -> str:
         """Pass a descriptor to the launcher, which closes it before the command starts, and return its number."""
@@ -90,19 +87,14 @@ class Instructions:
         self._keep.callback(os.close, descriptor)
         os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        return self.lend(descriptor)
+        self._lent.append(descriptor)
+        return str(descriptor)
 
     def copy_of(self, path: str) -> str:
         """Let the launcher read a file of the system's, and return the number of its descriptor."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._keep.callback(os.close, descriptor)
         return self.lend(descriptor)
-
-    def ask_for_report(self) -> int:
-        """Let the launcher tell how far it came, and return where."""
-        number = self.file_of(b"")
-        self.add("--json-status-fd", number)
-        return int(number)
 
     def ask_to_wait(self) -> StartGate:
         """Let the launcher tell whom it started and wait before the command, and return where."""
@@ -112,16 +104,12 @@ class Instructions:
         waiting = os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
         for descriptor in (response, telling, reading, writing, waiting):
             self._keep.callback(os.close, descriptor)
-        self.add("--info-fd", self.lend(telling), "--block-fd", self.lend(waiting))
+        self.words += ("--info-fd", self.lend(telling), "--block-fd", self.lend(waiting))
         return StartGate(response, lambda: _say(writing))
-
-    def filter_by(self, profile: SandboxProfile) -> None:
-        """Let the launcher filter system calls, from its own first process inside on."""
-        self.add("--seccomp", self.file_of(_filter(profile.level, has_network=bool(profile.hosts))))
 
     def descriptors(self) -> tuple[int, ...]:
         """Return all that the launcher must inherit."""
-        self._text = os.fsencode("\0".join((*self._words, "")))
+        self._text = os.fsencode("\0".join((*self.words, "")))
         if len(self._text) > _PIPE:
             raise TooLarge("The list of paths and variables for the sandbox", size=len(self._text), limit=_PIPE)
         return (self.pipe, *self._lent)
@@ -152,11 +140,6 @@ def first_process(report: int) -> int:
 
 def _say(writing: int) -> None:
     os.write(writing, b"\n")
-
-
-def has_begun(report: int) -> bool:
-    """Whether a launcher that has ended had started the command, according to its report."""
-    return _STARTED in os.pread(report, _PIPE, 0)
 
 
 UNPRIVILEGED_ID = 65_117
@@ -214,45 +197,50 @@ class Bubblewrap(Struct, frozen=True):
     def wrap(self, spec: ProcessSpec, profile: SandboxProfile) -> Iterator[Launch]:
         """Yield the process as the launcher's command, with every descriptor that the launcher needs open."""
         with ExitStack() as keep:
-            yield self._wrapped(spec, profile, keep)
-
-    def _wrapped(self, spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Launch:
-        made = prepare(spec, profile, keep)
-        base, response, owner = base_profile(), Instructions(keep), self._user(made.granted)
-        response.add(*_ROOMS, *(_made(base, response) if owner is None else _STAGED))
-        # What the root launcher starts has its network, which leads nowhere.
-        if owner is None or profile.hosts:
-            response.add("--unshare-net")
-        response.add(*_scratch(profile.limits.tmp_bytes))
-        way = self._give(made.grants, profile, response, owner, keep)
-        response.add(*_covered(made.hidden))
-        response.add("--remount-ro", "/", "--chdir", made.folder)
-        for name, value in made.inside.items():
-            response.add("--setenv", name, value)
-        report = response.ask_for_report()
-        gate = response.ask_to_wait() if profile.hosts else None
-        response.filter_by(profile)
-        launcher = (*way.words, str(self.bwrap), "--args", str(response.pipe), "--", *way.limits)
-        return Launch(
-            replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
-            Handover(
-                response.descriptors(),
-                owner,
-                partial(response.release, way.bound),
-                gate,
-                way.start,
-                makes_session=True,
-                first=partial(first_process, report),
-            ),
-            partial(_check, report),
-            way.group.throttle_count if way.group is not None else never,
-        )
+            made = prepare(spec, profile, keep)
+            arguments, owner = Instructions(keep), self._user(made.granted)
+            arguments.words += _ROOMS
+            arguments.words += _made(base_profile(), arguments) if owner is None else _STAGED
+            # What the root launcher starts has its network, which leads nowhere.
+            if owner is None or profile.hosts:
+                arguments.words.append("--unshare-net")
+            arguments.words += _scratch(profile.limits.tmp_bytes)
+            way = self._give(made.grants, profile, arguments, owner, keep)
+            if made.hidden:
+                arguments.words += _covered(made.hidden)
+            arguments.words += ("--remount-ro", "/", "--chdir", made.folder)
+            for name, value in made.inside.items():
+                arguments.words += ("--setenv", name, value)
+            report = arguments.file_of(b"")
+            arguments.words += ("--json-status-fd", report)
+            gate = arguments.ask_to_wait() if profile.hosts else None
+            # System calls are filtered from the launcher's own first process inside on.
+            program = _filter(profile.level, has_network=bool(profile.hosts))
+            arguments.words += ("--seccomp", arguments.file_of(program))
+            launcher = (*way.words, str(self.bwrap), "--args", str(arguments.pipe), "--", *way.limits)
+            yield Launch(
+                replace(spec, argv=(*launcher, *made.argv), cwd="/", env=made.passed),
+                Handover(
+                    arguments.descriptors(),
+                    owner,
+                    partial(arguments.release, way.bound),
+                    gate,
+                    way.start,
+                    makes_session=True,
+                    first=partial(first_process, int(report)),
+                ),
+                partial(_check, int(report)),
+                way.group.throttle_count if way.group is not None else never,
+            )
 
     def _user(self, grants: Sequence[OpenedGrant]) -> int | None:
         """Return the user that a sandbox of root's becomes: the owner of what it may write, if that is one user."""
         if not self.is_root:
             return None
-        owners = {grant.owner: grant.path for grant in grants if grant.is_writable}
+        owners: dict[int, str] = {}
+        for grant in grants:
+            if grant.is_writable:
+                owners[grant.owner] = grant.path
         if 0 in owners and self.owner_map is None:
             raise ungrantable(
                 owners[0],
@@ -270,12 +258,13 @@ class Bubblewrap(Struct, frozen=True):
         keep: ExitStack,
     ) -> _Way:
         """Lay the grants into the sandbox, and return how it is started so that it has them."""
+        # The processes inside are counted by these words, unless a group counts them all together.
+        counted = counting(str(self.prlimit), profile.limits) if self.groups is None else ()
         if owner is None:
             for grant in grants:
-                arguments.add(
-                    "--bind-fd" if grant.is_writable else "--ro-bind-fd", arguments.lend(grant.descriptor), grant.path
-                )
-            counted = self._counted(profile) if profile.hosts else ()
+                bind = "--bind-fd" if grant.is_writable else "--ro-bind-fd"
+                arguments.words += (bind, arguments.lend(grant.descriptor), grant.path)
+            counted = counted if profile.hosts else ()
             group, bound = self._bound(profile, arguments, None, keep)
             return _Way((), counted, bound, partial(start_limited, profile.limits), group)
         try:
@@ -285,17 +274,13 @@ class Bubblewrap(Struct, frozen=True):
         except OSError as fault:
             raise unlaid(fault) from fault
         for index, grant in enumerate(grants):
-            arguments.add("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
-        (group, bound), counted = self._bound(profile, arguments, cell, keep), self._counted(profile)
+            arguments.words += ("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
+        group, bound = self._bound(profile, arguments, cell, keep)
         if owner == UNPRIVILEGED_ID:
             return _Way((), counted, bound, partial(cell.start_as, UNPRIVILEGED_ID, profile.limits), group)
         # A user may send signals to processes with the same uid, so no thread of Kiwi ever takes the uid of an owner.
         entrance = (str(self.setpriv), f"--reuid={owner}", f"--regid={UNPRIVILEGED_ID}", "--clear-groups", "--")
         return _Way(entrance, (*limiting(str(self.prlimit), profile.limits), *counted), bound, cell.start, group)
-
-    def _counted(self, profile: SandboxProfile) -> tuple[str, ...]:
-        """Return the words that have the processes inside counted, unless a group counts them all together."""
-        return counting(str(self.prlimit), profile.limits) if self.groups is None else ()
 
     def _bound(
         self, profile: SandboxProfile, arguments: Instructions, cell: RootLauncher | None, keep: ExitStack
@@ -360,5 +345,5 @@ def _scratch(size: int) -> tuple[str, ...]:
 
 def _check(report: int, ended: SandboxExit) -> None:
     """Raise where the launcher ended by itself before the command began; what a signal ended was running."""
-    if ended.exit_code is not None and not has_begun(report):
+    if ended.exit_code is not None and _STARTED not in os.pread(report, _PIPE, 0):
         raise failed("bubblewrap", ended.stderr)

@@ -66,8 +66,17 @@ class Cgroup(Struct, frozen=True):
 
     def limit(self, limits: ResourceLimits, *, besides: int = 0) -> None:
         """Set its limits; `besides` is how many of its processes and threads are not the run's own."""
-        for controller, word, value in self._settings(limits, besides):
-            _set(self.places[controller], word, value)
+        quota = _quota(limits)
+        memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
+        if self.is_unified:
+            _set(self.places["memory"], "memory.max", memory)
+            _set(self.places["memory"], "memory.swap.max", "0")
+            _set(self.places["cpu"], "cpu.max", f"{quota} {_PERIOD}")
+        else:
+            _set(self.places["memory"], "memory.limit_in_bytes", memory)
+            _set(self.places["cpu"], "cpu.cfs_period_us", str(_PERIOD))
+            _set(self.places["cpu"], _QUOTA, quota)
+        _set(self.places["pids"], "pids.max", pids)
 
     def share(self, limits: ResourceLimits) -> None:
         """Set its share of the processors again, which had been lifted; the newer interface has no use for that."""
@@ -105,17 +114,6 @@ class Cgroup(Struct, frozen=True):
                     if monotonic() > end:
                         break
                     sleep(0.001)
-
-    def _settings(self, limits: ResourceLimits, besides: int) -> Iterator[tuple[str, str, str]]:
-        quota = _quota(limits)
-        memory, pids = str(limits.memory_bytes), str(limits.pids + besides)
-        if self.is_unified:
-            yield from (("memory", "memory.max", memory), ("memory", "memory.swap.max", "0"))
-            yield from (("cpu", "cpu.max", f"{quota} {_PERIOD}"), ("pids", "pids.max", pids))
-        else:
-            yield "memory", "memory.limit_in_bytes", memory
-            yield from (("cpu", "cpu.cfs_period_us", str(_PERIOD)), ("cpu", _QUOTA, quota))
-            yield "pids", "pids.max", pids
 
 
 def _quota(limits: ResourceLimits) -> str:

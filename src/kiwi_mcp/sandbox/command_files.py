@@ -69,15 +69,11 @@ class ProgramFolders(Struct, frozen=True):
 _NO_FOLDERS = ProgramFolders()
 
 
-def known_program(found: str, is_there: Callable[[str], bool], around: ProgramFolders) -> ProgramFiles:
-    """Return the program at a path as it was found before, unless it has changed since."""
-    own, target = os.lstat(found), os.stat(found)  # noqa: PTH116 - at every start
-    state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
-    return _program(found, state, is_there, around)
-
-
 @lru_cache(maxsize=256)
-def _program(found: str, _: tuple[int, ...], is_there: Callable[[str], bool], around: ProgramFolders) -> ProgramFiles:
+def known_program(
+    found: str, _: tuple[int, ...], is_there: Callable[[str], bool], around: ProgramFolders
+) -> ProgramFiles:
+    """Return the program at a path as it was found in this state before."""
     return program_at(found, is_there, around)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from operator import methodcaller
 from stat import S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
 from msgspec import Struct
@@ -45,23 +46,22 @@ def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack)
     `needed` are readable paths that the process could not run without.
     """
     wanted = {**dict.fromkeys((*needed, *profile.readable), False), **dict.fromkeys(profile.writable, True)}
-    return tuple([_open_grant(path, keep, is_writable=is_writable) for path, is_writable in _outermost(wanted).items()])
-
-
-def _outermost(grants: Mapping[str, bool]) -> Mapping[str, bool]:
-    """Return grants in order, outer folders first, without those inside a folder that has the same access."""
-    given: dict[str, bool] = {}
-    for _, _, path in sorted([(path.count("/"), number, path) for number, path in enumerate(grants)]):
+    opened: dict[str, OpenedGrant] = {}
+    for path in sorted(wanted, key=methodcaller("count", "/")):
         outer = path
-        while (outer := outer.rpartition("/")[0]) and outer not in given:
+        while (outer := outer.rpartition("/")[0]) and outer not in opened:
             pass
-        if given.get(outer) != grants[path]:
-            given[path] = grants[path]
-    return given
+        # One inside a folder that has the same access is given with the folder.
+        if outer not in opened or opened[outer].is_writable != wanted[path]:
+            opened[path] = _open_grant(path, keep, is_writable=wanted[path])
+    return tuple(opened.values())
 
 
 def _open_grant(path: str, keep: ExitStack, *, is_writable: bool) -> OpenedGrant:
-    _refuse_reserved(path)
+    if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
+        raise ungrantable(path, "it is not an absolute path in its plain form", _NAME_IT)
+    if path in _ITS_OWN or path.startswith(_NEVER):
+        raise ungrantable(path, "a sandbox has its own there", "Name the folder below it that is meant.")
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         descriptor = open_beneath(root, path[1:], os.O_PATH)
@@ -74,13 +74,6 @@ def _open_grant(path: str, keep: ExitStack, *, is_writable: bool) -> OpenedGrant
     if not S_ISDIR(state.st_mode) and not S_ISREG(state.st_mode):
         raise ungrantable(path, "it is neither a folder nor a regular file", _NAME_IT)
     return OpenedGrant(path, descriptor, is_writable, S_ISDIR(state.st_mode), state.st_uid)
-
-
-def _refuse_reserved(path: str) -> None:
-    if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
-        raise ungrantable(path, "it is not an absolute path in its plain form", _NAME_IT)
-    if path in _ITS_OWN or path.startswith(_NEVER):
-        raise ungrantable(path, "a sandbox has its own there", "Name the folder below it that is meant.")
 
 
 def _reason(fault: OSError) -> str:
@@ -172,10 +165,8 @@ def _names(top: OpenedGrant) -> list[str]:
 _NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
-def proxy_variables(profile: SandboxProfile) -> Mapping[str, str]:
-    """Return the variables by which programs find the proxy; none if the base has no network."""
-    if not profile.hosts:
-        return {}
+def proxy_variables() -> Mapping[str, str]:
+    """Return the variables by which programs find the proxy of a process that has one."""
     named = dict.fromkeys(_NAMES, f"http://{PROXY[0]}:{PROXY[1]}") | {"NO_PROXY": ""}
     return {**named, **{name.lower(): value for name, value in named.items()}, "NODE_USE_ENV_PROXY": "1"}
 
@@ -216,13 +207,16 @@ _PLAIN = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 def split_environment(env: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Return the variables that the launcher passes on, and those that it sets inside without having them itself."""
-    inside = {name: value for name, value in env.items() if _STEERING.fullmatch(name) or not _PLAIN.fullmatch(name)}
-    if hidden := sorted(name for name, value in inside.items() if "${" in value):
-        raise InvalidRequest(
-            f"{', '.join(hidden)} would steer how programs start, and cannot hold the value of a secret.",
-            suggestion="Give the secret to the tool under a name of its own.",
-        )
-    passed = {name: value for name, value in env.items() if name not in inside}
+    passed: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    for name, value in env.items():
+        is_inside = _STEERING.fullmatch(name) or not _PLAIN.fullmatch(name)
+        (inside if is_inside else passed)[name] = value
+        if is_inside and "${" in value:
+            raise InvalidRequest(
+                f"{name} would steer how programs start, and cannot hold the value of a secret.",
+                suggestion="Give the secret to the tool under a name of its own.",
+            )
     return {**passed, "HOME": HOME, "TMPDIR": TMP}, inside
 
 
@@ -232,8 +226,8 @@ class ProcessSetup(Struct, frozen=True):
     argv: tuple[str, ...]
     granted: tuple[OpenedGrant, ...]
     """What was asked for, and what the program itself needs."""
-    shields: tuple[OpenedGrant, ...]
-    """The paths inside that are read-only."""
+    grants: tuple[OpenedGrant, ...]
+    """These, and then the paths inside that are read-only: each is mounted on top of those before it."""
     hidden: tuple[str, ...]
     """The paths inside that are hidden."""
     folder: str
@@ -243,24 +237,25 @@ class ProcessSetup(Struct, frozen=True):
     inside: Mapping[str, str]
     """Variables that only the process may have."""
 
-    @property
-    def grants(self) -> tuple[OpenedGrant, ...]:
-        """All that is laid into the sandbox, in the order in which it comes to lie on top of each other."""
-        return (*self.granted, *self.shields)
-
 
 def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> ProcessSetup:
     """Find the program of a process and open what it is given."""
-    refuse_hosts(profile)
-    passed, inside = split_environment({**spec.env, **proxy_variables(profile)})
+    if profile.hosts:
+        refuse_hosts(profile)
+    passed, inside = split_environment({**spec.env, **proxy_variables()} if profile.hosts else spec.env)
     around = ProgramFolders(profile.closed, profile.trusted, (*profile.readable, *profile.writable))
-    program = known_program(_found(spec), base_profile().covers, around)
+    found = _found(spec)
+    # It is looked at again if it changed, or if it is a link to something that did.
+    own, target = os.lstat(found), os.stat(found)  # noqa: PTH116 - at every start
+    state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
+    program = known_program(found, state, base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
+    shields = protected_grants(granted, base_profile(), keep, profile.closed) if profile.writable else ()
     return ProcessSetup(
         argv=(program.path, *spec.argv[1:]),
         granted=granted,
-        shields=tuple(protected_grants(granted, base_profile(), keep, profile.closed)),
-        hidden=(*profile.hidden, *_secrets(program.roots)),
+        grants=(*granted, *shields),
+        hidden=(*profile.hidden, *_secrets(program.roots)) if program.roots else profile.hidden,
         folder=_folder(spec, granted, profile),
         passed=passed,
         inside=inside,

@@ -100,20 +100,6 @@ def _leave_behind() -> None:
                 detach_mount(point)
 
 
-def copied(grant: OpenedGrant, owner_map: int | None) -> int:
-    """Return a copy of a granted mount, attached nowhere, for the caller to close.
-
-    Call this from a thread with the same mounts as the thread that opened the grant. With `owner_map`, files of root
-    belong to the unprivileged user inside, and new files of that user belong to root outside.
-    """
-    mount = copy_mount(grant.descriptor)
-    if owner_map is not None:
-        # A file system that cannot map owners shows them as they are, which gives less and never more.
-        with suppress(OSError):
-            map_owners(mount, owner_map)
-    return mount
-
-
 def lay_out(grants: Sequence[OpenedGrant], mounts: Sequence[int]) -> list[str]:
     """Mount the copy of each grant under its number, and return the paths created in the root, outermost first."""
     made: list[str] = []
@@ -264,9 +250,18 @@ class RootLauncher:
             raise
 
     def take(self, grants: Sequence[OpenedGrant], owner_map: int | None, mounts: list[int]) -> None:
-        """Copy what is granted into `mounts`, to be laid out with the start; the thread itself sees none of it."""
+        """Copy what is granted into `mounts`, to be laid out with the start; the thread itself sees none of it.
+
+        Call this from a thread with the same mounts as the thread that opened the grants, and close the copies, also
+        those before one that fails. With `owner_map`, files of root belong to the unprivileged user inside, and new
+        files of that user belong to root outside.
+        """
         for grant in grants:
-            mounts.append(copied(grant, owner_map))  # noqa: PERF401 - those before one that fails are closed too
+            mounts.append(mount := copy_mount(grant.descriptor))
+            if owner_map is not None:
+                # A file system that cannot map owners shows them as they are, which gives less and never more.
+                with suppress(OSError):
+                    map_owners(mount, owner_map)
         self._waiting = (grants, mounts)
 
     def clear(self) -> None:
@@ -337,31 +332,31 @@ def open_root_launcher(
     except BaseException:
         cell.end()
         raise
-    _give_back(cell)
+    with _lock:
+        _idle.append(cell)
+        oldest = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
+    if oldest is not None:
+        oldest.end()
 
 
 def _taken(groups: CgroupParent | None) -> RootLauncher:
     profile = base_profile()
     # What was laid out is what was there then: where a system file has been replaced since, a new cell is made. The
     # number of this process is part of it because threads stay behind where a process is forked.
-    states = [os.stat(path) for path in profile.readable]  # noqa: PTH116 - at every start
-    key = (os.getpid(), groups is None, *[(state.st_dev, state.st_ino, state.st_mtime_ns) for state in states])
+    states: list[object] = [os.getpid(), groups is None]
+    for path in profile.readable:
+        state = os.stat(path)  # noqa: PTH116 - at every start
+        states.append((state.st_dev, state.st_ino, state.st_mtime_ns))
+    key = tuple(states)
     with _lock:
-        _idle[:] = [cell for cell in _idle if cell.key[0] == key[0]]
+        while _idle and _idle[0].key[0] != key[0]:  # those of the process that was forked are the oldest
+            del _idle[0]
         for cell in reversed(_idle):
             # One from which the last grants are still being taken away would have to be waited for.
             if cell.key == key and cell.is_clear:
                 _idle.remove(cell)
                 return cell
     return RootLauncher(profile, groups, key)
-
-
-def _give_back(cell: RootLauncher) -> None:
-    with _lock:
-        _idle.append(cell)
-        oldest = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
-    if oldest is not None:
-        oldest.end()
 
 
 def _settle(profile: BaseFileSystem, group: Cgroup | None) -> None:

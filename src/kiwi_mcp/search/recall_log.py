@@ -129,6 +129,8 @@ class RecentSearches:
 
         That is the latest search with the item among its hits, if the item was near the top.
         """
+        if self._file is None and not self._searches:  # nothing was searched here
+            return None
         item, now = identity.partition("@")[0], self._clock()
         with self._lock:
             searches = [*(self._searches.get(who) or self._read(who))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -17,6 +16,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_text
+from kiwi_mcp.domain.patterns import lazy_pattern
 
 FOLDER = "outputs/tools"
 INLINE_LIMIT = 64_000
@@ -27,7 +27,7 @@ PAGE = 64_000
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _quote = json.encoder.encode_basestring
 _STEM = len("output_20260128_120000")
-_HANDLE = re.compile(r"([a-z0-9][a-z0-9_-]{0,127})/(output_\d{8}_\d{6}(?:_\d{1,6})?)")
+_HANDLE = lazy_pattern(r"([a-z0-9][a-z0-9_-]{0,127})/(output_\d{8}_\d{6}(?:_\d{1,6})?)")
 
 
 class Retention(Struct, frozen=True):
@@ -58,15 +58,14 @@ class StoredOutput(Struct, frozen=True):
 def keep(project_ai: Path, tool_id: str, record: JsonObject, *, now: datetime, retention: Retention) -> StoredOutput:
     """Write a run's record under a name of its own, then drop the oldest beyond the retention."""
     outputs = _output_folder(f"{project_ai}/{FOLDER}/{tool_id}", depth=FOLDER.count("/") + 2)
-    name = _write_new(outputs, _stem(now), _lines(record))
-    outputs.names.append(name)
-    _prune(outputs, retention)
-    return StoredOutput(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
-
-
-def _stem(now: datetime) -> str:
     # As `%Y%m%d_%H%M%S`, which takes ten times as long.
-    return f"output_{now.year:04}{now.month:02}{now.day:02}_{now.hour:02}{now.minute:02}{now.second:02}"
+    stem = f"output_{now.year:04}{now.month:02}{now.day:02}_{now.hour:02}{now.minute:02}{now.second:02}"
+    name = _write_new(outputs, stem, _lines(record))
+    outputs.names.append(name)
+    # A few at a time: putting them in order for each one would cost more than writing it.
+    if len(outputs.names) > retention.count + retention.count // 5:
+        _prune(outputs, retention)
+    return StoredOutput(f"{project_ai.name}/{FOLDER}/{tool_id}/{name}", f"{tool_id}/{name.removesuffix('.json')}")
 
 
 def rewrite(project_ai: Path, kept: StoredOutput, record: JsonObject) -> None:
@@ -153,9 +152,6 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _prune(outputs: OutputFolder, retention: Retention) -> None:
-    # A few at a time: putting them in order for each one would cost more than writing it.
-    if len(outputs.names) <= retention.count + retention.count // 5:
-        return
     names = _names(outputs.folder)
     for name in names[: max(len(names) - retention.count, 0)]:
         with suppress(FileNotFoundError):

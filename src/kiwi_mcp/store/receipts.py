@@ -10,9 +10,9 @@ from operator import attrgetter
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from kiwi_mcp.domain.canonical_json import canonical
 from kiwi_mcp.domain.errors import NotFound, StoreUnavailable
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import canonical
 from kiwi_mcp.domain.records import Receipt, ReceiptEntry, ReceiptHead, RunStatus
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.store.database import Database, IntegrityFault, Row, Transaction, Value, within

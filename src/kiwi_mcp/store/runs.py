@@ -97,12 +97,9 @@ class Runs:
         self._database = database
         self._retention = retention
         self._actor = actor
-        self._is_people = is_people
-
-    @property
-    def actor(self) -> str:
+        self.actor = actor or ""
         """The actor of these runs; empty if they are the runs of all actors."""
-        return self._actor or ""
+        self._is_people = is_people
 
     def of(self, actor: str) -> Runs:
         """Return the runs of another actor, in the same store."""

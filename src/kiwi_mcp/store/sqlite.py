@@ -217,10 +217,11 @@ class SqliteTransaction:
         self._failure = fault(error, self._path)
         return self._failure
 
-    def raise_failure(self) -> None:
-        """Raise again what a statement failed with, in case that was passed over."""
+    def commit(self) -> None:
+        """End the transaction; what a statement failed with is raised again, in case that was passed over."""
         if self._failure is not None:
             raise self._failure
+        self.write("COMMIT")
 
     def read(self, statement: str, values: Sequence[Value] = ()) -> Sequence[Row]:
         """Return all rows of a query, as they are inside the transaction."""
@@ -340,8 +341,7 @@ class SqliteDatabase:
             transaction.write("BEGIN IMMEDIATE")
             try:
                 yield transaction
-                transaction.raise_failure()
-                transaction.write("COMMIT")
+                transaction.commit()
             except BaseException:
                 _roll_back(self._writer)
                 raise
@@ -356,28 +356,22 @@ class SqliteDatabase:
             yield None
             return
         try:
-            if not self._begins_now():
+            try:
+                self._hasty.write("BEGIN IMMEDIATE")
+            except FAULTS as error:
+                if code_of(error) not in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
+                    raise fault(error, self._path) from error
                 yield None
                 return
             transaction = SqliteTransaction(self._path, self._hasty)
             try:
                 yield transaction
-                transaction.raise_failure()
-                transaction.write("COMMIT")
+                transaction.commit()
             except BaseException:
                 _roll_back(self._hasty)
                 raise
         finally:
             self._hurrying.release()
-
-    def _begins_now(self) -> bool:
-        try:
-            self._hasty.write("BEGIN IMMEDIATE")
-        except FAULTS as error:
-            if code_of(error) in {library.SQLITE_BUSY, library.SQLITE_LOCKED}:
-                return False
-            raise fault(error, self._path) from error
-        return True
 
     def settle(self) -> None:
         """Bring what stands in the log into the file, which writes both to the disk."""

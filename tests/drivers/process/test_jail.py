@@ -18,7 +18,6 @@ from kiwi_mcp.domain.items import Chain, Tool, TypeTraits
 from kiwi_mcp.domain.json import Json, as_list, as_object
 from kiwi_mcp.drivers import sandboxed as profile
 from kiwi_mcp.drivers.process import create_driver
-from kiwi_mcp.drivers.process.driver import hold
 from kiwi_mcp.drivers.sandboxed import check_level, known_standings
 from kiwi_mcp.kernel.prepared import plan_digest
 from kiwi_mcp.kernel.verbs.doctor import tell_isolation
@@ -88,9 +87,12 @@ async def test_a_plan_without_a_level_runs_in_the_strictest_sandbox(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, lambda one: replace(one, bwrap=None))
-    plan = replace(bench.bind(python(bench, None)), profile=None)
+    chain = python(bench, None)
+    plan = replace(bench.bind(chain), profile=None)
     with pytest.raises(IsolationUnavailable, match="'restricted'"):
-        await hold(plan, (), bench.space)
+        await create_driver().prepare(plan, chain, bench.space)
+    with pytest.raises(IsolationUnavailable, match="'restricted'"):
+        await create_driver().drive(plan, chain, bench.space, secrets={}, caller=NO_CALLER, dispatch=AsyncMock())
 
 
 @pytest.mark.usefixtures("processes")

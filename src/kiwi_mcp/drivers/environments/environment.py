@@ -11,11 +11,11 @@ from msgspec import Struct, field
 
 from kiwi_mcp.catalog.item_reader import load_bytes
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import CommandMissing, InvalidManifest
+from kiwi_mcp.domain.errors import InvalidManifest
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import JsonObject, as_text
-from kiwi_mcp.manifest.runtime import RuntimeConfig, texts
+from kiwi_mcp.manifest.runtime import texts
 from kiwi_mcp.primitives.process.spawn import search_path
 
 
@@ -87,29 +87,3 @@ def base_env(tool: Tool, space: Space, environment: Environment) -> Mapping[str,
         "KIWI_PROJECT": str(space.project),
         "KIWI_TOOL_ID": tool.id,
     }
-
-
-def find_program(command: str, words: RuntimeConfig, environment: Environment, path: str) -> str:
-    """Return where a program is now: in the environment, absolute as written, or in a folder of `path`."""
-    if command in environment.programs:
-        return environment.programs[command]
-    found = _on_path(command, path) if _is_plain(command) else None
-    if found is None and words.shell and os.access(words.shell, os.X_OK):
-        found = words.shell
-    if found is None:
-        raise CommandMissing(command, needed_by=words.runtime_id, install=words.install)
-    return found
-
-
-def _on_path(command: str, path: str) -> str | None:
-    """Return where a program is now: in the first folder that has it."""
-    for folder in ("",) if command.startswith("/") else path.split(":"):
-        place = f"{folder}/{command}" if folder else command
-        if os.access(place, os.X_OK) and not os.path.isdir(place):  # noqa: PTH112 - on the way of every call
-            return place
-    return None
-
-
-def _is_plain(command: str) -> bool:
-    # A name, or an absolute path; a relative path would mean a file of the project.
-    return bool(command) and ("/" not in command or command.startswith("/"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from kiwi_mcp.domain.errors import EnvironmentFailed
 from kiwi_mcp.domain.isolation import Level, Provenance, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.json import Json, as_object, text_of
 from kiwi_mcp.domain.outcome import Report
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.manifest.packages import InstallTry, PackageConfig, PackageIndex
@@ -33,7 +33,7 @@ ANY = ("*:443",)
 _UV_NAMES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_INDEX_URL")
 _UV_WORDS = ("index-url", "extra-index-url", "find-links", "index", "url", "pip")
 _LARGEST = 262_144
-_MISREAD = re.compile(r"[\s\\]")
+_MISREAD = lazy_pattern(r"[\s\\]")
 """What one program takes for a part of a host, and another for its end."""
 
 

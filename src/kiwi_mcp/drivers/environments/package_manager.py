@@ -50,7 +50,7 @@ _REPOSITORY = lazy_pattern(
 """An address that npm does not fetch but clones, so that no hash holds."""
 _HASHES = lazy_pattern(r"sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2}(?: +sha(?:256|384|512)-[A-Za-z0-9+/]+={0,2})*")
 _LARGEST = 8_388_608
-_CHANGED = re.compile(rb"hash mismatch|EINTEGRITY|hashes?\b[^\n]*\bdo(?:es)? not match", re.IGNORECASE)
+_CHANGED = lazy_pattern(rb"hash mismatch|EINTEGRITY|hashes?\b[^\n]*\bdo(?:es)? not match", re.IGNORECASE)
 """What uv and npm say where an index offers other bytes than those that were locked."""
 
 

@@ -20,12 +20,12 @@ from kiwi_mcp.domain.items import Chain, Tool
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.plan import HttpSpec, Plan, ProcessSpec
 from kiwi_mcp.domain.uri_template import expand, names_in
-from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
+from kiwi_mcp.drivers.environments.environment import Environment, base_env
 from kiwi_mcp.drivers.environments.server_package import Package, server_package
 from kiwi_mcp.drivers.http.plan import auth_headers, basic_auth
-from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, seconds
+from kiwi_mcp.manifest.runtime import declared_env, seconds
 from kiwi_mcp.manifest.templates import defaulted, escape, render_text, variables
-from kiwi_mcp.primitives.process.spawn import search_path
+from kiwi_mcp.primitives.process.spawn import find_program, search_path
 from kiwi_mcp.primitives.secrets.reveal import Revealed
 
 Grant: TypeAlias = Literal["authorization_code", "client_credentials"]
@@ -243,11 +243,7 @@ def _process(link: Tool, space: Space) -> tuple[ProcessSpec, Package | None]:
         (found[0], found[0].command, found[1]) if found else (None, (command,), tuple(written))
     )
     # The program of a package is known by its whole name, and is there once the package is.
-    program = (
-        command
-        if package and "/" in command
-        else find_program(command, RuntimeConfig(link.id, command=()), Environment(), search_path())
-    )
+    program = command if package and "/" in command else find_program(command, search_path(), needed_by=link.id)
     rendered = (render_text(word, {"project": here}) for word in arguments)
     declared = {name: render_text(value, {"project": here}) for name, value in declared_env(link).items()}
     folder = space.project / as_text(config.get("cwd")).replace(_PROJECT, here)

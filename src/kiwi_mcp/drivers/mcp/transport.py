@@ -233,7 +233,7 @@ async def _piped(server: ServerConfig, spec: ProcessSpec, secrets: Mapping[str, 
 
         inbound = ServerReader(process.line)
         response = process.complaints, process.ending, lambda: inbound.noise
-        yield ServerStreams(inbound, ServerWriter(send), *response, held.left.refused, held.left.news, held.watch)
+        yield ServerStreams(inbound, ServerWriter(send), *response, held.traffic.refused, held.traffic.news, held.watch)
 
 
 @asynccontextmanager

@@ -1,48 +1,49 @@
-"""Prepare files, packages, build; run; outcome."""
+"""The process driver: one process from a tool's files and its runtime's config, and an outcome from its output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from signal import Signals
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import IsolationUnavailable, Unavailable
-from kiwi_mcp.domain.isolation import SandboxProfile, strictest
+from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, IsolationUnavailable, Unavailable
+from kiwi_mcp.domain.isolation import Level, SandboxProfile, strictest
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import JsonObject, as_object, as_text
-from kiwi_mcp.domain.outcome import Outcome, Report
+from kiwi_mcp.domain.items import Chain, Tool
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.outcome import Logs, Outcome, Report
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.driver import Dispatch, SyntaxCheck
-from kiwi_mcp.drivers.environments.environment import Environment
+from kiwi_mcp.drivers.environments.environment import Environment, base_env
 from kiwi_mcp.drivers.environments.installer import Installer, install_level
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
-from kiwi_mcp.drivers.process.plan import Frame, bind_process, frame_of
-from kiwi_mcp.drivers.process.result import Hearing, with_needs
+from kiwi_mcp.drivers.output import NotJsonOutput, ParsedOutput, json_or_text, parse
+from kiwi_mcp.drivers.process.placeholders import ENTRYPOINT, check_words, facts_of, fill, names_entrypoint, values_of
 from kiwi_mcp.drivers.process.snapshot import have_snapshot
-from kiwi_mcp.drivers.process.toolchain import Build, check_syntax, make_build, plan_check
-from kiwi_mcp.drivers.sandboxed import Sandbox, backend_for, open_sandbox
+from kiwi_mcp.drivers.process.toolchain import Build, bind_build, check_syntax, make_build, plan_check
+from kiwi_mcp.drivers.sandboxed import backend_for, open_sandbox
+from kiwi_mcp.manifest.runtime import RuntimeConfig, declared_env, runtime_config, seconds, texts
+from kiwi_mcp.manifest.templates import Values, defaulted, escape, placeholders, render, variables
 from kiwi_mcp.policy.isolation import with_remedy
+from kiwi_mcp.primitives.process.run import ProcessResult
+from kiwi_mcp.primitives.process.spawn import find_program, search_path
 
+_SPELLED_OUT_LIMIT = 100_000
+"""The most that parameters may take as arguments or variables; the system's own limit is a little higher."""
+_NOT_IN_NAMES = lazy_pattern(r"[\s=\0]")
+_NOT_IN_VARIABLES = lazy_pattern(r"[^A-Za-z0-9_]")
 _NO_PACKAGES = Environment()
 
 
-async def hold(plan: Plan, folders: tuple[str, ...], space: Space) -> Sandbox:
-    """Return what will hold the process of a plan; refuse what nothing here can hold.
-
-    `folders` are those with the files that run.
-    """
-    # A plan without a sandbox profile gets the strictest one.
-    profile = plan.profile or SandboxProfile(strictest(()))
-    # The folders that are made for the plan: its dependencies, and what was compiled.
-    if "environment" in plan.facts:
-        folders = (*folders, Environment.from_json(as_object(plan.facts["environment"])).folder)
-    if "build" in plan.facts:
-        folders = (*folders, Build.from_json(as_object(plan.facts["build"])).folder)
-    return await open_sandbox(profile, space, tuple(filter(None, folders)))
-
-
 class Process:
-    """Runs a tool's files by its runtime's words, as one process."""
+    """Runs a tool's files as one process, as its runtime's config says."""
 
     def check(self, chain: Chain, space: Space) -> SyntaxCheck | None:
         """Return the check of the entrypoint's syntax by the runtime's own command."""
@@ -58,14 +59,58 @@ class Process:
         return SyntaxCheck(plan, run)
 
     async def aclose(self) -> None:
-        """Release nothing: nothing is kept between calls."""
+        """Release nothing: nothing is open between calls."""
 
     def bind(self, chain: Chain, inputs: JsonObject, space: Space) -> Plan:
-        """Plan the process."""
-        return bind_process(chain, inputs, space)
+        """Return the plan: one process, built from the runtime's config and these inputs."""
+        frame = frame_of(chain, space)
+        tool, words, environment, declared = chain.tool, frame.words, frame.environment, frame.declared
+        is_fixed = frame.fixed is not None and not declared and not frame.is_compiled
+        values = {} if is_fixed else values_of(chain, inputs, frame.facts)
+        for name in frame.commands:
+            if name not in environment.programs:
+                find_program(name, frame.path, needed_by=tool.id)
+        prepared: dict[str, Json] = {"result_from": words.result_from}
+        if environment.packages:
+            prepared["environment"] = environment.to_json()
+        if frame.is_compiled:
+            prepared["build"] = bind_build(words, frame.facts, environment, frame.base).to_json()
+        program, *arguments = frame.fixed or fill(frame.command, values)
+        if frame.is_compiled and program.startswith("./"):
+            program = f"{values['build']}/{program[2:]}"
+        elif program in environment.programs:
+            program = environment.programs[program]
+        else:
+            program = find_program(
+                program, frame.path, needed_by=words.runtime_id, shell=words.shell, install=words.install
+            )
+        spec = ProcessSpec(
+            argv=(program, *arguments, *(_flags(tool.id, inputs) if words.params_as == "flags" else ())),
+            cwd=str(space.project),
+            env={
+                **(_rendered(declared, values) if declared else {}),
+                **frame.base,
+                **(_parameter_variables(tool.id, inputs) if words.params_as == "environment" else {}),
+            },
+            stdin=compact(dict(inputs)).encode(),
+            timeout=frame.timeout,
+        )
+        return Plan(
+            identity=tool.identity,
+            tool_digest=tool.digest,
+            driver="process",
+            chain=frame.chain_names,
+            spec=spec,
+            inputs=inputs,
+            variables=frame.variables,
+            defaulted=frame.defaulted,
+            facts=prepared,
+            effect=tool.manifest.effect or "at_most_once",
+        )
 
     async def prepare(self, plan: Plan, chain: Chain, space: Space) -> None:
         """Refuse a level of isolation that this machine does not have."""
+        # A plan without a sandbox profile gets the strictest one.
         profile = plan.profile or SandboxProfile(strictest(()))
         try:
             await backend_for(profile, space)
@@ -75,25 +120,97 @@ class Process:
     async def drive(
         self, plan: Plan, chain: Chain, space: Space, *, secrets: Mapping[str, str], caller: Caller, dispatch: Dispatch
     ) -> Outcome:
-        """Have what holds the process, the files, the dependencies and the build the plan names; then run it."""
+        """Open the sandbox, make the files, the dependencies and the build that the plan names, then run it."""
         assert isinstance(plan.spec, ProcessSpec)  # noqa: S101 - bind above makes no other
-        frame = frame_of(chain, space)
-        held = await self._isolated(plan, frame)
+        frame, profile = frame_of(chain, space), plan.profile or SandboxProfile(strictest(()))
+        # The folders of what runs: the files of the tool and of its runtime, its dependencies, and what was compiled.
+        folders = [frame.facts["tool.files"], frame.facts["runtime.files"]]
+        if "environment" in plan.facts:
+            folders.append(Environment.from_json(as_object(plan.facts["environment"])).folder)
+        if "build" in plan.facts:
+            folders.append(Build.from_json(as_object(plan.facts["build"])).folder)
+        try:
+            sandbox = await open_sandbox(profile, space, tuple(filter(None, folders)))
+        except IsolationUnavailable as refused:
+            provenance = plan.profile.provenance if plan.profile else "unknown"
+            raise with_remedy(refused, provenance, chain.tool) from None
         try:
             homes = await _prepare(plan, frame, caller.report)
         except OSError as fault:
             raise _unwritable(space, fault) from fault
-        result = await held.run(plan.spec, secrets=secrets, report=caller.report)
-        outcome = Hearing(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec).outcome(result)
-        return held.tell(with_needs(outcome, held.profile.level), frame.asked)
+        result = await sandbox.run(plan.spec, secrets=secrets, report=caller.report)
+        outcome = outcome_of(chain.tool.id, as_text(plan.facts.get("result_from")), homes, plan.spec, result)
+        if outcome.status == "error" and sandbox.profile.level in {"sandboxed", "restricted"}:
+            outcome = _with_needs(outcome)
+        return sandbox.tell(outcome, frame.asked)
 
-    async def _isolated(self, plan: Plan, frame: Frame) -> Sandbox:
-        try:
-            return await hold(plan, (frame.facts["tool.files"], frame.facts["runtime.files"]), frame.space)
-        except IsolationUnavailable as refused:
-            raise with_remedy(
-                refused, plan.profile.provenance if plan.profile else "unknown", frame.chain.tool
-            ) from None
+
+class Frame(Struct, frozen=True):
+    """What every call of a chain has in common, whatever its inputs."""
+
+    chain: Chain
+    space: Space
+    words: RuntimeConfig
+    environment: Environment
+    facts: Mapping[str, str]
+    base: Mapping[str, str]
+    declared: Mapping[str, str]
+    command: tuple[str, ...]
+    fixed: tuple[str, ...] | None
+    """The command line, if it contains no parameter."""
+    chain_names: tuple[tuple[str, str], ...]
+    variables: tuple[str, ...]
+    defaulted: tuple[str, ...]
+    timeout: float
+    is_compiled: bool
+    asked: Level
+    """The isolation level that the manifests of the chain ask for."""
+    commands: tuple[str, ...]
+    """The programs that the tool itself needs."""
+    path: str
+    """Where programs are looked for."""
+
+
+_frames: OrderedDict[tuple[int, str], Frame] = OrderedDict()
+_FRAMES_KEPT = 512
+
+
+def frame_of(chain: Chain, space: Space) -> Frame:
+    """Return the frame of a chain, made once for as long as the catalog gives the same chain."""
+    key = (id(chain), search_path())
+    known = _frames.get(key)
+    if known is None or known.chain is not chain or known.space != space:
+        known = _frames[key] = _make_frame(chain, space)
+        if len(_frames) > _FRAMES_KEPT:
+            _frames.popitem(last=False)
+    return known
+
+
+def _make_frame(chain: Chain, space: Space) -> Frame:
+    words = runtime_config(chain.executor)
+    environment = _environment_of(chain.tool, chain.executor, words, space)
+    base = {name: escape(value) for name, value in base_env(chain.tool, space, environment).items()}
+    declared = {**declared_env(chain.tool), **words.env}
+    facts, command = facts_of(chain, space, environment), _template(chain, words)
+    return Frame(
+        chain,
+        space,
+        words,
+        environment,
+        facts,
+        base,
+        declared,
+        command,
+        fill(command, facts) if facts.keys() >= {*placeholders(list(command))} else None,
+        tuple((link.identity, link.digest) for link in chain.links),
+        variables(declared),
+        defaulted(declared),
+        seconds(chain.tool.manifest.config.get("timeout"), words.timeout),
+        words.is_compiled,
+        chain.isolation,
+        texts(chain.tool.manifest.config.get("commands")),
+        search_path(environment.bin),
+    )
 
 
 async def _prepare(plan: Plan, frame: Frame, report: Report) -> Mapping[str, str]:
@@ -125,3 +242,174 @@ def _unwritable(space: Space, fault: OSError) -> Unavailable:
         f"Kiwi cannot keep what the tool needs in {str(space.cache)!r}: {fault.strerror or fault}.",
         suggestion="Make the folder writable, free space on its disk, or choose another cache folder.",
     )
+
+
+def _environment_of(tool: Tool, runtime: Tool, words: RuntimeConfig, space: Space) -> Environment:
+    if words.manager is None:
+        return Environment()
+    return PackageManager(words.manager, runtime).plan(tool, words.packages, space.cache)
+
+
+def _template(chain: Chain, words: RuntimeConfig) -> tuple[str, ...]:
+    """Return the words of the command line, as templates that can be filled safely."""
+    template = words.command
+    if not template:
+        fix = "Give it `command`, or `compile_command` and `run_command`."
+        raise InvalidManifest(f"{words.runtime_id!r}", [Issue("config.command", "says no program to start", fix)])
+    if chain.tool.entrypoint and not words.is_compiled and not names_entrypoint(template):
+        template = (*template, ENTRYPOINT)
+    check_words(chain, (*template, *words.compile))
+    return template
+
+
+def _rendered(declared: Mapping[str, str], values: Values) -> dict[str, str]:
+    # A variable that is a parameter and nothing else is left out where the parameter is absent.
+    return {name: text_of(value) for name, value in as_object(render(declared, values)).items()}
+
+
+def _flags(tool_id: str, inputs: JsonObject) -> Sequence[str]:
+    """Return parameters as arguments."""
+    unusable = [name for name in inputs if _NOT_IN_NAMES.search(name)]
+    if unusable:
+        fix = "Use letters, digits, `_` and `-`."
+        raise InvalidArguments(tool_id, [Issue(name, "cannot be the name of an argument", fix) for name in unusable])
+    return [f"--{name}={value}" for name, value in _spelled_out(tool_id, inputs).items()]
+
+
+def _parameter_variables(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
+    """Return parameters as variables."""
+    found: dict[str, str] = {}
+    for name, value in _spelled_out(tool_id, inputs).items():
+        found[f"KIWI_PARAM_{_NOT_IN_VARIABLES.sub('_', name)}"] = escape(value) if "$" in value else value
+    if len(found) < len(inputs):
+        fix = "Rename one of them: as variables they would have the same name."
+        raise InvalidArguments(tool_id, [Issue("", "two parameters differ in punctuation only", fix)])
+    return found
+
+
+def _spelled_out(tool_id: str, inputs: JsonObject) -> Mapping[str, str]:
+    """Return parameters as texts that fit on a command line or in variables."""
+    spelled: dict[str, str] = {}
+    issues: list[Issue] = []
+    size = 0
+    for name, value in inputs.items():
+        text = spelled[name] = value if isinstance(value, str) else text_of(value)
+        size += len(name) + len(text.encode())
+        if "\0" in text:
+            issues.append(Issue(name, "holds a NUL character", "Send it without."))
+    if size > _SPELLED_OUT_LIMIT:
+        reason = f"the parameters take {size:,} bytes, and this runtime hands over at most {_SPELLED_OUT_LIMIT:,}"
+        fix = "Send less, or let the runtime say `params_as: json_stdin` and read them from standard input."
+        issues.append(Issue("", reason, fix))
+    if issues:
+        raise InvalidArguments(tool_id, issues)
+    return spelled
+
+
+_SUGGESTIONS = {
+    "error": "The logs contain all its output. Fix the tool or the parameters, then run it again.",
+    "timeout": "Give it less to do, or a longer `config.timeout`.",
+}
+
+
+_OUT_OF_REACH = lazy_pattern(
+    r"no such file|file ?not ?found|enoent|read-only file system|erofs|permission denied|eacces|not permitted"
+    r"|network is unreachable|enetunreach|connection refused|econnrefused|name resolution|not resolve|eai_again"
+    r"|name or service not known|enotfound|address family not supported|eafnosupport",
+    re.IGNORECASE,
+)
+_NEEDS = (
+    "It runs in a sandbox, where it sees no file and reaches no host that it did not ask for: name them under `needs` "
+    "of its manifest (`read`, `write`, `hosts`); `kiwi help isolation` shows how."
+)
+
+
+def _with_needs(outcome: Outcome) -> Outcome:
+    """Return an outcome that says, where the sandbox may be why the tool failed, how it is given what it needs."""
+    if _OUT_OF_REACH.search(f"{outcome.message}\n{outcome.logs.stderr}"):
+        return replace(outcome, suggestion=f"{_NEEDS} {outcome.suggestion}".strip())
+    return outcome
+
+
+def outcome_of(
+    tool_id: str, result_from: str, homes: Mapping[str, str], spec: ProcessSpec, process: ProcessResult
+) -> Outcome:
+    """Return what happened; `homes` are the real folders that the folder names in its output stand for."""
+    try:
+        if process.stopped:
+            what = f"{process.stopped}, and was stopped"
+        elif process.timed_out:
+            what = f"did not end within {spec.timeout:g} seconds and was stopped"
+        elif process.exit_code != 0:
+            what = _ending(process)
+        elif process.is_result_truncated:
+            what = f"gave a result of more than {spec.result_limit:,} bytes"
+        else:
+            result = _result(process, result_from)
+            is_stdout_shown = bool(process.result) or result_from == "channel"
+            return Outcome(
+                "success",
+                result.value,
+                logs=_logs(process, homes, is_stdout_shown=is_stdout_shown),
+                exit_code=0,
+                details={"replaced_characters": True} if result.is_repaired else {},
+            )
+    except NotJsonOutput as fault:
+        what = f"gave a result that is not JSON: {fault}"
+    logs = _logs(process, homes, is_stdout_shown=True)
+    status: Literal["error", "timeout"] = "timeout" if process.timed_out and not process.stopped else "error"
+    last = _last_line(logs.stderr)
+    return Outcome(
+        status,
+        message=f"`{tool_id}` {what}{f': {last}' if last else '.'}",
+        suggestion=_SUGGESTIONS[status],
+        logs=logs,
+        exit_code=process.exit_code,
+        details={"signal": _signal(process.signal)} if process.signal else {},
+    )
+
+
+def _result(process: ProcessResult, result_from: str) -> ParsedOutput:
+    """Return the result: from the channel where anything came through it, else as the runtime says."""
+    if process.result:
+        return parse(process.result)
+    match result_from:
+        case "channel":
+            return ParsedOutput(None)
+        case "json_stdout":
+            return parse(process.stdout)
+        case _:
+            return json_or_text(process.stdout)
+
+
+def _logs(process: ProcessResult, homes: Mapping[str, str], *, is_stdout_shown: bool) -> Logs:
+    """Return the output as text that names the author's files, not the copies that ran."""
+    stdout = process.stdout.decode("utf-8", errors="replace") if is_stdout_shown else ""
+    stderr = process.stderr.decode("utf-8", errors="replace")
+    for folder, home in homes.items():
+        stdout, stderr = stdout.replace(folder, home), stderr.replace(folder, home)
+    return Logs(
+        stdout=stdout,
+        stderr=stderr,
+        stdout_bytes=process.stdout_bytes,
+        stderr_bytes=process.stderr_bytes,
+        is_truncated=process.is_truncated,
+    )
+
+
+def _ending(process: ProcessResult) -> str:
+    if process.signal:
+        return f"was ended by {_signal(process.signal)}"
+    return f"ended with exit code {process.exit_code}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip()[:500] if lines else ""

@@ -17,9 +17,10 @@ from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_object, as_text
 from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import Plan, ProcessSpec
 from kiwi_mcp.drivers.environments.build_cache import make_once
-from kiwi_mcp.drivers.environments.environment import Environment, base_env, find_program
+from kiwi_mcp.drivers.environments.environment import Environment, base_env
 from kiwi_mcp.drivers.environments.package_manager import PackageManager
 from kiwi_mcp.drivers.process.placeholders import ENTRYPOINT, check_words, facts_of, fill
 from kiwi_mcp.drivers.process.snapshot import take_snapshot
@@ -27,7 +28,7 @@ from kiwi_mcp.drivers.sandboxed import open_sandbox
 from kiwi_mcp.manifest.runtime import RuntimeConfig, runtime_config, texts
 from kiwi_mcp.manifest.templates import escape, placeholders
 from kiwi_mcp.primitives.process import run
-from kiwi_mcp.primitives.process.spawn import search_path
+from kiwi_mcp.primitives.process.spawn import find_program, search_path
 
 _BUILD_TIMEOUT = 600.0
 _LAST_LINES = 30
@@ -58,8 +59,15 @@ def bind_build(
     """Return the compiler run; a command that names no files gets them the way most compilers expect."""
     template = words.compile if placeholders(list(words.compile)) else (*words.compile, "-o", "{binary}", ENTRYPOINT)
     program, *arguments = fill(template, facts)
-    argv = (find_program(program, words, environment, search_path(environment.bin)), *arguments)
+    argv = (_program(program, words, environment), *arguments)
     return Build(facts["tool.id"], argv, facts["build"], env)
+
+
+def _program(command: str, words: RuntimeConfig, environment: Environment) -> str:
+    """Return where a program is now: in the environment, or on this machine."""
+    return environment.programs.get(command) or find_program(
+        command, search_path(environment.bin), needed_by=words.runtime_id, shell=words.shell, install=words.install
+    )
 
 
 async def make_build(build: Build, profile: SandboxProfile, space: Space, report: Report) -> None:
@@ -88,7 +96,7 @@ async def _compile(folder: Path, *, build: Build, profile: SandboxProfile, space
 
 
 _CHECK_TIMEOUT = 60.0
-_COMPLAINT = re.compile(r"error", re.IGNORECASE)
+_COMPLAINT = lazy_pattern(r"error", re.IGNORECASE)
 _FIX = "Fix the line, then validate again."
 
 
@@ -102,7 +110,7 @@ def plan_check(chain: Chain, space: Space) -> Plan | None:
     environment = PackageManager(words.manager, chain.executor).bare() if words.manager else Environment()
     facts = facts_of(chain, space, environment)
     program, *arguments = fill(words.check, facts)
-    argv = (find_program(program, words, environment, search_path(environment.bin)), *arguments)
+    argv = (_program(program, words, environment), *arguments)
     env = {**base_env(chain.tool, space, environment), "NO_COLOR": "1"}
     escaped = {name: escape(value) for name, value in env.items()}
     return Plan(

@@ -36,11 +36,6 @@ class VerbFamily(msgspec.Struct, frozen=True, kw_only=True):
     runs_items: bool = False
     """Whether it does what items do, which may be anything."""
 
-    @property
-    def default_action(self) -> str:
-        """The action of a request that names none; empty for a word without actions."""
-        return next(iter(self.verbs), "")
-
     def input_schema(self) -> JsonObject:
         """Return the schema of its request as a model needs it."""
         return input_schema(self.envelope or load_verb(self.name, "").request)
@@ -219,8 +214,11 @@ def find_verb(name: str, payload: JsonObject) -> Verb | None:
     family = BY_NAME.get(name)
     if family is None:
         return None
-    action = payload.get("action", family.default_action) if family.default_action else ""
-    return load_verb(name, action) if isinstance(action, str) and action in family.verbs else None
+    default = next(iter(family.verbs), "")
+    action = payload.get("action", default) if default else ""
+    if not isinstance(action, str) or action not in family.verbs:
+        return None
+    return DECLARED.get((name, action)) or load_verb(name, action)
 
 
 def is_loaded(name: str) -> bool:

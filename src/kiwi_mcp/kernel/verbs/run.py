@@ -229,12 +229,14 @@ def _answer(run: Run, request: RunRequest, context: Context) -> Answer:
         "identity": tool.identity,
         "integrity": tool.integrity,
         **_warnings(run),
-        **({"checkpoint": run.checkpoint.summary} if run.checkpoint.summary else {}),
+        **({"checkpoint": run.checkpoint.summary} if run.checkpoint and run.checkpoint.summary else {}),
         **({"approval": run.approved_by.to_json()} if run.approved_by else {}),
         **_details(outcome),
     }
     if outcome.is_success:
-        return Answer(response, passed=outcome.passed, is_instructions=context.services.provenance.may_instruct(tool))
+        gives_instructions = tool.manifest.result_kind == "instructions"
+        is_instructions = gives_instructions and context.services.provenance.may_instruct(tool)
+        return Answer(response, passed=outcome.passed, is_instructions=is_instructions)
     code, title = _FAILURES[outcome.status]
     failure = {
         "error": title,

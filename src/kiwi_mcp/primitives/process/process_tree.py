@@ -66,14 +66,6 @@ class TreeMarker(Struct, frozen=True):
         below = 1 + int.from_bytes(os.urandom(8)) % (min(top, 1 << 44) - 1)
         return cls(f"{outer}.{own}" if outer else own, top - below)
 
-    def pressed(self) -> _Stamping:
-        """Give processes that are started within the block the stamp, and no core dumps, from their first instruction.
-
-        A limit set on the child after its start may come too late: it can already have children. So Kiwi sets its own
-        limit during the start, and only the soft one, which can be restored.
-        """
-        return _Stamping(self.stamp)
-
     def seal(self, pid: int) -> None:
         """Make the limits of a process that was started with the stamp ones that it cannot raise again."""
         with suppress(OSError, ValueError):  # it has ended already, or it is another user's by now
@@ -81,26 +73,30 @@ class TreeMarker(Struct, frozen=True):
             resource.prlimit(pid, _STAMPED, (self.stamp, self.stamp))
 
 
-class _Stamping:
-    """Kiwi's own soft limits while a process is started, one start at a time."""
+class Stamping:
+    """Gives processes that are started within the block the stamp, and no core dumps, from their first instruction.
 
-    def __init__(self, stamp: int) -> None:
-        self._stamp = stamp
+    A limit set on the child after its start may come too late: it can already have children. So Kiwi sets its own limit
+    during the start, and only the soft one, which can be restored; one start at a time.
+    """
+
+    def __init__(self, mark: TreeMarker) -> None:
+        self._stamp = mark.stamp
 
     def __enter__(self) -> None:
         _lock.acquire()
-        self._before = [(limit, resource.getrlimit(limit)) for limit in (resource.RLIMIT_CORE, _STAMPED)]
+        self._core, self._stamped = resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(_STAMPED)
         try:
-            for (limit, (_, hard)), value in zip(self._before, (0, self._stamp), strict=True):
-                resource.setrlimit(limit, (value, hard))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, self._core[1]))
+            resource.setrlimit(_STAMPED, (self._stamp, self._stamped[1]))
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
-            for limit, limits in self._before:
-                resource.setrlimit(limit, limits)
+            resource.setrlimit(resource.RLIMIT_CORE, self._core)
+            resource.setrlimit(_STAMPED, self._stamped)
         finally:
             _lock.release()
 
@@ -131,7 +127,13 @@ class ProcessTree(Struct, frozen=True):
     def kill(self) -> list[int]:
         """Kill and wait for the members that are Kiwi's children now; return which there were."""
         if self.first is not None and (first := self.first()):
-            return self._kill_namespace(first)
+            # Of its own namespace, the kernel ends all others before the first one. That one is waited for once, when
+            # it has ended: afterwards its number may belong to another child.
+            if _has_ended(first):
+                return []
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(first, signal.SIGKILL)
+            return [first]
         members = self._living()
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
@@ -139,17 +141,6 @@ class ProcessTree(Struct, frozen=True):
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         return members
-
-    def _kill_namespace(self, first: int) -> list[int]:
-        """Kill the first process of the namespace unless it has ended: the kernel ends all others before it.
-
-        It is waited for once, when it has ended: afterwards its number may belong to another child.
-        """
-        if _has_ended(first):
-            return []
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(first, signal.SIGKILL)
-        return [first]
 
     def _living(self) -> list[int]:
         """Return the members that have not ended, after those that have were waited for.

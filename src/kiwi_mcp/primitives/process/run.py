@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Unavailable
 from kiwi_mcp.domain.outcome import Progress, Report, silent
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import NOTHING, Handover
 from kiwi_mcp.primitives.process.process_tree import ProcessTree, TreeMarker, adopting
@@ -29,7 +30,7 @@ INTERVAL = 0.1
 """The shortest time between two reports, in seconds."""
 _LONGEST = 500
 """The most of a line that is reported, in bytes."""
-_COUNTED = re.compile(r"::progress\s+(\d{1,15}(?:\.\d{1,9})?)(?:/(\d{1,15}(?:\.\d{1,9})?))?(?:\s+(.*))?", re.DOTALL)
+_COUNTED = lazy_pattern(r"::progress\s+(\d{1,15}(?:\.\d{1,9})?)(?:/(\d{1,15}(?:\.\d{1,9})?))?(?:\s+(.*))?", re.DOTALL)
 
 
 class ProgressLines:
@@ -198,7 +199,10 @@ async def run(
     `argv` is taken as it stands; `${NAME}` is revealed in the values of `env` alone. `handover` is what a sandbox
     gives the process besides, and `watch` says why it has to be stopped.
     """
-    env = {name: reveal(value, secrets) if "${" in value else value for name, value in spec.env.items()}
+    env = dict(spec.env)
+    for name, value in spec.env.items():
+        if "${" in value:
+            env[name] = reveal(value, secrets)
     program = locate(spec, env)
     turns = await _turn()
     try:
@@ -206,7 +210,10 @@ async def run(
             child = _Child(spec, program, env, Redactor(secrets), report, handover)
             stopped = ""
             try:
-                stopped = await child.stays_within(spec.timeout, watch)
+                if watch is None:
+                    await child.ends_within(spec.timeout)
+                else:
+                    stopped = await child.stays_within(spec.timeout, watch)
             finally:
                 timed_out = not stopped and not child.has_exited
                 if not child.is_over():
@@ -267,8 +274,8 @@ class _Child:
         self._family = ProcessTree(self._process.pid, mark, handover.first)
         self._handle = started.handle
         self._readers = {
-            started.stdout: self._told(self._stdout),
-            started.stderr: self._told(self._stderr),
+            started.stdout: self._stdout.add if self._pace is None else _reported(self._stdout, self._pace),
+            started.stderr: self._stderr.add if self._pace is None else _reported(self._stderr, self._pace),
             started.result: self._result.add,
         }
         self._stdin, self._input = started.stdin, memoryview(spec.stdin)
@@ -347,15 +354,13 @@ class _Child:
             await self._waits(rest)
         return self.has_exited
 
-    async def stays_within(self, seconds: float, watch: Watch | None) -> str:
+    async def stays_within(self, seconds: float, watch: Watch) -> str:
         """Wait for the leader for at most `seconds`, and return the reason to stop it earlier, if there is one."""
         end = monotonic() + seconds
-        while watch is not None:
+        while True:
             has_ended = await self.ends_within(max(0.0, min(LOOK, end - monotonic())))
             if (reason := await asyncio.to_thread(watch)) or has_ended or monotonic() >= end:
                 return reason
-        await self.ends_within(seconds)
-        return ""
 
     def is_over(self) -> bool:
         """Whether the leader has ended, left nothing behind and everything is read, which is the rule."""
@@ -408,21 +413,10 @@ class _Child:
         if self._pace is not None:
             self._pace.finish()
 
-    def _told(self, capture: Capture) -> Callable[[bytes], None]:
-        if self._pace is None:
-            return capture.add
-        lines = ProgressLines(self._pace)
-
-        def take(data: bytes) -> None:
-            capture.add(data)
-            lines.add(data)
-
-        return take
-
     def result(self, *, timed_out: bool, stopped: str) -> ProcessResult:
         """Return how it went; the process must have been ended."""
         code = self._process.returncode
-        written = self._redactor.clean(self._result.first())
+        written = self._redactor.clean(self._result.first()) if self._result.total else None
         return ProcessResult(
             exit_code=code if code is not None and code >= 0 else None,
             signal=-code if code is not None and code < 0 else None,
@@ -430,10 +424,21 @@ class _Child:
             stderr=self._stderr.kept(self._redactor.clean),
             stdout_bytes=self._stdout.total,
             stderr_bytes=self._stderr.total,
-            result=written if self._result.total else None,
+            result=written,
             is_result_truncated=self._result.is_cut,
             is_truncated=self._stdout.is_cut or self._stderr.is_cut,
             timed_out=timed_out,
             duration=monotonic() - self._started,
             stopped=stopped,
         )
+
+
+def _reported(capture: Capture, pace: ProgressThrottle) -> Callable[[bytes], None]:
+    """Return a function that captures a stream, and reports its lines as progress."""
+    lines = ProgressLines(pace)
+
+    def take(data: bytes) -> None:
+        capture.add(data)
+        lines.add(data)
+
+    return take

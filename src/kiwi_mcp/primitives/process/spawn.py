@@ -15,7 +15,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, KiwiError, TooLarge, Unavailable
 from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import Handover
-from kiwi_mcp.primitives.process.process_tree import MARK, TreeMarker
+from kiwi_mcp.primitives.process.process_tree import MARK, Stamping, TreeMarker
 
 RESULT = "KIWI_RESULT"
 """The variable with the path of the result channel."""
@@ -81,7 +81,7 @@ def start(
                 os.fchown(end, handover.owner, -1)
         passed = (theirs[2],) if has_result else ()
         own = {RESULT: f"/dev/fd/{theirs[2]}", MARK: mark.name} if has_result else {MARK: mark.name}
-        with mark.pressed():
+        with Stamping(mark):
             process = handover.start(
                 lambda: Popen(
                     spec.argv,
@@ -132,12 +132,38 @@ def _absolute(first: str, path: str) -> str:
     return ":".join(dict.fromkeys(folder for folder in (first, *path.split(":")) if folder.startswith("/")))
 
 
+def find_program(command: str, path: str, *, needed_by: str, shell: str = "", install: str = "") -> str:
+    """Return where a program is now: absolute as written, or in the first folder of `path` that has it.
+
+    Where it is missing, `shell` is used if it is there.
+    """
+    if command and ("/" not in command or command.startswith("/")):  # a relative path would be a file of the project
+        for folder in ("",) if command.startswith("/") else path.split(":"):
+            place = f"{folder}/{command}" if folder else command
+            if os.access(place, os.X_OK) and not os.path.isdir(place):  # noqa: PTH112 - on the way of every call
+                return place
+    if shell and os.access(shell, os.X_OK):
+        return shell
+    raise CommandMissing(command, needed_by=needed_by, install=install)
+
+
 def locate(spec: ProcessSpec, env: Mapping[str, str]) -> str:
     """Return the path of the program a spec starts: as written, or on the PATH of its own environment."""
-    _check(spec, env)
+    if not spec.argv:
+        raise InvalidRequest("The process has no command.", suggestion="Name a program in `command`.")
+    if "\0" in "".join((*spec.argv, spec.cwd, *env, *env.values())):
+        raise InvalidRequest(
+            "An argument or variable of the process holds a NUL character, which cannot be passed on.",
+            suggestion="Send such data on standard input or in a file.",
+        )
+    if not os.path.isdir(spec.cwd):  # noqa: PTH112 - paths as objects cost too much on the way of every run
+        raise InvalidRequest(
+            f"The process would start in {spec.cwd!r}, which is not a folder.",
+            suggestion="Create the folder, or name one that exists.",
+        )
     command = spec.argv[0]
     if "/" in command:
-        path = os.path.join(spec.cwd, command)  # noqa: PTH118 - paths as objects cost too much on the way of every run
+        path = os.path.join(spec.cwd, command)  # noqa: PTH118 - as above
         if not os.path.isfile(path):  # noqa: PTH113 - as above
             raise CommandMissing(command, needed_by="the call")
         if not os.access(path, os.X_OK):
@@ -149,21 +175,6 @@ def locate(spec: ProcessSpec, env: Mapping[str, str]) -> str:
     if found is None:
         raise CommandMissing(command, needed_by="the call")
     return found
-
-
-def _check(spec: ProcessSpec, env: Mapping[str, str]) -> None:
-    if not spec.argv:
-        raise InvalidRequest("The process has no command.", suggestion="Name a program in `command`.")
-    if "\0" in "".join((*spec.argv, spec.cwd, *env, *env.values())):
-        raise InvalidRequest(
-            "An argument or variable of the process holds a NUL character, which cannot be passed on.",
-            suggestion="Send such data on standard input or in a file.",
-        )
-    if not os.path.isdir(spec.cwd):  # noqa: PTH112 - as above
-        raise InvalidRequest(
-            f"The process would start in {spec.cwd!r}, which is not a folder.",
-            suggestion="Create the folder, or name one that exists.",
-        )
 
 
 def start_error(spec: ProcessSpec, fault: OSError | ValueError) -> KiwiError:

@@ -14,14 +14,13 @@ from pathlib import Path
 from secrets import token_bytes
 from time import monotonic
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import NotFound, StoreDamaged, StoreUnavailable, TooLarge
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, compact
 from kiwi_mcp.domain.secret import Secret
+from kiwi_mcp.primitives.secrets.encryption import decrypt, encrypt, new_private_key, public_key
+from kiwi_mcp.primitives.secrets.encryption import sign as sign_bytes
 from kiwi_mcp.primitives.secrets.key_storage import replace_private, unusable
 
 PATIENCE = 40.0
@@ -73,8 +72,8 @@ class EncryptedRecords:
             raise self._damaged(path)
         nonce, sealed = data[len(_MARK) :][:_NONCE], data[len(_MARK) + _NONCE :]
         try:
-            opened: Json = json.loads(AESGCM(self._key()).decrypt(nonce, sealed, name.encode()))
-        except (InvalidTag, ValueError):
+            opened: Json = json.loads(decrypt(self._key(), nonce, sealed, name.encode()))
+        except ValueError:
             raise self._damaged(path) from None
         found = as_object(as_object(opened).get("secrets"))
         secrets = {word: Secret(value) for word, value in found.items() if isinstance(value, str)}
@@ -84,7 +83,7 @@ class EncryptedRecords:
         """Put a record in the place of the one of that name, whole."""
         secrets = {word: secret.reveal() for word, secret in record.secrets.items()}
         content, nonce = compact({"facts": record.facts, "secrets": secrets}).encode(), token_bytes(_NONCE)
-        data = _MARK + nonce + AESGCM(self._key()).encrypt(nonce, content, name.encode())
+        data = _MARK + nonce + encrypt(self._key(), nonce, content, name.encode())
         if len(data) > _LARGEST:
             raise TooLarge("What is to be sealed", size=len(data), limit=_LARGEST)
         replace_private(self._path(name), data)
@@ -153,10 +152,10 @@ class KeyPairs:
 
     def make(self) -> str:
         """Make a pair, keep its private key, and return the public one."""
-        private, public = _pair()
-        while public.startswith("-"):  # a command would take such a key for an option
-            private, public = _pair()
-        self._sealed.write(public, EncryptedRecord({}, {_PRIVATE: Secret(_text(private.private_bytes_raw()))}))
+        private = new_private_key()
+        while (public := _text(public_key(private))).startswith("-"):  # a command would take such a key for an option
+            private = new_private_key()
+        self._sealed.write(public, EncryptedRecord({}, {_PRIVATE: Secret(_text(private))}))
         return public
 
     def sign(self, public: str, data: bytes) -> str:
@@ -165,17 +164,13 @@ class KeyPairs:
         if record is None:
             raise NotFound("The private key is not on this machine.", suggestion=self._remedy, key=public)
         try:
-            private = Ed25519PrivateKey.from_private_bytes(_bytes(record.secrets[_PRIVATE]))
+            private = _bytes(record.secrets[_PRIVATE])
+            found = _text(public_key(private))
         except (KeyError, ValueError):
             raise StoreDamaged("The private key is damaged.", suggestion=self._remedy, key=public) from None
-        if _text(private.public_key().public_bytes_raw()) != public:
+        if found != public:
             raise StoreDamaged("The private key is another one than its name says.", suggestion=self._remedy)
-        return _text(private.sign(data))
-
-
-def _pair() -> tuple[Ed25519PrivateKey, str]:
-    private = Ed25519PrivateKey.generate()
-    return private, _text(private.public_key().public_bytes_raw())
+        return _text(sign_bytes(private, data))
 
 
 def _text(data: bytes) -> str:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from kiwi_mcp.domain.calls import NO_CALLER, Answers, Caller, Questions, no_answers, unheard
 from kiwi_mcp.domain.json import Json, JsonObject, as_object
 from kiwi_mcp.domain.outcome import Outcome, Progress, silent
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 
 
@@ -33,7 +34,7 @@ def redacted(outcome: Outcome, secrets: Mapping[str, str]) -> Outcome:
     )
 
 
-def careful(caller: Caller, secrets: Mapping[str, str]) -> Caller:
+def without_secrets(caller: Caller, secrets: Mapping[str, str]) -> Caller:
     """Return a caller that receives no secret values in progress reports, questions and log lines."""
     if not secrets or caller == NO_CALLER:
         return caller
@@ -81,7 +82,7 @@ _COMMON = frozenset(
 _PUBLIC = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "TZ", "USER"})
 _LINE = 16
 """Shorter lines of a value that has several are not redacted by themselves."""
-_SMALL_NUMBER = re.compile(r"[+-]?[0-9.]{1,7}")
+_SMALL_NUMBER = lazy_pattern(r"[+-]?[0-9.]{1,7}")
 _URL_SAFE = "/:@!$&'()*+,;="
 
 
@@ -115,6 +116,8 @@ class Redactor:
 
     def clean(self, data: bytes) -> bytes:
         """Return bytes without the secrets."""
+        if not self._forms:
+            return data
         # Looking for each form first is several times faster than one large expression over clean data.
         present = [form for form in self._forms if form in data]
         if not present:

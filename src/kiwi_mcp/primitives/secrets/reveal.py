@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from kiwi_mcp.domain.errors import VariableMissing
 from kiwi_mcp.domain.json import Json
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.primitives.secrets import variables
 
@@ -21,9 +22,9 @@ SecretForm: TypeAlias = Literal["header", "env", "any"]
 """Where a value may be put: into headers of requests, into the environment of processes, or anywhere."""
 FORMS: tuple[SecretForm, ...] = ("header", "env", "any")
 
-_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_REFERENCE = lazy_pattern(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _PROCESS = "process"
-_SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|cookie|auth")
+_SECRET_NAME = lazy_pattern(r"(?i)pass|secret|token|key|credential|cookie|auth")
 
 
 class FoundVariable(Struct, frozen=True):

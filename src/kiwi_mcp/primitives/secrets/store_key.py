@@ -15,12 +15,9 @@ from secrets import token_hex
 from select import select
 from time import monotonic
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
 from kiwi_mcp.primitives.secrets import key_storage
+from kiwi_mcp.primitives.secrets.encryption import decrypt, derive_key
 from kiwi_mcp.primitives.secrets.key_storage import (
     ACCOUNT_NAME,
     DESCRIPTOR,
@@ -37,7 +34,6 @@ from kiwi_mcp.primitives.secrets.key_storage import (
     unusable,
 )
 
-_COST, _BLOCK, _LANES = 2**17, 8, 1
 _LONGEST = 4_096
 _PASSPHRASE_TIMEOUT = 10.0
 _NONCE = 12
@@ -96,7 +92,9 @@ def _from_keyring(account: str) -> bytes:
 def _from_passphrase(state: Path) -> bytes:
     given, wrapped = _passphrase(), state / WRAPPED_NAME
     try:
-        return _unwrapped(wrapped, given) if wrapped.exists() else _derived(given, (state / SALT_NAME).read_bytes())
+        if wrapped.exists():
+            return _unwrapped(wrapped, given)
+        return derive_key(given, (state / SALT_NAME).read_bytes(), KEY_BYTES)
     except OSError as error:
         raise unusable(state, error) from error
 
@@ -104,8 +102,8 @@ def _from_passphrase(state: Path) -> bytes:
 def _unwrapped(path: Path, passphrase: bytes) -> bytes:
     data = path.read_bytes()
     salt, nonce, sealed = data[:KEY_BYTES], data[KEY_BYTES : KEY_BYTES + _NONCE], data[KEY_BYTES + _NONCE :]
-    with suppress(InvalidTag, ValueError):
-        return AESGCM(_derived(passphrase, salt)).decrypt(nonce, sealed, WRAPPED_NAME.encode())
+    with suppress(ValueError):
+        return decrypt(derive_key(passphrase, salt, KEY_BYTES), nonce, sealed, WRAPPED_NAME.encode())
     raise _wrong_passphrase(path.parent)
 
 
@@ -115,11 +113,6 @@ def _wrong_passphrase(state: Path) -> StoreDamaged:
         suggestion=f"Give the right one in the file that {FILE} names; nothing else opens them.",
         path=str(state),
     )
-
-
-def _derived(passphrase: bytes, salt: bytes) -> bytes:
-    """Return the key of a passphrase; this takes about a second."""
-    return Scrypt(salt=salt, length=KEY_BYTES, n=_COST, r=_BLOCK, p=_LANES).derive(passphrase)
 
 
 def _passphrase() -> bytes:

@@ -12,11 +12,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.secret import Secret
 
 LIMIT = 1_000_000
 """The most bytes an `.env` file may have."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read(path: Path) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import cast
@@ -13,6 +12,7 @@ from msgspec import Struct
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import JsonObject, as_object
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import Release, ReleaseFile, VersionInfo, is_digest
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 from kiwi_mcp.store.registry.release_check import CheckedRelease
@@ -36,7 +36,7 @@ _MEDIA = {
 }  # fmt: skip
 _FILES = "select tool_version_id, path, sha256, mode, content_text, storage_key from tool_version_files where $where"
 _STATED = """select id, manifest_canon, manifest_yaml, manifest_sha256 from tool_versions where id in ($marks)"""
-_SIGNATURE = re.compile(
+_SIGNATURE = lazy_pattern(
     rb"(?:#|//|--|;|%|!|\(\*|/\*|<!--|rem) (?:kiwi-mcp|rye):(?:validated|signed):[\w:.|@{}=+ -]{1,480}(?:-->|\*/|\*\))?"
 )
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)

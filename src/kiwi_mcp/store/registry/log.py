@@ -8,8 +8,8 @@ from typing import cast
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.canonical_json import canonical
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.json import canonical
 from kiwi_mcp.domain.registry import Op, VersionName
 from kiwi_mcp.store.database import Database, Row, Transaction, Value
 

@@ -20,6 +20,7 @@ from kiwi_mcp.domain.errors import (
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import as_text
 from kiwi_mcp.domain.names import Version
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
     BUILTIN_NAMESPACE,
     Actor,
@@ -55,8 +56,8 @@ from kiwi_mcp.store.registry.rows import (
     update_item,
 )
 
-_TYPE = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_TYPE = lazy_pattern(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_NUL = lazy_pattern(r"(?<!\\)(?:\\\\)*\\u0000")
 _AGAIN = "Publish it again from its source."
 
 

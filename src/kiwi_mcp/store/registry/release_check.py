@@ -11,11 +11,10 @@ from typing import TypeVar, get_args
 
 from msgspec.structs import asdict, force_setattr
 
-from kiwi_mcp.domain.canonical_json import NotJson, canonical, read_json
 from kiwi_mcp.domain.errors import ArtifactRefused, draw
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import NO_SOURCE, SOURCE_TRAITS
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, NotJson, as_list, as_object, as_text, canonical, read_json
 from kiwi_mcp.domain.names import Range, Version, clashes, is_namespace, is_safe_path, is_tool_id
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.registry import (
@@ -113,7 +112,7 @@ _KIND = "kiwi.item/1"
 _KINDS = ("tools", "directives", "knowledge", "scripts")
 _MAX_VALUES = 1_000_000
 _MAX_VERSION = 64
-_HASHED = re.compile(rb'"manifest":"([0-9a-f]{64})"')
+_HASHED = lazy_pattern(rb'"manifest":"([0-9a-f]{64})"')
 _TIME = lazy_pattern(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|\+00:00)", re.ASCII)
 _BROKEN_TEXT = lazy_pattern(r"[\x00\ud800-\udfff]")
 _VISIBILITIES: tuple[Visibility, ...] = get_args(Visibility)

@@ -10,10 +10,9 @@ from typing import TypeAlias, cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.canonical_json import NotJson, canonical, read_json
 from kiwi_mcp.domain.errors import ArtifactRefused
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, NotJson, as_list, as_object, as_text, canonical, read_json
 from kiwi_mcp.domain.registry import (
     Op,
     Pin,

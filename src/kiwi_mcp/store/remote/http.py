@@ -10,7 +10,6 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from kiwi_mcp.domain.canonical_json import NotJson, read_json
 from kiwi_mcp.domain.errors import (
     ArtifactRefused,
     Conflict,
@@ -23,7 +22,7 @@ from kiwi_mcp.domain.errors import (
     VersionConflict,
 )
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
+from kiwi_mcp.domain.json import JsonObject, NotJson, as_list, as_object, as_text, read_json
 from kiwi_mcp.domain.plan import HttpSpec, Retry
 from kiwi_mcp.domain.registry import PublishResult, RegistryEvent, VersionName
 from kiwi_mcp.store.registry.release_check import CheckedRelease

@@ -11,10 +11,9 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.canonical_json import NotJson, canonical, most_values, read_json
 from kiwi_mcp.domain.errors import ArtifactRefused, Conflict, NotFound, TooLarge, VersionConflict
 from kiwi_mcp.domain.issues import Issue
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
+from kiwi_mcp.domain.json import Json, JsonObject, NotJson, as_list, as_object, canonical, most_values, read_json
 from kiwi_mcp.domain.registry import (
     ItemName,
     Pin,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +15,7 @@ from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import here
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
 from kiwi_mcp.surfaces.gateway.settings import oauth_settings
+from kiwi_mcp.surfaces.start import load
 
 if TYPE_CHECKING:
     from kiwi_mcp.surfaces.cli.rows import CommandRow
@@ -46,7 +46,7 @@ def serve(_: CommandRow, options: Options) -> int:
     issuer, audience, scope = (as_text(options.get(word)) for word in ("issuer", "audience", "scope"))
     oauth = oauth_settings(user, issuer=issuer, audience=audience, scope=scope)
     # The server's libraries are loaded by this command alone.
-    gateway = import_module("kiwi_mcp.surfaces.gateway.server")
+    gateway = load("gateway.server")
     listening = gateway.GatewayConfig(
         as_text(options.get("host")) or _HOST,
         port,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from shutil import get_terminal_size
@@ -12,6 +11,7 @@ from shutil import get_terminal_size
 from msgspec import Struct
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.kernel.verb import (
     Data,
@@ -26,7 +26,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.search.tokens import stem
 
-_WORD = re.compile(r"[^\W_]+")
+_WORD = lazy_pattern(r"[^\W_]+")
 
 
 class Screen(Struct, frozen=True):

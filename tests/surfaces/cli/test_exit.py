@@ -1,0 +1,47 @@
+"""How the process of a command ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_COMMAND = """
+import atexit, sys
+from kiwi_mcp.surfaces import start
+
+def main():
+    atexit.register(lambda: sys.stdout.write("registered\\n"))
+    sys.stdout.write("output\\n")
+    {ending}
+
+start.main = main
+start.command()
+"""
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("ending", "code", "complaint"),
+    [
+        ("return", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('a reason')", 1, "a reason\n"),
+        ("raise RuntimeError('a fault')", 1, "RuntimeError: a fault\n"),
+    ],
+)
+def test_a_command_ends_with_its_code_after_what_was_registered(ending: str, code: int, complaint: str) -> None:
+    words = [sys.executable, "-c", _COMMAND.format(ending=ending)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, "output\nregistered\n")
+    assert done.stderr.endswith(complaint)
+
+
+@pytest.mark.usefixtures("processes")
+def test_output_that_cannot_be_written_is_not_a_success() -> None:
+    words = [sys.executable, "-c", _COMMAND.format(ending="return")]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode != 0
