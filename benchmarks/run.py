@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import agent_turns
 import bookkeeping
 import chains
 import context
@@ -52,6 +53,7 @@ _BOOKKEEPING = """\
 A call from the request to the answer, with the file and the row that it leaves, and a driver that does nothing.
 Budget: 100 µs, flat. In memory (`/dev/shm`) where there is one, since what making a file costs is up to the disk."""
 _PARTS = "The parts of the same call, measured where they are: each is several times quicker when repeated by itself."
+_AGENT = "Journal, budget, the next request, and one recorded call of an item. Budget: 1 ms, flat."
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
 _LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
 _GATEWAYS = """\
@@ -216,6 +218,7 @@ def main() -> None:
         ),
         *discovery.report(discovery.options().parse_args([]), is_page=True),
         learning.report(learning.options().parse_args([]), is_page=True),
+        f"## A turn of a thread without its model\n\n{_AGENT}\n\n{agent_turns.table()}",
         imports(),
     ]
     page = "\n".join(sections)
