@@ -37,6 +37,14 @@ ROW: tuple[Value, ...] = (
 )
 
 
+COUNTED = {
+    "sqlite": "",
+    "postgres": "create trigger changes_are_counted after insert or update or delete or truncate on counters"
+    " for each statement execute function kiwi_count_change();",
+}
+"""On a server, the tables whose changes count are those with this trigger."""
+
+
 @pytest.fixture
 def table(database: Database) -> Database:
     """A store with a table of every type that Kiwi uses, and one that counts."""
@@ -45,6 +53,7 @@ def table(database: Database) -> Database:
             f"create table kinds ({TYPES[database.dialect]});\n"
             "create table counters (name text primary key, value integer not null check (value >= 0));\n"
             "insert into counters (name, value) values ('a', 0);"
+            f"{COUNTED[database.dialect]}"
         )
     return database
 

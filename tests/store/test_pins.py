@@ -187,7 +187,7 @@ def test_a_folder_with_a_swapped_executor_is_refused(tmp_path: Path, monkeypatch
     evil = release("evil/bash_runtime@1.0.0", Pin("subprocess", VersionName("kiwi", "subprocess", "1.0.0"), SOME))
     honest = release("acme/tool@1.0.0", Pin("bash_runtime", BASH, SOME))
     with monkeypatch.context() as lenient:  # as a program that writes the folder without any check
-        lenient.setattr(release_check, "unsound", lambda _: iter(()))
+        lenient.setattr(release_check, "release_issues", lambda _: iter(()))
         tool = replace(honest, executor=Pin("bash_runtime", evil.name, evil.digest))
         Layout(tmp_path / "shelf").write([evil, tool])
 

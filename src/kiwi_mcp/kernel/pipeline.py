@@ -240,9 +240,10 @@ def permit_model_request(plan: Plan, chain: Chain, context: Context) -> tuple[Pl
     everything that a thread reads.
     """
     tool = chain.tool
-    if tool.origin.is_in_project and tool.trust != "owner":
+    is_unsigned = tool.origin.is_in_project and tool.trust != "owner"
+    if is_unsigned or context.services.provenance.of(tool) in {"model_written", "unknown"}:
         raise SignatureRefused(
-            f"The provider {tool.id!r} is a file of the project, and you have not signed it.",
+            f"You have neither written nor signed the provider {tool.id!r}, and it gets all that a thread reads.",
             suggestion=f"Read it, then `kiwi sign {tool.id}`; or put your own into the `providers` folder of ~/.ai.",
         )
     verify(chain, (), (), is_frozen=False)

@@ -30,6 +30,7 @@ from kiwi_mcp.domain.errors import (
     PolicyDenied,
     StoreDamaged,
     StoreUnavailable,
+    ThreadEnded,
 )
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
@@ -697,6 +698,9 @@ class Run:
             also = partial(_ended, self._journal, self) if self._journal else None
             try:
                 await self._writer.write(reason, EndedRun(run, receipt, self._is_begun, also), data)
+            except (LeaseLost, ThreadEnded):  # another process has the thread: the run is recorded without its event
+                await self._writer.write(reason, EndedRun(run, receipt, self._is_begun), data)
+                return True
             except KiwiError as fault:
                 reason = fault
             else:

@@ -368,7 +368,7 @@ class ItemRequest(Request, frozen=True, kw_only=True):
     """The request of a verb about one item."""
 
     item_type: Annotated[ItemKind | None, Option(OF_TYPE, "--type", metavar="TYPE")] = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project, if any")] = None
+    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
     item_id: Item
 
     @property
@@ -389,22 +389,22 @@ class ExecuteRequest(Request, frozen=True, kw_only=True):
     """What a model sends to `execute`: an action, and what the verb of this action needs."""
 
     item_type: ItemKind | None = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project, if any")] = None
+    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
     action: Action = "run"
     item_id: Annotated[NameText | None, Meta(description="The item")] = None
     parameters: Annotated[dict[str, AnyJson], Meta(description="The tool's, or the action's")] = {}
-    dry_run: Annotated[bool, Meta(description="Only show the plan")] = False
+    dry_run: Annotated[bool, Meta(description="Show the plan")] = False
     frozen: Annotated[bool, Meta(description="Refuse changes since signing")] = False
-    checkpoint: Annotated[bool, Meta(description="Save files first, for undo")] = False
-    mode: Annotated[Literal["thread"] | None, Meta(description="Run a directive as an agent")] = None
-    wait: Annotated[bool, Meta(description="false: answer with thread_id at once")] = True
+    checkpoint: Annotated[bool, Meta(description="Save files first")] = False
+    mode: Annotated[Literal["thread"] | None, Meta(description="Run a directive by an agent")] = None
+    wait: Annotated[bool, Meta(description="false: only start it")] = True
 
 
 class SearchRequest(Request, frozen=True, kw_only=True):
     """What to look for. It is declared here so that its schema can be shown without loading the search."""
 
     item_type: ItemKind | None = None
-    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project, if any")] = None
+    project_path: Annotated[LongText | None, Meta(description="Absolute path of your project")] = None
     query: Annotated[LongText, Meta(description="One need: verb + object + service")]
     source: Annotated[
         Literal["local", "all", "project", "user", "builtin", "registry", "mcp"],

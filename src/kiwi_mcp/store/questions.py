@@ -43,11 +43,6 @@ class Questions:
             raise ThreadNotFound(wanted, what="question", is_several=bool(rows and start))
         return _question(rows[0])
 
-    def add(self, question: ThreadQuestion) -> None:
-        """Store a question of a thread that has not started."""
-        with quick_transaction(self._database) as transaction:
-            ask(transaction, question)
-
     def answer(self, question_id: str, answer: Json, by: str, now: int) -> ThreadQuestion:
         """Store an answer in time, and return the question as it is then: an earlier answer holds."""
         values = (_encode(answer), clean(by), now, self._owner, question_id, now)

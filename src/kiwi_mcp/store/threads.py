@@ -120,10 +120,19 @@ class Threads:
         self._database = database
         self._owner = clean(owner)
 
-    def create(self, thread: Thread, events: Sequence[NewEvent]) -> Thread:
-        """Store a new thread with its first events."""
+    def create(
+        self,
+        thread: Thread,
+        events: Sequence[NewEvent],
+        also: Callable[[Transaction], None] | None = None,
+    ) -> Thread:
+        """Store a new thread with its first events; `also` writes in the same transaction."""
+        root = replace(thread, owner=self._owner, parent_id="", root_id="", depth=0)
         with quick_transaction(self._database) as transaction:
-            return _create(transaction, replace(thread, owner=self._owner, parent_id="", root_id="", depth=0), events)
+            made = _create(transaction, root, events)
+            if also is not None:
+                also(transaction)
+            return made
 
     def spawn(
         self,

@@ -19,7 +19,7 @@ async def test_a_question_waits_in_the_store_and_its_answer_reaches_the_model(ag
     assert (waiting["status"], waiting["waits_for"]) == ("waiting", "question"), waiting
     (question,) = waiting["questions"]
     refused = await agents.call("thread", action="answer", question_id=question["question_id"], answer="green")
-    assert refused.content["code"] == "invalid_input"
+    assert refused.content["code"] == "invalid_request"
     await agents.kernel.call("thread", {"action": "answer", "question_id": question["question_id"], "answer": "blue"})
     done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
     assert (done.content["status"], done.content["result"]) == ("completed", "Blue it is.")

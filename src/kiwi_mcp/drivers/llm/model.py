@@ -158,6 +158,8 @@ async def _attempt(
     except RequestFailed as error:
         if not has_begun:
             raise _refused(error) from None
+    except msgspec.MsgspecError as error:
+        raise _Failed(f"The model's stream is not in the format of its dialect: {error}") from None
     except Invalid as error:  # more bytes than any answer has
         raise _endless(error.message) from None
     if left <= 0:

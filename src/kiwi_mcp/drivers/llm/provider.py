@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
@@ -137,10 +137,10 @@ def _choice(meant: ModelTier, found: Providers) -> ModelChoice:
             f"or use one of: {', '.join(list(models)[:20])}.",
         )
     declared, dialect = as_object(models.get(meant.model, models.get(ANY_MODEL))), dialect_of(provider)
-    if not dialect:
+    if dialect not in _ENDPOINTS:
         raise InvalidRequest(
-            f"The dialect of the provider {meant.provider!r} does not follow from its URL.",
-            suggestion="Add `dialect`: openai_chat, openai_responses, anthropic, gemini or ollama.",
+            f"The provider {meant.provider!r} has no known dialect: {dialect!r:.40}.",
+            suggestion=f"{did_you_mean(dialect, _ENDPOINTS)}Set `dialect` to one of: {', '.join(_ENDPOINTS)}.",
         )
     wanted = _whole(found.defaults.get("max_tokens"))
     max_output = _whole(declared.get("max_output")) or wanted or _DEFAULT_OUTPUT
@@ -175,7 +175,7 @@ def _url(written: str, dialect: str, model: str) -> str:
     elif path == root or (path.endswith(root) and dialect != "ollama"):
         path += end.removeprefix(root)
     query = parts.query or ("alt=sse" if dialect == "gemini" else "")
-    return parts._replace(path=path.replace("{model}", model), query=query).geturl()
+    return parts._replace(path=path.replace("{model}", quote(model, safe="")), query=query).geturl()
 
 
 def _auth(provider: JsonObject, dialect: str) -> tuple[str, str]:

@@ -78,7 +78,7 @@ async def unless_permitted(work: ThreadWork) -> Step | None:
     if asked is None or asked.answer == CONTINUE:
         return None
     if asked.status == "open":
-        return Wait("start")
+        return await wait_for(work, "start")
     return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
 
 
@@ -227,7 +227,7 @@ async def _wait(work: ThreadWork, call: ToolCallPart, answer: Answer) -> WaitRea
     error = answer.error
     if isinstance(error, ApprovalRequired):
         approval = as_text(error.details.get("approval_id"))
-        await work.append(NewEvent("asked", {"kind": "approval", "call_id": call.id, "approval_id": approval}))
+        await work.append(NewEvent("asked", {"waits_for": "approval", "call_id": call.id, "approval_id": approval}))
         return "approval"
     return "child" if as_text(answer.content.get("waits_for")) == "child" else "question"
 
@@ -236,7 +236,7 @@ def request_of(work: ThreadWork, call: ToolCallPart) -> tuple[str, JsonObject] |
     """Return the verb and the payload of a call, or the result that says why it cannot be made."""
     try:
         arguments = json.loads(call.arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return failed_result(call, f"Invalid input: the arguments are not JSON ({error}). Send a JSON object.")
     if not isinstance(arguments, dict):
         return failed_result(call, "Invalid input: the arguments are not a JSON object.")

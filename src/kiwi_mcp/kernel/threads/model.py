@@ -83,7 +83,7 @@ async def _send(
     except KiwiError as error:
         await work.close_reservation(reservation, is_used=isinstance(error, ModelFailed) and error.is_lost)
         raise
-    except asyncio.CancelledError:
+    except BaseException:  # cancelled, or a fault of ours: it may have been answered
         await asyncio.shield(work.close_reservation(reservation, is_used=True))
         raise
     finally:

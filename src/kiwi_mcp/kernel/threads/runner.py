@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -13,8 +15,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller, Principal
-from kiwi_mcp.domain.errors import KiwiError, ThreadEnded, ThreadTaken
-from kiwi_mcp.domain.json import as_list, as_object, as_text
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, ThreadEnded, ThreadTaken
+from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadChanges, ThreadEvent, ThreadObserver, unobserved
 from kiwi_mcp.engine.inline import run_to_wait
@@ -22,12 +24,13 @@ from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.rates import RequestRates
-from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread
+from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unvouched
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
 from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end
 from kiwi_mcp.kernel.threads.work import ThreadStores, ThreadWork
 from kiwi_mcp.store.threads import STALE_MS, ThreadFilter
 
+_log = logging.getLogger("kiwi")
 _BEAT = 3.0
 """How many seconds pass between two signs of life, which also bring commands of other processes."""
 _MOST_CHILDREN, _MOST = 1_000, 1_000
@@ -118,6 +121,12 @@ class ThreadRunner:
         catalog = self._services.catalogs.at(parent.project or None)
         own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
         child, start = new_thread(own, self._services.context(caller, catalog))
+        items = unvouched(catalog.resolve(child.item), self._services.provenance)
+        if items and not await self._stores.was_started(child):
+            raise PolicyDenied(
+                f"{', '.join(items)} was not written or signed by the owner, so no thread may start it.",
+                suggestion="The owner signs it, or starts it once and lets it continue.",
+            )
         if (recorded := self._replies.get(parent.id)) is not None:
             self._replies[child.id] = recorded.child(child.item)
             child = replace(child, status="paused")  # so that no other process takes it
@@ -135,6 +144,9 @@ class ThreadRunner:
         events = [switched] if switched else []
         changes = ThreadChanges(model=as_text(switched.body.get("name"))) if switched else None
         events += [NewEvent("injected", {"text": message})] if message else []
+        if thread.status == "paused":
+            events.append(NewEvent("resumed", {}))
+            changes = replace(changes or ThreadChanges(), status="queued")
         if events:
             taken = await self._stores.do(lambda: threads.take(thread.id, self._process(), now))
             await self._stores.do(partial(threads.append, taken, events, changes))
@@ -151,7 +163,9 @@ class ThreadRunner:
         running = ThreadFilter(status="running", limit=_MOST)
         found = (*threads.list(queued), *threads.list(waiting), *threads.list(running))
         free = [one for one in found if not one.lease_owner or one.beat_at < _now() - STALE_MS]
-        return [one for one in free if one.status != "waiting" or self.is_answered(one)]
+        # What a caller of a gateway may do depends on its token, which only the gateway knows.
+        own = [one for one in free if not one.rights.get("is_served") or self._services.served is not None]
+        return [one for one in own if one.status != "waiting" or self.is_answered(one)]
 
     def is_answered(self, thread: Thread) -> bool:
         """Whether what a thread waits for has happened."""
@@ -205,6 +219,12 @@ class ThreadRunner:
                 raise
             # The caller of a thread that was cancelled was not cancelled itself: it gets the end of the thread.
             return await asyncio.shield(_end_cancelled(work))
+        except KiwiError:
+            raise
+        except Exception:  # noqa: BLE001 - a fault of ours ends the thread, or a worker would meet it again and again
+            incident = secrets.token_hex(6)
+            _log.exception("incident %s in thread %s", incident, thread_id)
+            return await end(work, "failed", "error", code="internal", message=f"Internal error, incident {incident}.")
         finally:
             await asyncio.shield(stores.do(partial(stores.threads.release, work.thread)))
             if work.thread.is_ended:
@@ -241,7 +261,9 @@ class ThreadRunner:
         """Renew the leases, and cancel threads that another process asked to cancel."""
         process = self._process()
         while running := [thread_id for thread_id, task in self._tasks.items() if not task.done()]:
-            commands = await self._stores.do(partial(self._stores.threads.beat, running, process, _now()))
+            commands: Mapping[str, str] = dict.fromkeys(running, "")
+            with suppress(KiwiError):  # a store that is busy now is asked again
+                commands = await self._stores.do(partial(self._stores.threads.beat, running, process, _now()))
             for thread_id in running:
                 if commands.get(thread_id) == "cancel":
                     self._tasks[thread_id].cancel()
@@ -280,7 +302,10 @@ def waiting_approvals(events: Sequence[ThreadEvent]) -> list[str]:
 
 def waited_children(calls: Iterable[ToolCallPart]) -> set[str]:
     """Return the children that calls of `wait` name; none where one of them waits for all."""
-    waits = [json.loads(call.arguments or "{}") for call in calls if call.name == "wait"]
+    waits: list[Json] = []
+    for call in calls:
+        with suppress(ValueError, RecursionError):
+            waits += [json.loads(call.arguments or "{}")] if call.name == "wait" else []
     named = [as_list(as_object(one).get("threads")) for one in waits]
     return {as_text(one) for names in named for one in names} if all(named) else set()
 
@@ -296,6 +321,8 @@ def starter_of(thread: Thread, owner: Caller = NO_CALLER) -> Caller:
     """Return the caller that started a thread, for a process that continues it; `owner` where that was the owner."""
     if not thread.starter:
         return owner
+    if thread.starter.startswith("@"):  # a client without a name, which has the rules of the owner
+        return NO_CALLER
     return Caller(name=thread.starter, identity=Principal("agent", thread.starter))
 
 

@@ -23,7 +23,7 @@ from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.messages import ToolDefinition
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadLimits
 from kiwi_mcp.drivers.llm.provider import choose_model
-from kiwi_mcp.kernel.context import Context
+from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
@@ -98,12 +98,12 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         item=chain.tool.identity,
         directive=program.name,
         digest=program_digest(chain),
-        starter=context.caller.name,
+        starter=starter_name(context),
         project=str(space.project) if space.project_ai.is_dir() else "",
         limits=limits_of(program, request),
         created_at=now,
         parent_id=parent.id if parent else "",
-        rights=rights_of(program, parent),
+        rights={**rights_of(program, parent), "is_served": context.services.served is not None},
         inputs=program.inputs,
         model=f"{choice.provider}/{choice.model}",
         status="waiting" if request.is_conversation else "queued",
@@ -119,6 +119,11 @@ def switched_model(thread: Thread, model: str, catalog: Catalog) -> NewEvent:
     choice = choose_model(provider, model=name)
     known = {"provider": provider.tool.identity, "model": choice.model, "name": f"{choice.provider}/{choice.model}"}
     return NewEvent("switched", known)
+
+
+def starter_name(context: Context | VerbContext) -> str:
+    """Return the name that a thread of a caller has as its starter: empty for the owner in person, and for no other."""
+    return context.caller.name or ("" if context.is_owner else f"@{context.services.surface}")
 
 
 def unvouched(chain: Chain, provenance: Provenances) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ class ThreadState(Struct):
         self.hooked, self.hook_reasons, self.failed_calls = {}, {}, []
         self.model_failures, self.is_resumed = 0, False
         self.pending = {call.id: call for call in calls}
-        self.order, self.results = tuple(self.pending), {}
+        self.order, self.results, self.began = tuple(self.pending), {}, set()
         made = "\n".join(f"{call.name} {call.arguments}" for call in calls)
         self.recent_calls = [*self.recent_calls, made][-_REMEMBERED:]
         self.stop, self.model_seq = as_text(event.body.get("stop")), event.seq

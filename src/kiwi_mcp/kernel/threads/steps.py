@@ -63,7 +63,7 @@ async def pause(work: ThreadWork) -> Wait:
 async def wait_for(work: ThreadWork, reason: WaitReason, *events: NewEvent, made: ThreadChanges = _NO_CHANGES) -> Wait:
     """Let a thread wait for something that was asked or started before, or for a message."""
     changes = replace(made, status="waiting", waits_for=reason)
-    await work.append(*events, NewEvent("asked", {"kind": reason}), changes=changes)
+    await work.append(*events, NewEvent("asked", {"waits_for": reason}), changes=changes)
     return Wait(reason)
 
 

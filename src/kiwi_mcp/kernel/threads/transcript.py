@@ -106,7 +106,7 @@ def _ryeos_rows(event: ThreadEvent) -> Iterator[_Row]:
         case "spawned":
             yield "child_thread_started", {"child_thread_id": body.get("thread_id"), "directive": body.get("item")}
         case "asked" | "limit":
-            yield "thread_suspended", {"reason": body.get("kind") or "limit"}
+            yield "thread_suspended", {"reason": body.get("waits_for") or "limit"}
         case "model_failed":
             yield "error_classified", dict(body)
         case "ended":

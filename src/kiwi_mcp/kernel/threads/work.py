@@ -259,8 +259,9 @@ class ThreadWork:
             self._storing = None
 
     def _read(self) -> tuple[Thread, tuple[ThreadEvent, ...]]:
-        threads = self.stores.threads
-        return threads.get(self.thread.id), threads.events(self.thread.id, self._seq)
+        threads, lease = self.stores.threads, self.thread.lease
+        # The lease stays the one that this process took: with another process's it could write in its place.
+        return replace(threads.get(self.thread.id), lease=lease), threads.events(self.thread.id, self._seq)
 
     async def append(
         self,
@@ -303,7 +304,7 @@ class ThreadWork:
             return "continue" if known.status == "answered" and known.answer == CONTINUE else "stop"
         schema: JsonObject = {"type": "string", "enum": [CONTINUE, STOP]}
         question = known or new_question(self.thread.id, key, kind, message, schema)
-        body: JsonObject = {"kind": question.kind, "question_id": question.id, "message": question.message}
+        body: JsonObject = {"waits_for": question.kind, "question_id": question.id, "message": question.message}
         waits = ThreadChanges(status="waiting", waits_for="budget" if kind == "budget" else "question")
         await self.append(NewEvent("asked", body), changes=waits, also=partial(store_question, question))
         return "asked"

@@ -75,7 +75,7 @@ VERBS: tuple[VerbFamily, ...] = (
             **dict.fromkeys(("verify", "list"), "registry.versions"),
         },
         description="Run a tool with `parameters`, or manage tools: create (parameters: tool_id, tool_type, executor, "
-        "manifest, files), update, validate, sign, delete, why; or share them: publish, pull, rollback.",
+        "manifest, files), update, validate, sign, delete, why; or publish and pull.",
         is_meta_tool=True,
         is_read_only=False,
         runs_items=True,

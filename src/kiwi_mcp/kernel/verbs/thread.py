@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, cast, get_args
 
@@ -12,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType, field, to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.errors import InvalidArguments, InvalidRequest, PolicyDenied, ThreadWaiting
+from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadWaiting
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
@@ -24,13 +25,14 @@ from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     new_thread,
     start_message,
+    starter_name,
     switched_model,
     unvouched,
 )
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.threads.transcript import TranscriptForm, redactor_for, transcript_lines, transcript_path
 from kiwi_mcp.kernel.threads.wake import start_worker
-from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, ThreadStores, new_question
+from kiwi_mcp.kernel.threads.work import CONTINUE, START, STOP, ThreadStores, new_question, store_question
 from kiwi_mcp.kernel.threads.worker import run_worker
 from kiwi_mcp.kernel.verb import (
     ANYONE,
@@ -129,7 +131,8 @@ def _result_view(response: ThreadResponse) -> Iterator[ViewItem]:
     if response.message:
         yield Notice(response.message)
     for question in response.questions or ():
-        yield Notice(f"question: {text_of(question['message'])}")
+        choices = f" ({', '.join(map(text_of, as_list(question['choices'])))})" if question.get("choices") else ""
+        yield Notice(f"question: {text_of(question['message'])}{choices}")
         yield Hint(f"`kiwi thread answer {question['question_id']} ANSWER` answers it.")
     for approval in response.approvals or ():
         yield Hint(f"`kiwi approvals show {approval}` shows the call that waits, `kiwi approvals approve {approval}`.")
@@ -156,6 +159,10 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     )
     if context.caller.origin.thread:
         return await _start_child(wanted, context, is_waiting=request.wait)
+    if services.served is not None and not request.wait:
+        raise PolicyDenied(
+            "A gateway runs a thread only while its caller waits.", suggestion="Send `wait: true`, or use a task."
+        )
     thread, first = new_thread(wanted, services.context(context.caller, catalog))
     events = [
         NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
@@ -165,14 +172,13 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     question = await _first_start(thread, first, catalog, context)
     if question is not None:
         thread = replace(thread, status="waiting", waits_for="start")
-        body: JsonObject = {"kind": "start", "question_id": question.id, "message": question.message}
+        body: JsonObject = {"waits_for": "start", "question_id": question.id, "message": question.message}
         events.append(NewEvent("asked", body))
     elif request.conversation:
-        events.append(NewEvent("asked", {"kind": "message"}))
-    made = await stores.do(partial(stores.threads.create, thread, events))
-    if question is not None:
-        await stores.do(partial(stores.questions.add, question))
-    elif request.wait and not request.conversation:
+        events.append(NewEvent("asked", {"waits_for": "message"}))
+    also = partial(store_question, question) if question is not None else None
+    made = await stores.do(partial(stores.threads.create, thread, events, also))
+    if question is None and request.wait and not request.conversation:
         await runner.run(made.id, context.caller, _observing(context))
     if question is not None or request.wait or request.conversation:
         return await _shown(made.id, context)
@@ -245,6 +251,8 @@ async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = Fal
 
 
 async def _response(thread: Thread, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
+    if thread.is_tainted and not context.is_owner:
+        context.services.tainted_callers.add(context.caller.reader)
     stores = _stores(context)
     tree = {"thread_id": thread.id} if thread.parent_id else {"root_id": thread.id}
     questions = await stores.do(partial(stores.questions.open, _now(), **tree))
@@ -284,7 +292,7 @@ async def _own_thread(thread_id: str, context: VerbContext) -> Thread:
     stores, caller = _stores(context), context.caller
     thread = await stores.do(partial(stores.threads.get, thread_id))
     own = (thread.id, thread.parent_id)
-    if caller.origin.thread in own if caller.origin.thread else thread.starter == caller.name:
+    if caller.origin.thread in own if caller.origin.thread else thread.starter == starter_name(context):
         return thread
     if not context.is_owner:
         raise PolicyDenied("That thread is not yours.", suggestion="Name one that you started.")
@@ -298,9 +306,7 @@ def _question(one: ThreadQuestion) -> JsonObject:
 
 
 def _event(event: ThreadEvent) -> JsonObject:
-    # What `asked` waits for is called `kind` in its body.
-    body = {"waits_for" if name == "kind" else name: value for name, value in event.body.items()}
-    return {"seq": event.seq, "at": iso(event.at), "kind": event.kind, **body}
+    return {**event.body, "seq": event.seq, "at": iso(event.at), "kind": event.kind}
 
 
 class ThreadListRequest(Request, frozen=True, kw_only=True):
@@ -336,7 +342,7 @@ async def list_threads(request: ThreadListRequest, context: VerbContext) -> Thre
     wanted = ThreadFilter(
         status=cast("ThreadStatus | None", request.status),
         directive=request.directive,
-        starter=None if context.is_owner else context.caller.name,
+        starter=None if context.is_owner else starter_name(context),
         limit=request.limit,
     )
     found = await stores.do(partial(stores.threads.list, wanted))
@@ -466,13 +472,35 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
     """Answer a question of a thread; the thread continues in the background."""
     stores = _stores(context)
     by = context.services.store.actor.name
-    question = await stores.do(partial(stores.questions.get, request.question_id))
+    question = await stores.do(partial(_asked, stores, request.question_id))
     if issues := tuple(faults(question.schema, request.answer)):
-        raise InvalidArguments("answer", issues)
+        choices = " or ".join(f"`{text_of(one)}`" for one in as_list(question.schema.get("enum")))
+        raise InvalidRequest(
+            f"{request.answer!r:.80} is no answer to this question.",
+            suggestion=f"Answer {choices}." if choices else issues[0].fix,
+        )
+    if question.status != "open":
+        raise InvalidRequest(
+            f"This question is {question.status}.", suggestion=f"`kiwi thread show {question.thread_id}` shows it."
+        )
     answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
     thread = await stores.do(partial(stores.threads.get, answered.thread_id))
     await _continue(thread, context, is_waiting=request.wait)
     return await _shown(thread.id, context)
+
+
+def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
+    """Return a question by its id, or the one that a thread waits for."""
+    with suppress(NotFound):
+        return stores.questions.get(wanted)
+    thread = stores.threads.get(wanted)
+    found = stores.questions.open(_now(), thread_id=thread.id)
+    if len(found) != 1:
+        raise NotFound(
+            f"The thread {thread.id} has {len(found)} open questions; it is {thread.status}.",
+            suggestion=f"`kiwi thread show {thread.id}` lists its questions; name one by its id.",
+        )
+    return found[0]
 
 
 async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -> None:

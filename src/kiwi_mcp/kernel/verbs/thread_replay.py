@@ -47,7 +47,7 @@ from kiwi_mcp.primitives.secrets.key_storage import write_private
 from kiwi_mcp.store.threads import ThreadFilter
 
 _LARGEST = 64_000_000
-_MOST_CHILDREN = 100
+_MOST_CHILDREN = 1_000
 
 
 class ThreadRecordRequest(Request, frozen=True, kw_only=True):

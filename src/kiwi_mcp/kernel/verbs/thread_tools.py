@@ -18,7 +18,7 @@ from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.store.threads import ThreadFilter
 
-_MOST_CHILDREN = 100
+_MOST_CHILDREN = 1_000
 
 
 class ThreadToolRequest(Request, frozen=True, kw_only=True):

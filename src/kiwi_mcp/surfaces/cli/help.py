@@ -27,7 +27,7 @@ JSON: OptionRow = {
     "help": "Print the answer as JSON.",
 }  # fmt: skip
 _COLUMN = 30
-_OTHERS = ("up", "serve", "help", "call", "completion", "version")
+_OTHERS = ("chat", "worker", "up", "serve", "help", "call", "completion", "version")
 _ABOUT = "Kiwi: one place for your tools, and one interface through which models and programs use them."
 _START = f"""{_ABOUT}
 
