@@ -227,10 +227,13 @@ def test_filters_apply_to_words_and_vectors(
 def test_the_nearest_vectors_are_found_behind_hundreds_of_filtered_ones(
     registry: Registry, embeddings: Embeddings, database: Database, postgres_url: str
 ) -> None:
-    registry.publish([release("far"), *(release(f"t{number}", namespace="public") for number in range(400))])
+    # An approximate index can lose one of them, and does not lose all.
+    far = {f"far{number}" for number in range(20)}
+    registry.publish([*map(release, far), *(release(f"t{number}", namespace="public") for number in range(400))])
     chance = Random(1)
     near = {f"t{number}": vector(40, *(chance.randrange(-9, 9) for _ in range(383))) for number in range(400)}
-    fill(embeddings, {**near, "far": vector(-40, *(chance.randrange(-9, 9) for _ in range(383)))}, size=500)
+    wanted = {name: vector(-40, *(chance.randrange(-9, 9) for _ in range(383))) for name in far}
+    fill(embeddings, {**near, **wanted}, size=500)
     with database.transaction() as transaction:
         # So few rows would be read one after the other.
         name = postgres_url.rpartition("/")[2]
@@ -241,7 +244,7 @@ def test_the_nearest_vectors_are_found_behind_hundreds_of_filtered_ones(
     found = names(PostgresSearch(beside, ANN, MODEL), "", vector(100), wanted=CandidateFilter(namespaces=("team",)))
     beside.read("select pg_stat_force_next_flush()")
     scans = beside.read("select idx_scan > 0 from pg_stat_user_indexes where indexrelname = 'idx_tool_hnsw'")
-    assert (found, scans) == ({"far"}, [(True,)])
+    assert (bool(found), found <= far, scans) == (True, True, [(True,)])
     beside.close()
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fcntl import ioctl
@@ -39,6 +40,7 @@ class Terminal:
     def __init__(self, file: int, process: subprocess.Popen[bytes]) -> None:
         self._file = file
         self.process = process
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self.screen = ""
         """Everything that was written, with its control sequences."""
         self._seen = 0
@@ -52,13 +54,15 @@ class Terminal:
         self.until("> ")
         self.type(f"{line}\r")
 
-    def until(self, wanted: str) -> str:
-        """Return what was written since the last time, up to a text, without styles."""
+    def until(self, wanted: str, key: str = "") -> str:
+        """Return what was written since the last time, up to a text, without styles; press a key until it appears."""
         end = time.monotonic() + PATIENCE
         while wanted not in (new := self._plain()[self._seen :]):
             assert time.monotonic() < end, new
             if select.select([self._file], [], [], 1)[0]:
-                self.screen += os.read(self._file, 65_536).decode(errors="replace")
+                self.screen += self._decoder.decode(os.read(self._file, 65_536))
+            elif key:
+                self.type(key)
         place = new.index(wanted) + len(wanted)
         self._seen += place
         return new[:place]
@@ -140,11 +144,30 @@ def test_ctrl_c_at_the_prompt_drops_what_was_typed(project: Path, scripted_model
         terminal.until("> ")
         terminal.type("never sent")
         terminal.until("never sent")
-        terminal.type(CTRL_C)
-        terminal.send("Hi")
+        # Python's `input` does not see a signal that arrives between two keys before the next key.
+        terminal.until("> ", key=CTRL_C)
+        terminal.type("Hi\r")
         terminal.until("Hello.")
         assert terminal.end() == 0
     assert "never sent" not in json.dumps(scripted_model.requests[0].messages)
+
+
+@pytest.mark.usefixtures("user")
+def test_several_lines_are_one_message(project: Path, scripted_model: ScriptedModel) -> None:
+    scripted_model.will(say("One."), say("Two."))
+    with chatting(project) as terminal:
+        terminal.send("first\\")
+        terminal.until("… ")
+        terminal.type("second\r")
+        terminal.until("One.")
+        terminal.send('"""third')
+        terminal.until("… ")
+        terminal.type('fourth"""\r')
+        terminal.until("Two.")
+        assert terminal.end() == 0
+    sent = json.dumps(scripted_model.requests[-1].messages)
+    assert r"first\nsecond" in sent
+    assert r"third\nfourth" in sent
 
 
 @pytest.mark.case("UNI-03")
