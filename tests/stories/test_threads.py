@@ -8,11 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
-from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, say, use
+from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, ScriptedTurn, say, use
 
 pytestmark = pytest.mark.usefixtures("processes", "loopback")
 PATIENCE = 90
@@ -149,6 +150,30 @@ def test_an_answer_continues_a_thread_in_the_background(terminal: Terminal) -> N
     assert (cancelled["status"], cancelled["finish_reason"]) == ("cancelled", "cancelled")
     refused = terminal.json("thread", "resume", again["thread_id"], "--wait", code=None)
     assert refused["code"] == "thread_ended", refused
+
+
+@pytest.mark.parametrize("continuing", ["resume", "cancel"])
+def test_threads_of_a_worker_that_was_killed_are_continued_at_once(terminal: Terminal, continuing: str) -> None:
+    asked = Event()
+    terminal.model.on_request = lambda _: asked.set()
+    terminal.model.will(ScriptedTurn(how="silent"), say("Birds."), say("Birds."))
+    (terminal.user / "state").mkdir(exist_ok=True)
+    with (terminal.user / "state" / "worker.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread_id = terminal.json("thread", "start", "study")["thread_id"]
+    worker = subprocess.Popen([sys.executable, "-m", "kiwi_mcp", "worker"], cwd=terminal.project)
+    assert asked.wait(PATIENCE)
+    worker.kill()
+    worker.wait(PATIENCE)
+    assert terminal.json("thread", "show", thread_id)["status"] == "running"
+    done = terminal.json("thread", continuing, thread_id)
+    if continuing == "cancel":
+        assert (done["status"], done["finish_reason"]) == ("cancelled", "cancelled")
+        return
+    done = terminal.json("thread", "watch", thread_id)
+    assert (done["status"], done["result"], done["usage"]["estimated"]) == ("completed", "Birds.", True)
+    assert terminal.json("thread", "verify", thread_id)["valid"] is True
+    assert terminal.worker_has_ended()
 
 
 def test_run_with_mode_thread_prints_the_result(terminal: Terminal) -> None:

@@ -63,6 +63,12 @@ class Call(Struct, frozen=True):
     """The id that was reserved for the run; empty where the run gets a new one."""
 
 
+class Served(Struct, frozen=True):
+    """A kernel that is asked by others than its owner; about one project, or about any where `project` is None."""
+
+    project: Path | None
+
+
 class CallJournal(Protocol):
     """Notes the beginning and the end of one call of a thread; `transaction` is that of the store."""
 
@@ -150,6 +156,10 @@ class Caller(Struct, frozen=True):
     """Whether its token may call the verbs of the owner, where the call is direct."""
     client: str = ""
     """The name that the calling program reports; no decision depends on it."""
+    expires_at: float | None = None
+    """When what it showed to the gateway ends by itself, in seconds since 1970."""
+    served: Served | None = None
+    """For the calls of a thread that a caller of a gateway started: how that gateway serves."""
     origin: CallOrigin = PERSON
     """The thread that calls, if one does. Only Kiwi's own agent loop sets it; a request cannot."""
     grants: tuple[Grant, ...] = ()

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.globs import fits_host, fits_item, fits_name, fits_path, fits_request, fits_verb
 from kiwi_mcp.domain.json import JsonObject
@@ -245,6 +246,12 @@ def hiding(items: frozenset[str], name: str, rules: Rules = ALL) -> Grant:
 def narrow(rights: Rights, grant: Grant) -> Rights:
     """Return the rights with one more grant, so that they can only shrink."""
     return Rights((*rights.grants, grant))
+
+
+def denials(grant: Grant) -> Grant:
+    """Return a grant that refuses what a rule denies by name or hides, and leaves all else to the other grants."""
+    rules = {field: Rules(("*", "**", "/**"), grant.rules(kind).deny) for kind, field in _FIELDS.items()}
+    return replace(grant, **rules, is_public=True, is_secretive=False)
 
 
 class Allow(Struct, frozen=True):

@@ -84,9 +84,10 @@ def remote_is_known(asked: Asked) -> None:
 def served_caller_may_ask(asked: Asked) -> None:
     """A3 A kernel that serves others is asked about its project alone, and changed by those who may change it."""
     services, caller = asked.services, asked.caller
-    if services.served is None:
+    served = services.serving(caller)
+    if served is None:
         return
-    project, is_owner = services.served.project, services.is_owner(caller)
+    project, is_owner = served.project, services.is_owner(caller)
     if project is not None and any(path != project for path in _paths(asked)):
         raise PolicyDenied(
             "This server is for another project.",
@@ -106,6 +107,7 @@ def served_caller_may_ask(asked: Asked) -> None:
 
 def verb_is_permitted(asked: Asked) -> None:
     """A5 The rules let the caller ask this; while they cannot be read, the owner may look for the reason."""
+    asked.services.check_starter(asked.caller)
     identity, resource = asked.caller.identity, asked.declared.resource
     try:
         verdict = judge(asked.services.authority, identity, resource, "verb")

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.calls import Caller, Space
-from kiwi_mcp.domain.errors import KiwiError, Unavailable
+from kiwi_mcp.domain.calls import Caller, Served, Space
+from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, Unavailable
 from kiwi_mcp.domain.grants import ALL, Rights, Rules, hiding, narrow
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject
@@ -37,8 +37,10 @@ from kiwi_mcp.kernel.tool_list import ToolListCache
 from kiwi_mcp.kernel.verb import Answer
 from kiwi_mcp.policy.rights import Authority, ask
 from kiwi_mcp.policy.secret_access import every_value
+from kiwi_mcp.policy.tokens import TokenStore
 from kiwi_mcp.search.recall_log import RecallAccess, RecallLog
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
+from kiwi_mcp.store.principals import is_token_principal
 from kiwi_mcp.store.registry.registry import Registry
 from kiwi_mcp.store.runs import Runs
 from kiwi_mcp.store.search_index.recall import RecallStore
@@ -261,12 +263,6 @@ class Service(Protocol):
 S = TypeVar("S", bound=Service)
 
 
-class Served(Struct, frozen=True):
-    """A kernel that is asked by others than its owner; about one project, or about any where `project` is None."""
-
-    project: Path | None
-
-
 class Services:
     """The services of one kernel: store, catalogs, drivers, search, recorder.
 
@@ -296,6 +292,7 @@ class Services:
         self.surface = surface
         self._is_owner = is_owner
         self.store = Store(user)
+        self.tokens = TokenStore(user)
         self.provenance = Provenances(self.store)
         self.drivers = Drivers()
         self.prepared = PreparedItems(user, self.store)
@@ -322,13 +319,28 @@ class Services:
         if caller.grants:
             own = self.rights(replace(caller, grants=()))
             return lambda: reduce(narrow, caller.grants, own())
-        if self.served is None or self.is_owner(caller):
+        if self.sees_whole_registry(caller):
             return partial(ask, self.authority, caller.identity)
         return lambda: self._without_private(ask(self.authority, caller.identity), caller.actor or PUBLIC_ACTOR)
 
     def sees_whole_registry(self, caller: Caller) -> bool:
         """Whether a caller uses the registry as the owner: every caller of a kernel that serves no others."""
-        return self.served is None or self.is_owner(caller)
+        return self.serving(caller) is None or self.is_owner(caller)
+
+    def serving(self, caller: Caller) -> Served | None:
+        """Return how a caller is served: a thread as its starter was, in every process that runs it."""
+        return caller.served if caller.origin.thread else self.served
+
+    def check_starter(self, caller: Caller) -> None:
+        """Refuse what a thread does for a starter whose token was removed or has expired."""
+        if not caller.origin.thread:
+            return
+        is_removed = is_token_principal(caller.name) and not self.tokens.holds(caller.name)
+        if is_removed or (caller.expires_at is not None and time.time() >= caller.expires_at):
+            raise PolicyDenied(
+                f"The token that started this thread {'was removed' if is_removed else 'has expired'}.",
+                suggestion="Start the thread again with a token that is valid.",
+            )
 
     def _without_private(self, rights: Rights, actor: Actor) -> Rights:
         """Return rights in which the private items of the registry that an actor may not see do not exist."""

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal
+from kiwi_mcp.domain.calls import NO_CALLER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import Internal, KiwiError, ToolFailed, ToolNotFound, VerbNotFound
 from kiwi_mcp.domain.grants import Rights
 from kiwi_mcp.domain.items import ItemType
@@ -24,7 +24,7 @@ from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Report
 from kiwi_mcp.domain.threads import ThreadEvent
 from kiwi_mcp.kernel.access import REQUEST_GATES, Asked
-from kiwi_mcp.kernel.context import Served, Services, VerbContext
+from kiwi_mcp.kernel.context import Services, VerbContext
 from kiwi_mcp.kernel.mcp_servers import check_server, complete
 from kiwi_mcp.kernel.paths import cache_folder, made_private, user_space
 from kiwi_mcp.kernel.recorder import CallRecord

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.grants import Deny, Grant, Rights, Verdict
 from kiwi_mcp.domain.items import Tool
+from kiwi_mcp.domain.mcp import Offers
 from kiwi_mcp.policy.rights import rights_of
 
 _EVERY = Grant().items
@@ -60,6 +63,23 @@ class ItemVisibility:
     def is_hidden(self, identity: str) -> bool:
         """Whether an item is hidden: it is not on a list that limits the caller, or this machine, to what it names."""
         return any(isinstance(grant.verdict("item", identity), Deny) for grant in self._hiding)
+
+    def seen(self, offers: Offers) -> Offers:
+        """Return the part of the offers that the caller may know of."""
+        tools, prompts, resources, templates = (
+            tuple(one for one in some if not one.identity or not (self.fault or self.is_hidden(one.identity)))
+            for some in (offers.tools, offers.prompts, offers.resources, offers.templates)
+        )
+        named = replace(offers, servers=(), namespaces=()) if self.fault else offers
+        return replace(
+            offers,
+            tools=tools,
+            prompts=prompts,
+            resources=resources,
+            templates=templates,
+            servers=tuple(name for name in named.servers if not self.is_hidden(all_of(name))),
+            namespaces=tuple(name for name in named.namespaces if not self.is_hidden(all_in(name))),
+        )
 
     def is_server_hidden(self, server: Tool) -> bool:
         """Whether a server is hidden: its own item, and its items as a whole."""

@@ -78,7 +78,7 @@ _EVENTS = """select e.seq, e.at, e.kind, e.body, b.content, e.body_sha256, e.cha
   left join blobs b on e.body is null and b.sha256 = e.body_sha256
   where e.thread_id = ? and e.seq > ? order by e.seq limit ?"""
 _TAKE = """update threads set lease = lease + 1, lease_owner = ?, beat_at = ?
-  where id = ? and ended_at = 0 and (lease_owner = '' or beat_at < ?)"""
+  where id = ? and ended_at = 0 and (lease_owner in ('', ?) or beat_at < ?)"""
 _CALL = ThreadCall.__struct_fields__
 _OVER = "('done', 'failed', 'denied', 'cancelled')"
 _ADD_CALL = f"""insert into tool_calls (key, {", ".join(_CALL)}) values (?, {", ".join("?" * len(_CALL))})
@@ -199,10 +199,10 @@ class Threads:
         rows = self._database.read(f"{_READ} where {where} order by id desc limit ?", values)
         return tuple(_thread(self._database, row) for row in rows)
 
-    def take(self, thread_id: str, process: str, now: int) -> Thread:
-        """Take the lease of a thread that no process has, or whose process gave no sign for 15 seconds."""
+    def take(self, thread_id: str, process: str, now: int, gone: str = "") -> Thread:
+        """Take the lease of a thread that no process has, or whose process gave no sign for 15 seconds or is `gone`."""
         with quick_transaction(self._database) as transaction:
-            is_taken = transaction.write(_TAKE, (clean(process), now, thread_id, now - STALE_MS))
+            is_taken = transaction.write(_TAKE, (clean(process), now, thread_id, gone, now - STALE_MS))
             found = _required(transaction, thread_id)
             if found.is_ended:
                 raise ThreadEnded(thread_id, found.status)

@@ -74,6 +74,20 @@ async def test_a_narrow_starter_gets_no_more_from_a_broad_directive(tools: Agent
 
 
 @pytest.mark.req("K-TH-02")
+@pytest.mark.parametrize("denied", [{"items": {"deny": ["*/scripted_llm@*"]}}, {"hosts": {"deny": ["127.0.0.1"]}}])
+async def test_a_starter_who_is_denied_the_model_starts_no_thread(agents: Agents, denied: Any) -> None:
+    policy = json.loads((agents.user / "policy.yaml").read_text())
+    (agents.user / "policy.yaml").write_text(json.dumps({**policy, "actors": {"ann": denied}}))
+    agents.directive("study")
+    await agents.sign("study")
+    done = await agents.start("study", ANN)
+    assert (done["status"], done["code"]) == ("failed", "not_permitted"), done
+    assert agents.model.requests == []
+    agents.model.will(say("Done."))
+    assert (await agents.start("study"))["status"] == "completed"
+
+
+@pytest.mark.req("K-TH-02")
 @pytest.mark.case("PERM-03")
 async def test_a_rule_that_the_owner_adds_stops_the_next_call(tools: Agents) -> None:
     tools.directive("study", permissions=BOTH)

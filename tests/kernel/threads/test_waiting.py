@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import closing
 
 import pytest
 from tests.kernel.threads.conftest import Agents
 from tests.plugins.scripted_model import say, use
+
+from kiwi_mcp.kernel.settings import default_url
+from kiwi_mcp.kernel.threads import runner
+from kiwi_mcp.store import threads
+from kiwi_mcp.store.open import open_database
 
 pytestmark = pytest.mark.usefixtures("loopback")
 
@@ -74,6 +81,27 @@ async def test_the_first_start_of_an_unsigned_directive_waits_for_the_owner(agen
     done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
     assert done.content["status"] == "completed", done.content
     assert (await agents.start("study"))["status"] == "completed"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_worker_waits_for_the_lease_of_a_process_that_died_elsewhere(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool
+) -> None:
+    for module in (runner, threads):
+        monkeypatch.setattr(module, "STALE_MS", 700)
+    agents.directive("study")
+    await agents.sign("study")
+    started = await agents.call("thread", action="start", item_id="study")
+    thread_id = str(started.content["thread_id"])
+    with closing(open_database(default_url(agents.user))) as database:
+        threads.Threads(database).take(thread_id, "elsewhere/1", time.time_ns() // 1_000_000)
+    if is_cancelled:
+        cancelled = await agents.call("thread", action="cancel", thread_id=thread_id)
+        assert cancelled.content["status"] == "queued"
+    agents.model.will(*([] if is_cancelled else [say("Done.")]))
+    assert (await agents.call("worker")).content == {"threads": 1}
+    done = await agents.read("thread", action="show", thread_id=thread_id)
+    assert done["status"] == ("cancelled" if is_cancelled else "completed"), done
 
 
 async def test_a_waiting_thread_can_be_cancelled(agents: Agents) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
-from tests.plugins.scripted_model import ScriptedModel, say, use
+from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, Agents, write_provider
+from tests.plugins.scripted_model import ModelRequest, ScriptedModel, say, use
 from tests.surfaces.gateway.conftest import ServeTools
 from tests.surfaces.gateway.test_mcp import answer_in
 
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.policy.tokens import TokenStore
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -50,3 +52,48 @@ async def test_a_caller_of_the_gateway_starts_a_thread_and_sees_its_own_only(
             assert answer_in(await client.call_tool("thread", foreign))["code"] == "not_permitted"
     await kernel.aclose()
     assert any("turn" in message for message in heard), heard
+
+
+@pytest.mark.req("K-TH-02")
+@pytest.mark.usefixtures("processes", "sandbox")
+async def test_a_thread_of_a_token_runs_in_the_worker_with_the_rights_of_the_token(
+    serving_tools: ServeTools, project: Path, home: Path, scripted_model: ScriptedModel
+) -> None:
+    user = home / ".ai"
+    (user / "directives").mkdir(parents=True)
+    (user / "tools").mkdir()
+    write_provider(user, scripted_model, "openai_chat")
+    policy = json.loads((user / "policy.yaml").read_text())
+    policy["actors"] = {"ada": {"items": {"allow": ["*/study@*", "*/one@*", "builtin/*"]}}}
+    (user / "policy.yaml").write_text(json.dumps(policy))
+    text = DIRECTIVE.format(name="study", permissions=ALL_TOOLS, limits="", outputs="", model="")
+    (user / "directives" / "study.md").write_text(text)
+    kernel = Kernel(project, user=user)
+    agents = Agents(project, user, scripted_model, kernel)
+    for name in ("one", "two"):
+        agents.bash_tool(name, f"echo '\"{name} ran\"'")
+    await agents.sign("study", "one", "two")
+    one, two = (use("execute", item_id=name, parameters={}) for name in ("one", "two"))
+    scripted_model.will(one & two & use("approvals"), one, say("Not sent."))
+    async with asyncio.timeout(60), serving_tools(project=project) as served:
+        tokens = TokenStore(user)
+
+        def revoke(request: ModelRequest) -> None:
+            if "one ran" in json.dumps(request.json) and tokens.all()[-1].name == "ada":
+                tokens.remove("ada")
+
+        scripted_model.on_request = revoke
+        async with served.client(served.token()) as client:
+            started = answer_in(await client.call_tool("thread", {"action": "start", "item_id": "study"}))
+        assert started["status"] == "queued", started
+        done = (await kernel.call("thread", {"action": "watch", "thread_id": started["thread_id"]})).content
+    assert (done["status"], done["code"]) == ("failed", "not_permitted"), done
+    events = await agents.events(started["thread_id"])
+    results = sorted((one for one in events if one["kind"] == "result"), key=lambda event: event["part"]["id"])
+    # The last call is made after the token was removed, and the next request to the model is not sent.
+    assert [one["status"] for one in results] == ["ok", "not_found", "not_found", "not_permitted"], results
+    assert "was removed" in results[-1]["part"]["content"]
+    assert len(scripted_model.requests) == 2
+    runs = await kernel.call("runs", {"action": "list", "actor": "ada"})
+    assert "one" in json.dumps(runs.content), runs.content
+    await kernel.aclose()

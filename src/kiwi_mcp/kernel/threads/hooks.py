@@ -124,7 +124,7 @@ async def _run(work: ThreadWork, hook: Hook, facts: JsonObject) -> tuple[HookAct
 async def _run_thread(work: ThreadWork, hook: Hook, inputs: JsonObject) -> Json:
     """Run a directive as a child thread with a small budget; return its result."""
     request = StartRequest(hook.item_id, inputs, _LIMITS, parent=work.thread, is_hook=True)
-    child, start = new_thread(request, work.services.context(work.starter, work.catalog))
+    child, start = new_thread(request, work.services.context(work.own_caller(), work.catalog))
     ended = await work.run_child(child, start, is_counted=False)
     if ended.status != "completed":
         said = f": {ended.message}" if ended.message else ""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 from msgspec import to_builtins
 
-from kiwi_mcp.domain.calls import NO_CALLER
 from kiwi_mcp.domain.errors import KiwiError, ModelFailed
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart
@@ -69,11 +68,10 @@ async def _send(
     """Send a request that is paid for; one that was lost is charged whole, one that was never answered not at all."""
     choice = work.choice
     plan = bind_request(prompt, choice, work.provider)
-    context = work.services.context(NO_CALLER, work.catalog)
     try:
         if work.replies is not None:
             return work.replies.next()
-        plan, secrets = permit_model_request(plan, work.provider, context)
+        plan, secrets = permit_model_request(plan, work.provider, work.model_context())
         async with asyncio.timeout(max(1.0, work.thread.limits.seconds - work.seconds())):
             await work.rates.wait(choice.provider, choice.requests_per_minute)
             return await complete(plan, choice, secrets, observe)

@@ -14,7 +14,7 @@ from functools import partial
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller, Principal
+from kiwi_mcp.domain.calls import NO_CALLER, PERSON, Caller
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, ThreadEnded, ThreadTaken
 from kiwi_mcp.domain.json import Json, as_list, as_object, as_text
 from kiwi_mcp.domain.messages import ToolCallPart
@@ -137,7 +137,7 @@ class ThreadRunner:
 
     async def wake(self, thread: Thread, message: str, switched: NewEvent | None = None) -> None:
         """Let a thread that waits or was paused continue, perhaps with a message or with another model."""
-        threads, now = self._stores.threads, _now()
+        threads = self._stores.threads
         if thread.is_ended:
             raise ThreadEnded(thread.id, thread.status)
         await self._stores.do(partial(threads.command, thread.id, ""))
@@ -148,24 +148,28 @@ class ThreadRunner:
             events.append(NewEvent("resumed", {}))
             changes = replace(changes or ThreadChanges(), status="queued")
         if events:
-            taken = await self._stores.do(lambda: threads.take(thread.id, self._process(), now))
+            taken = await self._take(thread.id)
             await self._stores.do(partial(threads.append, taken, events, changes))
             await self._stores.do(partial(threads.release, taken))
 
-    async def due(self) -> list[Thread]:
-        """Return the threads that no process runs and that can continue."""
+    async def due(self) -> tuple[list[Thread], list[Thread]]:
+        """Return the threads that no process runs and that can continue, and those that a process runs."""
         return await self._stores.do(self._due)
 
-    def _due(self) -> list[Thread]:
+    def _due(self) -> tuple[list[Thread], list[Thread]]:
         threads = self._stores.threads
         self._stores.questions.expire(_now())
         queued, waiting = ThreadFilter(status="queued", limit=_MOST), ThreadFilter(status="waiting", limit=_MOST)
         running = ThreadFilter(status="running", limit=_MOST)
         found = (*threads.list(queued), *threads.list(waiting), *threads.list(running))
-        free = [one for one in found if not one.lease_owner or one.beat_at < _now() - STALE_MS]
-        # What a caller of a gateway may do depends on its token, which only the gateway knows.
-        own = [one for one in free if not one.rights.get("is_served") or self._services.served is not None]
-        return [one for one in own if one.status != "waiting" or self.is_answered(one)]
+        is_gone, stale = self._services.store.kernel_lock.is_gone, _now() - STALE_MS
+        leased = [one for one in found if one.lease_owner and one.beat_at >= stale and not is_gone(one.lease_owner)]
+        due = [
+            one
+            for one in found
+            if one not in leased and (one.status != "waiting" or one.command == "cancel" or self.is_answered(one))
+        ]
+        return due, leased
 
     def is_answered(self, thread: Thread) -> bool:
         """Whether what a thread waits for has happened."""
@@ -195,7 +199,7 @@ class ThreadRunner:
             task.cancel()
             await asyncio.wait({task})
         with suppress(ThreadTaken, ThreadEnded):  # no process runs it, so it ends here
-            taken = await self._stores.do(lambda: self._stores.threads.take(thread.id, self._process(), _now()))
+            taken = await self._take(thread.id)
             await _end_cancelled(ThreadWork(self._services, self._stores, self, taken, NO_CALLER, unobserved))
 
     async def _cancel_children(self, thread: Thread) -> None:
@@ -207,9 +211,18 @@ class ThreadRunner:
     def _process(self) -> str:
         return self._services.store.kernel_lock.name()
 
+    async def _take(self, thread_id: str) -> Thread:
+        """Take the lease of a thread; that of a process which was killed counts as free."""
+        return await self._stores.do(partial(self._take_now, thread_id))
+
+    def _take_now(self, thread_id: str) -> Thread:
+        threads, lock = self._stores.threads, self._services.store.kernel_lock
+        owner = threads.get(thread_id).lease_owner
+        return threads.take(thread_id, lock.name(), _now(), owner if lock.is_gone(owner) else "")
+
     async def _run(self, thread_id: str, starter: Caller, observe: ThreadObserver) -> Step:
         stores = self._stores
-        thread = await stores.do(lambda: stores.threads.take(thread_id, self._process(), _now()))
+        thread = await self._take(thread_id)
         work = ThreadWork(self._services, stores, self, thread, starter, observe)
         work.replies = self._replies.get(thread_id)
         try:
@@ -315,15 +328,6 @@ def first_events(child: Thread, start: PromptStart, key: str = "") -> tuple[list
     created = NewEvent("created", {"item": child.item, "inputs": child.inputs})
     spawned = NewEvent("spawned", {"thread_id": child.id, "item": child.item, "key": key})
     return [created, NewEvent("prompt", to_builtins(start))], [spawned]
-
-
-def starter_of(thread: Thread, owner: Caller = NO_CALLER) -> Caller:
-    """Return the caller that started a thread, for a process that continues it; `owner` where that was the owner."""
-    if not thread.starter:
-        return owner
-    if thread.starter.startswith("@"):  # a client without a name, which has the rules of the owner
-        return NO_CALLER
-    return Caller(name=thread.starter, identity=Principal("agent", thread.starter))
 
 
 def _children_of(parent: Thread) -> ThreadFilter:

@@ -15,15 +15,18 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import loader, text_item
+from kiwi_mcp.domain.calls import STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, NotCallable, NotFound, PolicyDenied
 from kiwi_mcp.domain.grants import Deny, Grant, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
 from kiwi_mcp.domain.messages import ToolDefinition
+from kiwi_mcp.domain.registry import Actor
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadLimits
 from kiwi_mcp.drivers.llm.provider import choose_model
 from kiwi_mcp.kernel.context import Context, VerbContext
+from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.kernel.provenance import Provenances
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.tool_names import description_of
@@ -65,6 +68,19 @@ _CONVERSATION = ThreadLimits(turns=1_000, tokens=5_000_000, spend=5_000_000, sec
 _SAY = "When the task is done, answer with the result as plain text and call nothing."
 
 
+class ThreadStarter(Struct, frozen=True, omit_defaults=True):
+    """The identity that started a root thread, as it is stored with every thread of the tree."""
+
+    identity: Principal = STRANGER
+    actor: Actor | None = None
+    can_author: bool = False
+    can_write: bool = False
+    expires_at: float | None = None
+    is_served: bool = False
+    """Whether it called a gateway, which serves `project`, or every project where that is empty."""
+    project: str = ""
+
+
 class StartRequest(Struct, frozen=True):
     """What to start: a directive or a thread item, its inputs, limits that narrow its own, and the model if chosen."""
 
@@ -103,7 +119,7 @@ def new_thread(request: StartRequest, context: Context) -> tuple[Thread, PromptS
         limits=limits_of(program, request),
         created_at=now,
         parent_id=parent.id if parent else "",
-        rights={**rights_of(program, parent), "is_served": context.services.served is not None},
+        rights={**rights_of(program, parent), **starter_rights(parent, context)},
         inputs=program.inputs,
         model=f"{choice.provider}/{choice.model}",
         status="waiting" if request.is_conversation else "queued",
@@ -124,6 +140,40 @@ def switched_model(thread: Thread, model: str, catalog: Catalog) -> NewEvent:
 def starter_name(context: Context | VerbContext) -> str:
     """Return the name that a thread of a caller has as its starter: empty for the owner in person, and for no other."""
     return context.caller.name or ("" if context.is_owner else f"@{context.services.surface}")
+
+
+def starter_rights(parent: Thread | None, context: Context) -> JsonObject:
+    """Return the identity of a starter as it is stored with a thread; a child has that of its parent."""
+    if parent is not None:
+        return {"starter": parent.rights.get("starter", {})}
+    caller, served = context.caller, context.services.served
+    starter = ThreadStarter(
+        caller.identity,
+        caller.actor,
+        can_author=caller.can_author,
+        can_write=caller.can_write,
+        expires_at=caller.expires_at,
+        is_served=served is not None,
+        project=str(served.project) if served and served.project else "",
+    )
+    return {"starter": to_builtins(starter)}
+
+
+def starter_of(thread: Thread, channel: Caller) -> Caller:
+    """Return the starter of a thread; `channel` is asked its questions and given its progress."""
+    known = msgspec.convert(thread.rights.get("starter", {}), ThreadStarter)
+    return replace(
+        channel,
+        name="" if thread.starter.startswith("@") else thread.starter,
+        identity=known.identity,
+        actor=known.actor,
+        can_author=known.can_author,
+        can_write=known.can_write,
+        can_manage=False,
+        is_direct=False,
+        expires_at=known.expires_at,
+        served=Served(Path(known.project) if known.project else None) if known.is_served else None,
+    )
 
 
 def unvouched(chain: Chain, provenance: Provenances) -> tuple[str, ...]:
@@ -327,7 +377,8 @@ def prompt_start(
     """Return what every request of a thread begins with."""
     services, catalog = context.services, context.catalog
     schema = return_schema(program.outputs) if program.outputs else None
-    offers = services.catalogs.offering(thread.project or None).now()
+    visible = ItemVisibility(catalog, lambda: context.rights)
+    offers = visible.seen(services.catalogs.offering(thread.project or None).now())
     families = [BY_NAME[name] for name in offers.meta_tools]
     meta = [
         ToolDefinition(one.name, description_of(one, offers.servers, offers.namespaces), one.input_schema())

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -14,8 +14,9 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
-from kiwi_mcp.domain.calls import Caller, CallOrigin
+from kiwi_mcp.domain.calls import NO_CALLER, Caller, CallOrigin
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.grants import denials, narrow
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_text
 from kiwi_mcp.domain.messages import Prompt, ReplyDelta, ToolCallPart
@@ -31,11 +32,11 @@ from kiwi_mcp.domain.threads import (
 )
 from kiwi_mcp.drivers.llm.prices import context_window
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
-from kiwi_mcp.kernel.context import Services
+from kiwi_mcp.kernel.context import Context, Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.rates import RequestRates
 from kiwi_mcp.kernel.threads.results import result_of_run
-from kiwi_mcp.kernel.threads.start import grants_of
+from kiwi_mcp.kernel.threads.start import grants_of, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
 from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
 from kiwi_mcp.policy.policy_files import owner_policy
@@ -118,7 +119,7 @@ class ThreadWork:
         self.rates = host.rates
         self.stores = stores
         self.thread = thread
-        self.starter = starter
+        self.starter = starter_of(thread, starter)
         """The caller that started the root thread; the rights of the thread are never wider."""
         self.state = ThreadState()
         self.observe = observe
@@ -183,6 +184,15 @@ class ThreadWork:
             observe=unobserved,
             checkpoint="" if mode == "explicit" else mode,
         )
+
+    def model_context(self) -> Context:
+        """Return what a request to the model is judged by: the owner's rules, and what the starter is denied."""
+        services = self.services
+        starter = replace(self.own_caller(), grants=())
+        services.check_starter(starter)
+        denied = map(denials, services.rights(starter)().grants)
+        context = services.context(NO_CALLER, self.catalog)
+        return replace(context, rights=reduce(narrow, denied, context.rights))
 
     async def run_child(self, child: Thread, start: PromptStart, *, is_counted: bool) -> Thread:
         """Run a child until it ends or waits, and return it; its parent waits here."""

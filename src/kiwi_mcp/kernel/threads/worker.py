@@ -7,9 +7,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kiwi_mcp.domain.calls import NO_CALLER
 from kiwi_mcp.domain.errors import KiwiError
 from kiwi_mcp.domain.threads import Thread
-from kiwi_mcp.kernel.threads.runner import ThreadRunner, starter_of
+from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.wake import worker_lock
 
 _IDLE = 0.3
@@ -25,7 +26,7 @@ async def run_worker(runner: ThreadRunner, user: Path) -> int:
             ran += await _run_all(runner)
         finally:
             os.close(lock)
-        if not await runner.due():
+        if not (await runner.due())[0]:
             break
     return ran
 
@@ -33,16 +34,20 @@ async def run_worker(runner: ThreadRunner, user: Path) -> int:
 async def _run_all(runner: ThreadRunner) -> int:
     ran: set[str] = set()
     running: set[asyncio.Task[object]] = set()
+    beats: dict[str, int] = {}
     while True:
-        due = await runner.due()
+        due, leased = await runner.due()
         for thread in due:
             ran.add(thread.id)
             running.add(asyncio.create_task(_run_one(runner, thread)))
-        if not running:
+        if running:
+            _, running = await asyncio.wait(running, timeout=_IDLE, return_when=asyncio.FIRST_COMPLETED)
+        elif any(beats.setdefault(one.id, one.beat_at) == one.beat_at for one in leased):
+            await asyncio.sleep(_IDLE)  # its process may have died: then its lease ends soon
+        else:
             return len(ran)
-        _, running = await asyncio.wait(running, timeout=_IDLE, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _run_one(runner: ThreadRunner, thread: Thread) -> None:
     with suppress(KiwiError):  # another process took it, or it has ended
-        await runner.run(thread.id, starter_of(thread))
+        await runner.run(thread.id, NO_CALLER)

@@ -17,10 +17,10 @@ from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, Threa
 from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadEvent, ThreadObserver, ThreadQuestion, ThreadStatus
+from kiwi_mcp.domain.threads import ENDED, NewEvent, Thread, ThreadEvent, ThreadObserver, ThreadQuestion, ThreadStatus
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.context import VerbContext
-from kiwi_mcp.kernel.threads.runner import ThreadRunner, starter_of, waiting_approvals
+from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
     new_thread,
@@ -159,10 +159,6 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     )
     if context.caller.origin.thread:
         return await _start_child(wanted, context, is_waiting=request.wait)
-    if services.served is not None and not request.wait:
-        raise PolicyDenied(
-            "A gateway runs a thread only while its caller waits.", suggestion="Send `wait: true`, or use a task."
-        )
     thread, first = new_thread(wanted, services.context(context.caller, catalog))
     events = [
         NewEvent("created", {"item": thread.item, "inputs": thread.inputs, "starter": thread.starter}),
@@ -507,7 +503,7 @@ async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -
     """Let a thread continue: here where the caller waits, else in the background."""
     if is_waiting:
         runner = context.services.one(ThreadRunner)
-        await runner.run(thread.id, starter_of(thread, context.caller), _observing(context, thread.seq))
+        await runner.run(thread.id, context.caller, _observing(context, thread.seq))
     else:
         start_worker(context.services.user)
 
@@ -541,7 +537,10 @@ async def cancel_thread(request: ThreadIdRequest, context: VerbContext) -> Threa
     runner = context.services.one(ThreadRunner)
     thread = await _own_thread(request.thread_id, context)
     await runner.cancel(thread)
-    return await _shown(thread.id, context)
+    response = await _shown(thread.id, context)
+    if response.status not in ENDED:  # the process that runs it stops it; where that one has died, a worker does
+        start_worker(context.services.user)
+    return response
 
 
 class ThreadCostsResponse(Response, frozen=True, kw_only=True):

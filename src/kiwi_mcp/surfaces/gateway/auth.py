@@ -15,15 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from kiwi_mcp.domain.calls import NO_CALLER, STRANGER, Caller, Principal
+from kiwi_mcp.domain.calls import NO_CALLER, STRANGER, Caller, Principal, Served
 from kiwi_mcp.domain.errors import KiwiError, PolicyDenied, TokenExpired, TokenRefused, TooManyTries
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.mcp import Offer, OfferKind, Offers
 from kiwi_mcp.domain.registry import PUBLIC_ACTOR, Actor
 from kiwi_mcp.kernel import Answer, Kernel
-from kiwi_mcp.kernel.context import Served
 from kiwi_mcp.kernel.paths import user_space
-from kiwi_mcp.kernel.permission import ItemVisibility, all_in, all_of
+from kiwi_mcp.kernel.permission import ItemVisibility
 from kiwi_mcp.policy.rights import OwnerAuthority
 from kiwi_mcp.policy.tokens import GatewayToken, TokenStore
 from kiwi_mcp.store.principals import account_principal, is_token_principal
@@ -275,8 +274,8 @@ class VisitedKernel(Kernel):
         super().__init__(project, user=space, is_owner=False, surface="gateway", authority=authority, served=served)
 
     async def call(self, verb: str, payload: JsonObject, caller: Caller = NO_CALLER) -> Answer:
-        """Answer one verb."""
-        return await super().call(verb, payload, visited_by(visiting.get(), caller))
+        """Answer one verb; a thread calls as its starter, whoever lets it continue."""
+        return await super().call(verb, payload, caller if caller.origin.thread else visited_by(visiting.get(), caller))
 
     def acting(self) -> Caller:
         """Return the visitor that sent the current request."""
@@ -285,24 +284,7 @@ class VisitedKernel(Kernel):
     def seen(self, offers: Offers) -> Offers:
         """Return the part of the offers that is for a visitor to know of."""
         permission = self._permission()
-        if permission is None:
-            return offers
-        tools, prompts, resources, templates = (
-            tuple(
-                one for one in some if not one.identity or not (permission.fault or permission.is_hidden(one.identity))
-            )
-            for some in (offers.tools, offers.prompts, offers.resources, offers.templates)
-        )
-        named = replace(offers, servers=(), namespaces=()) if permission.fault else offers
-        return replace(
-            offers,
-            tools=tools,
-            prompts=prompts,
-            resources=resources,
-            templates=templates,
-            servers=tuple(name for name in named.servers if not permission.is_hidden(all_of(name))),
-            namespaces=tuple(name for name in named.namespaces if not permission.is_hidden(all_in(name))),
-        )
+        return offers if permission is None else permission.seen(offers)
 
     def offered(self, name: str, kind: OfferKind) -> Offer | None:
         """Return an item as clients see it, if it is for a visitor to know of."""
@@ -331,4 +313,5 @@ def visited_by(visitor: GatewayUser | None, caller: Caller) -> Caller:
         actor=visitor.actor if visitor else None,
         can_manage=visitor is not None and visitor.can_manage,
         can_write=visitor is not None and visitor.can_write,
+        expires_at=visitor.expires_at if visitor else None,
     )
