@@ -8,11 +8,15 @@ export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 # Some machines set this; without bytecode every worker would compile all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test soak bench reference encoder lock clean
+.PHONY: setup dist demo check test soak bench reference encoder lock clean
 .NOTPARALLEL:
 
 setup:
 	@scripts/setup.sh
+
+dist: setup
+	@uv build --quiet --wheel --no-build-isolation --python .venv/bin/python --out-dir dist
+	@ls dist/*.whl
 
 demo: setup
 	@python scripts/demo.py

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from kiwi_mcp.catalog.release import BUILTIN
+from kiwi_mcp.catalog.source import FolderSource
 from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
-from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.manifest.type_specs import load_type_specs
 
 pytest_plugins = [
     "tests.plugins.machines",
@@ -31,12 +34,28 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def builtin_listing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of what ships with Kiwi, written once, so that not every test reads these manifests."""
+    cache = tmp_path_factory.mktemp("listing")
+    source = FolderSource("builtin", BUILTIN, namespace="kiwi", cache=cache)
+    source.sync(load_type_specs())
+    (listing,) = (cache / "catalog").iterdir()
+    return listing
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy_isolation_report: Callable[[Path], None]) -> Path:
+def home(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copy_isolation_report: Callable[[Path], None],
+    builtin_listing: Path,
+) -> Path:
     """A home folder for this test alone: no test touches the real one."""
     folder = tmp_path / "home"
     cache = folder / ".cache" / "kiwi"
-    cache.mkdir(parents=True)
+    (cache / "catalog").mkdir(parents=True)
+    shutil.copyfile(builtin_listing, cache / "catalog" / builtin_listing.name)
     copy_isolation_report(cache)
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("USER_SPACE", str(folder / ".ai"))
@@ -75,16 +94,11 @@ def owner() -> Caller:
 
 
 @pytest.fixture
-def ask(kernel: Kernel, owner: Caller) -> Callable[..., Answer]:
+def ask(kernel: Kernel, owner: Caller) -> Iterator[Callable[..., Answer]]:
     """Send one request, as an owner would who agrees to it, and return its answer."""
-
-    async def call(verb: str, request: JsonObject) -> Answer:
-        try:
-            return await kernel.call(verb, request, owner)
-        finally:
-            await kernel.aclose()
-
-    return lambda verb, **request: asyncio.run(call(verb, json.loads(json.dumps(request))))
+    with asyncio.Runner() as runner:
+        yield lambda verb, **request: runner.run(kernel.call(verb, json.loads(json.dumps(request)), owner))
+        runner.run(kernel.aclose())
 
 
 @pytest.fixture

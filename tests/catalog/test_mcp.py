@@ -283,7 +283,7 @@ def test_a_name_that_a_server_spells_differently_becomes_a_valid_name(called: st
 
 @pytest.mark.slow
 @given(st.lists(st.text(min_size=1, max_size=200), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_names_are_always_valid_and_unique(called: list[str]) -> None:
     taken: set[str] = set()
     for name in called:

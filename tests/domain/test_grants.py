@@ -22,7 +22,7 @@ grants = st.builds(
 )
 rights = st.lists(grants, min_size=1, max_size=3).map(lambda found: Rights(tuple(found)))
 kinds = st.sampled_from(KINDS)
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=50, deadline=None)
 
 
 def about_all(one: Rules) -> Grant:

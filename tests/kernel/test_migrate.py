@@ -270,7 +270,7 @@ def test_a_killed_process_leaves_whole_items_and_the_next_one_finishes(
     assert len([*project.glob(".ai/.trash/*/*.py")]) == 150
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join) | st.text(max_size=60))
 def test_any_text_is_analysed_without_an_error(text: str) -> None:
     habits = read_script_facts(text)

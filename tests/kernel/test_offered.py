@@ -22,14 +22,14 @@ def a_tool(tool_id: str = "thing", source: Source = "project", namespace: str = 
     return Tool(manifest, Location(source, Path("/x/tools/thing.py"), Path("/x/tools"), namespace, Path("/x")))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tool_id=IDS, namespace=IDS, source=SOURCES)
 def test_every_name_is_callable_by_clients(tool_id: str, namespace: str, source: Source) -> None:
     names = callable_names(a_tool(tool_id, source, namespace))
     assert all(CALLABLE.fullmatch(name) for name in names)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ids=st.sets(IDS, min_size=2, max_size=2))
 def test_two_items_of_one_source_never_get_the_same_name(ids: set[str]) -> None:
     one, other = (a_tool(tool_id) for tool_id in ids)

@@ -57,7 +57,7 @@ _plan = st.builds(
 
 
 @given(_plan)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_plan_digest_is_the_hash_of_its_canonical_form(plan: Plan) -> None:
     assert plan_digest(plan) == sha256(canonical(plan.to_json())).hexdigest()
 

@@ -275,7 +275,7 @@ def test_a_file_without_a_directive_is_reported() -> None:
         read_directive("# Only prose", what="d.md")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

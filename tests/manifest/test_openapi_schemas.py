@@ -264,7 +264,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(schema=SCHEMAS, other=SCHEMAS)
 def test_any_schema_gives_a_tool_with_a_usable_schema(schema: Json, other: Json) -> None:
     tool = posting(schema, A=other)
@@ -287,7 +287,7 @@ PATHS = st.dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(paths=PATHS)
 def test_any_document_gives_tools_or_an_error(paths: Json) -> None:
     made = OpenApiImport(())

@@ -199,7 +199,7 @@ def test_data_keys_are_not_read_as_references() -> None:
         max_size=5,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_accepted_arguments_are_the_given_ones_and_defaults(given: JsonObject) -> None:
     open_schema = schema({"type": "object", "additionalProperties": True, "properties": {"zz_count": {"default": 3}}})
     try:

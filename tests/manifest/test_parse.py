@@ -146,7 +146,7 @@ types = st.sampled_from(["script", "api", "runtime", "mcp_server", "mcp_tool", "
 
 @pytest.mark.slow
 @given(written=st.dictionaries(words, values, max_size=6), kind=types)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_mapping_becomes_a_manifest_and_a_list_of_issues(written: dict[str, Json], kind: str) -> None:
     manifest = parse({"tool_type": kind, **written}, stem="x")
     assert all(issue.fix for issue in check(manifest, sheets=load_type_specs()))

@@ -49,7 +49,7 @@ def test_an_argument_is_never_expanded(value: str) -> None:
 
 
 @pytest.mark.req("K-RT-06")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(a=hostile_text, b=hostile_text)
 def test_no_value_ever_becomes_a_variable_or_a_placeholder(a: str, b: str) -> None:
     assert revealed("{a}{b}", a=a, b=b) == a + b
@@ -64,7 +64,7 @@ def test_a_dollar_directly_before_a_variable_is_refused_because_it_would_hide_it
 
 
 @pytest.mark.case("INJ-06")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | hostile_text, lambda inner: st.lists(inner, max_size=3))
 )

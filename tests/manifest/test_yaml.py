@@ -160,14 +160,14 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 
 
 @given(value=json_values)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_compact_json_reads_as_itself(value: Json) -> None:
     # A version is text whatever was written, and is covered above; these keys never spell it.
     assert value_of(compact(value)) == value
 
 
 @given(text=st.text(max_size=200))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(InvalidManifest):
         read_yaml(text, what="x")

@@ -133,14 +133,14 @@ def test_a_change_is_seen_by_the_next_reader(user: Path) -> None:
     assert owner_preferences(user).task_after == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(owner=LAYERS, product=LAYERS)
 def test_the_preference_of_the_owner_for_an_item_decides(owner: PreferenceLayer, product: PreferenceLayer) -> None:
     decided, own = PreferenceSection(owner, product).about(NAMES), owner.about(NAMES)
     assert decided == (own if own is not None else product.about(NAMES))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layer=LAYERS)
 def test_a_name_wins_over_a_pattern_and_a_longer_name_over_a_shorter(layer: PreferenceLayer) -> None:
     decided = layer.about(NAMES)

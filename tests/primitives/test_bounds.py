@@ -146,7 +146,7 @@ def test_a_header_secret_is_not_passed_to_a_process() -> None:
         refuse_holder(stored, SecretRecipient("user/local/crm", HERE, is_process=True))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(names=st.lists(st.sampled_from(["user/local/a", "user/local/b", "registry/x/a", "user/*"]), max_size=3))
 def test_a_secret_without_a_grant_is_never_passed(names: list[str]) -> None:
     stored = StoredSecret("KEY", 1, SecretScope(), tuple(SecretGrant(name, "") for name in names))

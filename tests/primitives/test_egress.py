@@ -463,7 +463,7 @@ def test_traffic_that_is_not_tls_is_not_sent_to_the_tls_port() -> None:
     run(work, WEB)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 400))
 def test_no_invalid_client_hello_is_forwarded_or_breaks_the_proxy(noise: bytes, at: int) -> None:
     sound = hello("allowed.test")
@@ -479,7 +479,7 @@ def test_no_invalid_client_hello_is_forwarded_or_breaks_the_proxy(noise: bytes, 
     run(work, WEB)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.binary(min_size=1, max_size=200))
 def test_no_input_breaks_the_proxy(noise: bytes) -> None:
     async def work(stage: Stage) -> None:

@@ -75,7 +75,7 @@ def test_a_changed_record_has_another_etag(tmp_path: Path) -> None:
     assert len(set(marks)) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(place=st.integers(min_value=0, max_value=10_000), change=st.integers(min_value=1, max_value=255))
 def test_a_changed_byte_opens_nothing_and_loses_no_other_record(place: int, change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

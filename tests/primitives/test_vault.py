@@ -66,7 +66,7 @@ def test_a_secret_stores_its_hosts_its_form_and_its_grants(tmp_path: Path) -> No
 
 
 @pytest.mark.case("SEC-11")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(place=st.integers(min_value=0, max_value=10_000), change=st.integers(min_value=1, max_value=255))
 def test_a_flipped_byte_is_refused(place: int, change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

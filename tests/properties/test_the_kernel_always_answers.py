@@ -71,7 +71,7 @@ def check(answer: Answer) -> None:
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.req("K-ME-03", "F7")
 @pytest.mark.parametrize("verb", [verb.name for verb in VERBS])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(payload=payloads)
 def test_any_json_for_any_verb_is_answered(verb: str, payload: JsonObject, kernel: Kernel) -> None:
     check(asyncio.run(kernel.call(verb, payload)))
@@ -79,7 +79,7 @@ def test_any_json_for_any_verb_is_answered(verb: str, payload: JsonObject, kerne
 
 @pytest.mark.req("K-ME-03")
 @pytest.mark.parametrize("action", ACTIONS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     words=authored, item_id=st.none() | texts, item_type=st.sampled_from(["tool", "directive", "knowledge", "", "x"])
 )
@@ -92,7 +92,7 @@ async def test_any_arguments_for_any_action_are_answered(
     check(await kernel.call("execute", request))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(verb=st.text(max_size=20), payload=payloads)
 async def test_an_unknown_verb_is_not_found(verb: str, payload: JsonObject, kernel: Kernel) -> None:
     answer = await kernel.call(f"{verb}?", payload)
@@ -100,7 +100,7 @@ async def test_an_unknown_verb_is_not_found(verb: str, payload: JsonObject, kern
     assert answer.content["code"] == "verb_not_found"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     text=st.text(max_size=400) | st.sampled_from(TELLING),
     name=st.sampled_from(["a.yaml", "a.py", "a.md", "a.json", "a.sh", "a"]),

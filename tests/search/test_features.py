@@ -70,7 +70,7 @@ def test_the_encoded_text_contains_source_item_and_parameters() -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_text_has_features(text: str) -> None:
     made = Card("project", "local", text, "1", name=text, description=text, parameters=((text, text),))
     assert all(sum(row) > 0 for row in counted(made).values())
@@ -88,7 +88,7 @@ def test_packed_vectors_are_nearly_equal() -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_computed_features_are_valid(text: str) -> None:
     made = Card("project", "local", text, "1", name=text, description=text, parameters=((text, text),))
     vector = pack_vectors(np.full((1, 384), 0.05, np.float32))[0]
@@ -116,7 +116,7 @@ def test_unsearchable_features_are_invalid(kept: CardFeatures) -> None:
 
 
 @given(st.binary(max_size=60), st.binary(min_size=SIZE, max_size=SIZE))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_valid_features_are_readable(words: bytes, vector: bytes) -> None:
     if is_sound(CardFeatures(words, vector)):
         stems, counts = unpack_words(words)

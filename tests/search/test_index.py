@@ -174,7 +174,7 @@ lists = st.lists(st.tuples(st.sampled_from(WORDS), texts), max_size=12, unique_b
 
 @pytest.mark.slow
 @given(steps=st.lists(lists, min_size=1, max_size=12), query=texts | st.text(max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_answer_depends_on_the_cards_and_not_on_the_indexing_order(
     steps: list[list[tuple[str, str]]], query: str
 ) -> None:

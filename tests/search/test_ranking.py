@@ -194,13 +194,13 @@ def test_an_item_without_a_shared_word_is_found_by_meaning_and_marked() -> None:
 
 
 @pytest.mark.parametrize("encoder", [None, Topics()])
-def test_the_best_hits_are_found_in_any_position_among_thousands(encoder: Encoder | None) -> None:
+def test_the_best_hits_are_found_in_any_position_among_hundreds(encoder: Encoder | None) -> None:
     best = [card(f"rain_in_city_{number}", "Weather: rain in a city") for number in range(5)]
-    others = [card(f"x{number}", f"Read a page about rain {'and more ' * (number % 40)}") for number in range(2_500)]
+    others = [card(f"x{number}", f"Read a page about rain {'and more ' * (number % 40)}") for number in range(600)]
 
     answers = [
         ranked("rain in the city", [*others[:place], *best, *others[place:]], limit=8, encoder=encoder)
-        for place in (0, 1_234)
+        for place in (0, 234)
     ]
 
     assert {*names(answers[0].hits)[:5]} == {one.tool_id for one in best}
@@ -284,7 +284,7 @@ encoders: st.SearchStrategy[Encoder | None] = st.sampled_from([None, Topics()])
 
 @pytest.mark.req("K-SE-02")
 @given(some=lists, query=queries, limit=st.integers(0, 15), encoder=encoders)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_answers_are_limited_ordered_matching_and_independent_of_card_order(
     some: list[tuple[str, str]], query: str, limit: int, encoder: Encoder | None
 ) -> None:
@@ -300,7 +300,7 @@ def test_answers_are_limited_ordered_matching_and_independent_of_card_order(
 
 
 @given(query=queries, some=lists)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_card_without_a_similar_word_is_found_by_words(query: str, some: list[tuple[str, str]]) -> None:
     strangers = [card(f"x{number}", "kiwi quartz") for number, _ in enumerate(some)]
 

@@ -136,7 +136,7 @@ def test_a_similar_request_is_found_among_very_many(encoder: Letters | None) -> 
     assert hits[0].card.tool_id == "parcel"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(uses=uses, name=st.sampled_from([*DESCRIPTIONS]), is_meant=st.booleans(), is_full=st.booleans())
 def test_no_remembered_use_outranks_an_exact_match(
     uses: list[tuple[str, str, bool]], name: str, is_meant: bool, is_full: bool
@@ -150,7 +150,7 @@ def test_no_remembered_use_outranks_an_exact_match(
     assert all(hit.score < 1 for hit in others)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(uses=uses, request=requests, is_meant=st.booleans())
 def test_no_item_is_lowered_and_an_unused_one_keeps_its_score(
     uses: list[tuple[str, str, bool]], request: str, is_meant: bool

@@ -543,7 +543,7 @@ def _replaced(value: Any, place: list[str | int], new: Json) -> Any:
 
 
 @given(data=st.data(), new=json_values)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_manifest_is_valid_or_refused(data: st.DataObject, new: Json) -> None:
     document = document_of(encode(a_release()))
     spoilt = _replaced(document, data.draw(st.sampled_from(_places(document))), new)
@@ -556,7 +556,7 @@ def test_any_manifest_is_valid_or_refused(data: st.DataObject, new: Json) -> Non
 
 
 @given(data=st.data(), new=json_values)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_index_gives_sound_versions_or_is_refused(data: st.DataObject, new: Json) -> None:
     spoilt = _replaced(INDEX, data.draw(st.sampled_from(_places(INDEX)[1:])), new)
     blobs = {**GOOD.blobs, GOOD.digest: GOOD.manifest}

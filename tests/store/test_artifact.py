@@ -79,7 +79,7 @@ def releases(draw: st.DrawFn) -> Release:
 
 
 @given(release=releases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_release_is_restored_from_its_artifact(release: Release) -> None:
     artifact = encode(release)
 

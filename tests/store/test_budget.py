@@ -289,7 +289,7 @@ STEPS = st.lists(
 def test_a_random_tree_never_overspends_and_its_sums_balance(store_url: str) -> None:
     database = open_database(store_url)
 
-    @settings(max_examples=100 if database.is_embedded else 25, deadline=None)
+    @settings(max_examples=40 if database.is_embedded else 25, deadline=None)
     @given(STEPS)
     def check(steps: list[tuple[str, int, int, int]]) -> None:
         owner = f"{randbits(64)}"

@@ -117,7 +117,7 @@ def test_the_sqlite_of_the_standard_library_works_too(sqlite_url: str, begin: Be
 def test_a_missing_driver_is_reported_with_the_command_to_install_it(begin: Begin) -> None:
     said, failed = begin(WITHOUT, "psycopg", "postgresql://127.0.0.1:1/kiwi").communicate(timeout=30)
     assert failed == ""
-    assert "pip install 'kiwi-mcp[postgres]'" in said
+    assert "-m uv pip install 'psycopg[binary]>=3.2,<4'" in said
 
 
 def test_the_whole_process_uses_one_sqlite_library(begin: Begin) -> None:

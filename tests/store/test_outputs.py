@@ -107,7 +107,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(value=json_values, length=st.integers(1, 50))
 def test_the_pages_of_a_result_add_up_to_the_result(
     value: Json, length: int, tmp_path_factory: pytest.TempPathFactory

@@ -152,7 +152,7 @@ def test_the_store_refuses_to_change_or_remove_a_receipt(receipts: Receipts, dat
     assert faults(receipts) == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=st.lists(st.text(), min_size=1, max_size=4))
 def test_any_text_makes_a_valid_receipt(sqlite_url: str, words: list[str]) -> None:
     database = open_database(sqlite_url)

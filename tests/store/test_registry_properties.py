@@ -81,7 +81,7 @@ def latest_of(yanked: dict[str, bool]) -> str:
 
 @pytest.mark.slow
 @given(steps)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_there_is_always_exactly_one_correct_latest_version(changes: list[tuple[str, str]]) -> None:
     with TemporaryDirectory() as folder:
         database = open_database(f"sqlite://{Path(folder).resolve()}/registry.db")

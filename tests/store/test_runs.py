@@ -299,7 +299,7 @@ def test_every_status_is_recorded(runs: Runs) -> None:
         assert runs.list(RunFilter(status=status)) == (run,)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**48 - 1), st.integers(0, 2**80 - 1)), min_size=2, max_size=5))
 def test_ids_are_ordered_by_time(moments: list[tuple[int, int]]) -> None:
     ids = [run_id(*moment) for moment in moments]

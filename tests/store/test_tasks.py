@@ -147,7 +147,7 @@ def test_a_list_can_be_filtered_by_id_prefix(tasks: Tasks) -> None:
     assert {task.id[:2] for task in tasks.list(NOW, limit=9, prefix="f")} == {"f0"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(texts=st.lists(st.text(max_size=30), min_size=4, max_size=4))
 def test_any_text_is_stored_approximately(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     database = open_database(f"sqlite://{tmp_path_factory.mktemp('tasks')}/store.db")

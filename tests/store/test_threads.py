@@ -568,7 +568,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(st.characters()), VALUES, max_size=3), min_size=1, max_size=4), st.integers(0, 5)
 )

@@ -657,7 +657,7 @@ def sources_of(
     trust_file = space.user / TRUST_FILE
     project = FolderSource("project", space.project_ai, cache=space.cache, trust_file=trust_file)
     user = FolderSource("user", space.user, cache=space.cache, trust_file=trust_file)
-    builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", rest=1.0)
+    builtin = FolderSource("builtin", BUILTIN, namespace="kiwi", cache=space.cache, rest=1.0)
     published = (RegistrySource(registry, space.cache, trust_file),) if registry else ()
     offered = (McpSource(definitions, space),) if definitions else ()
     # In the folder above the user's own `.ai`, the items are the user's, with the same names as everywhere else.

@@ -192,7 +192,7 @@ def seed(registry: Registry, release: str) -> None:
     source = f"kiwi:{release}"
     if registry.cursor(source).seq:
         return
-    releases = tuple(map(CheckedRelease.of, seeds()))
+    releases = _checked_seeds()
     try:
         registry.publish(releases, is_seeding=True)
     except VersionConflict:
@@ -204,13 +204,18 @@ def seed(registry: Registry, release: str) -> None:
 def unseeded(registry: Registry) -> Sequence[VersionName]:
     """Return the names of this release of Kiwi under which a registry holds something else."""
     stored = {one.name: one for one in registry.find(namespace=BUILTIN_NAMESPACE, is_all_versions=True)}
-    return [one.name for one in seeds() if (known := stored.get(one.name)) and not is_same_content(known, one)]
+    return [one.name for one in _checked_seeds() if (known := stored.get(one.name)) and not is_same_content(known, one)]
 
 
 @cache
 def shipped_digests() -> frozenset[str]:
     """Return the digests of all that this release of Kiwi brings along."""
-    return frozenset(release.digest for release in seeds())
+    return frozenset(release.digest for release in _checked_seeds())
+
+
+@cache
+def _checked_seeds() -> tuple[CheckedRelease, ...]:
+    return tuple(map(CheckedRelease.of, seeds()))
 
 
 def seeds() -> Iterator[Release]:

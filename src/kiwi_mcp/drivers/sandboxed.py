@@ -210,7 +210,8 @@ def _watch(profile: SandboxProfile, space: Space) -> NameWatch | None:
     watched = [path for path in profile.writable if not any(map(Path(path).is_relative_to, (user, cache)))]
     if not watched:
         return None
-    return NameWatch(watched, space.user / "state" / "quarantine", skipped=(user, cache), projects=profile.closed)
+    place = space.user / "state" / "quarantine"
+    return NameWatch(watched, place, (user, cache), projects=profile.closed, repositories=profile.repositories)
 
 
 @lru_cache(maxsize=256)

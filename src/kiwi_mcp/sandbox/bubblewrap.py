@@ -25,7 +25,7 @@ from kiwi_mcp.sandbox.backend import Launch, SandboxExit, SelfTest, failed, neve
 from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.limits import counting, limiting, start_limited
-from kiwi_mcp.sandbox.process_setup import OpenedGrant, prepare
+from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
 from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, open_root_launcher, staged_path
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
 from kiwi_mcp.sandbox.self_test import self_test
@@ -205,9 +205,7 @@ class Bubblewrap(Struct, frozen=True):
             if owner is None or profile.hosts:
                 arguments.words.append("--unshare-net")
             arguments.words += _scratch(profile.limits.tmp_bytes)
-            way = self._give(made.grants, profile, arguments, owner, keep)
-            if made.hidden:
-                arguments.words += _covered(made.hidden)
+            way = self._give(made, profile, arguments, owner, keep)
             arguments.words += ("--remount-ro", "/", "--chdir", made.folder)
             for name, value in made.inside.items():
                 arguments.words += ("--setenv", name, value)
@@ -251,19 +249,18 @@ class Bubblewrap(Struct, frozen=True):
 
     def _give(
         self,
-        grants: Sequence[OpenedGrant],
+        made: ProcessSetup,
         profile: SandboxProfile,
         arguments: Instructions,
         owner: int | None,
         keep: ExitStack,
     ) -> _Way:
-        """Lay the grants into the sandbox, and return how it is started so that it has them."""
+        """Lay the grants into the sandbox, hide what it must not see, and return how it is started."""
+        grants = made.grants
         # The processes inside are counted by these words, unless a group counts them all together.
         counted = counting(str(self.prlimit), profile.limits) if self.groups is None else ()
         if owner is None:
-            for grant in grants:
-                bind = "--bind-fd" if grant.is_writable else "--ro-bind-fd"
-                arguments.words += (bind, arguments.lend(grant.descriptor), grant.path)
+            arguments.words += _laid(grants, [arguments.lend(one.descriptor) for one in grants], "-fd", made.hidden)
             counted = counted if profile.hosts else ()
             group, bound = self._bound(profile, arguments, None, keep)
             return _Way((), counted, bound, partial(start_limited, profile.limits), group)
@@ -273,8 +270,7 @@ class Bubblewrap(Struct, frozen=True):
             )
         except OSError as fault:
             raise unlaid(fault) from fault
-        for index, grant in enumerate(grants):
-            arguments.words += ("--bind" if grant.is_writable else "--ro-bind", staged_path(index), grant.path)
+        arguments.words += _laid(grants, [staged_path(index) for index in range(len(grants))], "", made.hidden)
         group, bound = self._bound(profile, arguments, cell, keep)
         if owner == UNPRIVILEGED_ID:
             return _Way((), counted, bound, partial(cell.start_as, UNPRIVILEGED_ID, profile.limits), group)
@@ -326,11 +322,25 @@ def _made(base: BaseFileSystem, arguments: Instructions) -> Iterator[str]:
         yield from ("--perms", "0644", "--file", arguments.file_of(content), path)
 
 
-def _covered(hidden: Iterable[str]) -> Iterator[str]:
-    """Yield the options that mount an empty folder or file over each hidden path. A missing path needs none."""
+def _laid(grants: Sequence[OpenedGrant], sources: Sequence[str], kind: str, hidden: Iterable[str]) -> Iterator[str]:
+    """Yield the options that mount the grants, and an empty folder or file over each hidden path.
+
+    A missing path needs none. A grant that stays visible below a hidden folder is mounted on the empty one.
+    """
+    binds = [
+        (grant, (f"--{'' if grant.is_writable else 'ro-'}bind{kind}", source, grant.path))
+        for grant, source in zip(grants, sources, strict=True)
+    ]
+    for grant, words in binds:
+        if not grant.is_shown:
+            yield from words
     for path in hidden:
         if os.path.isdir(path):  # noqa: PTH112 - at every start
-            yield from ("--perms", "0555", "--tmpfs", path, "--remount-ro", path)
+            yield from ("--perms", "0555", "--tmpfs", path)
+            for grant, words in binds:
+                if grant.is_shown and grant.path.startswith(f"{path}/"):
+                    yield from words
+            yield from ("--remount-ro", path)
         elif os.path.exists(path):  # noqa: PTH110 - as above
             yield from ("--ro-bind", "/dev/null", path)
 

@@ -12,6 +12,7 @@ from operator import methodcaller
 from stat import S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import CommandMissing, InvalidRequest, IsolationUnavailable
 from kiwi_mcp.domain.isolation import SandboxProfile
@@ -20,9 +21,10 @@ from kiwi_mcp.domain.plan import ProcessSpec
 from kiwi_mcp.domain.process import PROXY, Handover
 from kiwi_mcp.sandbox.backend import ungrantable
 from kiwi_mcp.sandbox.command_files import ProgramFolders, known_program
+from kiwi_mcp.sandbox.git_folder import GIT_NAMES, MOST_GIT_FOLDERS, NESTED, git_files
 from kiwi_mcp.sandbox.levels import HOME, TMP, BaseFileSystem, base_profile, demands
 from kiwi_mcp.sandbox.linux import open_beneath
-from kiwi_mcp.sandbox.placeholder import make_placeholders
+from kiwi_mcp.sandbox.placeholder import is_placeholder, make_placeholders
 
 _ITS_OWN = ("/", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp")  # noqa: S108 - names of places, nothing is written
 """Folders of which every private file system has its own."""
@@ -38,6 +40,8 @@ class OpenedGrant(Struct, frozen=True):
     is_writable: bool
     is_folder: bool
     owner: int
+    is_shown: bool = False
+    """Whether it stays visible although the folder around it is hidden: what Kiwi installed for the process."""
 
 
 def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack) -> tuple[OpenedGrant, ...]:
@@ -51,13 +55,18 @@ def open_grants(profile: SandboxProfile, needed: Iterable[str], keep: ExitStack)
         outer = path
         while (outer := outer.rpartition("/")[0]) and outer not in opened:
             pass
+        is_shown = not wanted[path] and _is_below(path, profile.hidden) and _is_below(path, profile.trusted)
         # One inside a folder that has the same access is given with the folder.
-        if outer not in opened or opened[outer].is_writable != wanted[path]:
-            opened[path] = _open_grant(path, keep, is_writable=wanted[path])
+        if outer not in opened or opened[outer].is_writable != wanted[path] or is_shown > opened[outer].is_shown:
+            opened[path] = _open_grant(path, keep, is_writable=wanted[path], is_shown=is_shown)
     return tuple(opened.values())
 
 
-def _open_grant(path: str, keep: ExitStack, *, is_writable: bool) -> OpenedGrant:
+def _is_below(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)
+
+
+def _open_grant(path: str, keep: ExitStack, *, is_writable: bool, is_shown: bool) -> OpenedGrant:
     if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
         raise ungrantable(path, "it is not an absolute path in its plain form", _NAME_IT)
     if path in _ITS_OWN or path.startswith(_NEVER):
@@ -73,7 +82,7 @@ def _open_grant(path: str, keep: ExitStack, *, is_writable: bool) -> OpenedGrant
     state = os.fstat(descriptor)
     if not S_ISDIR(state.st_mode) and not S_ISREG(state.st_mode):
         raise ungrantable(path, "it is neither a folder nor a regular file", _NAME_IT)
-    return OpenedGrant(path, descriptor, is_writable, S_ISDIR(state.st_mode), state.st_uid)
+    return OpenedGrant(path, descriptor, is_writable, S_ISDIR(state.st_mode), state.st_uid, is_shown)
 
 
 def _reason(fault: OSError) -> str:
@@ -91,16 +100,21 @@ def _reason(fault: OSError) -> str:
 
 
 def protected_grants(
-    grants: Sequence[OpenedGrant], base: BaseFileSystem, keep: ExitStack, projects: Sequence[str] = ()
+    grants: Sequence[OpenedGrant],
+    base: BaseFileSystem,
+    keep: ExitStack,
+    projects: Sequence[str] = (),
+    repositories: Sequence[str] = (),
 ) -> Iterator[OpenedGrant]:
     """Yield the protected names at the top of writable folders, open, to be mounted read-only.
 
     `projects` are folders that Kiwi reads settings from: one inside a writable folder is protected like its top.
+    `repositories` are git folders that may be changed, except for what git runs or reads as configuration.
     """
     for grant in grants:
         if grant.is_writable and grant.is_folder:
             for top in (grant, *_projects_in(grant, projects, keep)):
-                yield from _protected_in(top, base, keep)
+                yield from _protected_in(top, base, keep, repositories)
 
 
 def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -> Iterator[OpenedGrant]:
@@ -110,7 +124,9 @@ def _projects_in(grant: OpenedGrant, projects: Sequence[str], keep: ExitStack) -
                 yield _opened(grant, path.removeprefix(f"{grant.path}/"), keep)
 
 
-def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> Iterator[OpenedGrant]:
+def _protected_in(
+    top: OpenedGrant, base: BaseFileSystem, keep: ExitStack, repositories: Sequence[str]
+) -> Iterator[OpenedGrant]:
     try:
         if not make_placeholders(top.descriptor, base.protected, keep):
             raise ungrantable(top.path, "another process has locked it", "Try again when that process has ended.")
@@ -127,7 +143,9 @@ def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> It
             continue
         keep.callback(os.close, descriptor)
         mode = os.fstat(descriptor).st_mode
-        if S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
+        if S_ISDIR(mode) and path in repositories and not is_placeholder(path):
+            yield from _repository(path, descriptor, keep)
+        elif S_ISDIR(mode) or S_ISREG(mode) or S_ISSOCK(mode):
             yield _read_only(path, descriptor)
         elif S_ISLNK(mode) and base.may_be_link(name):
             # Nothing can be mounted on a link itself: what it leads to is protected, and a changed link is put back.
@@ -139,6 +157,32 @@ def _protected_in(top: OpenedGrant, base: BaseFileSystem, keep: ExitStack) -> It
             raise ungrantable(
                 path, "it must stay as it is, and a link cannot be protected", "Grant folders below it instead."
             )
+
+
+def _repository(path: str, descriptor: int, keep: ExitStack) -> Iterator[OpenedGrant]:
+    """Yield a git folder as writable, then what git runs or obeys in it as read-only.
+
+    The folders around those are mounted too: a mount cannot be renamed, so none can be put in the place of another.
+    """
+    git = replace(_read_only(path, descriptor), is_writable=True)
+    yield git
+    found = [one for one in git_files(path) if not one.is_link]
+    folders = sorted({outer for one in found for outer in one.around})
+    fixed = [one.path for one in found]
+    if len(folders) > MOST_GIT_FOLDERS:
+        fixed, folders = [*(one.path for one in found if not one.around), *(f"{path}/{name}" for name in NESTED)], []
+    opened = [git, *(replace(_opened(git, one.removeprefix(f"{path}/"), keep), is_writable=True) for one in folders)]
+    yield from opened[1:]
+    for around in opened:
+        if around is git or os.path.isfile(f"{around.path}/HEAD"):  # noqa: PTH113 - at every start
+            if not make_placeholders(around.descriptor, GIT_NAMES, keep):
+                raise ungrantable(
+                    around.path, "another process has locked it", "Try again when that process has ended."
+                )
+            fixed += [f"{around.path}/{name}" for name in GIT_NAMES]
+    for one in dict.fromkeys(fixed):
+        with suppress(OSError):  # it is gone, or there never was one
+            yield _opened(git, one.removeprefix(f"{path}/"), keep)
 
 
 def _opened(top: OpenedGrant, path: str, keep: ExitStack) -> OpenedGrant:
@@ -250,7 +294,8 @@ def prepare(spec: ProcessSpec, profile: SandboxProfile, keep: ExitStack) -> Proc
     state = (own.st_ino, own.st_ctime_ns, target.st_dev, target.st_ino, target.st_ctime_ns)
     program = known_program(found, state, base_profile().covers, around)
     granted = open_grants(profile, program.roots, keep)
-    shields = protected_grants(granted, base_profile(), keep, profile.closed) if profile.writable else ()
+    around_git = profile.repositories
+    shields = protected_grants(granted, base_profile(), keep, profile.closed, around_git) if profile.writable else ()
     return ProcessSetup(
         argv=(program.path, *spec.argv[1:]),
         granted=granted,

@@ -13,6 +13,7 @@ from types import ModuleType
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import InvalidRequest, StoreDamaged, StoreNewer, StoreUnavailable
+from kiwi_mcp.domain.extras import install_line
 from kiwi_mcp.domain.patterns import lazy_pattern
 from kiwi_mcp.domain.times import moment
 from kiwi_mcp.store import migrations
@@ -134,5 +135,5 @@ def _module(url: str) -> ModuleType:
     except ImportError as error:
         raise StoreUnavailable(
             f"{masked(url)} needs a package that is not installed: {error.name}.",
-            suggestion=f"Install it: pip install 'kiwi-mcp[{dialect}]'.",
+            suggestion=f"Install it: {install_line(dialect)}.",
         ) from error

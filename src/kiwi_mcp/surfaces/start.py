@@ -47,13 +47,15 @@ def _leave(codes: Sequence[int]) -> None:
 def main() -> None:
     """Run the command that the arguments name."""
     words = sys.argv[1:]
+    if not words and not load("cli.help").show_start():
+        words = ["status"]
     if words in (["version"], ["--version"]):
         sys.stdout.write(f"{__version__}\n")
     elif words[:1] == ["serve"] and (project := named_project(words[1:])) is not None:
         serve(project)
     elif words[:1] == ["__complete"]:
         load("cli.completion").complete(words[1:])
-    elif not load("cli.help").show(words):
+    elif words and not load("cli.help").show(words):
         load("cli.app").main(words, load)
 
 

@@ -74,7 +74,7 @@ def opaque_for(dialect: str, message: Message) -> Message:
 
 
 @dialects
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(conversation=conversations, system=texts.map(str.strip))
 def test_any_conversation_is_a_valid_request(dialect: str, conversation: list[Message], system: str) -> None:
     own = tuple(opaque_for(dialect, message) for message in conversation)
@@ -85,7 +85,7 @@ def test_any_conversation_is_a_valid_request(dialect: str, conversation: list[Me
 
 
 @dialects
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(turns=st.lists(st.tuples(texts, st.lists(json_texts, max_size=3), texts), min_size=1, max_size=6))
 def test_each_request_of_a_thread_begins_with_the_one_before(
     dialect: str, turns: list[tuple[str, list[str], str]]
@@ -120,7 +120,7 @@ def events_of(dialect: str, turn: ScriptedTurn, size: int) -> list[ServerEvent]:
 
 
 @dialects
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     text=texts,
     reasoning=texts,
@@ -145,7 +145,7 @@ def test_a_reply_survives_its_stream(dialect: str, text: str, reasoning: str, as
 
 
 @dialects
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=texts, asked=st.lists(json_texts, max_size=3), end=st.integers(0, 60))
 def test_a_stream_that_ends_anywhere_has_no_partial_calls(dialect: str, text: str, asked: list[str], end: int) -> None:
     made = tuple(ScriptedCall("search", one, f"call_{number}") for number, one in enumerate(asked))
@@ -163,7 +163,7 @@ def test_a_stream_that_ends_anywhere_has_no_partial_calls(dialect: str, text: st
 
 
 @dialects
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(parts=replies)
 def test_what_a_model_said_is_sent_back_unchanged(dialect: str, parts: list[MessagePart]) -> None:
     known = [part for part in parts if not isinstance(part, ToolCallPart) or _is_object(part.arguments)]

@@ -76,7 +76,7 @@ anything: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(params=st.dictionaries(st.sampled_from(["level", "data", "logger", "else"]), anything))
 def test_any_log_message_becomes_a_short_line(params: JsonObject) -> None:
     [line] = noted(params)

@@ -150,20 +150,20 @@ answers = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(answer=answers, outputs=st.sampled_from([{}, SCHEMA]))
 def test_any_server_answer_can_be_passed_on(answer: JsonObject, outputs: JsonObject) -> None:
     outcome = outcome_of(CALL, answer, outputs)
     compact([outcome.result, outcome.passed]).encode()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(line=st.binary(max_size=200) | anything.map(lambda value: str(value).encode(errors="replace")))
 def test_any_server_output_is_a_message_or_ignored(line: bytes) -> None:
     list(_messages(line))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(words=st.text(alphabet=st.characters() | st.sampled_from("\x1b[]\x07\x9b31m;")))
 def test_text_of_servers_contains_no_terminal_control(words: str) -> None:
     assert not {"\x1b", "\x07", "\x9b", "\r", "\x08"} & set(strip_controls(words))

@@ -158,14 +158,14 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(value=json_values)
 def test_any_json_is_parsed_unchanged(value: Json) -> None:
     heard = parse(json.dumps(value).encode())
     assert heard.value == json.loads(json.dumps(value)) or heard.is_repaired
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(output=st.binary(max_size=200))
 def test_no_output_breaks_the_parser(output: bytes) -> None:
     with suppress(NotJsonOutput):

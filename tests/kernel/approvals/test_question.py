@@ -103,7 +103,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=10), values, max_size=4))
 def test_any_question_is_plain_text_with_the_expected_number_of_lines(inputs: dict[str, Json]) -> None:
     response = words(inputs, "/p")

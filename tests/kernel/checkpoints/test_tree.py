@@ -57,7 +57,7 @@ def standing(root: Path) -> dict[str, object]:
     return dict(survey(root, paths, "sha256").entries)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(before=trees, after=trees)
 def test_any_change_can_be_restored(before: Tree, after: Tree) -> None:
     with TemporaryDirectory() as folder:

@@ -436,7 +436,7 @@ SERVER_WORDS = st.dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(servers=st.dictionaries(WORDS, SERVER_WORDS, max_size=4))
 def test_any_server_entry_is_read_or_refused(servers: dict[str, Json]) -> None:
     try:
@@ -449,7 +449,7 @@ def test_any_server_entry_is_read_or_refused(servers: dict[str, Json]) -> None:
 KEYS = st.text(alphabet="abcdefghjkmnpqrstuvwxyz23456789", min_size=8, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(key=KEYS.filter(lambda key: not is_filler(key) and key not in "authorization bearer servers"))
 def test_a_secret_literal_is_never_in_a_manifest(key: str) -> None:
     server: JsonObject = {"command": "npx", "args": ["--password", key], "env": {"MY_SECRET": key}}

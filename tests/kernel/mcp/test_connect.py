@@ -279,7 +279,7 @@ ENTRY: Json = {"command": COMMAND, "args": ["serve"]}
 PATH = ("mcpServers", "kiwi")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(root=ROOTS, servers=SERVERS | st.none(), indent=INDENTS)
 def test_any_configuration_gains_the_entry_and_nothing_else(
     root: dict[str, Json], servers: dict[str, Json] | None, indent: int | str | None
@@ -325,7 +325,7 @@ def loose_texts(draw: st.DrawFn, value: Json) -> str:
     return gap() + spell(value) + gap()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), root=ROOTS, servers=SERVERS)
 def test_a_configuration_with_comments_anywhere_gains_the_entry_and_loses_it(
     data: st.DataObject, root: dict[str, Json], servers: dict[str, Json]
@@ -343,7 +343,7 @@ def test_a_configuration_with_comments_anywhere_gains_the_entry_and_loses_it(
     assert len(set(comments)) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet='{}[]",:/*\\ \n1a', max_size=40))
 def test_any_text_is_read_with_its_length_preserved_or_refused(text: str) -> None:
     assert len(plain(text)) == len(text)

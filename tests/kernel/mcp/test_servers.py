@@ -590,7 +590,7 @@ LISTINGS = st.dictionaries(NAMES, st.sampled_from(["one", "two"]), max_size=4)
 
 
 @given(st.lists(st.tuples(LISTINGS, st.sets(NAMES)), max_size=8))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_definition_is_accepted_only_as_it_is_currently_offered(
     steps: list[tuple[dict[str, str], set[str]]],
 ) -> None:

@@ -255,7 +255,7 @@ def test_status_changes_are_sentences(kiwi: Kiwi, filled: Machine) -> None:
 
 
 def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> None:
-    assert kiwi("list", "--namespace", "acme").output == snapshot(
+    assert kiwi("registry", "list", "--namespace", "acme").output == snapshot(
         (
             0,
             [
@@ -265,7 +265,7 @@ def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> Non
             ["2 items in HOME/.ai/state/registry.db"],
         )
     )
-    assert kiwi("list", "--limit", "1").output == snapshot(
+    assert kiwi("registry", "list", "--limit", "1").output == snapshot(
         (
             0,
             ["acme/tick  1.1.0      script       Says a word called tick"],
@@ -275,7 +275,7 @@ def test_lists_and_verification_are_readable(kiwi: Kiwi, filled: Machine) -> Non
             ],
         )
     )
-    assert len(json.loads(kiwi("list", "--type", "primitive", "--json").out)["items"]) == 2
+    assert len(json.loads(kiwi("registry", "list", "--type", "primitive", "--json").out)["items"]) == 2
     assert kiwi("verify").output == snapshot(
         (0, [], ["Everything is as it was sealed: 29 versions in HOME/.ai/state/registry.db"])
     )

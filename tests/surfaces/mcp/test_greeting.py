@@ -176,7 +176,7 @@ METAS = st.none() | st.dictionaries(st.sampled_from(["progressToken", "progress_
 
 @pytest.mark.slow
 @given(CAPABILITIES, CLIENTS, METAS, st.text(max_size=3))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_no_handshake_is_accepted_that_the_sdk_would_refuse(
     capabilities: JsonObject, client: JsonObject, meta: JsonObject | None, version: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_no_handshake_is_accepted_that_the_sdk_would_refuse(
 
 
 @given(CAPABILITIES, CLIENTS | st.none(), st.dictionaries(st.sampled_from(["progressToken", "z"]), VALUES))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_no_envelope_is_accepted_that_the_sdk_would_refuse(
     capabilities: JsonObject, client: JsonObject | None, more: JsonObject
 ) -> None:

@@ -33,7 +33,7 @@ def expected(data: bytes, limit: int) -> list[bytes]:
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"long line"])), st.lists(st.integers(0, 400)))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_chunk_boundaries_never_change_lines(parts: list[bytes], cuts: list[int]) -> None:
     data = b"".join(parts)
     assert fed(data, cuts, limit=12) == expected(data, limit=12)

@@ -109,7 +109,7 @@ NAMES = st.lists(st.text("abcxyz-_.123", min_size=1, max_size=80), max_size=60)
 
 
 @given(NAMES, NAMES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_all_definitions_stay_within_their_bounds_with_any_number_of_sources(
     servers: list[str], namespaces: list[str]
 ) -> None:

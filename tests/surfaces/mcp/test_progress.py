@@ -30,7 +30,7 @@ class Client:
 
 
 @given(st.lists(REPORTS, max_size=30))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_progress_only_grows(reports: list[Progress]) -> None:
     response: list[float] = []
     for progress in reports:

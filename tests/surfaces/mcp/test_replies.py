@@ -42,7 +42,7 @@ def test_a_newer_client_gets_structured_content_and_a_text_summary(revision: str
 
 
 @given(st.dictionaries(st.text(max_size=3), ANYTHING, max_size=4))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_any_answer_can_be_sent(content: JsonObject) -> None:
     for revision in ("2025-03-26", "2025-06-18"):
         result = as_result(Answer(content), revision=revision)

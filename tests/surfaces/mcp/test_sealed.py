@@ -49,7 +49,7 @@ def test_a_state_reveals_nothing() -> None:
     assert CALL.encode() not in raw
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(where=st.integers(min_value=0), letter=st.characters())
 def test_a_changed_state_is_refused(where: int, letter: str) -> None:
     seal = StateCodec()
@@ -59,7 +59,7 @@ def test_a_changed_state_is_refused(where: int, letter: str) -> None:
     assert seal.open(changed, CALL) == ("ticket" if changed == state else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=9_000))
 def test_any_other_state_is_refused(text: str) -> None:
     assert StateCodec().open(text, CALL) is None

@@ -203,7 +203,7 @@ async def replies_to(lines: Sequence[bytes], *, met_by_stage_one: int) -> list[d
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from([*REQUESTS, *SILENT]), max_size=6), st.integers(0, 6))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 def test_at_any_handover_point_of_stage_one_the_replies_match_the_sdk(lines: list[bytes], split: int) -> None:
     alone = asyncio.run(replies_to(lines, met_by_stage_one=0))
     assert asyncio.run(replies_to(lines, met_by_stage_one=split)) == alone

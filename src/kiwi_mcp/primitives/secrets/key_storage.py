@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from kiwi_mcp.domain.errors import StoreDamaged, StoreUnavailable
+from kiwi_mcp.domain.extras import install_line
 
 KEY_BYTES = 32
 
@@ -146,8 +147,8 @@ def _asked(ask: Callable[[Keyring], _T]) -> _T:
     if ring is None:
         raise StoreUnavailable(
             "The key of the secrets belongs in the keyring of the system, and there is none.",
-            suggestion="Install Kiwi with its extra `keyring` in a session that has a keyring, or keep the key "
-            "in a file: `kiwi secrets seal file`.",
+            suggestion=f"Install the extra `keyring`: {install_line('keyring')}, in a session that has a keyring; or "
+            "keep the key in a file: `kiwi secrets seal file`.",
         )
     return _within(_KEYRING_TIMEOUT, lambda: ask(ring))
 

@@ -195,7 +195,7 @@ async def pull(
     if name.namespace == BUILTIN_NAMESPACE:
         raise InvalidRequest(
             f"{name} comes with Kiwi, and is not taken from elsewhere.",
-            suggestion="Use the one that is here: `kiwi list --namespace kiwi`.",
+            suggestion="Use the one that is here: `kiwi registry list --namespace kiwi`.",
         )
     asked = {name: (snapshot.versions[name], snapshot.closures[name])}
     _refuse_conflicts(asked, _hashes(target_has))

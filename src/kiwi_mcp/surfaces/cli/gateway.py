@@ -11,6 +11,7 @@ from kiwi_mcp.domain.errors import ProjectPathInvalid
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_text
 from kiwi_mcp.kernel.paths import project_around, user_space
 from kiwi_mcp.kernel.settings import registry_settings
+from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.surfaces.cli.help import UsageError
 from kiwi_mcp.surfaces.cli.inputs import here
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
@@ -57,6 +58,8 @@ def serve(_: CommandRow, options: Options) -> int:
         bool(options.get("any_project")),
         socket=socket,
     )
+    if missing := start_tracing():
+        talk(f"warning: {missing}")
     gateway.serve(user, registry_settings(user), listening, partial(_announce, bool(options.get("json"))))
     return 0
 

@@ -27,15 +27,14 @@ JSON: OptionRow = {
     "help": "Print the answer as JSON.",
 }  # fmt: skip
 _COLUMN = 30
-_OTHERS = ("chat", "worker", "up", "serve", "help", "call", "completion", "version")
+_OTHERS = ("status", "list", "chat", "worker", "up", "serve", "help", "call", "completion", "version")
 _ABOUT = "Kiwi: one place for your tools, and one interface through which models and programs use them."
 _START = f"""{_ABOUT}
 
-  kiwi init                     create the .ai folder of this project
-  kiwi mcp import               add the MCP servers of your clients
+  kiwi setup                    use the MCP servers of your clients through Kiwi
+  kiwi init                     create the .ai folder of this project, for tools of your own
   kiwi search WHAT YOU NEED     find a tool
   kiwi run ITEM name=value      run it
-  kiwi mcp connect CLIENT       use Kiwi from an MCP client
   kiwi doctor                   check this installation
 
 `kiwi --help` lists all commands, `kiwi help` the guides.
@@ -62,9 +61,6 @@ def table() -> CommandTable:
 
 def show(words: Sequence[str]) -> bool:
     """Print the page that was asked for; False if a command was."""
-    if not words:
-        sys.stdout.write(_START)
-        return True
     before = words[: words.index("--")] if "--" in words else words
     named = [word for word in before if word not in HELP]
     is_group = " ".join(words) in table()["groups"] and not any((*_by_path(words), *_by_alias(words)))
@@ -74,6 +70,15 @@ def show(words: Sequence[str]) -> bool:
         sys.stdout.write(_page(named))
     except UsageError:
         return False  # the command line is refused like any other one
+    return True
+
+
+def show_start() -> bool:
+    """Print the first steps if nothing was done here yet; False if there is a state to show."""
+    user = os.path.expanduser(os.environ.get("USER_SPACE") or "~/.ai")  # noqa: PTH111 - without pathlib
+    if any(os.path.exists(f"{user}/{name}") for name in ("state/registry.db", "registry.yaml")):  # noqa: PTH110 - the same
+        return False
+    sys.stdout.write(_START)
     return True
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import stat
+import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.primitives.telemetry import start_tracing
 from kiwi_mcp.store.principals import STDIO
 from kiwi_mcp.surfaces.mcp.calls import Calls
 from kiwi_mcp.surfaces.mcp.fast_path import FastPath
@@ -224,6 +226,8 @@ _KEPT = 64
 
 def run(wire: StdioPipe, opening: HandshakeResult, project: str) -> None:
     """Serve the rest of a conversation that stage one has opened, with a kernel of its own."""
+    if missing := start_tracing():
+        sys.stderr.write(f"warning: {missing}\n")
     folder = Path(project).expanduser().absolute() if project else None
     kernel = Kernel(folder, is_owner=False, surface="mcp")
     calls = Calls(kernel.tasks, task_after=kernel.task_after, principal=principal)

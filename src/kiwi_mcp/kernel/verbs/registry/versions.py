@@ -184,7 +184,6 @@ def _list_view(response: RegistryListResponse) -> Iterator[ViewItem]:
     access=ANYONE,
     records=False,
     needs_rules=True,
-    aliases=("list",),
     shows=_list_view,
 )
 async def list_items(request: RegistryListRequest, context: VerbContext) -> RegistryListResponse:

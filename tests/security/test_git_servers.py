@@ -1,0 +1,142 @@
+"""An MCP server that may change a repository can commit there, and can change nothing that the owner's git runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kiwi_mcp.domain.json import as_object, as_text
+from kiwi_mcp.kernel import Answer
+
+Ask = Callable[..., Answer]
+pytestmark = [pytest.mark.case("FS-16"), pytest.mark.usefixtures("sandbox", "processes")]
+
+SHELL = """
+import json, subprocess, sys
+
+def answer(method, params):
+    if method == "initialize":
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}},
+                "serverInfo": {"name": "shell", "version": "1"}}
+    if method == "tools/list":
+        return {"tools": [{"name": "do", "inputSchema": {"type": "object"}}]}
+    done = subprocess.run(["sh", "-c", params["arguments"]["line"]], capture_output=True, text=True)
+    return {"content": [{"type": "text", "text": f"{done.returncode} {done.stdout}{done.stderr}"}]}
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message and message["method"] in {"initialize", "tools/list", "tools/call"}:
+        result = answer(message["method"], message.get("params", {}))
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+    elif "id" in message:
+        refusal = {"code": -32601, "message": "Method not found"}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": refusal}), flush=True)
+"""
+IDENTITY = "-c user.name=Ann -c user.email=ann@example.test"
+RUNS = "printf '#!/bin/sh\\ntouch PWNED\\n'"
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *IDENTITY.split(), "-c", "protocol.file.allow=always", *words],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a submodule and a further work tree."""
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    for folder in (inner, outer):
+        git(tmp_path, "init", "-q", "-b", "main", str(folder))
+        (folder / "a.txt").write_text("a")
+        git(folder, "add", "a.txt")
+        git(folder, "commit", "-qm", "first")
+    git(outer, "submodule", "--quiet", "add", str(inner), "libs/inner")
+    git(outer, "commit", "-qm", "submodule")
+    git(outer, "worktree", "add", "-q", str(tmp_path / "second"), "-b", "second")
+    return outer
+
+
+def started(ask: Ask, tmp_path: Path, repository: Path) -> Callable[[str], str]:
+    """Add a server, let it change the repository, and return what runs a line of shell in it."""
+    script = tmp_path / "server" / "shell.py"
+    script.parent.mkdir()
+    script.write_text(SHELL)
+    added = ask("mcp", action="add", server="shell", command=sys.executable, args=[str(script)])
+    assert added.content["status"] == "added", added.content
+    allowed = ask("mcp", action="allow", server="shell", write=[str(repository)])
+    assert allowed.content["status"] == "allowed", allowed.content
+    ask("approvals", action="rules_add", item="mcp/shell/*")
+
+    def do(line: str) -> str:
+        done = ask("execute", item_id="do", parameters={"line": f"cd {repository} && {line}"})
+        assert not done.is_error, done.content
+        return as_text(done.content["result"])
+
+    return do
+
+
+def test_a_server_commits_where_it_may_change_a_repository(ask: Ask, tmp_path: Path, repository: Path) -> None:
+    do = started(ask, tmp_path, repository)
+    commits = f"git {IDENTITY} commit -qm"
+    said = do(
+        f"echo b > b.txt && git add b.txt && {commits} second && git checkout -qb topic"
+        f" && cd libs/inner && echo c > c.txt && git add c.txt && {commits} inner"
+    )
+    assert said.startswith("0 "), said
+    assert git(repository, "log", "-1", "--format=%s %D") == "second HEAD -> topic, main\n"
+    assert git(repository / "libs/inner", "log", "-1", "--format=%s") == "inner\n"
+    assert git(repository, "status", "--porcelain").strip() == "M libs/inner"
+    planned = ask("execute", item_id="do", parameters={"line": "true"}, dry_run=True).content
+    assert as_object(as_object(planned["plan"])["jail"])["repositories"] == [f"{repository}/.git"]
+
+
+ATTACKS = {
+    "a hook": f"{RUNS} > .git/hooks/pre-commit && chmod +x .git/hooks/pre-commit",
+    "a setting": "git config core.fsmonitor ./evil",
+    "a setting of the work tree": "echo '[core]' > .git/config.worktree",
+    "an attribute": "echo '* filter=x' > .git/info/attributes",
+    "another git folder": "mv .git .old && cp -r .old .git",
+    "another hooks folder": "mv .git/hooks .git/old",
+    "a hook of the submodule": f"{RUNS} > .git/modules/libs/inner/hooks/post-checkout",
+    "a setting of the submodule": "git -C libs/inner config core.fsmonitor ./evil",
+    "another submodule": "mv .git/modules/libs .git/modules/old",
+    "another folder around the submodule": "mv .git/modules .git/old",
+    "another common folder": "echo /tmp > .git/worktrees/second/commondir",
+    "another work tree": "mv .git/worktrees/second .git/worktrees/third",
+}
+
+
+def test_a_server_changes_nothing_that_git_runs_or_obeys(ask: Ask, tmp_path: Path, repository: Path) -> None:
+    do = started(ask, tmp_path, repository)
+    before = {path: path.read_bytes() for path in (repository / ".git").rglob("config*")}
+    said = do("; ".join(f"({line}) 2>/dev/null && echo done: {name}" for name, line in ATTACKS.items()))
+    assert "done: " not in said
+    assert {path: path.read_bytes() for path in (repository / ".git").rglob("config*") if path.is_file()} == before
+    assert not (repository / ".git/hooks/pre-commit").exists()
+    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
+    assert not list(tmp_path.rglob("PWNED"))
+
+
+def test_links_and_settings_that_appear_in_a_repository_are_moved_away(
+    ask: Ask, tmp_path: Path, repository: Path
+) -> None:
+    profile = tmp_path / "profile"
+    profile.write_text("mine")
+    do = started(ask, tmp_path, repository)
+    do(
+        f"mkdir -p evil .git/modules/new/hooks && cp .git/config evil/ && echo ../evil > .git/commondir"
+        f" && ln -sf {profile} .git/COMMIT_EDITMSG && ln -s {profile} .git/logs/refs/heads/new"
+        f" && {RUNS} > .git/modules/new/hooks/post-checkout && cp .git/config .git/modules/new/config"
+    )
+    planted = ("commondir", "COMMIT_EDITMSG", "logs/refs/heads/new", "modules/new/config", "modules/new/hooks")
+    assert [name for name in planted if (repository / ".git" / name).exists()] == []
+    git(repository, "branch", "new")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
+    assert profile.read_text() == "mine"
