@@ -1,37 +1,54 @@
-"""Processor time of one turn of a thread without its model: journal, budget, request, one recorded call of an item.
+"""Processor time of one turn of a thread: journal, budget, request, one recorded call of an item.
 
+Without a model (recorded replies), and against a model on loopback beside the agent loops of others, in turns.
 Usage: agent_turns.py [TURNS...]
+       agent_turns.py --client ADDRESS TURNS...
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import to_builtins
 
 from kiwi_mcp import Kernel
 from kiwi_mcp.domain.calls import NO_CALLER
+from kiwi_mcp.domain.json import JsonObject, as_object
 from kiwi_mcp.domain.messages import ModelReply, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel.threads.cassette import Cassette, RecordedReplies, RecordedTurn
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
 from kiwi_mcp.kernel.threads.start import StartRequest, new_thread
 
-_PROVIDER = """tool_id: bench_llm
+_FOLDER = Path(__file__).parent
+_PEERS = _FOLDER.parent / ".venv" / "bench" / "agents" / "bin" / "python"
+_SDKS = ("openai SDK", "anthropic SDK")
+_FRAMEWORKS = ("smolagents", "openai-agents", "langgraph", "pydantic-ai")
+_FEW = 100
+"""The most turns that the frameworks are measured with: what they do in a turn grows with the conversation."""
+_KIWI = "Kiwi: journal, budget, recorded call"
+_ADDRESS = "127.0.0.1:9"
+_COUNTS = (10, 100, 1_000)
+_PROVIDER = """tool_id: bench_{count}
 tool_type: runtime
 executor: http_client
 version: "1.0.0"
 description: Recorded replies
 config:
   dialect: openai_chat
-  url: http://127.0.0.1:9/v1/chat/completions
-  models: {bench: {context: 100000000, max_output: 1024, price: free}}
-  tiers: {balanced: bench}
+  url: http://{address}/run{process}-{count}/{count}/execute/v1/chat/completions
+  models: {{bench: {{context: 100000000, max_output: 1024, price: free}}}}
+  tiers: {{balanced: bench}}
 """
 _DIRECTIVE = """# bench
 
@@ -54,7 +71,7 @@ _NOTE = "---\nid: note\ntitle: Note\nversion: 1.0.0\n---\nA kiwi is a bird.\n"
 async def measure_turns(counts: Sequence[int]) -> dict[int, float]:
     """Return the processor time of one turn in milliseconds, for threads with each number of turns."""
     with tempfile.TemporaryDirectory() as folder:
-        user, project = _home(Path(folder))
+        user, project = _home(Path(folder), _ADDRESS, (3, *counts))
         kernel = Kernel(project, user=user, cache=Path(folder, "cache"))
         try:
             await _run(kernel, 3)  # warm
@@ -63,10 +80,14 @@ async def measure_turns(counts: Sequence[int]) -> dict[int, float]:
             await kernel.aclose()
 
 
-def _home(folder: Path) -> tuple[Path, Path]:
-    """Write a provider, a directive and a note, and return the user folder and the project."""
+def _home(folder: Path, address: str, counts: Sequence[int]) -> tuple[Path, Path]:
+    """Write a provider for each number of turns, a directive and a note, and return the user folder and the project."""
     user, project = folder / "home" / ".ai", folder / "project"
-    files = {"providers/bench.yaml": _PROVIDER, "directives/bench.md": _DIRECTIVE, "knowledge/note.md": _NOTE}
+    files = {"directives/bench.md": _DIRECTIVE, "knowledge/note.md": _NOTE}
+    files["policy.yaml"] = json.dumps({"hosts": {"allow": ["127.0.0.1"]}})
+    for count in counts:
+        text = _PROVIDER.format(count=count, address=address, process=os.getpid())
+        files[f"providers/bench_{count}.yaml"] = text
     for name, text in files.items():
         (user / name).parent.mkdir(parents=True, exist_ok=True)
         (user / name).write_text(text)
@@ -74,11 +95,30 @@ def _home(folder: Path) -> tuple[Path, Path]:
     return user, project
 
 
+async def measure_client(address: str, counts: Sequence[int]) -> dict[int, float]:
+    """Return the processor time of one turn in milliseconds, for threads that a model on loopback answers."""
+    found: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        user, project = _home(Path(folder), address, (3, *counts))
+        kernel = Kernel(project, user=user, cache=Path(folder, "cache"))
+        try:
+            for count in (3, *counts):  # the first is warm-up
+                request: JsonObject = {"action": "start", "item_id": "bench", "model": f"bench_{count}/bench"}
+                began = time.process_time()
+                answer = await kernel.call("thread", {**request, "wait": True})
+                found[count] = (time.process_time() - began) * 1_000 / count
+                if as_object(answer.content.get("usage")).get("turns") != count:
+                    raise SystemExit(f"The thread did not make {count} turns: {answer.content}")
+        finally:
+            await kernel.aclose()
+    return {count: found[count] for count in counts}
+
+
 async def _run(kernel: Kernel, count: int) -> float:
     services = kernel._services  # noqa: SLF001 - a benchmark of the loop itself
     runner = services.one(ThreadRunner)
     context = services.context(NO_CALLER, services.catalogs.at(None))
-    thread, start = new_thread(StartRequest("bench", {}), context)
+    thread, start = new_thread(StartRequest("bench", {}, model=f"bench_{count}/bench"), context)
     events = [NewEvent("created", {"item": thread.item}), NewEvent("prompt", to_builtins(start))]
     made = runner.stores.threads.create(thread, events)
     replies = RecordedReplies(Cassette(format=1, item="bench", turns=tuple(_turns(count)), outcome={}))
@@ -102,12 +142,55 @@ def _turns(count: int) -> list[RecordedTurn]:
     return [*turns, RecordedTurn((), ModelReply((TextPart("Done."),), "end", usage, "bench"))]
 
 
-def table(counts: Sequence[int] = (10, 100, 1_000)) -> str:
+@contextmanager
+def running_model() -> Iterator[str]:
+    """Run the model on loopback, and give its address."""
+    command = [sys.executable, "-IS", str(_FOLDER / "agent_model.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as model:
+        try:
+            assert model.stdout is not None
+            yield f"127.0.0.1:{int(model.stdout.readline())}"
+        finally:
+            model.kill()
+
+
+def measure_loops(counts: Sequence[int], rounds: int) -> dict[str, dict[int, float]]:
+    """Return the medians of the CPU per turn of Kiwi and of other loops, each in a new process, in turns."""
+    few = [count for count in counts if count <= _FEW]
+    clients = {_KIWI: ([sys.executable, str(_FOLDER / "agent_turns.py"), "--client"], counts)}
+    if _PEERS.exists():
+        for name in (*_SDKS, *_FRAMEWORKS):
+            command = [str(_PEERS), str(_FOLDER / "agent_clients.py"), name]
+            clients[name] = (command, counts if name in _SDKS else few)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in clients}
+    with running_model() as address:
+        for _ in range(rounds):
+            for name, (command, own) in clients.items():
+                words = [*command, address, *map(str, own)]
+                done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=1_800)
+                if done.returncode:
+                    raise SystemExit(f"{name}: {done.stderr[-2_000:]}")
+                found[name].append(json.loads(done.stdout.splitlines()[-1]))
+    return {
+        name: {count: statistics.median(one[str(count)] for one in found[name]) for count in own}
+        for name, (_, own) in clients.items()
+    }
+
+
+def table(counts: Sequence[int] = _COUNTS, rounds: int = 3) -> str:
     """Return the figures as a table."""
-    found = asyncio.run(measure_turns(counts))
-    rows = "\n".join(f"| {count:,} | {found[count]:.2f} |" for count in counts)
-    return f"| Turns of the thread | CPU per turn (ms) |\n|---:|---:|\n{rows}\n"
+    alone = asyncio.run(measure_turns(counts))
+    rows = {"Kiwi with recorded replies, without a connection": alone, **measure_loops(counts, rounds)}
+    heads = " | ".join(f"{count:,} turns" for count in counts)
+    lines = [f"| CPU ms per turn | {heads} |", "|---" + "|---:" * len(counts) + "|"]
+    for name, row in rows.items():
+        figures = (f"{row[count]:.2f}" if count in row else "" for count in counts)
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print(table([int(word) for word in sys.argv[1:]] or (10, 100, 1_000)))
+    if sys.argv[1:2] == ["--client"]:
+        print(json.dumps(asyncio.run(measure_client(sys.argv[2], [int(word) for word in sys.argv[3:]]))))
+    else:
+        print(table([int(word) for word in sys.argv[1:]] or _COUNTS))

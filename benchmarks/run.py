@@ -53,7 +53,10 @@ _BOOKKEEPING = """\
 A call from the request to the answer, with the file and the row that it leaves, and a driver that does nothing.
 Budget: 100 µs, flat. In memory (`/dev/shm`) where there is one, since what making a file costs is up to the disk."""
 _PARTS = "The parts of the same call, measured where they are: each is several times quicker when repeated by itself."
-_AGENT = "Journal, budget, the next request, and one recorded call of an item. Budget: 1 ms, flat."
+_AGENT = """\
+CPU of the process that runs the loop, against one model on loopback that answers at once and calls one tool per turn.
+Kiwi streams the reply, writes journal, budget and receipts, and runs a recorded call of an item; the other loops do
+not stream, store nothing and call a function of their own. Budget without the connection to the model: 1 ms, flat."""
 _SYNC = "Through the verb `registry`, manifests parsed and all checked. Budget: the second time, no contents are read."
 _LISTING = "Spawn to an answered `tools/list`. Budget: with 10,000 known tools as with ten, and the same bytes."
 _GATEWAYS = """\
@@ -218,7 +221,7 @@ def main() -> None:
         ),
         *discovery.report(discovery.options().parse_args([]), is_page=True),
         learning.report(learning.options().parse_args([]), is_page=True),
-        f"## A turn of a thread without its model\n\n{_AGENT}\n\n{agent_turns.table()}",
+        f"## A turn of an agent, without the model\n\n{_AGENT}\n\n{agent_turns.table()}",
         imports(),
     ]
     page = "\n".join(sections)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.threads import EXIT_CODES
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
@@ -20,9 +21,26 @@ This page is made by `scripts/reference.py` from `domain/errors.py`.
 """
 
 
+THREADS_HEAD = """\
+## Exit codes of threads
+
+A command that waits for a thread (`kiwi thread start|answer|resume --wait`, `kiwi thread watch`, `kiwi run --mode
+thread`) ends with 0 if the thread is `completed`, and with 130 if Ctrl-C stopped it. Otherwise:
+
+| Status | Exit |
+|---|---|
+"""
+_STATUSES = {"approval": "`waiting` for an approval", "waiting": "`waiting` for an answer"}
+
+
 def errors_page() -> str:
     """The error codes, one table for each family."""
-    return "\n".join([ERRORS_HEAD, *map(_family, KiwiError.__subclasses__())])
+    return "\n".join([ERRORS_HEAD, *map(_family, KiwiError.__subclasses__()), _threads()])
+
+
+def _threads() -> str:
+    rows = [f"| {_STATUSES.get(status, f'`{status}`')} | {code} |\n" for status, code in EXIT_CODES.items()]
+    return f"{THREADS_HEAD}{''.join(rows)}"
 
 
 def _family(base: type[KiwiError]) -> str:

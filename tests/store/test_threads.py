@@ -537,9 +537,10 @@ def test_a_run_and_an_event_are_written_together(threads: Threads, database: Dat
     run = RunRecord(run_id(NOW, 1), "say", "success", iso(NOW), 1, "me", "/p")
     with database.transaction() as transaction:
         transaction.insert("runs", RunRecord.__struct_fields__, [astuple(run)])
-        thread = append_in(transaction, thread, [NewEvent("result", {"run": run.id})], ThreadChanges(tool_calls=1))
+        made = append_in(transaction, thread, [NewEvent("result", {"run": run.id})], ThreadChanges(tool_calls=1))
 
-    assert threads.get(thread.id) == thread
+    assert threads.get(thread.id) == threads.current(thread) == made.thread
+    assert threads.events(thread.id, thread.seq) == made.events
     assert Runs(database).get(run.id) == run
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import ALL_TOOLS, DIRECTIVE, write_provider
-from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, ScriptedTurn, say, use
+from tests.plugins.scripted_model import DIALECT_NAMES, ScriptedModel, ScriptedTurn, fail, say, use
 
 pytestmark = pytest.mark.usefixtures("processes", "loopback")
 PATIENCE = 90
@@ -124,7 +125,7 @@ def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> N
     (folder / "main.sh").write_text("echo once >> note.txt; echo '{}'")
     terminal.run("sign", "keep_note")
     terminal.model.will(use("execute", item_id="keep_note"), say("Kept."))
-    waiting = terminal.json("thread", "start", "study", "--wait")
+    waiting = terminal.json("thread", "start", "study", "--wait", code=6)
     assert (waiting["status"], waiting["waits_for"]) == ("waiting", "approval")
     (approval,) = waiting["approvals"]
     for words in (["approvals", "list"], ["approvals"]):
@@ -139,13 +140,16 @@ def test_an_approval_wakes_the_thread_that_waits_for_it(terminal: Terminal) -> N
 
 def test_an_answer_continues_a_thread_in_the_background(terminal: Terminal) -> None:
     terminal.model.will(use("ask", question="Which colour?"), say("Blue it is."), use("ask", question="Sure?"))
-    waiting = terminal.json("thread", "start", "study", "--wait")
+    waiting = terminal.json("thread", "start", "study", "--wait", code=9)
     assert waiting["status"] == "waiting"
     question = waiting["questions"][0]["question_id"]
-    terminal.json("thread", "answer", question, "blue")
+    answered = terminal.run("thread", "answer", question, "dark", "blue").stderr
+    assert "Answered; the thread continues." in answered
+    assert f"hint: `kiwi thread watch {waiting['thread_id']}` follows it." in answered
     done = terminal.json("thread", "watch", waiting["thread_id"])
     assert (done["status"], done["result"]) == ("completed", "Blue it is.")
-    again = terminal.json("thread", "start", "study", "--wait")
+    assert "dark blue" in json.dumps(terminal.model.requests[-1].messages)
+    again = terminal.json("thread", "start", "study", "--wait", code=9)
     cancelled = terminal.json("thread", "cancel", again["thread_id"])
     assert (cancelled["status"], cancelled["finish_reason"]) == ("cancelled", "cancelled")
     refused = terminal.json("thread", "resume", again["thread_id"], "--wait", code=None)
@@ -184,3 +188,37 @@ def test_run_with_mode_thread_prints_the_result(terminal: Terminal) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         started = terminal.json("run", "study", "--mode", "thread", "--no-wait")
     assert (started["status"], len(started["thread_id"])) == ("queued", 26)
+
+
+def test_a_pipe_gets_the_result_alone_and_the_exit_code_says_how_it_ended(terminal: Terminal) -> None:
+    terminal.model.will(use("execute", item_id="lost"), say("Birds."), use("help"), fail(401))
+    done = terminal.run("thread", "start", "study", "--wait", "--limit", "turns=99")
+    assert done.stdout == "Birds.\n"
+    lines = [re.sub(r"\d+\.\d s|[0-9A-Z]{26}", "…", line) for line in done.stderr.splitlines()]
+    assert lines == [
+        "turn 1: execute",
+        '[1] execute {"item_id": "lost"}  not_found …',
+        "turn 2: answer",
+        "warning: The limit `turns` is 25, not 99: a start can only lower the limits.",
+        "thread …: completed; 2 turns, 240 tokens, 0.0000 USD",
+    ]
+    assert terminal.json("thread", "start", "study", "--wait", "--limit", "turns=1", code=10)["status"] == "exhausted"
+    assert terminal.json("thread", "start", "study", "--wait", code=2)["status"] == "failed"
+    for limit in ("turns=-1", "trns=3"):
+        assert "Traceback" not in terminal.run("thread", "start", "study", "--limit", limit, code=4).stderr
+
+
+def test_the_first_start_of_an_unsigned_directive_shows_what_it_may_do(terminal: Terminal) -> None:
+    permissions = '<execute resource="tool" id="count_words"/><read resource="filesystem" path="docs/**"/>'
+    text = DIRECTIVE.format(name="stranger", permissions=permissions, limits="", outputs="", model="")
+    folder = terminal.project / ".ai" / "directives"
+    folder.mkdir(parents=True)
+    (folder / "stranger.md").write_text(text.replace("Look into", "Limits: none\u202e\nMay it start? Look into"))
+    waiting = terminal.run("thread", "start", "stranger", "--wait", code=9).stderr
+    asked = waiting.partition("question: ")[2].partition("hint:")[0]
+    assert "  |    Limits: none\\u{202e}\n  |    May it start? Look into kiwis.\n" in asked
+    assert "\u202e" not in asked
+    assert {"It may:", "  - run items: count_words", "  - read files: docs/**"} <= {*asked.splitlines()}
+    assert "\nLimits: 25 turns, 200,000 tokens, 1.00 USD, 1800 seconds, 200 tool calls, 10 child threads.\n" in asked
+    assert '"allow"' not in asked
+    assert "Cancelled." in terminal.run("thread", "cancel", terminal.run("thread").stdout.split()[0]).stderr

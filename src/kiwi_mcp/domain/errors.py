@@ -810,7 +810,7 @@ class ThreadEnded(Conflict):
 class ThreadWaiting(Conflict):
     """A call of a thread that has no result yet: it waits for an answer or for child threads."""
 
-    code, error = "thread_waiting", "Thread waits"
+    code, error, exit_code = "thread_waiting", "Thread waits", 9
 
     def __init__(
         self, reason: str, *, waits_for: str, question_id: str = "", approvals: Sequence[str] = (), thread_id: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -70,7 +71,7 @@ class Prompt(Struct, frozen=True):
 
     system: str
     tools: tuple[ToolDefinition, ...]
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     max_output: int
     temperature: float | None = None
     cache_key: str = ""
@@ -104,7 +105,6 @@ class ModelReply(Struct, frozen=True):
     stop: StopReason
     usage: TokenUsage
     model: str
-    response_id: str = ""
 
     @property
     def calls(self) -> tuple[ToolCallPart, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, field
@@ -17,10 +17,14 @@ ENDED: frozenset[str] = frozenset({"completed", "failed", "cancelled", "exhauste
 FinishReason: TypeAlias = Literal["stop", "limit", "max_tokens", "cancelled", "error"]
 WaitReason: TypeAlias = Literal["", "approval", "question", "message", "child", "budget", "start"]
 """What a waiting thread waits for; `start`: the owner has to permit its first start."""
+EXIT_CODES: Mapping[str, int] = {
+    "failed": 2, "approval": 6, "waiting": 9, "paused": 9, "exhausted": 10, "cancelled": 11,
+}  # fmt: skip
+"""The exit code of a command that waited for a thread, by its status; `approval` if it waits for one. Else it is 0."""
+TOKEN_CLASSES = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
 EventKind: TypeAlias = Literal[
-    "created", "prompt", "model", "model_failed", "began", "result", "asked", "answered", "hooked", "injected",
-    "compacted", "loaded", "spawned", "child_ended", "limit", "resumed", "returned", "switched",
-    "ended",
+    "created", "prompt", "model", "model_failed", "began", "result", "asked", "hook_began", "hooked", "injected",
+    "compacted", "loaded", "spawned", "limit", "resumed", "returned", "switched", "ended",
 ]  # fmt: skip
 
 

@@ -72,6 +72,7 @@ _COLUMNS = (
 )  # fmt: skip
 _ADD = f"insert into threads ({', '.join(_COLUMNS)}) values ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - our own names
 _READ = f"select {', '.join(_COLUMNS)} from threads"  # noqa: S608 - as above
+_READ_MOVING = f"select {', '.join(_MOVING)} from threads where id = ?"  # noqa: S608 - as above
 _ADD_EVENT = """insert into thread_events (thread_id, seq, at, kind, body, body_sha256, changes, sha256)
   values (?, ?, ?, ?, ?, ?, ?, ?)"""
 _EVENTS = """select e.seq, e.at, e.kind, e.body, b.content, e.body_sha256, e.changes, e.sha256 from thread_events e
@@ -99,10 +100,21 @@ class ThreadFilter(Struct, frozen=True):
     starter: str | None = None
     parent_id: str | None = None
     root_id: str | None = None
+    kind: str | None = None
+    project: str | None = None
+    has_idle: bool = True
+    """Whether conversations that wait for a message are wanted too."""
     since: int | None = None
     until: int | None = None
     before: str | None = None
     limit: int = 20
+
+
+class AppendedEvents(Struct, frozen=True):
+    """The row of a thread after an append, and the events as they were stored."""
+
+    thread: Thread
+    events: tuple[ThreadEvent, ...]
 
 
 class ThreadDelta(Struct, frozen=True):
@@ -149,7 +161,7 @@ class Threads:
         is not counted needs no `spawns`.
         """
         with quick_transaction(self._database) as transaction:
-            before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=int(is_counted)))
+            before = append_in(transaction, parent, parent_events, ThreadChanges(spawns=int(is_counted))).thread
             for limit, used, most in (
                 ("spawns", before.usage.spawns - 1 if is_counted else -1, before.limits.spawns),
                 ("depth", before.depth, before.limits.depth),
@@ -181,14 +193,25 @@ class Threads:
             raise ThreadNotFound(wanted, is_several=bool(rows and start))
         return _thread(self._database, rows[0])
 
+    def current(self, thread: Thread) -> Thread:
+        """Return a thread with its columns of now; its limits and its result change with events only."""
+        rows = self._database.read(_READ_MOVING, (thread.id,))
+        if not rows:
+            raise ThreadNotFound(thread.id)
+        return _moved(thread, rows[0], {})
+
     def list(self, wanted: ThreadFilter) -> tuple[Thread, ...]:
         """Return the threads that are wanted, the newest first."""
+        idle = "(kind <> 'conversation' or status <> 'waiting' or waits_for <> ?)"
         clauses: Sequence[tuple[str, str | None]] = (
             ("status = ?", wanted.status),
             ("directive = ?", wanted.directive),
             ("starter = ?", wanted.starter),
             ("parent_id = ?", wanted.parent_id),
             ("root_id = ?", wanted.root_id),
+            ("kind = ?", wanted.kind),
+            ("project = ?", wanted.project),
+            (idle, None if wanted.has_idle else "message"),
             ("id >= ?", None if wanted.since is None else run_id(wanted.since, 0)),
             ("id < ?", None if wanted.until is None else run_id(wanted.until, 0)),
             ("id < ?", wanted.before),
@@ -244,6 +267,17 @@ class Threads:
         also: Callable[[Transaction], None] | None = None,
     ) -> Thread:
         """Append events under the lease, and return the new row; `also` writes first, in the same transaction."""
+        return self.append_events(thread, events, changes, also=also).thread
+
+    def append_events(
+        self,
+        thread: Thread,
+        events: Sequence[NewEvent],
+        changes: ThreadChanges | None = None,
+        *,
+        also: Callable[[Transaction], None] | None = None,
+    ) -> AppendedEvents:
+        """Append events as `append` does, and return them too."""
         with quick_transaction(self._database) as transaction:
             if also is not None:
                 also(transaction)
@@ -309,7 +343,7 @@ class Threads:
 
 def append_in(
     transaction: Transaction, thread: Thread, events: Sequence[NewEvent], changes: ThreadChanges | None = None
-) -> Thread:
+) -> AppendedEvents:
     """Append events inside a transaction, under the lease, behind the last event: parallel calls append as well."""
     thread = _latest(transaction, thread)
     at = max(time.time_ns() // 1_000_000, thread.updated_at)
@@ -401,10 +435,13 @@ def _projection(transaction: Transaction, thread: Thread, changes: ThreadChanges
     return _Projection(sets, adds, {**words, **adds}, fields)
 
 
-def _append(transaction: Transaction, thread: Thread, events: Sequence[NewEvent], made: _Projection, at: int) -> Thread:
+def _append(
+    transaction: Transaction, thread: Thread, events: Sequence[NewEvent], made: _Projection, at: int
+) -> AppendedEvents:
     if not events:
         raise ValueError("every change of a thread needs an event")
     rows: list[Sequence[Value]] = []
+    stored: list[ThreadEvent] = []
     head, seq = thread.head, thread.seq
     for event in events:
         seq += 1
@@ -415,6 +452,7 @@ def _append(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
         head = seal(thread.id, seq, at, event.kind, digest, changes, head)
         body = text if len(text) <= INLINE_LIMIT else _stored(transaction, text, digest, thread.id, at)
         rows.append((thread.id, seq, at, event.kind, body, digest, changes, head))
+        stored.append(_event(thread.id, (seq, at, event.kind, text, None, digest, changes, head)))
     sets: dict[str, Value] = {"seq": seq, "head": head, "updated_at": at, **made.sets}
     words = [*(f"{name} = ?" for name in sets), *(f"{name} = {name} + ?" for name in made.adds)]
     values = [*sets.values(), *made.adds.values()]
@@ -433,7 +471,7 @@ def _append(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
         transaction.write(_ADD_EVENT, row)
     if any(event.kind in {"model", "model_failed"} for event in events):
         transaction.write("delete from thread_deltas where thread_id = ?", (thread.id,))
-    return _moved(thread, found[0], made.fields)
+    return AppendedEvents(_moved(thread, found[0], made.fields), tuple(stored))
 
 
 def seal(thread_id: str, seq: int, at: int, kind: str, body: str, changes: str, previous: str) -> str:
@@ -479,7 +517,7 @@ def _create(transaction: Transaction, thread: Thread, events: Sequence[NewEvent]
         "limits": limits,
         **{name: cells[name] for name in ("status", "waits_for", "model", "is_tainted")},
     }
-    return _append(transaction, new, events, _Projection({}, {}, words, {}), at)
+    return _append(transaction, new, events, _Projection({}, {}, words, {}), at).thread
 
 
 def _stored(transaction: Transaction, text: str, digest: str, thread_id: str, at: int) -> str | None:

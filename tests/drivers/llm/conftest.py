@@ -13,6 +13,7 @@ from kiwi_mcp.domain.items import Chain, Location, Manifest, Tool, TypeTraits
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import ModelReply, Prompt, ReplyDelta
 from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.model import bind_request, complete
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.primitives.http import client
@@ -40,7 +41,7 @@ async def ask_model(loopback: None) -> AsyncIterator[Ask]:
         key: str = KEY,
         idle: float = 30.0,
     ) -> ModelReply:
-        plan = bind_request(prompt, choice, chain_of({}))
+        plan = bind_request(prompt, Conversation(choice), chain_of({}))
         assert isinstance(plan.spec, HttpSpec)
         plan = replace(plan, spec=replace(plan.spec, granted=("127.0.0.1",), idle=idle))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,7 @@ from kiwi_mcp.domain.messages import (
     ToolDefinition,
     ToolResultPart,
 )
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.primitives.http.sse import Events, LineSplitter, ServerEvent
@@ -79,9 +81,25 @@ def opaque_for(dialect: str, message: Message) -> Message:
 def test_any_conversation_is_a_valid_request(dialect: str, conversation: list[Message], system: str) -> None:
     own = tuple(opaque_for(dialect, message) for message in conversation)
 
-    made = DIALECTS[dialect].request(Prompt(system, TOOLS, own, 64), choice_of(dialect))
+    made = Conversation(choice_of(dialect)).request(Prompt(system, TOOLS, own, 64))
 
     assert request_faults(dialect, made.body) == []
+
+
+@dialects
+@settings(max_examples=25, deadline=None)
+@given(conversation=conversations, sizes=st.lists(st.integers(1, 64), min_size=9, max_size=9))
+def test_a_conversation_that_grows_is_sent_as_one_that_is_rendered_at_once(
+    dialect: str, conversation: list[Message], sizes: list[int]
+) -> None:
+    choice, history = choice_of(dialect), list[Message]()
+    grown = Conversation(choice)
+    for size, message in zip(sizes, conversation, strict=False):
+        history.append(opaque_for(dialect, message))
+        made = grown.request(Prompt("System.", TOOLS, history, size))
+
+        assert made == Conversation(choice).request(Prompt("System.", TOOLS, tuple(history), size))
+        assert made.sha256 == sha256(made.body).hexdigest()
 
 
 @dialects
@@ -90,9 +108,10 @@ def test_any_conversation_is_a_valid_request(dialect: str, conversation: list[Me
 def test_each_request_of_a_thread_begins_with_the_one_before(
     dialect: str, turns: list[tuple[str, list[str], str]]
 ) -> None:
-    choice, model, history = choice_of(dialect), ScriptedModel(), [Message("user", (TextPart("Begin."),))]
+    model, history = ScriptedModel(), [Message("user", (TextPart("Begin."),))]
+    conversation = Conversation(choice_of(dialect))
     for number, (text, asked, output) in enumerate(turns):
-        made = DIALECTS[dialect].request(Prompt("System.", TOOLS, tuple(history), 64), choice)
+        made = conversation.request(Prompt("System.", TOOLS, history, 64))
         model.default = lambda _: ScriptedTurn("ok")
         model.receive(_request(dialect, made.body))
         made_calls = [ToolCallPart(f"c{number}_{index}", "search", one) for index, one in enumerate(asked)]
@@ -167,7 +186,8 @@ def test_a_stream_that_ends_anywhere_has_no_partial_calls(dialect: str, text: st
 @given(parts=replies)
 def test_what_a_model_said_is_sent_back_unchanged(dialect: str, parts: list[MessagePart]) -> None:
     known = [part for part in parts if not isinstance(part, ToolCallPart) or _is_object(part.arguments)]
-    body = DIALECTS[dialect].request(Prompt("", (), (Message("assistant", tuple(known)),), 64), choice_of(dialect)).body
+    prompt = Prompt("", (), (Message("assistant", tuple(known)),), 64)
+    body = Conversation(choice_of(dialect)).request(prompt).body
 
     sent = json.loads(body)
     for part in known:
@@ -229,7 +249,7 @@ def test_a_label_stands_beside_the_output(dialect: str) -> None:
     )
     history = (Message("user", (TextPart("Go."),)), Message("assistant", (call,)), Message("tool", (result,)))
 
-    sent = _strings(json.loads(DIALECTS[dialect].request(Prompt("", TOOLS, history, 64), choice_of(dialect)).body))
+    sent = _strings(json.loads(Conversation(choice_of(dialect)).request(Prompt("", TOOLS, history, 64)).body))
 
     assert "the output" in sent
     assert any("from the web" in text and "the output" not in text for text in sent)
@@ -246,7 +266,7 @@ def test_quirks_change_the_request_of_a_server() -> None:
     call, result = ToolCallPart("call_1", "search", "{}"), ToolResultPart("call_1", "search", "out", label="outside")
     history = (Message("user", (TextPart("Go."),)), Message("assistant", (call,)), Message("tool", (result,)))
 
-    made = DIALECTS["openai_chat"].request(Prompt("", (), history, 64), choose_model(chain_of(config), model="m"))
+    made = Conversation(choose_model(chain_of(config), model="m")).request(Prompt("", (), history, 64))
 
     body = json.loads(made.body)
     assert body.keys() == {"model", "stream", "max_tokens", "messages"}

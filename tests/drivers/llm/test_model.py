@@ -34,6 +34,7 @@ from kiwi_mcp.domain.messages import (
     ToolResultPart,
 )
 from kiwi_mcp.domain.plan import HttpSpec
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.model import bind_request, error_classes
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 
@@ -331,7 +332,7 @@ def test_a_plan_shows_names_and_hashes_and_has_limits(dialect: str) -> None:
     config = {"dialect": dialect, "url": "https://models.test/v1", "auth": "Bearer ${MODEL_KEY}"}
     choice = choose_model(chain_of({**config, "models": {"m": {}}}), model="m")
 
-    plan = bind_request(asks(), choice, chain_of(config))
+    plan = bind_request(asks(), Conversation(choice), chain_of(config))
 
     assert isinstance(plan.spec, HttpSpec)
     assert plan.variables == ("MODEL_KEY",)

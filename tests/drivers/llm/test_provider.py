@@ -16,7 +16,6 @@ from kiwi_mcp.domain.messages import TokenUsage
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.prices import context_window, cost_micros, worst_case_micros
 from kiwi_mcp.drivers.llm.provider import ModelChoice, ModelPrice, choose_model, provider_issues
-from kiwi_mcp.drivers.llm.tokens import estimate_tokens, most_tokens
 from kiwi_mcp.manifest.check import check
 from kiwi_mcp.manifest.type_specs import load_type_specs
 
@@ -223,12 +222,6 @@ def test_a_worst_case_is_never_below_what_is_paid() -> None:
         TokenUsage(cache_read=99_000, cache_write=1_000, output=1),
     ):
         assert (cost_micros(usage, choice) or 0) <= worst
-
-
-def test_tokens_are_estimated_and_bounded() -> None:
-    assert estimate_tokens("twelve chars") == 3
-    assert estimate_tokens("") == 0
-    assert most_tokens("ä".encode()) == 2
 
 
 PRESETS = sorted((FOLDER / "tools" / "providers").glob("*.yaml"))

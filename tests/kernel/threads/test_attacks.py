@@ -97,6 +97,6 @@ async def test_a_paused_thread_continues_in_the_background_once_it_is_resumed(ag
     taken = threads.take(waiting["thread_id"], "test", 0)
     paused = threads.append(taken, [NewEvent("limit", {"paused": True})], ThreadChanges(status="paused"))
     threads.release(paused)
-    assert await runner.due() == []
+    assert await runner.due() == ([], [])
     await agents.call("thread", action="resume", thread_id=waiting["thread_id"])
-    assert [one.id for one in await runner.due()] == [waiting["thread_id"]]
+    assert [one.id for one in (await runner.due())[0]] == [waiting["thread_id"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tracemalloc
 from typing import Any
@@ -87,10 +88,17 @@ async def test_calls_that_change_the_project_run_one_after_another(agents: Agent
     script = "[ -e busy ] && exit 1; touch busy; sleep 0.2; rm busy; echo '{}'"
     agents.bash_tool("change", script, mutates_state=True, needs={"write": ["."]})
     await agents.sign("study", "change")
-    agents.model.will(run("change", n=1) & run("change", n=2) & run("change", n=3), say("Changed."))
-    done = await approved(agents, await agents.start("study"))
-    assert done["status"] == "completed", done
-    assert [one["status"] for one in await results(agents, done["thread_id"])] == ["ok"] * 3
+    agents.model.will(run("change", n=1) & run("change", n=2), run("change", n=3), say("Changed."), say("Changed."))
+    waiting = [await agents.start("study") for _ in range(2)]
+    for approval in (one for thread in waiting for one in thread["approvals"]):
+        await agents.call("approvals", action="approve", approval_id=approval)
+    other = Kernel(agents.project, user=agents.user)
+    resume = [{"action": "resume", "thread_id": one["thread_id"], "wait": True} for one in waiting]
+    done = await asyncio.gather(agents.kernel.call("thread", resume[0]), other.call("thread", resume[1]))
+    assert [one.content["status"] for one in done] == ["completed"] * 2, done
+    made = [one for thread in waiting for one in await results(agents, thread["thread_id"])]
+    assert [one["status"] for one in made] == ["ok"] * 3
+    await other.aclose()
 
 
 @pytest.mark.usefixtures("sandbox")

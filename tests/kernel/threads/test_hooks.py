@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from contextlib import closing
 from typing import Any
 
 import pytest
 from tests.kernel.threads.conftest import Agents
 from tests.kernel.threads.test_limits import answered, forever
 from tests.plugins.scripted_model import ScriptedTurn, fail, say, use
+
+from kiwi_mcp.domain.threads import NewEvent
+from kiwi_mcp.kernel import Kernel
+from kiwi_mcp.kernel.settings import default_url
+from kiwi_mcp.store.open import open_database
+from kiwi_mcp.store.threads import Threads
 
 pytestmark = pytest.mark.usefixtures("loopback")
 ACTION = '<outputs><output name="action" type="string" required="true">What to do</output></outputs>'
@@ -159,3 +168,51 @@ async def test_a_resumed_thread_still_has_its_hooks(agents: Agents) -> None:
     waiting = await agents.start("study")
     done = await answered(agents, waiting, "this")
     assert done["status"] == "cancelled", done
+
+
+@pytest.mark.req("K-TH-04")
+async def test_a_hook_in_which_the_process_died_continues_and_decides(agents: Agents) -> None:
+    await hooked(agents, BEFORE)
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def note(_: object) -> None:
+        loop.call_soon_threadsafe(asked.set)
+
+    agents.model.on_request = note
+    agents.model.will(ScriptedTurn(how="silent"), use("return", action="abort"))
+    first = Kernel(agents.project, user=agents.user)
+    running = asyncio.create_task(first.call("thread", {"action": "start", "item_id": "study", "wait": True}))
+    await asked.wait()
+    await first.aclose()
+    await asyncio.wait({running})
+    child, thread = (await agents.read("thread", action="list"))["threads"]
+    assert (await hook_events(agents, thread["thread_id"])) == []
+    resumed = await agents.call("thread", action="resume", thread_id=thread["thread_id"], wait=True)
+    assert resumed.content["status"] == "cancelled", resumed.content
+    assert [one["thread_id"] for one in (await agents.read("thread", action="list"))["threads"]] == [
+        child["thread_id"],
+        thread["thread_id"],
+    ]
+    kinds = [event["kind"] for event in await agents.events(thread["thread_id"])]
+    assert (kinds.count("hook_began"), kinds.count("spawned"), kinds.count("hooked")) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("effect", ["at_most_once", "idempotent"])
+@pytest.mark.usefixtures("sandbox")
+async def test_a_tool_of_a_hook_runs_again_only_if_its_effect_allows_it(agents: Agents, effect: str) -> None:
+    called = '<action item_type="tool" item_id="gate_step"/>'
+    agents.directive("study", limits=f'<hooks><hook event="before_step">{called}</hook></hooks>')
+    agents.bash_tool("gate_step", """echo '{"action": "continue"}'""", effect=effect)
+    await agents.sign("study", "gate_step")
+    started = await agents.call("thread", action="start", item_id="study")
+    thread_id = str(started.content["thread_id"])
+    with closing(open_database(default_url(agents.user))) as database:
+        rows = Threads(database)
+        taken = rows.take(thread_id, "elsewhere/1", time.time_ns() // 1_000_000)
+        rows.append(taken, [NewEvent("hook_began", {"key": "before_step", "event": "before_step"})])
+        rows.release(taken)
+    agents.model.will(*([say("Done.")] if effect == "idempotent" else []))
+    done = (await agents.call("thread", action="resume", thread_id=thread_id, wait=True)).content
+    assert done["status"] == ("completed" if effect == "idempotent" else "failed"), done
+    assert (done.get("code") == "hook_failed") is (effect == "at_most_once")

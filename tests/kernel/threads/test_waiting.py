@@ -104,6 +104,16 @@ async def test_a_worker_waits_for_the_lease_of_a_process_that_died_elsewhere(
     assert done["status"] == ("cancelled" if is_cancelled else "completed"), done
 
 
+async def test_a_thread_whose_question_is_missing_does_not_start(agents: Agents) -> None:
+    agents.directive("study", folder=agents.project / ".ai")
+    waiting = await agents.start("study")
+    with closing(open_database(default_url(agents.user))) as database, database.transaction() as transaction:
+        transaction.write("delete from questions", ())
+    done = await agents.call("thread", action="resume", thread_id=waiting["thread_id"], wait=True)
+    assert (done.content["status"], done.content["code"]) == ("cancelled", "denied"), done.content
+    assert agents.model.requests == []
+
+
 async def test_a_waiting_thread_can_be_cancelled(agents: Agents) -> None:
     agents.directive("study", folder=agents.project / ".ai")
     waiting = await agents.start("study")

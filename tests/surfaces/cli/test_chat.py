@@ -235,7 +235,7 @@ def test_commands_show_tools_costs_and_the_model(project: Path, scripted_model: 
         terminal.send("Hi")
         terminal.until("USD")
         terminal.send("/cost")
-        assert "0.000000 USD, 1 turns" in terminal.until("1 of 1000 turns")
+        assert "0.000000 USD, 1 turn, tokens: 100 input" in terminal.until("1 of 1000 turns")
         terminal.send("/model nothing/of-that")
         terminal.until("error: ")
         terminal.send("/model other_llm/scripted-1")
@@ -340,6 +340,28 @@ def test_watch_shows_the_text_live_and_ctrl_c_leaves_the_thread_running(
     assert json.loads(kiwi(project, "thread", "show", started["thread_id"], "--json").stdout)["status"] == "running"
     assert "running" in kiwi(project, "thread", "list").stdout
     kiwi(project, "thread", "cancel", started["thread_id"])
+
+
+def test_start_on_a_terminal_asks_in_place_and_ctrl_c_says_what_became_of_the_thread(
+    project: Path, scripted_model: ScriptedModel, user: Path
+) -> None:
+    write_directive(user)
+    scripted_model.will(use("ask", question="Which colour?", choices=["red", "blue"]), say("Blue it is."))
+    with chatting(project, verb=("thread", "start", "study", "--wait")) as terminal:
+        terminal.until("question: Which colour? (red, blue)\n? ")
+        terminal.type("green\r")
+        terminal.until("hint: Answer `red` or `blue`.")
+        terminal.until("\n? ")
+        terminal.type("blue\r")
+        shown = terminal.until("USD")
+        assert shown.count("Blue it is.") == 1
+        assert terminal.process.wait(PATIENCE) == 0
+    scripted_model.will(stall("One, two, three, four"))
+    with chatting(project, verb=("thread", "start", "study", "--wait")) as terminal:
+        terminal.until("One, two")
+        terminal.type(CTRL_C)
+        terminal.until("is cancelled.\nhint: `kiwi thread show ")
+        assert terminal.process.wait(PATIENCE) == 130
 
 
 @pytest.mark.usefixtures("sandbox")

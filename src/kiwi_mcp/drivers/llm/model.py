@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import cache
-from hashlib import sha256
 
 import msgspec
 from msgspec import Struct
@@ -17,15 +16,13 @@ from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import Json, as_object, as_text, compact
 from kiwi_mcp.domain.messages import ModelReply, Prompt, ReasoningPart, ReplyDelta, TextPart, TokenUsage, ToolCallPart
 from kiwi_mcp.domain.plan import HttpSpec, Plan
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.dialects import DIALECTS
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ErrorEvent, ReplyReader
-from kiwi_mcp.drivers.llm.tokens import estimate_tokens
-from kiwi_mcp.manifest.templates import defaulted, variables
 from kiwi_mcp.manifest.yaml import read_yaml
 from kiwi_mcp.primitives.http import client
 from kiwi_mcp.primitives.http.sse import ServerEvent
-from kiwi_mcp.primitives.http.traffic_log import TrafficLog
 
 RETRIES = 3
 TIMEOUT = 900.0
@@ -36,6 +33,8 @@ _EVENTS, _BYTES = 2_000, 2_000_000
 _EVENTS_PER_TOKEN, _BYTES_PER_TOKEN = 4, 2_000
 """An answer with more than this is not one of so many tokens; the stream would not end."""
 _QUOTED = 500
+_TOKEN_LENGTH = 4
+"""About how many characters a token has, for a provider that counts none."""
 
 OnDelta = Callable[[ReplyDelta], None]
 Sleep = Callable[[float], Awaitable[None]]
@@ -64,10 +63,9 @@ class ModelErrorClass(Struct, frozen=True):
         return status in self.statuses or cause in self.causes or any(word.lower() in said for word in self.words)
 
 
-def bind_request(prompt: Prompt, choice: ModelChoice, chain: Chain) -> Plan:
+def bind_request(prompt: Prompt, conversation: Conversation, chain: Chain) -> Plan:
     """Return the plan of a request to a model. It shows the hash of the conversation, and names instead of secrets."""
-    dialect = DIALECTS[choice.dialect]
-    made = dialect.request(prompt, choice)
+    choice, made = conversation.choice, conversation.request(prompt)
     spec = HttpSpec(
         method="POST",
         url=made.url,
@@ -78,9 +76,8 @@ def bind_request(prompt: Prompt, choice: ModelChoice, chain: Chain) -> Plan:
         max_bytes=_BYTES + _BYTES_PER_TOKEN * prompt.max_output,
         max_events=_EVENTS + _EVENTS_PER_TOKEN * prompt.max_output,
         max_redirects=0,
-        stream=dialect.stream,
+        stream=DIALECTS[choice.dialect].stream,
     )
-    sent: Json = [spec.url, dict(spec.headers)]
     return Plan(
         identity=chain.tool.identity,
         tool_digest=chain.tool.digest,
@@ -88,13 +85,13 @@ def bind_request(prompt: Prompt, choice: ModelChoice, chain: Chain) -> Plan:
         chain=tuple((link.identity, link.digest) for link in chain.links),
         spec=spec,
         inputs={},
-        variables=variables(sent),
-        defaulted=defaulted(sent),
+        variables=conversation.variables,
+        defaulted=conversation.defaulted,
         facts={
             "provider": choice.provider,
             "model": choice.model,
             "dialect": choice.dialect,
-            "request_sha256": sha256(made.body).hexdigest(),
+            "request_sha256": made.sha256,
         },
         effect="idempotent",
     )
@@ -108,13 +105,12 @@ async def complete(
     *,
     retries: int = RETRIES,
     sleep: Sleep = asyncio.sleep,
-    ledger: TrafficLog | None = None,
 ) -> ModelReply:
     """Send a planned request and return the reply. Only what was surely not answered is sent again."""
     assert isinstance(plan.spec, HttpSpec)  # noqa: S101 - bind_request makes no other
     for attempt in range(retries + 1):
         try:
-            return await _attempt(plan.spec, choice, secrets, on_delta, ledger)
+            return await _attempt(plan.spec, choice, secrets, on_delta)
         except _Failed as failed:
             row, asked = failed.row, failed.retry_after
             wait = min(row.base * 2.0**attempt, row.max) if asked is None else asked
@@ -140,13 +136,11 @@ def error_classes() -> tuple[ModelErrorClass, ...]:
     return msgspec.convert(read_yaml(path.read_text(), what=path.name).value, tuple[ModelErrorClass, ...])
 
 
-async def _attempt(
-    spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: OnDelta, ledger: TrafficLog | None
-) -> ModelReply:
+async def _attempt(spec: HttpSpec, choice: ModelChoice, secrets: Mapping[str, str], on_delta: OnDelta) -> ModelReply:
     reader: ReplyReader = DIALECTS[choice.dialect].reader(choice)
     has_begun, left = False, spec.max_events
     try:
-        async with aclosing(_events(spec, secrets, ledger)) as events:
+        async with aclosing(_events(spec, secrets)) as events:
             async for event in events:
                 for delta in reader.feed(event):
                     has_begun = True
@@ -170,15 +164,13 @@ async def _attempt(
     return _counted(reply, spec.data) if reply.usage.is_estimated else reply
 
 
-async def _events(
-    spec: HttpSpec, secrets: Mapping[str, str], ledger: TrafficLog | None
-) -> AsyncGenerator[ServerEvent, None]:
+async def _events(spec: HttpSpec, secrets: Mapping[str, str]) -> AsyncGenerator[ServerEvent, None]:
     if spec.stream == "sse":
-        async with aclosing(client.events(spec, secrets=secrets, ledger=ledger)) as events:
+        async with aclosing(client.events(spec, secrets=secrets)) as events:
             async for event in events:
                 yield event
     else:
-        async with aclosing(client.lines(spec, secrets=secrets, ledger=ledger)) as lines:
+        async with aclosing(client.lines(spec, secrets=secrets)) as lines:
             async for line in lines:
                 yield ServerEvent("message", line)
 
@@ -225,9 +217,9 @@ def _error(failed: _Failed, choice: ModelChoice, *, attempts: int) -> ModelFaile
 
 
 def _counted(reply: ModelReply, request: bytes) -> ModelReply:
+    """Return a reply with an estimate of its tokens."""
     texts = [part.text for part in reply.parts if isinstance(part, TextPart | ReasoningPart)]
     texts += [part.name + part.arguments for part in reply.parts if isinstance(part, ToolCallPart)]
-    usage = TokenUsage(
-        input=estimate_tokens(request.decode()), output=estimate_tokens("".join(texts)), is_estimated=True
-    )
+    written = sum(map(len, texts))
+    usage = TokenUsage(input=-(-len(request) // _TOKEN_LENGTH), output=-(-written // _TOKEN_LENGTH), is_estimated=True)
     return msgspec.structs.replace(reply, usage=usage)

@@ -19,7 +19,7 @@ from kiwi_mcp.domain.messages import (
     TokenUsage,
     ToolCallPart,
 )
-from kiwi_mcp.drivers.llm.conversation import is_object
+from kiwi_mcp.drivers.llm.arguments import is_object
 from kiwi_mcp.primitives.http.sse import ServerEvent
 
 
@@ -63,7 +63,6 @@ class ReplyBuilder:
         self.stop: StopReason | None = None
         """Why the model stopped; None while the provider has not said it."""
         self.usage: TokenUsage | None = None
-        self.response_id = ""
         self.answered_by = ""
         """The name of the model, as the provider writes it."""
 
@@ -114,7 +113,6 @@ class ReplyBuilder:
             stop,
             self.usage if self.usage and self.usage.total else TokenUsage(is_estimated=True),
             self.answered_by or self._model,
-            self.response_id,
         )
 
     def _part(self, draft: _Draft, stop: StopReason) -> MessagePart | None:

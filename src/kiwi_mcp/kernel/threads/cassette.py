@@ -79,7 +79,7 @@ def turns_of(events: Sequence[ThreadEvent]) -> Iterator[RecordedTurn]:
         if event.kind == "model":
             messages = state.request_messages()
             sent = sent if sent <= len(messages) else 0  # a compaction begins anew
-            yield RecordedTurn(messages[sent:], msgspec.convert(event.body, ModelReply))
+            yield RecordedTurn(tuple(messages[sent:]), msgspec.convert(event.body, ModelReply))
             sent = len(messages)
         state.fold(event)
 

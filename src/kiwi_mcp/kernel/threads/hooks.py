@@ -9,7 +9,7 @@ import re
 
 from msgspec import to_builtins
 
-from kiwi_mcp.domain.errors import KiwiError, LeaseLost
+from kiwi_mcp.domain.errors import Conflict, KiwiError, LeaseLost
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.threads import NewEvent
 from kiwi_mcp.kernel.threads.start import StartRequest, grants_of, new_thread
@@ -20,6 +20,8 @@ from kiwi_mcp.manifest.hooks import ACTIONS, Hook, HookAction, HookEvent
 
 _LIMITS = {"turns": 5, "tokens": 60_000, "spend": 0.10, "seconds": 60, "spawns": 0, "tool_calls": 10}
 """The most that one run of a hook may use; it is taken from the thread, and its own limits may be smaller."""
+REPEATABLE = ("pure", "idempotent")
+"""The effects of tools that may run again after a process died in them."""
 _FACT = re.compile(r"\$?\{((?:event|directive|cost|limits|permissions)(?:\.[A-Za-z0-9_]+)+)\}")
 
 
@@ -76,7 +78,7 @@ async def hook_action(
         try:
             if not hook.fits(moment, facts):
                 continue
-            action, reason = await _run(work, hook, facts)
+            action, reason = await _run(work, hook, moment, key, facts)
         except ExpressionFault as fault:
             if not moment.startswith("before_"):
                 await work.append(NewEvent("hooked", {"event": moment, "notice": f"A hook was left out: {fault}."}))
@@ -103,13 +105,19 @@ def _facts(work: ThreadWork, event: JsonObject) -> JsonObject:
     }
 
 
-async def _run(work: ThreadWork, hook: Hook, facts: JsonObject) -> tuple[HookAction, str]:
+async def _run(work: ThreadWork, hook: Hook, moment: HookEvent, key: str, facts: JsonObject) -> tuple[HookAction, str]:
     """Run the item of a hook, and return its action, and why it is `fail` where the item did not decide that."""
     if hook.action:
         return hook.action, ""
     inputs = {name: _filled(value, facts) for name, value in hook.inputs.items()}
     try:
-        result = await (_run_thread if hook.runs_apart else _run_item)(work, hook, inputs)
+        if key in work.state.hooks_under_way:  # a process has died in it
+            _refuse_repeat(work, hook)
+        await work.append(NewEvent("hook_began", {"key": key, "event": moment, "item": hook.item_id}))
+        if hook.runs_apart:
+            result = await _run_thread(work, hook, f"hook:{key}:{work.state.model_seq}", inputs)
+        else:
+            result = await _run_item(work, hook, inputs)
     except LeaseLost:
         raise
     except KiwiError as error:
@@ -121,11 +129,17 @@ async def _run(work: ThreadWork, hook: Hook, facts: JsonObject) -> tuple[HookAct
     return action, ""
 
 
-async def _run_thread(work: ThreadWork, hook: Hook, inputs: JsonObject) -> Json:
-    """Run a directive as a child thread with a small budget; return its result."""
+def _refuse_repeat(work: ThreadWork, hook: Hook) -> None:
+    """Refuse to run a tool twice that is not made for it. A thread is not run twice: it continues."""
+    if not hook.runs_apart and work.catalog.find(hook.item_id).manifest.effect not in REPEATABLE:
+        raise Conflict("It began before, and whether it was done is not known.", suggestion="Declare its `effect`.")
+
+
+async def _run_thread(work: ThreadWork, hook: Hook, key: str, inputs: JsonObject) -> Json:
+    """Run a directive as a child thread with a small budget, or continue the one of this key; return its result."""
     request = StartRequest(hook.item_id, inputs, _LIMITS, parent=work.thread, is_hook=True)
     child, start = new_thread(request, work.services.context(work.own_caller(), work.catalog))
-    ended = await work.run_child(child, start, is_counted=False)
+    ended = await work.run_hook(child, start, key)
     if ended.status != "completed":
         said = f": {ended.message}" if ended.message else ""
         return f"its thread {ended.id} is {ended.status}{said}"

@@ -12,7 +12,7 @@ import re
 
 from msgspec import to_builtins
 
-from kiwi_mcp.domain.errors import ApprovalRequired, KiwiError, LeaseLost
+from kiwi_mcp.domain.errors import ApprovalRequired, KiwiError, LeaseLost, Unavailable
 from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
 from kiwi_mcp.domain.messages import TextPart, ToolCallPart, ToolDefinition, ToolResultPart
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, WaitReason
@@ -74,10 +74,12 @@ async def advance(work: ThreadWork) -> Step:
 
 async def unless_permitted(work: ThreadWork) -> Step | None:
     """Return None if the first start of the thread needs no answer of the owner, or if they permitted it."""
-    asked = await work.stores.question_of(work.thread.id, START)
-    if asked is None or asked.answer == CONTINUE:
+    if not work.state.needs_start:
         return None
-    if asked.status == "open":
+    asked = await work.stores.question_of(work.thread.id, START)
+    if asked is not None and asked.answer == CONTINUE:
+        return None
+    if asked is not None and asked.status == "open":
         return await wait_for(work, "start")
     return await end(work, "cancelled", "cancelled", code="denied", message="The owner did not let it start.")
 
@@ -156,7 +158,7 @@ async def stop_turn(work: ThreadWork) -> Wait:
 
 
 async def make_calls(work: ThreadWork) -> Step:
-    """Make the calls of the last reply, several at once; those that change files of the project one after another."""
+    """Make the calls of the last reply, several at once."""
     calls = list(work.state.pending.values())
     left = max(0, work.thread.limits.tool_calls - work.thread.usage.tool_calls)
     key = f"loop:{work.state.model_seq}"
@@ -164,10 +166,10 @@ async def make_calls(work: ThreadWork) -> Step:
         step := await unless_continued(work, key, "loop", _LOOP, limit="loop")
     ):
         return step
-    gate, in_turn = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
+    gate = asyncio.Semaphore(AT_ONCE)
     try:
         async with asyncio.timeout(max(0.0, work.thread.limits.seconds - work.seconds())):
-            waits = await asyncio.gather(*(_make_call(work, call, gate, in_turn) for call in calls[:left]))
+            waits = await asyncio.gather(*(_make_call(work, call, gate) for call in calls[:left]))
     except TimeoutError:
         await work.sync()
         return await at_limit(work, "duration")
@@ -177,9 +179,7 @@ async def make_calls(work: ThreadWork) -> Step:
     return await at_limit(work, "tool_calls") if left < len(calls) else NEXT
 
 
-async def _make_call(
-    work: ThreadWork, call: ToolCallPart, gate: asyncio.Semaphore, in_turn: asyncio.Lock
-) -> WaitReason:
+async def _make_call(work: ThreadWork, call: ToolCallPart, gate: asyncio.Semaphore) -> WaitReason:
     """Make one call and append its result; return what it waits for, if it does."""
     if call.id in work.state.began:
         # It began before this process had the thread: whether it was done is not known, and it is not done twice.
@@ -191,12 +191,12 @@ async def _make_call(
         await _note(work, call, "invalid_input" if call.name in work.targets else "not_found", request)
         return ""
     verb, payload = request
-    async with gate:
-        if work.changes_files(payload):
-            async with in_turn:
-                answer = await work.services.dispatch(verb, payload, work.caller(call))
-        else:
+    try:
+        async with gate, work.changing_files(payload):
             answer = await work.services.dispatch(verb, payload, work.caller(call))
+    except Unavailable as busy:
+        await _note(work, call, "unavailable", failed_result(call, busy.message))
+        return ""
     if is_waiting(answer):
         return await _wait(work, call, answer)
     await work.sync()

@@ -11,7 +11,9 @@ from msgspec import to_builtins
 from kiwi_mcp.domain.errors import KiwiError, ModelFailed
 from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.domain.messages import Message, ModelReply, Prompt, ReplyDelta, TextPart
+from kiwi_mcp.domain.plan import Plan
 from kiwi_mcp.domain.threads import NewEvent, ThreadChanges, ThreadUsage
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.model import bind_request, complete
 from kiwi_mcp.drivers.llm.prices import cost_micros, worst_case_micros
 from kiwi_mcp.drivers.llm.provider import ModelChoice
@@ -41,7 +43,7 @@ class ModelRefused(Exception):
 async def ask_model(work: ThreadWork) -> None:
     """Make one request to the model and append its reply."""
     prompt, reservation = await _reserve(work, work.prompt, work.input_bound())
-    reply = await _send(work, prompt, reservation, work.stream)
+    reply = await _send(work, bind_request(prompt, work.conversation, work.provider), reservation, work.stream)
     body: JsonObject = {"parts": to_builtins(reply.parts), "stop": reply.stop, "model": reply.model}
     await _append(work, reply, reservation, NewEvent("model", body), ThreadChanges(turns=1))
 
@@ -54,7 +56,8 @@ async def ask_summary(work: ThreadWork, text: str) -> None:
         return Prompt(_SUMMARIZE, (), (message,), min(output, _SUMMARY_OUTPUT), work.choice.temperature)
 
     asked, reservation = await _reserve(work, prompt, len(text.encode()) + len(_SUMMARIZE))
-    reply = await _send(work, asked, reservation, _unseen)
+    plan = bind_request(asked, Conversation(work.choice), work.provider)
+    reply = await _send(work, plan, reservation, _unseen)
     await _append(work, reply, reservation, NewEvent("compacted", {"summary": reply.text or "(empty)"}), None)
 
 
@@ -63,11 +66,10 @@ def _unseen(_: ReplyDelta) -> None:
 
 
 async def _send(
-    work: ThreadWork, prompt: Prompt, reservation: Reservation, observe: Callable[[ReplyDelta], None]
+    work: ThreadWork, plan: Plan, reservation: Reservation, observe: Callable[[ReplyDelta], None]
 ) -> ModelReply:
     """Send a request that is paid for; one that was lost is charged whole, one that was never answered not at all."""
     choice = work.choice
-    plan = bind_request(prompt, choice, work.provider)
     try:
         if work.replies is not None:
             return work.replies.next()

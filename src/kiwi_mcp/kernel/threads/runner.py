@@ -24,7 +24,7 @@ from kiwi_mcp.kernel.context import Services
 from kiwi_mcp.kernel.threads.cassette import RecordedReplies
 from kiwi_mcp.kernel.threads.loop import advance, stop_turn
 from kiwi_mcp.kernel.threads.rates import RequestRates
-from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unvouched
+from kiwi_mcp.kernel.threads.start import StartRequest, inherited_hooks, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import PromptStart, rebuild
 from kiwi_mcp.kernel.threads.steps import End, Step, Wait, end
 from kiwi_mcp.kernel.threads.work import ThreadStores, ThreadWork
@@ -89,19 +89,23 @@ class ThreadRunner:
         """Run a child thread in this process."""
         return self.start(child.id, replace(parent_starter, origin=PERSON, grants=(), journal=None, checkpoint=""))
 
-    async def run_child(
-        self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, *, is_counted: bool
-    ) -> Thread:
-        """Store a child, run it until it ends or waits, and return it; one that waits is cancelled."""
+    async def run_hook(self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, key: str) -> Thread:
+        """Store the child of a hook, run it until it ends or waits, and return it; one that waits is cancelled.
+
+        Where a process died in the hook, the child that it made continues.
+        """
         threads = self._stores.threads
-        events = first_events(child, start)
-        _, made = await self._stores.do(lambda: threads.spawn(parent, child, *events, is_counted=is_counted))
+        known = await self._stores.do(lambda: self._spawned(threads.events(parent.id), key))
+        events = first_events(child, start, key)
+        made = known or (await self._stores.do(lambda: threads.spawn(parent, child, *events, is_counted=False)))[1]
+        if made.is_ended:
+            return made
         task = self.start_child(made, starter)
         try:
             await asyncio.wait({task})
         finally:
             ended = await self._stores.do(lambda: threads.get(made.id))
-            if not ended.is_ended:
+            if not ended.is_ended and not self._is_closing:
                 await self.cancel(ended)
         return ended
 
@@ -115,13 +119,12 @@ class ThreadRunner:
         threads, key = self._stores.threads, caller.origin.key
         parent = await self._stores.do(lambda: threads.get(caller.origin.thread))
         events = await self._stores.do(lambda: threads.events(parent.id))
-        for event in events:
-            if event.kind == "spawned" and event.body.get("key") == key:
-                return await self._stores.do(partial(threads.get, as_text(event.body.get("thread_id"))))
+        if (known := await self._stores.do(partial(self._spawned, events, key))) is not None:
+            return known
         catalog = self._services.catalogs.at(parent.project or None)
         own = replace(wanted, parent=parent, hooks=inherited_hooks(rebuild(events[:2]).start))
         child, start = new_thread(own, self._services.context(caller, catalog))
-        items = unvouched(catalog.resolve(child.item), self._services.provenance)
+        items = unsigned_items(catalog.resolve(child.item), self._services.provenance)
         if items and not await self._stores.was_started(child):
             raise PolicyDenied(
                 f"{', '.join(items)} was not written or signed by the owner, so no thread may start it.",
@@ -134,6 +137,12 @@ class ThreadRunner:
         _, made = await self._stores.do(lambda: threads.spawn(parent, child, first, spawned))
         self.start_child(made, caller)
         return made
+
+    def _spawned(self, events: Sequence[ThreadEvent], key: str) -> Thread | None:
+        """Return the child that a call or a hook has started before."""
+        found = (event.body for event in events if event.kind == "spawned" and event.body.get("key") == key)
+        made = next(found, None)
+        return None if made is None else self._stores.threads.get(as_text(made.get("thread_id")))
 
     async def wake(self, thread: Thread, message: str, switched: NewEvent | None = None) -> None:
         """Let a thread that waits or was paused continue, perhaps with a message or with another model."""

@@ -16,13 +16,20 @@ from msgspec.structs import replace
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.catalog.references import loader, text_item
 from kiwi_mcp.domain.calls import STRANGER, Caller, Principal, Served
-from kiwi_mcp.domain.errors import InvalidArguments, InvalidManifest, NotCallable, NotFound, PolicyDenied
-from kiwi_mcp.domain.grants import Deny, Grant, Rules
+from kiwi_mcp.domain.errors import (
+    InvalidManifest,
+    InvalidRequest,
+    NotCallable,
+    NotFound,
+    PolicyDenied,
+)
+from kiwi_mcp.domain.grants import Deny, Grant, ResourceKind, Rules
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Chain
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, compact
+from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text, text_of
 from kiwi_mcp.domain.messages import ToolDefinition
 from kiwi_mcp.domain.registry import Actor
+from kiwi_mcp.domain.safe_text import escape_controls
 from kiwi_mcp.domain.threads import NewEvent, Thread, ThreadLimits
 from kiwi_mcp.drivers.llm.provider import choose_model
 from kiwi_mcp.kernel.context import Context, VerbContext
@@ -51,7 +58,14 @@ _OWN_ITEMS = tuple(f"builtin/kiwi/{name}@*" for name in THREAD_TOOLS)
 _ENVIRONMENT = ("memory_root", "provider_adapter", "auth_mode", "tool_sources")
 _EMPTY: dict[str, Json] = {"type": "object", "properties": {}}
 """What every schema of a tool begins with: some providers refuse one without properties."""
-_UNVOUCHED = frozenset({"model_written", "unknown"})
+_UNSIGNED = frozenset({"model_written", "unknown"})
+_PERMITS: Mapping[ResourceKind, str] = {
+    "item": "run items", "trait": "run items of a kind", "spawn": "start child threads", "verb": "use Kiwi's functions",
+    "read": "read files", "write": "write files", "command": "run programs", "host": "reach hosts",
+    "endpoint": "send requests", "variable": "use variables",
+}  # fmt: skip
+_OF_ITEMS = frozenset({"read", "write", "command", "variable"})
+"""What a directive that names none of it leaves to the needs of the items that it runs."""
 _MICROS = 1_000_000
 _LIMITS = {"turns": "turns", "tokens": "tokens", "spend": "spend", "seconds": "seconds", "duration": "seconds",
            "duration_seconds": "seconds", "timeout": "seconds", "spawns": "spawns", "depth": "depth",
@@ -176,26 +190,46 @@ def starter_of(thread: Thread, channel: Caller) -> Caller:
     )
 
 
-def unvouched(chain: Chain, provenance: Provenances) -> tuple[str, ...]:
+def unsigned_items(chain: Chain, provenance: Provenances) -> tuple[str, ...]:
     """Return the items of a program that the owner neither wrote nor signed, nor a known publisher."""
     tools = (chain.tool, *(one.tool for one in chain.references))
-    return tuple(tool.identity for tool in tools if provenance.of(tool) in _UNVOUCHED)
+    return tuple(tool.identity for tool in tools if provenance.of(tool) in _UNSIGNED)
 
 
 def start_message(thread: Thread, start: PromptStart, items: Sequence[str]) -> str:
-    """Return the question before the first start: what was not vouched for, the program, its rights and its limits."""
+    """Return the question before the first start: the unsigned items, the program, its rights and its limits.
+
+    Every line of the program is marked, so that none of it can look like a line of the question.
+    """
     limits = thread.limits
-    grant = grants_of(thread)[-1].to_json()
     return "\n".join(
         (
             f"First start of {', '.join(items)}, which you have not signed. Its program:",
-            start.first,
-            f"It may use: {compact(grant)}",
+            *(f"  | {escape_controls(line)}" for line in start.first.splitlines()),
+            "It may:",
+            *(f"  - {escape_controls(line)}" for line in permission_lines(grants_of(thread)[-1])),
             f"Limits: {limits.turns} turns, {limits.tokens:,} tokens, {limits.spend / _MICROS:.2f} USD, "
-            f"{limits.seconds:g} s, {limits.tool_calls} tool calls.",
+            f"{limits.seconds:g} seconds, {limits.tool_calls} tool calls, {limits.spawns} child threads.",
             "May it start?",
         )
     )
+
+
+def permission_lines(grant: Grant) -> list[str]:
+    """Return what a grant of a directive allows, a line for each kind of resource, without the thread's own tools."""
+    own = {*_OWN_ITEMS, *_OWN_VERBS, "execute.run", "thread.start"}
+    lines, unlimited = [], []
+    for kind, text in _PERMITS.items():
+        rules = grant.rules(kind)
+        names = dict.fromkeys(rule.removeprefix("*/").removesuffix("@*") for rule in rules.allow if rule not in own)
+        named, denied = ", ".join(names), f", except {', '.join(rules.deny)}" if rules.deny else ""
+        if kind in _OF_ITEMS and {"*", "**"} & {*names}:
+            unlimited.append(f"{text}{denied}")
+        elif names:
+            lines.append(f"{text}: {'all' if '*' in names else named}{denied}")
+    if lines and unlimited:
+        lines.append(f"{', '.join(unlimited)}: as these items need and your policy allows")
+    return lines or ["use nothing but its own tools (ask the owner, return its result)"]
 
 
 def program_digest(chain: Chain) -> str:
@@ -306,12 +340,30 @@ def narrowed(limits: ThreadLimits, given: Mapping[str, Json]) -> ThreadLimits:
     changed: dict[str, float] = {}
     for name, value in given.items():
         field, amount = _LIMITS.get(name), _number(value)
-        if field is None or amount is None:
-            fix = f"{did_you_mean(name, _LIMITS)}Use one of {', '.join(_LIMITS)} with a number from 0."
-            raise InvalidArguments("limits", [Issue(f"limits.{name}", "is not a limit", fix)])
+        if field is None:
+            names = ", ".join(dict.fromkeys(_LIMITS.values()))
+            raise InvalidRequest(
+                f"There is no limit {name!r:.40}.", suggestion=f"{did_you_mean(name, _LIMITS)}Limits are {names}."
+            )
+        if amount is None:
+            raise InvalidRequest(
+                f"The limit `{name}` cannot be {text_of(value)[:40]}.",
+                suggestion="A limit is a number from 0, such as 10.",
+            )
         amount = round(amount * _MICROS) if field == "spend" else amount
         changed[field] = min(getattr(limits, field), amount if field == "seconds" else int(amount))
     return replace(limits, **changed)
+
+
+def lowered_limits(given: Mapping[str, Json], limits: ThreadLimits) -> list[str]:
+    """Return a sentence for each limit of a thread that is lower than the one that was asked for."""
+    found: list[str] = []
+    for name, value in given.items():
+        field, amount = _LIMITS[name], _number(value) or 0.0
+        most = getattr(limits, field) / (_MICROS if field == "spend" else 1)
+        if amount > most:
+            found.append(f"The limit `{name}` is {most:g}, not {amount:g}: a start can only lower the limits.")
+    return found
 
 
 def _number(value: Json) -> float | None:

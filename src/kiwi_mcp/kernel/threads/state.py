@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, field
@@ -103,6 +103,10 @@ class ThreadState(Struct):
     hooked: dict[str, HookAction] = field(default_factory=dict)
     """What hooks decided since the last reply, by moment."""
     hook_reasons: dict[str, str] = field(default_factory=dict)
+    hooks_under_way: set[str] = field(default_factory=set)
+    """The moments whose hook has begun and has not decided."""
+    needs_start: bool = False
+    """Whether the owner was asked to permit the first start."""
     failed_calls: list[FailedCall] = field(default_factory=list)
     """The calls of the last reply that failed."""
     model_failures: int = 0
@@ -163,8 +167,13 @@ class ThreadState(Struct):
             case "limit" if body.get("raised"):
                 name = as_text(body.get("limit"))
                 self.raises[name] = self.raises.get(name, 0) + 1
+            case "asked" if body.get("waits_for") == "start":
+                self.needs_start = True
+            case "hook_began":
+                self.hooks_under_way.add(as_text(body.get("key")))
             case "hooked" if body.get("key"):
                 key = as_text(body.get("key"))
+                self.hooks_under_way.discard(key)
                 self.hooked[key] = msgspec.convert(body.get("action"), HookAction)
                 self.hook_reasons[key] = as_text(body.get("reason"))
             case "resumed":
@@ -186,6 +195,7 @@ class ThreadState(Struct):
                 self.strikes, self.compacted_from = self.strikes + 1 if is_small else 0, 0
             self.last_input, self.new_bytes = usage.total, 0
         self.hooked, self.hook_reasons, self.failed_calls = {}, {}, []
+        self.hooks_under_way.clear()
         self.model_failures, self.is_resumed = 0, False
         self.pending = {call.id: call for call in calls}
         self.order, self.results, self.began = tuple(self.pending), {}, set()
@@ -238,10 +248,10 @@ class ThreadState(Struct):
         self.messages.append(message)
         self.new_bytes += _size(message)
 
-    def request_messages(self) -> tuple[Message, ...]:
+    def request_messages(self) -> Sequence[Message]:
         """Return the messages of the next request; a call without a result gets one that says so."""
         if not self.pending:
-            return tuple(self.messages)
+            return self.messages
         parts = [
             self.results.get(call_id) or ToolResultPart(call_id, self.pending[call_id].name, UNFINISHED, is_error=True)
             for call_id in self.order

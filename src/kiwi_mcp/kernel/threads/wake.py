@@ -35,7 +35,11 @@ def wake_threads(services: Services) -> None:
 
 def worker_lock(user: Path) -> int | None:
     """Return the lock of the worker, or None where another process has it."""
-    path = user.joinpath(*_LOCK)
+    return file_lock(user.joinpath(*_LOCK))
+
+
+def file_lock(path: Path) -> int | None:
+    """Return the open file of a lock, which closing it releases, or None where somebody else has it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

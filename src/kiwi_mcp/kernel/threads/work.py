@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
+from hashlib import sha256
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import NO_CALLER, Caller, CallOrigin
-from kiwi_mcp.domain.errors import KiwiError
+from kiwi_mcp.domain.errors import KiwiError, Unavailable
 from kiwi_mcp.domain.grants import denials, narrow
 from kiwi_mcp.domain.items import Chain
 from kiwi_mcp.domain.json import JsonObject, as_text
@@ -30,6 +32,7 @@ from kiwi_mcp.domain.threads import (
     ThreadQuestion,
     unobserved,
 )
+from kiwi_mcp.drivers.llm.conversation import Conversation
 from kiwi_mcp.drivers.llm.prices import context_window
 from kiwi_mcp.drivers.llm.provider import ModelChoice, choose_model
 from kiwi_mcp.kernel.context import Context, Services
@@ -39,17 +42,22 @@ from kiwi_mcp.kernel.threads.results import result_of_run
 from kiwi_mcp.kernel.threads.start import grants_of, starter_of
 from kiwi_mcp.kernel.threads.state import PromptStart, ThreadState
 from kiwi_mcp.kernel.threads.transcript import TranscriptMirror, redactor_for
+from kiwi_mcp.kernel.threads.wake import file_lock
 from kiwi_mcp.policy.policy_files import owner_policy
 from kiwi_mcp.store.budget import Budget, Refusal, Reservation
 from kiwi_mcp.store.database import Transaction
 from kiwi_mcp.store.questions import Questions, ask
 from kiwi_mcp.store.runs import new_run
-from kiwi_mcp.store.threads import ThreadFilter, Threads, append_in
+from kiwi_mcp.store.threads import AppendedEvents, ThreadFilter, Threads, append_in
 
 T = TypeVar("T")
 CONTINUE, STOP, START = "continue", "stop", "start"
 QUESTION_LIFETIME_MS = 7 * 86_400_000
 _LOOKED_AT = 1_000
+_STARTING = ("thread", "directive")
+"""The types of items that start a thread."""
+_TURN_SECONDS, _TURN_POLL = 600.0, 0.02
+"""How long a call waits for others that change the same project, and how often it looks."""
 _DELTA_SECONDS = 0.1
 """For how long pieces of a reply are collected before they are stored for those who watch."""
 
@@ -60,10 +68,8 @@ class ThreadHost(Protocol):
     rates: RequestRates
     is_background: bool
 
-    async def run_child(
-        self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, *, is_counted: bool
-    ) -> Thread:
-        """Store a child, run it until it ends or waits, and return it; one that waits is cancelled."""
+    async def run_hook(self, parent: Thread, child: Thread, start: PromptStart, starter: Caller, key: str) -> Thread:
+        """Store the child of a hook, run it until it ends or waits, and return it; one that waits is cancelled."""
 
 
 class ThreadStores:
@@ -101,6 +107,7 @@ class ThreadWork:
 
     provider: Chain
     choice: ModelChoice
+    conversation: Conversation
     max_output: int
     window: int
     """The context window of the model in tokens; 0 where it is not known."""
@@ -132,6 +139,7 @@ class ThreadWork:
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
         self._seq = 0
+        self._noted: list[ThreadEvent] = []
         self._mirror: TranscriptMirror | None = None
         self.replies: RecordedReplies | None = None
         """What answers in place of the model, where a recorded thread is replayed."""
@@ -145,6 +153,7 @@ class ThreadWork:
         await self.sync()
         self.provider = self.catalog.resolve(self.start.provider)
         self.choice = choose_model(self.provider, tier=self.start.tier, model=self.start.model)
+        self.conversation = Conversation(self.choice)
         own = self.start.max_output
         self.max_output = min(own, self.choice.max_output) if own else self.choice.default_max_tokens
         self.window = context_window(self.choice) or 0
@@ -194,9 +203,9 @@ class ThreadWork:
         context = services.context(NO_CALLER, self.catalog)
         return replace(context, rights=reduce(narrow, denied, context.rights))
 
-    async def run_child(self, child: Thread, start: PromptStart, *, is_counted: bool) -> Thread:
-        """Run a child until it ends or waits, and return it; its parent waits here."""
-        made = await self._host.run_child(self.thread, child, start, self.starter, is_counted=is_counted)
+    async def run_hook(self, child: Thread, start: PromptStart, key: str) -> Thread:
+        """Run the child of a hook until it ends or waits, and return it; its parent waits here."""
+        made = await self._host.run_hook(self.thread, child, start, self.starter, key)
         await self.sync()
         return made
 
@@ -226,16 +235,37 @@ class ThreadWork:
         tools = len(msgspec.json.encode((*start.tools, *state.loaded)))
         return state.new_bytes + len(start.system.encode()) + tools
 
-    def changes_files(self, payload: JsonObject) -> bool:
-        """Whether a call says of itself that it changes files of the project, so that it runs alone."""
+    @asynccontextmanager
+    async def changing_files(self, payload: JsonObject) -> AsyncIterator[None]:
+        """Let a call that changes files of the project run alone: those of all threads, in every process, take turns.
+
+        A call that starts a thread takes no turn, so that the calls of that thread can.
+        """
         try:
-            return self.catalog.find(as_text(payload.get("item_id"))).manifest.mutates_state
-        except KiwiError:
-            return False
+            manifest = self.catalog.find(as_text(payload.get("item_id"))).manifest
+        except KiwiError:  # the call itself says why
+            manifest = None
+        if manifest is None or not manifest.mutates_state or manifest.tool_type in _STARTING:
+            yield
+            return
+        name = sha256(str(self.catalog.space.project).encode()).hexdigest()[:32]
+        path = self.services.user / "state" / "projects" / f"{name}.lock"
+        until = time.monotonic() + _TURN_SECONDS
+        while (lock := file_lock(path)) is None:
+            if time.monotonic() > until:
+                raise Unavailable("Another thread is changing this project.", suggestion="Try it again later.")
+            await asyncio.sleep(_TURN_POLL)
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     async def sync(self) -> None:
         """Read what was appended since, and add it to the state."""
-        self.thread, events = await self.stores.do(self._read)
+        self._take(*await self.stores.do(self._read))
+
+    def _take(self, thread: Thread, events: Sequence[ThreadEvent]) -> None:
+        self.thread = thread
         for event in events:
             self._seq = event.seq
             self.state.fold(event)
@@ -269,9 +299,14 @@ class ThreadWork:
             self._storing = None
 
     def _read(self) -> tuple[Thread, tuple[ThreadEvent, ...]]:
-        threads, lease = self.stores.threads, self.thread.lease
+        threads, thread = self.stores.threads, self.thread
+        events, self._noted = tuple(self._noted), []
+        now = threads.current(thread)
+        numbers = range(self._seq + 1, now.seq + 1)
+        if [one.seq for one in events] == [*numbers] and (not events or events[-1].sha256 == now.head):
+            return now, events  # this process wrote them all
         # The lease stays the one that this process took: with another process's it could write in its place.
-        return replace(threads.get(self.thread.id), lease=lease), threads.events(self.thread.id, self._seq)
+        return replace(threads.get(thread.id), lease=thread.lease), threads.events(thread.id, self._seq)
 
     async def append(
         self,
@@ -281,8 +316,16 @@ class ThreadWork:
     ) -> None:
         """Append events under the lease, and add them to the state."""
         changes = self.with_taint(changes)
-        await self.stores.do(partial(self.stores.threads.append, self.thread, events, changes, also=also))
-        await self.sync()
+        add = partial(self.stores.threads.append_events, self.thread, events, changes, also=also)
+        made = await self.stores.do(add)
+        if made.events[0].seq == self._seq + 1:
+            self._take(made.thread, made.events)
+        else:  # calls that run at the same time appended before it
+            await self.sync()
+
+    def note(self, made: AppendedEvents) -> None:
+        """Remember events of a transaction that is not committed yet; `sync` finds out whether it was."""
+        self._noted += made.events
 
     def with_taint(self, changes: ThreadChanges | None) -> ThreadChanges | None:
         """Return changes that also store that the thread has read text from outside, if that is new."""
@@ -352,4 +395,4 @@ class _CallNotes:
 
     def _append(self, transaction: object, event: NewEvent, changes: ThreadChanges | None = None) -> None:
         work = self._work
-        append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes))
+        work.note(append_in(cast("Transaction", transaction), work.thread, [event], work.with_taint(changes)))

@@ -182,7 +182,7 @@ async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
     content, about = started.content, {"tool_id": request.item_id, "action": "run"}
     response: JsonObject = {**about, **{name: content[name] for name in _OF_THREAD if name in content}}
     if content["status"] in _UNFINISHED:
-        return Answer(response)
+        return Answer(response, exit_code=started.exit_code)
     response = {**response, "execution_time_ms": int((time.monotonic() - began) * 1_000)}
     if content["status"] == "completed":
         return Answer({**response, "status": "success"})
@@ -193,7 +193,7 @@ async def _as_thread(request: RunRequest, context: VerbContext) -> Answer:
         "message": content.get("message", ""),
         "suggestion": f"`kiwi thread show {content['thread_id']}` has its journal.",
     }
-    return Answer({**failure, **response}, is_error=True, exit_code=_EXIT_FAILED)
+    return Answer({**failure, **response}, is_error=True, exit_code=started.exit_code)
 
 
 async def _plan(request: RunRequest, context: Context) -> Answer:

@@ -100,7 +100,7 @@ async def sign_checked(request: SignRequest, author: Author, signer: Signer | No
     return SignResponse(
         tool_id=tool.id,
         status="planned" if request.dry_run else "signed",
-        message=f"Tool {'would be signed' if request.dry_run else 'signed successfully'}",
+        message=f"{tool.item_type.capitalize()} {'would be signed' if request.dry_run else 'signed successfully'}",
         signature=line(timestamp, tool.digest),
         hash=tool.digest,
         signer=signer.key.fingerprint if signer else UNSET,

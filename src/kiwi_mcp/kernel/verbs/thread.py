@@ -14,20 +14,32 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.errors import InvalidRequest, NotFound, PolicyDenied, ThreadWaiting
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, compact, text_of
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact, text_of
 from kiwi_mcp.domain.messages import ReplyDelta
 from kiwi_mcp.domain.outcome import Progress
-from kiwi_mcp.domain.threads import ENDED, NewEvent, Thread, ThreadEvent, ThreadObserver, ThreadQuestion, ThreadStatus
+from kiwi_mcp.domain.threads import (
+    ENDED,
+    EXIT_CODES,
+    TOKEN_CLASSES,
+    NewEvent,
+    Thread,
+    ThreadEvent,
+    ThreadObserver,
+    ThreadQuestion,
+    ThreadStatus,
+    unobserved,
+)
 from kiwi_mcp.domain.times import iso
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner, waiting_approvals
 from kiwi_mcp.kernel.threads.start import (
     StartRequest,
+    lowered_limits,
     new_thread,
     start_message,
     starter_name,
     switched_model,
-    unvouched,
+    unsigned_items,
 )
 from kiwi_mcp.kernel.threads.state import PromptStart
 from kiwi_mcp.kernel.threads.transcript import TranscriptForm, redactor_for, transcript_lines, transcript_path
@@ -53,6 +65,7 @@ from kiwi_mcp.kernel.verb import (
     ViewItem,
     issue_text,
     verb,
+    warning_rows,
 )
 from kiwi_mcp.manifest.json_schema import faults
 from kiwi_mcp.primitives.secrets.redaction import Redactor
@@ -60,6 +73,7 @@ from kiwi_mcp.store.threads import ThreadFilter, Threads
 
 STATUSES: tuple[str, ...] = get_args(ThreadStatus)
 _MOST = 1_000
+_GOING = frozenset({"queued", "running"})
 _POLL = 0.3
 """How many seconds pass between two looks at a thread that another process runs."""
 ThreadId = Annotated[NameText, Argument("The thread: its id, or the beginning of it.", "THREAD")]
@@ -111,14 +125,21 @@ class ThreadResponse(Response, frozen=True, kw_only=True):
     questions: list[AnyJson] | UnsetType = UNSET
     approvals: list[str] | UnsetType = UNSET
     parent_id: str | UnsetType = UNSET
+    kind: str | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
     started_at: str | UnsetType = UNSET
     ended_at: str | UnsetType = UNSET
     transcript_path: str | UnsetType = UNSET
     events: list[AnyJson] | UnsetType = UNSET
 
+
+class AwaitedThread(ThreadResponse, frozen=True, kw_only=True):
+    """A thread that the caller waited for, so that the exit code says how it ended."""
+
     def exit_status(self) -> int:
-        """Return 2 for a thread that failed."""
-        return 2 if self.status == "failed" else 0
+        """Return the exit code of its status."""
+        waits_for_approval = self.status == "waiting" and self.waits_for == "approval"
+        return EXIT_CODES.get("approval" if waits_for_approval else self.status, 0)
 
 
 def _stores(context: VerbContext) -> ThreadStores:
@@ -126,17 +147,51 @@ def _stores(context: VerbContext) -> ThreadStores:
 
 
 def _result_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    yield from warning_rows(response.warnings or ())
     if response.result is not UNSET and response.result is not None:
         yield Data(response.result) if isinstance(response.result, str) else JsonData(response.result)
     if response.message:
         yield Notice(response.message)
     for question in response.questions or ():
-        choices = f" ({', '.join(map(text_of, as_list(question['choices'])))})" if question.get("choices") else ""
-        yield Notice(f"question: {text_of(question['message'])}{choices}")
+        yield Notice(question_text(question))
         yield Hint(f"`kiwi thread answer {question['question_id']} ANSWER` answers it.")
     for approval in response.approvals or ():
         yield Hint(f"`kiwi approvals show {approval}` shows the call that waits, `kiwi approvals approve {approval}`.")
     yield Notice(f"thread {response.thread_id}: {_status_text(response)}")
+    if response.status in {"queued", "running"}:
+        yield Hint(f"`kiwi thread watch {response.thread_id}` follows it.")
+    elif response.status == "waiting" and response.waits_for == "message":
+        yield Hint(f"`kiwi chat --continue {response.thread_id}` continues the conversation.")
+    elif response.status == "paused":
+        yield Hint(f"`kiwi thread resume {response.thread_id}` continues it.")
+
+
+def _answer_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    if not isinstance(response, AwaitedThread):
+        yield Notice(f"Answered; the thread {'continues' if response.status in _GOING else 'still waits'}.")
+    yield from _result_view(response)
+
+
+def _resume_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    if response.status in _GOING:
+        yield Notice("The thread continues in the background.")
+    yield from _result_view(response)
+
+
+def _cancel_view(response: ThreadResponse) -> Iterator[ViewItem]:
+    if response.status == "cancelled":
+        yield Notice("Cancelled.")
+    elif response.ended_at:
+        yield Notice("Nothing to cancel: it has ended.")
+    else:
+        yield Notice("The process that runs it was asked to stop; that takes a few seconds.")
+    yield from _result_view(response)
+
+
+def question_text(question: JsonObject) -> str:
+    """Return a question with its choices."""
+    choices = f" ({', '.join(map(text_of, as_list(question['choices'])))})" if question.get("choices") else ""
+    return f"question: {text_of(question['message'])}{choices}"
 
 
 def _status_text(response: ThreadResponse) -> str:
@@ -144,8 +199,17 @@ def _status_text(response: ThreadResponse) -> str:
     waits = f" for {response.waits_for}" if response.waits_for else ""
     if not isinstance(usage, dict):
         return f"{response.status}{waits}"
-    tokens = usage["input_tokens"] + usage["cache_read_tokens"] + usage["cache_write_tokens"] + usage["output_tokens"]
-    return f"{response.status}{waits}; {usage['turns']} turns, {tokens:,} tokens, {usage['spend']:.4f} USD"
+    return f"{response.status}{waits}; {_usage_text(usage)}"
+
+
+def _usage_text(usage: JsonObject) -> str:
+    tokens = sum(int(text_of(usage[name])) for name in TOKEN_CLASSES)
+    return f"{count_text(usage['turns'], 'turn')}, {tokens:,} tokens, {float(text_of(usage['spend'])):.4f} USD"
+
+
+def count_text(number: Json, noun: str) -> str:
+    """Return a number with its noun, such as `1 turn` or `2 turns`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @verb("start", group="thread", access=ANYONE, needs_receipt=True, asks=True, shows=_result_view)
@@ -176,10 +240,12 @@ async def start(request: ThreadStartRequest, context: VerbContext) -> ThreadResp
     made = await stores.do(partial(stores.threads.create, thread, events, also))
     if question is None and request.wait and not request.conversation:
         await runner.run(made.id, context.caller, _observing(context))
+    warnings = lowered_limits(request.limits, made.limits) or UNSET
     if question is not None or request.wait or request.conversation:
-        return await _shown(made.id, context)
+        response = await _shown(made.id, context, AwaitedThread if request.wait else ThreadResponse)
+        return replace(response, warnings=warnings)
     start_worker(services.user)
-    return _started(made)
+    return replace(_started(made), warnings=warnings)
 
 
 def _started(thread: Thread) -> ThreadResponse:
@@ -194,14 +260,15 @@ async def _start_child(wanted: StartRequest, context: VerbContext, *, is_waiting
         raise ThreadWaiting("The child thread has not ended.", waits_for="child")
     if child.is_tainted:
         context.services.tainted_callers.add(context.caller.origin.thread)
-    return await _response(child, context) if is_waiting else _started(child)
+    response = await _response(child, context) if is_waiting else _started(child)
+    return replace(response, warnings=lowered_limits(wanted.limits, child.limits) or UNSET)
 
 
 async def _first_start(
     thread: Thread, start: PromptStart, catalog: Catalog, context: VerbContext
 ) -> ThreadQuestion | None:
-    """Return the question to the owner before the first start of a program that nobody vouches for."""
-    items = unvouched(catalog.resolve(thread.item), context.services.provenance)
+    """Return the question to the owner before the first start of a program that is not signed."""
+    items = unsigned_items(catalog.resolve(thread.item), context.services.provenance)
     stores = _stores(context)
     if not items or await stores.was_started(thread):
         return None
@@ -210,13 +277,14 @@ async def _first_start(
 
 
 def _observing(context: VerbContext, after: int = 0) -> ThreadObserver:
-    """Return an observer for the events behind a number: the caller sees them, and each turn and call as progress."""
+    """Return an observer for the events behind a number: the caller sees them, or each turn and call as progress."""
 
     def observe(event: ThreadEvent | ReplyDelta) -> None:
         if isinstance(event, ThreadEvent) and event.seq <= after:
             return
-        context.caller.observe(event)
-        if isinstance(event, ThreadEvent) and (text := event_text(event)):
+        if context.caller.observe is not unobserved:
+            context.caller.observe(event)
+        elif isinstance(event, ThreadEvent) and (text := event_text(event)):
             context.caller.report(Progress(text))
 
     return observe
@@ -241,12 +309,20 @@ def event_text(event: ThreadEvent) -> str:
             return ""
 
 
-async def _shown(thread_id: str, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
-    """Return a thread as it stands."""
-    return await _response(await _own_thread(thread_id, context), context, has_events=has_events)
+async def _shown(
+    thread_id: str, context: VerbContext, kind: type[ThreadResponse] = ThreadResponse, *, has_events: bool = False
+) -> ThreadResponse:
+    """Return a thread as it stands; one that waits no longer is `queued`, since the next worker continues it."""
+    thread = await _own_thread(thread_id, context)
+    runner = context.services.one(ThreadRunner)
+    if thread.status == "waiting" and await runner.stores.do(partial(runner.is_answered, thread)):
+        thread = replace(thread, status="queued", waits_for="")
+    return await _response(thread, context, kind, has_events=has_events)
 
 
-async def _response(thread: Thread, context: VerbContext, *, has_events: bool = False) -> ThreadResponse:
+async def _response(
+    thread: Thread, context: VerbContext, kind: type[ThreadResponse] = ThreadResponse, *, has_events: bool = False
+) -> ThreadResponse:
     if thread.is_tainted and not context.is_owner:
         context.services.tainted_callers.add(context.caller.reader)
     stores = _stores(context)
@@ -254,7 +330,7 @@ async def _response(thread: Thread, context: VerbContext, *, has_events: bool = 
     questions = await stores.do(partial(stores.questions.open, _now(), **tree))
     events = await stores.do(partial(stores.threads.events, thread.id)) if has_events or not thread.is_ended else ()
     approvals = await stores.do(partial(_approvals, stores, thread))
-    return ThreadResponse(
+    return kind(
         thread_id=thread.id,
         item=thread.item,
         status=thread.status,
@@ -310,6 +386,8 @@ class ThreadListRequest(Request, frozen=True, kw_only=True):
 
     status: Annotated[NameText | None, Option("Only threads with this status.")] = None
     directive: Annotated[NameText | None, Option("Only threads of this directive.")] = None
+    all: Annotated[bool, Option("Also conversations that wait for a message.")] = False
+    conversations: Annotated[bool, Option("Only conversations of this project.")] = False
     limit: Annotated[int, Meta(ge=1, le=1_000), Option("At most this many.")] = 20
 
 
@@ -323,7 +401,7 @@ def _list_view(response: ThreadListResponse) -> Iterator[ViewItem]:
     for one in response.threads:
         yield TableRow(f"{one.thread_id}  {(one.started_at or '')[:16]}  {_status_text(one):<56}  {one.item or ''}")
     if not response.threads:
-        yield Notice("There are no threads.")
+        yield Notice("There are no threads that run, wait for you or have ended.")
         yield Hint("`kiwi thread start DIRECTIVE` starts one.")
 
 
@@ -335,10 +413,15 @@ async def list_threads(request: ThreadListRequest, context: VerbContext) -> Thre
         raise InvalidRequest(
             f"{request.status!r:.40} is not a status.", suggestion=f"Use one of: {', '.join(STATUSES)}."
         )
+    space = context.services.catalogs.at(None).space
+    project = str(space.project) if space.project_ai.is_dir() else ""
     wanted = ThreadFilter(
         status=cast("ThreadStatus | None", request.status),
         directive=request.directive,
         starter=None if context.is_owner else starter_name(context),
+        kind="conversation" if request.conversations else None,
+        project=project if request.conversations else None,
+        has_idle=request.all or request.conversations or request.status is not None,
         limit=request.limit,
     )
     found = await stores.do(partial(stores.threads.list, wanted))
@@ -347,6 +430,7 @@ async def list_threads(request: ThreadListRequest, context: VerbContext) -> Thre
             ThreadResponse(
                 thread_id=one.id,
                 item=one.item,
+                kind=one.kind,
                 status=one.status,
                 waits_for=one.waits_for or UNSET,
                 usage=one.usage.to_json(),
@@ -418,7 +502,7 @@ async def watch_thread(request: ThreadWatchRequest, context: VerbContext) -> Thr
         # One whose question is answered continues as soon as a worker takes it.
         is_stopped = thread.status == "paused" or (thread.status == "waiting" and not runner.is_answered(thread))
         if thread.is_ended or is_stopped or time.monotonic() > until:
-            return await _shown(thread.id, context)
+            return await _shown(thread.id, context, AwaitedThread)
         await asyncio.sleep(_POLL)
 
 
@@ -459,11 +543,11 @@ class ThreadAnswerRequest(Request, frozen=True, kw_only=True):
     """Which question to answer, and how."""
 
     question_id: Annotated[NameText, Argument("The question: its id, or the thread that asks.", "QUESTION")]
-    answer: Annotated[LongText, Argument("The answer.", "ANSWER")]
+    answer: LongText
     wait: Annotated[bool, Option("Run the thread here until it ends or waits for you.")] = False
 
 
-@verb("answer", group="thread", access=OWNER, needs_receipt=True, shows=_result_view)
+@verb("answer", group="thread", access=OWNER, needs_receipt=True, asks=True, shows=_answer_view)
 async def answer_question(request: ThreadAnswerRequest, context: VerbContext) -> ThreadResponse:
     """Answer a question of a thread; the thread continues in the background."""
     stores = _stores(context)
@@ -481,8 +565,7 @@ async def answer_question(request: ThreadAnswerRequest, context: VerbContext) ->
         )
     answered = await stores.do(lambda: stores.questions.answer(question.id, request.answer, by, _now()))
     thread = await stores.do(partial(stores.threads.get, answered.thread_id))
-    await _continue(thread, context, is_waiting=request.wait)
-    return await _shown(thread.id, context)
+    return await _continue(thread, context, is_waiting=request.wait)
 
 
 def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
@@ -499,13 +582,14 @@ def _asked(stores: ThreadStores, wanted: str) -> ThreadQuestion:
     return found[0]
 
 
-async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -> None:
-    """Let a thread continue: here where the caller waits, else in the background."""
-    if is_waiting:
-        runner = context.services.one(ThreadRunner)
-        await runner.run(thread.id, context.caller, _observing(context, thread.seq))
-    else:
+async def _continue(thread: Thread, context: VerbContext, *, is_waiting: bool) -> ThreadResponse:
+    """Let a thread continue, here where the caller waits, else in the background; return it."""
+    if not is_waiting:
         start_worker(context.services.user)
+        return await _shown(thread.id, context)
+    runner = context.services.one(ThreadRunner)
+    await runner.run(thread.id, context.caller, _observing(context, thread.seq))
+    return await _shown(thread.id, context, AwaitedThread)
 
 
 class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
@@ -516,7 +600,7 @@ class ThreadResumeRequest(ThreadIdRequest, frozen=True, kw_only=True):
     wait: Annotated[bool, Option("Wait until the thread ends or waits for you.")] = False
 
 
-@verb("resume", group="thread", access=ANYONE, asks=True, shows=_result_view)
+@verb("resume", group="thread", access=ANYONE, asks=True, shows=_resume_view)
 async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> ThreadResponse:
     """Continue a thread that waits or was paused."""
     runner = context.services.one(ThreadRunner)
@@ -527,11 +611,11 @@ async def resume_thread(request: ThreadResumeRequest, context: VerbContext) -> T
     switched = switched_model(thread, request.model, catalog) if request.model else None
     await runner.wake(thread, request.message or "", switched)
     if request.message or thread.waits_for != "message":
-        await _continue(thread, context, is_waiting=request.wait)
+        return await _continue(thread, context, is_waiting=request.wait)
     return await _shown(thread.id, context)
 
 
-@verb("cancel", group="thread", access=ANYONE, shows=_result_view)
+@verb("cancel", group="thread", access=ANYONE, shows=_cancel_view)
 async def cancel_thread(request: ThreadIdRequest, context: VerbContext) -> ThreadResponse:
     """Cancel a thread and its children; what runs is stopped within seconds."""
     runner = context.services.one(ThreadRunner)
@@ -553,9 +637,13 @@ class ThreadCostsResponse(Response, frozen=True, kw_only=True):
 
 def _costs_view(response: ThreadCostsResponse) -> Iterator[ViewItem]:
     for one in response.entries:
-        yield TableRow(f"{one['at'][:19]}  {one['kind']:<15} {one['spend'] / 1_000_000:>10.6f} USD  {one['model']}")
+        tokens = sum(one[name] for name in TOKEN_CLASSES) or one["reserved_tokens"]
+        money = (one["spend"] or one["reserved"]) / 1_000_000
+        yield TableRow(f"{one['at'][:19]}  {one['kind']:<15} {tokens:>9,} tokens {money:>10.6f} USD  {one['model']}")
     usage = response.usage
-    yield Data(f"{usage['spend']:.6f} USD, {usage['turns']} turns")
+    classes = ", ".join(f"{usage[name]:,} {name.removesuffix('_tokens').replace('_', ' ')}" for name in TOKEN_CLASSES)
+    about = " (partly estimated)" if usage["estimated"] else ""
+    yield Data(f"{usage['spend']:.6f} USD, {count_text(usage['turns'], 'turn')}, tokens: {classes}{about}")
 
 
 @verb("costs", group="thread", access=ANYONE, records=False, shows=_costs_view)

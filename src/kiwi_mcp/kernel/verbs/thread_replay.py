@@ -26,7 +26,7 @@ from kiwi_mcp.kernel.threads.cassette import (
     turns_of,
 )
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unvouched
+from kiwi_mcp.kernel.threads.start import StartRequest, new_thread, unsigned_items
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.transcript import redactor_for
 from kiwi_mcp.kernel.verb import (
@@ -159,7 +159,7 @@ async def _replayed(target: str, cassette: Cassette, project: str | None, contex
     runner, catalog = services.one(ThreadRunner), services.catalogs.at(project)
     stores = runner.stores
     thread, start = new_thread(StartRequest(cassette.item, cassette.inputs), services.context(context.caller, catalog))
-    if (unknown := unvouched(catalog.resolve(thread.item), services.provenance)) and not await stores.was_started(
+    if (unknown := unsigned_items(catalog.resolve(thread.item), services.provenance)) and not await stores.was_started(
         thread
     ):
         raise PolicyDenied(

@@ -11,7 +11,7 @@ from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text
 from kiwi_mcp.domain.threads import NewEvent, Thread
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.threads.runner import ThreadRunner
-from kiwi_mcp.kernel.threads.start import StartRequest
+from kiwi_mcp.kernel.threads.start import StartRequest, lowered_limits
 from kiwi_mcp.kernel.threads.state import rebuild
 from kiwi_mcp.kernel.threads.work import ThreadStores, new_question, store_question
 from kiwi_mcp.kernel.verb import ANYONE, AnyJson, Request, Response, verb
@@ -34,6 +34,7 @@ class ThreadToolResponse(Response, frozen=True, kw_only=True):
     answer: AnyJson | UnsetType = UNSET
     thread_id: str | UnsetType = UNSET
     threads: list[AnyJson] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 async def _calling(context: VerbContext) -> tuple[ThreadStores, Thread]:
@@ -85,7 +86,8 @@ async def spawn_child(request: ThreadToolRequest, context: VerbContext) -> Threa
     inputs, limits = as_object(given.get("inputs")), as_object(given.get("limits"))
     wanted = StartRequest(as_text(given.get("item")), inputs, limits)
     child = await context.services.one(ThreadRunner).spawn(wanted, context.caller)
-    return ThreadToolResponse(status="started", thread_id=child.id)
+    warnings = lowered_limits(limits, child.limits) or UNSET
+    return ThreadToolResponse(status="started", thread_id=child.id, warnings=warnings)
 
 
 @verb("wait", group="thread", wire=("thread_tools", "wait"), access=ANYONE, records=False)
@@ -98,10 +100,11 @@ async def wait_children(request: ThreadToolRequest, context: VerbContext) -> Thr
         raise PolicyDenied(
             f"{unknown[0]!r:.60} is no child of this thread.", suggestion="Wait for threads that you spawned."
         )
-    meant = [child for child in reversed(children) if not wanted or child.id in wanted]
-    if running := [child.id for child in meant if not child.is_ended]:
+    awaited = [child for child in reversed(children) if not wanted or child.id in wanted]
+    if running := [child.id for child in awaited if not child.is_ended]:
         raise ThreadWaiting(f"{len(running)} of its children have not ended.", waits_for="child")
-    if any(one.is_tainted for one in meant):  # the text that a child read may be in its result
+    if any(one.is_tainted for one in awaited):  # the text that a child read may be in its result
         context.services.tainted_callers.add(parent.id)
-    shown = [{"thread_id": one.id, "status": one.status, "result": one.result, "message": one.message} for one in meant]
+    names = ("status", "result", "message")
+    shown = [{"thread_id": one.id, **{name: getattr(one, name) for name in names}} for one in awaited]
     return ThreadToolResponse(status="ended", threads=shown)

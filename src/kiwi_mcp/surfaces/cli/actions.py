@@ -17,7 +17,7 @@ from kiwi_mcp.kernel.settings import registry_settings
 from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli import session
-from kiwi_mcp.surfaces.cli.inputs import from_words, here, typed
+from kiwi_mcp.surfaces.cli.inputs import from_words, here
 from kiwi_mcp.surfaces.cli.prompts import confirm, open_address, owner_prompt, read_secret, show_address
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
 from kiwi_mcp.surfaces.cli.session import CliSession, request_of
@@ -49,15 +49,6 @@ def run(row: CommandRow, options: Options) -> int:
     request = {**request_of(row, options), "parameters": _parameters(cli, options)}
     questions = owner_prompt(is_yes=bool(options.get("yes")))
     return cli.tell(row, request, is_raw=bool(options.get("raw")), questions=questions)
-
-
-def start_thread(row: CommandRow, options: Options) -> int:
-    """Start a thread, with its inputs read by the schema of its item."""
-    cli, given = CliSession(options), as_object(options.get("inputs"))
-    schema = cli.parameters_of(as_text(options["item_id"]), "") if given else {}
-    declared = as_object(schema.get("properties"))
-    inputs = {name: typed(name, as_text(text), as_object(declared.get(name))) for name, text in given.items()}
-    return cli.tell(row, {**request_of(row, options), "inputs": inputs}, questions=owner_prompt(is_yes=False))
 
 
 def why(row: CommandRow, options: Options) -> int:

@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import convert
+from msgspec.structs import replace
 
 from kiwi_mcp.domain.calls import Answers, Caller, Questions, no_answers
 from kiwi_mcp.domain.errors import ApprovalRequired, InvalidRequest, KiwiError
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
-from kiwi_mcp.domain.threads import ENDED, ThreadEvent
+from kiwi_mcp.domain.outcome import Progress
+from kiwi_mcp.domain.threads import ENDED, TOKEN_CLASSES
 from kiwi_mcp.kernel import Answer, Kernel
 from kiwi_mcp.kernel.paths import user_space
 from kiwi_mcp.kernel.verb import first_sentence
 from kiwi_mcp.kernel.verbs import by_wire
-from kiwi_mcp.surfaces.cli.prompts import owner_prompt
+from kiwi_mcp.kernel.verbs.thread import ThreadResponse, question_text
+from kiwi_mcp.surfaces.cli.inputs import typed
+from kiwi_mcp.surfaces.cli.prompts import ask_text, owner_prompt
 from kiwi_mcp.surfaces.cli.screen import Screen, show_error, talk
-from kiwi_mcp.surfaces.cli.session import CliSession, request_of, run
+from kiwi_mcp.surfaces.cli.session import CliSession, progress_text, request_of, run
 from kiwi_mcp.surfaces.cli.thread_screen import ThreadScreen
 
 try:
@@ -70,17 +74,98 @@ def watch(row: CommandRow, options: Mapping[str, Json]) -> int:
 
 async def _watch(cli: CliSession, row: CommandRow, request: JsonObject) -> int:
     screen = ThreadScreen()
-    async with cli.opened() as kernel, aclosing(kernel.thread_events(request, Caller(is_owner=True))) as events:
+    async with cli.opened() as kernel:
+        return _show_end(cli, row, await _followed(kernel, request, Caller(is_owner=True), screen), screen)
+
+
+async def _followed(kernel: Kernel, request: JsonObject, caller: Caller, screen: ThreadScreen) -> Answer:
+    """Make a request of the verb `thread`, show what happens meanwhile, and return the answer."""
+    async with aclosing(kernel.thread_events(request, caller)) as events:
         async for event in events:
             if isinstance(event, Answer):
-                screen.end_text()
-                # A result that was shown as text is not shown again.
-                result = None if event.content.get("result") == screen.text else event.content.get("result")
-                return cli.show(Answer({**event.content, "result": result}), by_wire(row["wire"])) or event.exit_code
-            if isinstance(event, ThreadEvent) and event.kind == "resumed":
-                screen.begin_turn()
+                screen.clear()
+                return event
             screen.show(event)
     raise AssertionError("the last one is the answer")
+
+
+def _show_end(cli: CliSession, row: CommandRow, answer: Answer, screen: ThreadScreen) -> int:
+    """Show the thread at the end of a command; a result that was shown as text is not shown again."""
+    screen.end_text()
+    response = answer.response
+    if isinstance(response, ThreadResponse) and screen.has_shown(response.result):
+        answer = replace(answer, response=replace(response, result=None))
+    return cli.show(answer, by_wire(row["wire"]))
+
+
+def start_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+    """Start a thread, with its inputs read by the schema of its item."""
+    cli, given = CliSession(options), as_object(options.get("inputs"))
+    schema = cli.parameters_of(as_text(options["item_id"]), "") if given else {}
+    declared = as_object(schema.get("properties"))
+    inputs = {name: typed(name, as_text(text), as_object(declared.get(name))) for name, text in given.items()}
+    return _run_thread(cli, row, {**request_of(row, options), "inputs": inputs})
+
+
+def answer_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+    """Answer a question; all further words are the answer."""
+    words = [as_text(word) for word in as_list(options.get("answer"))]
+    given = {"answer": " ".join(words)} if words else {}
+    return _run_thread(CliSession(options), row, {**request_of(row, options), **given})
+
+
+def resume_thread(row: CommandRow, options: Mapping[str, Json]) -> int:
+    """Continue a thread."""
+    return _run_thread(CliSession(options), row, request_of(row, options))
+
+
+def _run_thread(cli: CliSession, row: CommandRow, request: JsonObject) -> int:
+    """Send a request about one thread; if the command waits, show what happens, and ask the person in place."""
+    screen = ThreadScreen(is_silent=cli.is_json, has_turns=True)
+    try:
+        return run(_run_to_end(cli, row, request, screen))
+    except KeyboardInterrupt:
+        screen.end_text()
+        if not screen.thread_id:
+            raise
+        status = as_text(cli.call("thread", {"action": "show", "thread_id": screen.thread_id}).content.get("status"))
+        steps = "starts a new one" if status in ENDED else "continues it"
+        command = "start" if status in ENDED else f"resume {screen.thread_id} --wait"
+        talk(f"Stopped: the thread {screen.thread_id} is {status}.")
+        talk(f"hint: `kiwi thread show {screen.thread_id}` shows what it did, `kiwi thread {command}` {steps}.")
+        raise
+
+
+async def _run_to_end(cli: CliSession, row: CommandRow, request: JsonObject, screen: ThreadScreen) -> int:
+    prompt = owner_prompt(is_yes=False)
+
+    async def ask(questions: Questions) -> Answers:
+        screen.end_text()
+        return await prompt(questions)
+
+    def report(step: Progress) -> None:
+        screen.note(progress_text(step))
+
+    caller = Caller(report, no_answers if prompt is no_answers else ask, is_owner=True)
+    async with cli.opened() as kernel:
+        answer = await _followed(kernel, request, caller, screen)
+        own = answer.content["thread_id"]
+        can_answer = prompt is not no_answers and not cli.is_json and bool(request.get("wait"))
+        while can_answer and (asked := as_list(answer.content.get("questions"))):
+            screen.end_text()
+            question = as_object(asked[0])
+            text = await ask_text(question_text(question))
+            if text is None:  # the end of the input: the question stays open
+                break
+            reply: JsonObject = {"action": "answer", "question_id": question["question_id"], "answer": text}
+            try:
+                answer = await _followed(kernel, {**reply, "wait": True}, caller, screen)
+            except InvalidRequest as error:
+                show_error(error.to_response(), is_json=False)
+                continue
+            if answer.content["thread_id"] != own:  # it was a question of a child
+                answer = await _followed(kernel, {"action": "resume", "thread_id": own, "wait": True}, caller, screen)
+        return _show_end(cli, row, answer, screen)
 
 
 class Chat:
@@ -172,13 +257,7 @@ class Chat:
     async def _turn(self, request: JsonObject) -> Answer:
         self._screen.begin_turn()
         caller = Caller(ask=self._asked if self._ask is not no_answers else no_answers, is_owner=True)
-        async with aclosing(self._kernel.thread_events(request, caller)) as events:
-            async for event in events:
-                if isinstance(event, Answer):
-                    self._screen.clear()
-                    return event
-                self._screen.show(event)
-        raise AssertionError("the last one is the answer")
+        return await _followed(self._kernel, request, caller, self._screen)
 
     async def _asked(self, questions: Questions) -> Answers:
         self._screen.end_text()
@@ -192,9 +271,7 @@ class Chat:
         if message := as_text(self._thread.get("message")):
             self._screen.note(message, is_whole=True)
         for question in map(as_object, as_list(self._thread.get("questions"))):
-            choices = ", ".join(map(as_text, as_list(question.get("choices"))))
-            listed = f" ({choices})" if choices else ""
-            self._screen.note(f"question: {as_text(question.get('message'))}{listed}", style="", is_whole=True)
+            self._screen.note(question_text(question), style="", is_whole=True)
         for approval in as_list(self._thread.get("approvals")):
             self._screen.note(f"waits for an approval: `kiwi approvals approve {approval}`")
         if as_object(self._thread["usage"])["turns"]:
@@ -321,8 +398,7 @@ _COMMANDS = {
 def usage_line(thread: JsonObject) -> str:
     """Return what a thread used, of what it may use."""
     usage, limits = as_object(thread["usage"]), as_object(thread["limits"])
-    names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
-    tokens = sum(int(str(usage[name])) for name in names)
+    tokens = sum(int(str(usage[name])) for name in TOKEN_CLASSES)
     spend, most = float(str(usage["spend"])), float(str(limits["spend"]))
     turns = f"{usage['turns']} of {limits['turns']} turns"
     return f"{as_text(thread.get('model'))} · {turns} · {tokens:,} tokens · {spend:.4f} of {most:.2f} USD"

@@ -128,6 +128,17 @@ class SetSecretOptions(Request, frozen=True):
 LOCAL_PARTS["secrets rotate"] = LocalPart(run="actions.set_secret")
 LOCAL_PARTS["audit export"] = LocalPart(run="actions.export_receipts", has_json=False)
 LOCAL_PARTS["thread watch"] = LocalPart(run="chat.watch")
+LOCAL_PARTS["thread start"] = LocalPart(run="chat.start_thread")
+LOCAL_PARTS["thread resume"] = LocalPart(run="chat.resume_thread")
+
+
+@local("thread answer", run="chat.answer_thread")
+class AnswerOptions(Request, frozen=True):
+    """The answer of `kiwi thread answer`, in any number of words."""
+
+    answer: Annotated[tuple[str, ...], Argument("The answer, in one word or several.", "ANSWER", is_sent=False)] = ()
+
+
 LOCAL_PARTS["registry pull"] = LocalPart(run="actions.pull")
 
 ITEM = "A name, name@range, server/name, namespace/name, or full identity."
@@ -159,7 +170,6 @@ class RunOptions(Request, frozen=True):
     yes: Annotated[bool, Option("Approve this call without a question.", "--yes", "-y", is_sent=False)] = False
 
 
-LOCAL_PARTS["thread start"] = LocalPart(run="actions.start_thread")
 LOCAL_PARTS["why"] = LocalPart(run="actions.why", about=PARAMETERS)
 
 

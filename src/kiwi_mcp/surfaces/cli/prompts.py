@@ -53,7 +53,7 @@ def confirm(message: str, *, is_yes: bool) -> bool:
 
 async def _is_confirmed(message: str, ask: Ask) -> bool:
     question = Question("elicitation/create", {"message": message}, is_own=True)
-    return (await ask({"meant": question}))["meant"] == _YES
+    return (await ask({"confirm": question}))["confirm"] == _YES
 
 
 async def _agreed(questions: Questions) -> Answers:
@@ -79,6 +79,16 @@ async def _asked(question: Question) -> JsonObject:
     sys.stderr.write(escape_controls(_PROMPT if "always" in asked else _SHORT_PROMPT))
     sys.stderr.flush()
     return _WORDS.get((await _typed()).strip().lower(), _NO)
+
+
+async def ask_text(message: str) -> str | None:
+    """Show a question, and return the line that is typed; None at the end of the input."""
+    talk(f"\n{message}")
+    _forget_typed()
+    sys.stderr.write("? ")
+    sys.stderr.flush()
+    line = await _typed()
+    return line.strip() if line else None
 
 
 def _forget_typed() -> None:

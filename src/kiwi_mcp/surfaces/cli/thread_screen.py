@@ -41,8 +41,10 @@ class ShownCall(Struct):
 class ThreadScreen:
     """Writes text to stdout; calls and notes too where it is a terminal, else to stderr."""
 
-    def __init__(self, *, is_silent: bool = False) -> None:
+    def __init__(self, *, is_silent: bool = False, has_turns: bool = False) -> None:
         self.calls: list[ShownCall] = []
+        self.thread_id = ""
+        """The thread that was shown first."""
         self.text = ""
         """The text of the last reply."""
         self.error = ""
@@ -50,6 +52,9 @@ class ThreadScreen:
         self._open: dict[str, ShownCall] = {}
         self._is_terminal = sys.stdout.isatty()
         self._notes: TextIO = sys.stdout if self._is_terminal else sys.stderr
+        self._has_turns = has_turns and not self._is_terminal
+        """Whether a line is written for each turn, and the text is left to the result."""
+        self._turns = 0
         self._is_silent = is_silent
         """Whether nothing is written, and the text and the calls are only collected."""
         is_capable = self._is_terminal and not is_silent and os.environ.get("TERM") != "dumb"
@@ -62,9 +67,13 @@ class ThreadScreen:
 
     def show(self, event: ThreadEvent | ReplyDelta) -> None:
         """Show what happened."""
+        if isinstance(event, ThreadEvent):
+            self.thread_id = self.thread_id or event.thread_id
         match event:
             case ReplyDelta(kind="text", text=text):
                 self._write_text(text)
+            case ThreadEvent(kind="resumed"):
+                self.begin_turn()
             case ThreadEvent(kind="model"):
                 self.end_text()
                 self._begin_calls(event)
@@ -79,6 +88,10 @@ class ThreadScreen:
                 self.note(f"limit reached: {as_text(event.body.get('limit'))}", style=_RED)
             case _:
                 pass
+
+    def has_shown(self, result: object) -> bool:
+        """Whether a result is the text that was written last."""
+        return bool(self.text) and result == self.text and not self._has_turns
 
     def begin_turn(self) -> None:
         """Forget the reply before; show that the model is asked."""
@@ -124,6 +137,8 @@ class ThreadScreen:
     def _write_text(self, text: str) -> None:
         self.clear()
         self.text += text
+        if self._has_turns:
+            return
         self._is_in_line = not text.endswith("\n")
         if self._is_terminal:
             text = self._escaper.feed(text)
@@ -138,6 +153,9 @@ class ThreadScreen:
                 )
                 self._open[as_text(part.get("id"))] = call
                 self.calls.append(call)
+        if self._has_turns:
+            self._turns += 1
+            self.note(f"turn {self._turns}: {', '.join(call.name for call in self._open.values()) or 'answer'}")
         if self._open:
             self.text = ""
             self.status(", ".join(call.line() for call in self._open.values()))

@@ -1,14 +1,13 @@
-"""The dialects by name. Each is a module with `request`, pure, and a reader for the stream of one reply."""
+"""The dialects by name. Each is a module with pure functions for requests, and a reader for the stream of one reply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from kiwi_mcp.domain.messages import Prompt
-from kiwi_mcp.drivers.llm.conversation import DialectRequest
+from kiwi_mcp.domain.messages import Message, Prompt
 from kiwi_mcp.drivers.llm.dialects import anthropic, gemini, ollama, openai_chat, openai_responses
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyReader
@@ -17,15 +16,25 @@ from kiwi_mcp.drivers.llm.reply import ReplyReader
 class Dialect(Struct, frozen=True):
     """How the models of a kind of provider are asked, and how their answers are read."""
 
-    request: Callable[[Prompt, ModelChoice], DialectRequest]
+    messages: str
+    """The key of the messages, which are the last of a request."""
+    head: Callable[[Prompt, ModelChoice], dict[str, object]]
+    """Returns a request without its messages, or with the system text as their first."""
+    rows: Callable[[Sequence[Message], ModelChoice, bool], Iterable[object]]
+    """Returns messages in a row of one side, the model's or the user's; the flag marks the last of a request."""
     reader: Callable[[ModelChoice], ReplyReader]
+    headers: Mapping[str, str] = {}
     stream: Literal["sse", "lines"] = "sse"
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "openai_chat": Dialect(openai_chat.request, openai_chat.ChatReader),
-    "openai_responses": Dialect(openai_responses.request, openai_responses.ResponsesReader),
-    "anthropic": Dialect(anthropic.request, anthropic.AnthropicReader),
-    "gemini": Dialect(gemini.request, gemini.GeminiReader),
-    "ollama": Dialect(ollama.request, ollama.OllamaReader, "lines"),
+    "openai_chat": Dialect("messages", openai_chat.head, openai_chat.rows, openai_chat.ChatReader),
+    "openai_responses": Dialect(
+        "input", openai_responses.head, openai_responses.rows, openai_responses.ResponsesReader
+    ),
+    "anthropic": Dialect(
+        "messages", anthropic.head, anthropic.rows, anthropic.AnthropicReader, {"anthropic-version": anthropic.VERSION}
+    ),
+    "gemini": Dialect("contents", gemini.head, gemini.rows, gemini.GeminiReader),
+    "ollama": Dialect("messages", ollama.head, ollama.rows, ollama.OllamaReader, stream="lines"),
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
 from msgspec import Raw
 
@@ -20,7 +19,7 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_of, input_schema, request_to, turns
+from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -44,8 +43,8 @@ _STOPS: dict[str, StopReason] = {
 _Block = dict[str, "Json | Raw"]
 
 
-def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
-    """Return the request for the next message, with cache markers after tools, system text and the last message."""
+def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
+    """Return a request without its messages, with a cache marker after the tools and the system text."""
     temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     body: dict[str, object] = {"model": choice.model, "stream": True, "max_tokens": prompt.max_output}
     if temperature is not None and "no_temperature" not in choice.quirks:
@@ -58,26 +57,17 @@ def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
         body["tools"] = tools if prompt.system else [*tools[:-1], {**tools[-1], "cache_control": _CACHED}]
     if prompt.system:
         body["system"] = [{"type": "text", "text": prompt.system, "cache_control": _CACHED}]
-    body["messages"] = list(_marked(_messages(turns(prompt, choice))))
-    return request_to(choice, body, anthropic_version=VERSION)
+    return body
 
 
-def _messages(messages: list[Message]) -> list[tuple[str, list[_Block]]]:
-    """Return messages whose roles alternate: results are the user's, and come first in their message."""
-    rows = ((message.role == "assistant", message) for message in messages)
-    return [
-        ("assistant" if is_reply else "user", [block for _, message in group for block in _blocks(message)])
-        for is_reply, group in groupby(rows, key=lambda row: row[0])
-    ]
-
-
-def _marked(messages: list[tuple[str, list[_Block]]]) -> Iterator[JsonObject]:
-    for number, (role, blocks) in enumerate(messages):
-        if number == len(messages) - 1:
-            blocks[-1]["cache_control"] = _CACHED
-            if len(blocks) > _LONG:
-                blocks[_LONG - 1]["cache_control"] = _CACHED
-        yield {"role": role, "content": blocks}
+def rows(messages: Sequence[Message], _: ModelChoice, is_last: bool) -> list[JsonObject]:
+    """Return messages in a row as one, since the roles must alternate; the last has a cache marker at its end."""
+    blocks = [block for message in messages for block in _blocks(message)]
+    if is_last:
+        blocks[-1]["cache_control"] = _CACHED
+        if len(blocks) > _LONG:
+            blocks[_LONG - 1]["cache_control"] = _CACHED
+    return [{"role": "assistant" if messages[0].role == "assistant" else "user", "content": blocks}]
 
 
 def _blocks(message: Message) -> Iterator[_Block]:
@@ -121,7 +111,7 @@ class AnthropicReader:
         match data.get("type"):
             case "message_start":
                 message = as_object(data.get("message"))
-                reply.response_id, reply.answered_by = as_text(message.get("id")), as_text(message.get("model"))
+                reply.answered_by = as_text(message.get("model"))
                 self._count(message.get("usage"))
             case "content_block_start":
                 return self._start(data.get("index"), as_object(data.get("content_block")))

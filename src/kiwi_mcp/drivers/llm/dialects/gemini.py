@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +20,7 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_of, input_schema, request_to, turns
+from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -41,8 +40,8 @@ _STOPS: dict[str, StopReason] = {
 _Part = dict[str, "Json | Raw"]
 
 
-def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
-    """Return the request for the next content."""
+def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
+    """Return a request without its contents."""
     temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     generation: dict[str, Json] = {"maxOutputTokens": prompt.max_output}
     if temperature is not None and "no_temperature" not in choice.quirks:
@@ -56,12 +55,13 @@ def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
         body["tools"] = [{"functionDeclarations": declared}]
     if prompt.system:
         body["systemInstruction"] = {"parts": [{"text": prompt.system}]}
-    rows = ((message.role == "assistant", message) for message in turns(prompt, choice))
-    body["contents"] = [
-        {"role": "model" if is_reply else "user", "parts": [part for _, message in group for part in _parts(message)]}
-        for is_reply, group in groupby(rows, key=lambda row: row[0])
-    ]
-    return request_to(choice, body)
+    return body
+
+
+def rows(messages: Sequence[Message], _: ModelChoice, __: bool) -> list[JsonObject]:
+    """Return messages in a row as one content, since the roles must alternate."""
+    role = "model" if messages[0].role == "assistant" else "user"
+    return [{"role": role, "parts": [part for message in messages for part in _parts(message)]}]
 
 
 def _parts(message: Message) -> Iterator[_Part]:
@@ -126,7 +126,6 @@ class GeminiReader:
         """Take one chunk."""
         chunk, reply = decode(event.data), self._reply
         raise_error(chunk.get("error"))
-        reply.response_id = as_text(chunk.get("responseId")) or reply.response_id
         reply.answered_by = as_text(chunk.get("modelVersion")) or reply.answered_by
         if usage := as_object(chunk.get("usageMetadata")):
             reply.usage = _usage(usage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +20,7 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_of, input_schema, request_to, turns
+from kiwi_mcp.drivers.llm.arguments import arguments_of, input_schema
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -28,8 +28,8 @@ from kiwi_mcp.primitives.http.sse import ServerEvent
 _STOPS: dict[str, StopReason] = {"stop": "end", "length": "length"}
 
 
-def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
-    """Return the request for the next message. The context size is sent, since the server's own default is small."""
+def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
+    """Return a request with the system text as its first message, and the context size: the default is small."""
     temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     options: dict[str, Json] = {"num_predict": prompt.max_output}
     if choice.context:
@@ -49,9 +49,15 @@ def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
             }
             for tool in prompt.tools
         ]
-    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    body["messages"] = [*system, *(row for message in turns(prompt, choice) for row in _rows(message))]
-    return request_to(choice, body)
+    if prompt.system:
+        body["messages"] = [{"role": "system", "content": prompt.system}]
+    return body
+
+
+def rows(messages: Sequence[Message], _: ModelChoice, __: bool) -> Iterator[dict[str, Json | Raw]]:
+    """Yield messages; each text and each result is one of its own."""
+    for message in messages:
+        yield from _rows(message)
 
 
 def _rows(message: Message) -> Iterator[dict[str, Json | Raw]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
@@ -19,7 +19,7 @@ from kiwi_mcp.domain.messages import (
     ToolDefinition,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_text, input_schema, request_to, turns
+from kiwi_mcp.drivers.llm.arguments import arguments_text, input_schema
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -33,10 +33,10 @@ _STOPS: dict[str, StopReason] = {
 }
 
 
-def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
-    """Return the request for the next message."""
+def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
+    """Return a request with the system text as its first message."""
     temperature = choice.temperature if prompt.temperature is None else prompt.temperature
-    body: dict[str, Json] = {"model": choice.model, "stream": True}
+    body: dict[str, object] = {"model": choice.model, "stream": True}
     if "no_stream_options" not in choice.quirks:
         body["stream_options"] = {"include_usage": True}
     body[choice.cap_field or "max_completion_tokens"] = prompt.max_output
@@ -46,9 +46,15 @@ def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
         body["prompt_cache_key"] = prompt.cache_key
     if prompt.tools:
         body["tools"] = [_tool(tool) for tool in prompt.tools]
-    system: list[Json] = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    body["messages"] = [*system, *(row for message in turns(prompt, choice) for row in _rows(message, choice))]
-    return request_to(choice, body)
+    if prompt.system:
+        body["messages"] = [{"role": "system", "content": prompt.system}]
+    return body
+
+
+def rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -> Iterator[JsonObject]:
+    """Yield messages; each text and each result is one of its own."""
+    for message in messages:
+        yield from _rows(message, choice)
 
 
 def _tool(tool: ToolDefinition) -> JsonObject:
@@ -119,7 +125,6 @@ class ChatReader:
         chunk = decode(event.data)
         raise_error(chunk.get("error"))
         reply = self._reply
-        reply.response_id = as_text(chunk.get("id")) or reply.response_id
         reply.answered_by = as_text(chunk.get("model")) or reply.answered_by
         if usage := as_object(chunk.get("usage")):
             reply.usage = _usage(usage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Raw
 
@@ -19,7 +19,7 @@ from kiwi_mcp.domain.messages import (
     ToolCallPart,
     ToolResultPart,
 )
-from kiwi_mcp.drivers.llm.conversation import DialectRequest, arguments_text, input_schema, is_object, request_to, turns
+from kiwi_mcp.drivers.llm.arguments import arguments_text, input_schema, is_object
 from kiwi_mcp.drivers.llm.provider import ModelChoice
 from kiwi_mcp.drivers.llm.reply import ReplyBuilder, count, decode, raise_error
 from kiwi_mcp.primitives.http.sse import ServerEvent
@@ -27,8 +27,8 @@ from kiwi_mcp.primitives.http.sse import ServerEvent
 _INCOMPLETE: dict[str, StopReason] = {"max_output_tokens": "length", "content_filter": "filtered"}
 
 
-def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
-    """Return the request for the next items."""
+def head(prompt: Prompt, choice: ModelChoice) -> dict[str, object]:
+    """Return a request without its items."""
     temperature = choice.temperature if prompt.temperature is None else prompt.temperature
     body: dict[str, object] = {
         "model": choice.model,
@@ -55,8 +55,13 @@ def request(prompt: Prompt, choice: ModelChoice) -> DialectRequest:
         ]
     if prompt.system:
         body["instructions"] = prompt.system
-    body["input"] = [item for message in turns(prompt, choice) for item in _items(message, choice)]
-    return request_to(choice, body)
+    return body
+
+
+def rows(messages: Sequence[Message], choice: ModelChoice, _: bool) -> Iterator[JsonObject | Raw]:
+    """Yield messages as items; each part is one of its own."""
+    for message in messages:
+        yield from _items(message, choice)
 
 
 def _items(message: Message, choice: ModelChoice) -> Iterator[JsonObject | Raw]:
@@ -110,8 +115,7 @@ class ResponsesReader:
         index = data.get("output_index")
         match data.get("type"):
             case "response.created":
-                response = as_object(data.get("response"))
-                reply.response_id, reply.answered_by = as_text(response.get("id")), as_text(response.get("model"))
+                reply.answered_by = as_text(as_object(data.get("response")).get("model"))
             case "response.output_item.added":
                 return self._start(index, as_object(data.get("item")))
             case "response.output_text.delta":
@@ -171,7 +175,6 @@ class ResponsesReader:
 
     def _end(self, response: JsonObject) -> None:
         reply = self._reply
-        reply.response_id = as_text(response.get("id")) or reply.response_id
         reply.answered_by = as_text(response.get("model")) or reply.answered_by
         reason = as_text(as_object(response.get("incomplete_details")).get("reason"))
         reply.stop = "refusal" if self._refused else _INCOMPLETE.get(reason, "length") if reason else "end"
