@@ -38,7 +38,7 @@ PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 async def run_confined(confined: Launch, secrets: Mapping[str, str] | None = None) -> ProcessResult:
     """Run what a backend gave through the primitive, with all that its start takes."""
-    return await subprocess.run(confined.spec, secrets=secrets or {}, handover=confined.handover)
+    return await subprocess.run(confined.spec, secrets=secrets or {}, handover=confined.handover, watch=confined.watch)
 
 
 def processes_with(word: str) -> list[int]:
@@ -177,6 +177,7 @@ def grounds() -> Iterator[Path]:
 
 HELD: tuple[tuple[str, Level], ...] = (
     ("ordinary", "sandboxed"),
+    ("ordinary", "restricted"),
     ("root", "sandboxed"),
     ("root", "restricted"),
 )
@@ -205,6 +206,12 @@ def rooted(grounds: Path, owner_map: int | None) -> Warden:
 def strict(grounds: Path, owner_map: int | None) -> Warden:
     """Kiwi as root, at the level `restricted`."""
     return hire("root", "restricted", grounds, owner_map)
+
+
+@pytest.fixture(scope="module")
+def watched(grounds: Path, sandbox: None) -> Warden:
+    """Kiwi as an ordinary user without control groups, at the level `restricted`."""
+    return hire("ordinary", "restricted", grounds, None)
 
 
 def hire(user: str, level: Level, grounds: Path, owner_map: int | None) -> Warden:

@@ -144,13 +144,11 @@ def test_with_a_masked_proc_nothing_runs_at_a_weaker_level(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DEG-04")
-def test_without_cgroups_restricted_is_refused_and_sandboxed_works(tmp_path: Path) -> None:
+def test_without_cgroups_a_watchdog_limits_restricted_processes_and_the_report_says_so(tmp_path: Path) -> None:
     without = [replace(one, groups=None) if isinstance(one, Bubblewrap) else one for one in backends()]
-    found = standings(tmp_path, without)
-    assert choose("sandboxed", found).backend.name == "bubblewrap"
-    with pytest.raises(Unavailable, match="cpu_limit, mem_limit") as refused:
-        choose("restricted", found)
-    assert "control groups" in refused.value.suggestion
+    chosen = choose("restricted", standings(tmp_path, without))
+    assert (chosen.backend.name, chosen.backend.limited_by) == ("bubblewrap", "watchdog")
+    assert {"cpu_limit", "mem_limit"} <= chosen.properties
 
 
 @pytest.mark.parametrize(("throttled", "is_shown"), [(0, False), (1, True)])
@@ -170,12 +168,14 @@ class Printed(Struct, frozen=True):
     stdout: bytes
     stderr: bytes = b""
     exit_code: int | None = 0
+    stopped: str = ""
 
 
 class Scripted:
     """A backend with a self-test that prints its input and is throttled a given number of times."""
 
     name = "bubblewrap"
+    limited_by = "cgroup"
 
     def __init__(self, says: bytes, throttled: int) -> None:
         self._says = says
@@ -232,7 +232,7 @@ class Counting:
     def __init__(self, inner: Backend, *, fingerprint: str = "1") -> None:
         self._inner = inner
         self._fingerprint = fingerprint
-        self.name = inner.name
+        self.name, self.limited_by = inner.name, inner.limited_by
         self.obstacles, self.self_test, self.wrap = inner.obstacles, inner.self_test, inner.wrap
 
     def fingerprint(self) -> str:

@@ -74,13 +74,19 @@ class Sandbox(Struct, frozen=True):
             return await self._ran(confined, secrets, report)
 
     async def _ran(self, confined: Launch, secrets: Mapping[str, str], report: Report) -> subprocess.ProcessResult:
-        limits = self.profile.limits
-        watch = quota(self.profile.writable, limits) if self.profile.writable else None
         result = await subprocess.run(
-            confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=watch
+            confined.spec, secrets=secrets, report=report, handover=confined.handover, watch=self._watch_of(confined)
         )
         self._check(confined, result)
         return result
+
+    def _watch_of(self, confined: Launch) -> Callable[[], str] | None:
+        """Return what watches a process: the quota of the folders that it writes to, and its memory."""
+        files = quota(self.profile.writable, self.profile.limits) if self.profile.writable else None
+        memory = confined.watch
+        if files is None or memory is None:
+            return files or memory
+        return lambda: memory() or files()
 
     @asynccontextmanager
     async def talking(
@@ -95,7 +101,7 @@ class Sandbox(Struct, frozen=True):
                     secrets=secrets,
                     longest_line=longest_line,
                     handover=confined.handover,
-                    watch=quota(self.profile.writable, self.profile.limits),
+                    watch=self._watch_of(confined),
                 ) as process:
                     yield process
             finally:
@@ -108,6 +114,7 @@ class Sandbox(Struct, frozen=True):
             "asked": asked,
             "used": self.profile.level,
             "backend": self.standing.backend.name,
+            "limited_by": self.standing.backend.limited_by,
             "properties": sorted(self.standing.properties),
             "policy": policy_digest(self.profile),
             "provenance": self.profile.provenance,
@@ -234,10 +241,14 @@ def _as_it_is() -> BackendReport:
     return BackendReport(backend, offers()[backend.name].provides)
 
 
-def check_level(level: Level, space: Space) -> None:
-    """Refuse a level that is known to be out of reach here; nothing is started to find out."""
-    if level != "trusted" and (known := known_standings(space)) is not None:
-        choose(level, known)
+def check_level(level: Level, space: Space) -> str:
+    """Refuse a level that is known to be out of reach here; return what limits its processes together, if it is known.
+
+    Nothing is started to find out.
+    """
+    if level == "trusted" or (known := known_standings(space)) is None:
+        return ""
+    return choose(level, known).backend.limited_by
 
 
 async def standings(space: Space) -> tuple[BackendReport, ...]:
@@ -260,7 +271,7 @@ async def _examined(state: Path) -> tuple[BackendReport, ...]:
 
 
 async def _run(confined: Launch) -> subprocess.ProcessResult:
-    return await subprocess.run(confined.spec, handover=confined.handover)
+    return await subprocess.run(confined.spec, handover=confined.handover, watch=confined.watch)
 
 
 @cache

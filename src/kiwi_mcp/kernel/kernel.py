@@ -233,6 +233,19 @@ class Kernel:
         except KiwiError:
             return {}
 
+    def unsigned_file(self, item_id: str, item_type: ItemType | None = None) -> str:
+        """Return the file of a tool that only its author can vouch for: nobody signed it, and its origin is unknown.
+
+        The text is empty for every other item.
+        """
+        try:
+            tool = self.catalog().find(item_id, item_type=item_type)
+        except KiwiError:
+            return ""
+        is_unsigned = tool.item_type == "tool" and tool.origin.is_editable and tool.signature is None
+        is_unknown = is_unsigned and self._services.provenance.of(tool) == "unknown"
+        return str(tool.origin.path) if is_unknown else ""
+
     async def complete(self, item_id: str, argument: str, value: str, known: Mapping[str, str]) -> Sequence[str]:
         """Return what an MCP server proposes for an argument of its prompt or template, of which a part is typed."""
         catalog = self._services.catalogs.for_item(item_id, None)

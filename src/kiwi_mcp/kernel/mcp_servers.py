@@ -278,15 +278,20 @@ class McpServers:
         report: Report,
         rights: Rights | None = None,
     ) -> list[RefreshResult]:
-        """List several servers."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """List several servers at the same time, with a line of progress for each that answered or failed."""
+        gate, done = asyncio.Semaphore(_AT_ONCE), 0
 
-        async def refresh(number: int, server: Tool) -> RefreshResult | None:
+        async def refresh(server: Tool) -> RefreshResult | None:
+            nonlocal done
             async with gate:
-                report(Progress(f"asking {server.id}", done=number, total=len(servers)))
-                return await self.try_refresh(server, catalog, warnings, rights)
+                report(Progress(f"starting {server.id}", done=done, total=len(servers)))
+                result = await self.try_refresh(server, catalog, warnings, rights)
+                done += 1
+                count = f"{len(result.definitions)} items" if result else "failed"
+                report(Progress(f"{server.id}: {count}", done=done, total=len(servers)))
+                return result
 
-        results = await asyncio.gather(*(refresh(number, server) for number, server in enumerate(servers)))
+        results = await asyncio.gather(*map(refresh, servers))
         return [one for one in results if one is not None]
 
     @contextmanager

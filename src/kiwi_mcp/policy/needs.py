@@ -14,10 +14,8 @@ from kiwi_mcp.domain.errors import PolicyDenied, Unavailable
 from kiwi_mcp.domain.globs import address_of, fits_path
 from kiwi_mcp.domain.grants import EVERYWHERE, Allow, Deny, ResourceKind, Rights, Rules, Verdict, match_rules
 from kiwi_mcp.domain.isolation import SandboxProfile
-from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import Needs, together
-from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.json import JsonObject
 from kiwi_mcp.policy.path_rules import (
     MOST_ENTRIES,
     NEAR,
@@ -32,7 +30,6 @@ from kiwi_mcp.policy.path_rules import (
     protected_files,
 )
 from kiwi_mcp.primitives.http.addresses import refusal
-from kiwi_mcp.sandbox.command_files import files_of_command, is_too_wide, script_in
 from kiwi_mcp.sandbox.levels import base_profile
 
 _LOCAL = ("localhost", "localhost.localdomain")
@@ -335,33 +332,6 @@ _WORDS = {
 }
 
 
-def needs_named(config: JsonObject, issues: list[Issue]) -> Needs:
-    """Return the needs that a command implies: an existing absolute path is a folder to change or a file to read.
-
-    The file that it runs is readable without being named, unless it is in a hidden folder of the home. A whole home
-    folder is too wide and is never given.
-    """
-    if config.get("transport") != "stdio":
-        return Needs()
-    argv = (as_text(config.get("command")), *map(text_of, as_list(config.get("args"))))
-    spec = ProcessSpec(argv, cwd="/", env={})
-    script = script_in(spec)
-    words = [word for place, word in enumerate(argv) if place and place != script]
-    values = map(text_of, as_object(config.get("env")).values())
-    named = files_of_command(spec, has_folder=False).named
-    read = [folder for path, around in named.items() if is_private(path) for folder in around]
-    write: list[str] = []
-    for path in _paths((*words, *values)):
-        if is_too_wide(path):
-            fix = "Name the folders in it that it needs: `kiwi mcp allow NAME --write FOLDER`."
-            issues.append(Issue("needs", f"{path} is more than a server is given", fix, "warning"))
-        elif not base_profile().covers(str(path)):
-            (write if path.is_dir() else read).append(str(path))
-    # What lies in a folder that may be changed may be changed too.
-    only_read = [path for path in read if not _is_below(path, write)]
-    return Needs(read=tuple(dict.fromkeys(only_read)), write=tuple(dict.fromkeys(write)))
-
-
 def with_needs(manifest: JsonObject, *needs: Needs) -> JsonObject:
     """Return a manifest that declares these needs besides its own."""
     found = together((Needs.from_json(manifest.get("needs")), *needs)).to_json()
@@ -372,17 +342,3 @@ def needs_told(needs: Needs) -> str:
     """Return needs in words, for the end of a sentence; nothing where there are none."""
     response = [f"{verb} {', '.join(asked)}" for word, verb in _WORDS.items() if (asked := getattr(needs, word))]
     return f"; it may {' and '.join(response)}" if response else ""
-
-
-def _paths(words: Iterable[str]) -> Iterator[Path]:
-    """Yield the paths that are whole words, or follow on `=` in one, and are there; a link is followed to its end."""
-    for word in words:
-        text = word.rpartition("=")[2] if word.startswith("-") else word
-        if not text.startswith(("/", "~/")) or "${" in text:
-            continue
-        try:
-            path = Path(os.path.realpath(Path(text).expanduser()))
-            if path.is_dir() or path.is_file():
-                yield path
-        except (OSError, ValueError, RuntimeError):  # a word that only looks like a path
-            continue

@@ -36,8 +36,13 @@ def vault_of(user: Path) -> SecretStore | None:
     if not os.path.isdir(folder):  # noqa: PTH112 - quicker, on the way of every call with variables
         return None
     if folder not in _vaults:
-        _vaults[folder] = SecretStore(folder, vault_key(folder.parent))
+        _vaults[folder] = open_vault(user)
     return _vaults[folder]
+
+
+def open_vault(user: Path) -> SecretStore:
+    """Return the store of secrets of a user, which is made when something is first stored."""
+    return SecretStore(vault_folder(user), vault_key(vault_folder(user).parent))
 
 
 def holder_of(

@@ -31,6 +31,10 @@ class SandboxExit(Protocol):
     def stderr(self) -> bytes:
         """What it complained of."""
 
+    @property
+    def stopped(self) -> str:
+        """Why the watch of its launch stopped it; empty if it did not."""
+
 
 def began(_: SandboxExit) -> None:
     """Take it that a process without a launcher has begun: nothing stands between its start and itself."""
@@ -50,6 +54,11 @@ class Launch(Struct, frozen=True):
     """Raises where it was not the process that failed but what should have confined it, so that nothing ran."""
     throttle_count: Callable[[], int] = never
     """Counts how often the kernel stopped its processes because their share of the processors was used up."""
+    watch: Callable[[], str] | None = None
+    """Says why its processes have to be stopped, an empty text while they may continue; None if the kernel stops them.
+
+    It is called every 50 ms.
+    """
 
 
 class SelfTest(Struct, frozen=True):
@@ -68,6 +77,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The word for it in the data, which is also the name of its file."""
+
+    @property
+    def limited_by(self) -> str:
+        """What limits all processes of a tool together: `cgroup` or `watchdog`; empty if nothing does."""
 
     def obstacles(self) -> tuple[str, ...]:
         """Return what prevents this backend from working here, each with its remedy; empty if it may work."""
@@ -93,6 +106,7 @@ class NoSandbox:
     """Gives a process as it came."""
 
     name = "none"
+    limited_by = ""
 
     def obstacles(self) -> tuple[str, ...]:
         """Return nothing: it works everywhere."""

@@ -18,9 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kiwi_mcp.domain.errors import TooLarge
-from kiwi_mcp.domain.isolation import Level, SandboxProfile
+from kiwi_mcp.domain.isolation import Level, ResourceLimits, SandboxProfile
 from kiwi_mcp.domain.plan import ProcessSpec
-from kiwi_mcp.domain.process import Handover, Spawner, StartGate, no_entry, start_here
+from kiwi_mcp.domain.process import Handover, Spawner, StartGate, T, no_entry, start_here
 from kiwi_mcp.sandbox.backend import Launch, SandboxExit, SelfTest, failed, never, ungrantable, unlaid
 from kiwi_mcp.sandbox.cgroup import Cgroup, CgroupParent
 from kiwi_mcp.sandbox.levels import HOME, TMP, USER, BaseFileSystem, base_profile, demands
@@ -29,6 +29,7 @@ from kiwi_mcp.sandbox.process_setup import OpenedGrant, ProcessSetup, prepare
 from kiwi_mcp.sandbox.root_launcher import ROOT, RootLauncher, open_root_launcher, staged_path
 from kiwi_mcp.sandbox.seccomp import filter_program, is_supported
 from kiwi_mcp.sandbox.self_test import self_test
+from kiwi_mcp.sandbox.watchdog import DENIED_CALLS, MemoryWatch, start_pinned
 
 _TOLD = 4_096
 
@@ -127,9 +128,10 @@ class Instructions:
 
 
 @cache
-def _filter(level: Level, *, has_network: bool) -> bytes:
-    """Return the filter of system calls of a level on this machine."""
-    return filter_program(machine(), families=_INTERNET if has_network else (), denied=demands(level).denied_calls)
+def _filter(level: Level, denied: tuple[str, ...], *, has_network: bool) -> bytes:
+    """Return the filter of system calls of a level on this machine, with further calls to refuse."""
+    refused = (*demands(level).denied_calls, *denied)
+    return filter_program(machine(), families=_INTERNET if has_network else (), denied=refused)
 
 
 def first_process(report: int) -> int:
@@ -167,6 +169,11 @@ class Bubblewrap(Struct, frozen=True):
     owner_map: int | None = None
     """A user namespace that maps root to the unprivileged user, for files that root grants."""
     name: str = "bubblewrap"
+
+    @property
+    def limited_by(self) -> str:
+        """What limits all processes of a tool together: control groups, or a watchdog where there are none."""
+        return "cgroup" if self.groups is not None else "watchdog"
 
     def obstacles(self) -> tuple[str, ...]:
         """Return which programs are missing, and whether this machine has a filter."""
@@ -213,7 +220,10 @@ class Bubblewrap(Struct, frozen=True):
             arguments.words += ("--json-status-fd", report)
             gate = arguments.ask_to_wait() if profile.hosts else None
             # System calls are filtered from the launcher's own first process inside on.
-            program = _filter(profile.level, has_network=bool(profile.hosts))
+            is_watched = self.groups is None
+            denied = DENIED_CALLS if is_watched else ()
+            program = _filter(profile.level, denied, has_network=bool(profile.hosts))
+            first = partial(first_process, int(report))
             arguments.words += ("--seccomp", arguments.file_of(program))
             launcher = (*way.words, str(self.bwrap), "--args", str(arguments.pipe), "--", *way.limits)
             yield Launch(
@@ -223,12 +233,13 @@ class Bubblewrap(Struct, frozen=True):
                     owner,
                     partial(arguments.release, way.bound),
                     gate,
-                    way.start,
+                    _pinned(profile.limits, way.start) if is_watched else way.start,
                     makes_session=True,
-                    first=partial(first_process, int(report)),
+                    first=first,
                 ),
                 partial(_check, int(report)),
                 way.group.throttle_count if way.group is not None else never,
+                MemoryWatch(first, profile.limits).exceeded if is_watched else None,
             )
 
     def _user(self, grants: Sequence[OpenedGrant]) -> int | None:
@@ -305,6 +316,15 @@ class _Way(Struct, frozen=True):
     bound: Callable[[int], None] = no_entry
     start: Spawner = start_here
     group: Cgroup | None = None
+
+
+def _pinned(limits: ResourceLimits, start: Spawner) -> Spawner:
+    """Return a start on as many processors as the limits say; the thread that starts a process passes them on."""
+
+    def spawn_pinned(spawn: Callable[[], T], /) -> T:
+        return start(partial(start_pinned, limits, spawn))
+
+    return spawn_pinned
 
 
 def _made(base: BaseFileSystem, arguments: Instructions) -> Iterator[str]:

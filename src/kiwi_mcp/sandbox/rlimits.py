@@ -95,6 +95,7 @@ class Rlimits(Struct, frozen=True):
     limits_writing: bool
     """Whether this kernel can keep a process from changing files."""
     name: str = "rlimits"
+    limited_by: str = ""
 
     def obstacles(self) -> tuple[str, ...]:
         """Return an obstacle if the program is missing."""

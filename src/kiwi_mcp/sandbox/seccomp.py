@@ -78,9 +78,11 @@ quotactl_fd 443 443
 reboot 169 142
 request_key 249 218
 setdomainname 171 162
+sched_setaffinity 203 122
 sethostname 170 161
 setns 308 268
 settimeofday 164 170
+shmget 29 194
 socket 41 198
 socketpair 53 199
 statmount 457 457

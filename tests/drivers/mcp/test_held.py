@@ -155,6 +155,16 @@ def test_another_sandbox_is_another_process(held: Bench, folder: Path) -> None:
         (f"File \"{pathlib.__file__}\", line 1 in open: No such file or directory: '{{path}}'", "--read {path}"),
         (f'File "{pathlib.__file__}", line 1 in open: No such file or directory', ""),
         ("request to https://api.example.test/v1 failed: getaddrinfo ENOTFOUND", "--host api.example.test"),
+        ("EROFS: read-only file system, open '{path}/memory.json.7c25.tmp'", "--write {path}"),
+        ("fatal: Unable to create '{path}/.git/index.lock': Read-only file system", "--write {path}"),
+        ("EACCES: permission denied, mkdir '{path}/new'", "--write {path}"),
+        (
+            "connect ENETUNREACH 140.82.121.6:443 - Local (0.0.0.0:0) https://api.example.test",
+            "--host api.example.test",
+        ),
+        ("Failed to fetch robots.txt https://tea.test/robots.txt due to a connection issue", "--host tea.test"),
+        ("fetch failed", "--host HOST"),
+        ("Access denied - path outside allowed directories: /etc/passwd not in {path}", ""),
         ("that is not a number", ""),
     ],
 )
@@ -252,7 +262,7 @@ def test_a_server_reaches_its_granted_hosts_and_reports_the_others(held: Bench, 
             await given.call(chain, {"do": "fetch", "url": "http://other.test/"})
             return await given.call(chain, {"do": "fail", "text": "fetch failed"})
 
-        assert "--host other.test:80" in given.run(scenario()).suggestion
+        assert "--host other.test`" in given.run(scenario()).suggestion
 
 
 @pytest.mark.usefixtures("sandbox")

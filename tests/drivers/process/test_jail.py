@@ -114,7 +114,7 @@ def test_without_a_sandbox_nothing_is_prepared_and_nothing_runs(
 async def test_a_refusal_explains_how_to_run_files_of_unknown_origin(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offer(monkeypatch, lambda one: replace(one, groups=None))
+    offer(monkeypatch, lambda one: replace(one, bwrap=None))
     chain = python(bench, None)
     plan = replace(bench.bind(chain), profile=SandboxProfile("restricted"))
     with pytest.raises(IsolationUnavailable) as refused:
@@ -147,17 +147,13 @@ def test_a_sandbox_that_is_installed_later_is_found(bench: Bench, monkeypatch: p
 
 @pytest.mark.usefixtures("sandbox")
 @pytest.mark.case("DEG-04")
-def test_restricted_is_refused_with_a_reason_without_cgroups(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cgroups_restricted_runs_under_a_watchdog(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, lambda one: replace(one, groups=None))
-    with pytest.raises(IsolationUnavailable, match="cpu_limit, mem_limit") as refused:
-        bench.run(python(bench, "restricted"))
-    assert "control groups" in refused.value.suggestion
-    assert bench.run(python(bench, "sandboxed")).is_success
-    with pytest.raises(IsolationUnavailable):
-        check_level("restricted", bench.space)
-    response = tell_isolation(bench.space)
-    assert "sandboxed by bubblewrap" in response
-    assert "restricted is refused (Kiwi can make no control groups" in response
+    outcome = bench.run(python(bench, "restricted"))
+    assert outcome.is_success
+    assert as_object(outcome.details["isolation"])["limited_by"] == "watchdog"
+    assert check_level("restricted", bench.space) == "watchdog"
+    assert "restricted by bubblewrap with limits by watchdog" in tell_isolation(bench.space)
 
 
 @pytest.mark.usefixtures("sandbox")

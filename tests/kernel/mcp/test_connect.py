@@ -237,9 +237,6 @@ def test_an_unknown_client_a_missing_scope_and_a_relative_command_are_refused(ho
     with pytest.raises(NotFound) as unknown:
         connect("cursr", "user", home, project)
     assert "cursor" in unknown.value.suggestion
-    with pytest.raises(InvalidRequest) as by_hand:
-        connect("claude-code", "user", home, project)
-    assert "claude mcp add" in by_hand.value.suggestion
     with pytest.raises(InvalidRequest):
         connect("windsurf", "project", home, project)
     with pytest.raises(InvalidRequest, match="absolute"):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Needs
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text
 from kiwi_mcp.kernel import Answer, Kernel
+from kiwi_mcp.manifest.mcp.known_servers import known_servers_table
 from kiwi_mcp.manifest.yaml import read_yaml
-from kiwi_mcp.policy.needs import needs_named
+from kiwi_mcp.policy.server_needs import needs_named
 
 READER = """
 import json, sys
@@ -136,12 +138,18 @@ def test_a_server_sees_nothing_else_without_a_grant_of_the_owner(
 
 
 @pytest.mark.usefixtures("sandbox")
-def test_a_granted_path_must_exist_and_not_belong_to_kiwi(ask: Ask, script: Path, home: Path) -> None:
+def test_a_granted_path_is_made_and_does_not_belong_to_kiwi(ask: Ask, script: Path, home: Path, project: Path) -> None:
     add(ask, script)
     (home / ".ai").mkdir(exist_ok=True)
-    for path in ("nowhere", str(home / ".ai"), str(home / ".cache" / "kiwi")):
+    for path in (str(home / "memory.json"), str(home / ".ai"), str(home / ".cache" / "kiwi")):
         assert ask("mcp", action="allow", server="reader", write=[path]).content["code"] == "invalid_request"
+    assert ask("mcp", action="allow", server="reader", read=["nowhere"]).content["code"] == "invalid_request"
     assert ask("mcp", action="allow", server="reader").content["code"] == "invalid_request"
+    allowed = ask("mcp", action="allow", server="reader", write=["fresh", str(home / "mem" / "memory.json")])
+    assert allowed.content["status"] == "allowed", allowed.content
+    assert written(project)["write"] == ["fresh", str(home / "mem")]
+    assert (project / "fresh").is_dir()
+    assert (home / "mem").is_dir()
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -237,3 +245,42 @@ def test_a_tool_of_a_writing_server_needs_approval_even_if_declared_as_reading(
     answer = asyncio.run(story())
     assert answer.content["code"] == "approval_required"
     assert not (place / "made").exists()
+
+
+def test_paths_in_the_entry_of_a_server_are_needs(home: Path) -> None:
+    (home / "notes").mkdir()
+    (home / "data").mkdir()
+    (home / "data" / "shop.db").touch()
+    (home / "key.json").touch()
+    env: JsonObject = {
+        "MEMORY_FILE_PATH": "~/mem/memory.json",
+        "DIRS": f"{home}/notes,{home}/more",
+        "KEY": str(home / "key.json"),
+        "NO_PATH": "/api/v1",
+    }
+    issues: list[Issue] = []
+    config: JsonObject = {"transport": "stdio", "command": "x", "args": ["--db", "~/data/shop.db"], "env": env}
+    found = needs_named(config, issues)
+    assert found.write == tuple(str(home / name) for name in ("data", "mem", "notes", "more"))
+    assert (found.read, found.hosts, issues) == ((str(home / "key.json"),), (), [])
+
+    wide: list[Issue] = []
+    needs_named({"transport": "stdio", "command": "x", "env": {"F": "~/memory.json"}}, wide)
+    assert [issue.fix for issue in wide] == ["Move memory.json to a folder of its own, and change the entry."]
+
+
+def test_a_well_known_server_gets_what_it_needs_and_another_nothing() -> None:
+    def needs(*words: str, **env: Json) -> Needs:
+        return needs_named({"transport": "stdio", "command": words[0], "args": [*words[1:]], "env": env}, [])
+
+    assert needs("npx", "-y", "@modelcontextprotocol/server-github@1.2.3").hosts == ("api.github.com",)
+    assert needs("uvx", "mcp-server-fetch==2025.1.1").hosts == ("*",)
+    image = ("docker", "run", "-i", "--rm", "-e", "TOKEN", "ghcr.io/github/github-mcp-server:0.5.0")
+    assert needs(*image).hosts == ("api.github.com",)
+    assert needs("npx", "-y", "@modelcontextprotocol/server-postgres", "postgresql://ann@db.test/shop").hosts == (
+        "db.test:5432",
+    )
+    gitlab = needs("npx", "@modelcontextprotocol/server-gitlab", GITLAB_API_URL="https://git.test:8443/api")
+    assert gitlab.hosts == ("gitlab.com", "git.test:8443")
+    assert needs("npx", "-y", "github", URL="https://api.test") == Needs()
+    assert len({row.packages for row in known_servers_table().values()}) > 40

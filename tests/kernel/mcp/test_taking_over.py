@@ -127,8 +127,10 @@ def test_secrets_can_be_imported_later(ask: Ask, desk: Desk) -> None:
     assert ask("execute", item_id="mine_tool").content["code"] == "tool_not_found"  # it could not be started
     answer = ask("mcp", action="import", with_secrets=True)
     (row,) = rows(answer)
-    assert as_text(row["reason"]).startswith("it is here already, as mine; KEY written into ")
-    assert TOKEN in (desk.home / ".ai/.env").read_text()
+    assert row["reason"] == "it is here already, as mine; KEY sealed and granted to it"
+    assert not any(TOKEN.encode() in path.read_bytes() for path in (desk.home / ".ai").rglob("*") if path.is_file())
+    (stored,) = as_list(ask("secrets").content["secrets"])
+    assert as_object(stored)["grants"] == [{"item": "user/local/mine", "project": ""}]
     assert TOKEN not in json.dumps(answer.content)
     assert not ask("execute", item_id="mine_tool").is_error
     (row,) = rows(ask("mcp", action="import", with_secrets=True))
@@ -234,22 +236,17 @@ def test_connecting_a_project_reports_servers_that_the_user_file_still_starts(as
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_shared_project_file_names_kiwi_and_has_no_backup(
-    ask: Ask, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_project_file_starts_kiwi_by_its_path_and_has_no_backup(ask: Ask, desk: Desk) -> None:
     path = desk.shared(theirs={"command": "x"})
     subprocess.run(["git", "init", "-q", str(desk.project)], check=True)
     before = path.read_bytes()
     done = ask("mcp", action="connect", client="claude-code").content
-    assert json.loads(path.read_text())["mcpServers"]["kiwi"]["command"] == "kiwi"
+    assert Path(json.loads(path.read_text())["mcpServers"]["kiwi"]["command"]).is_absolute()
+    assert "which others that share the project may not have" in as_text(done["next"])
     assert Path(as_text(done["backup"])).is_relative_to(desk.home / ".ai/state/backups")
     assert [one.name for one in desk.project.iterdir() if "kiwi" in one.name] == []
     ask("mcp", action="connect", client="claude-code", undo=True)
     assert path.read_bytes() == before
-    monkeypatch.setenv("PATH", str(tmp_path))  # where no `kiwi` is found
-    named = ask("mcp", action="connect", client="claude-code").content
-    assert Path(json.loads(path.read_text())["mcpServers"]["kiwi"]["command"]).is_absolute()
-    assert "put `kiwi` on your PATH" in as_text(named["next"])
 
 
 def test_an_unknown_server_is_reported_with_the_known_ones(ask: Ask, desk: Desk) -> None:

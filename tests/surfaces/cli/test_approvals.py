@@ -84,8 +84,9 @@ def test_rules_are_added_shown_in_why_and_removed(kiwi: Kiwi, project: Path, sen
 @pytest.mark.case("APPR-05")
 @pytest.mark.parametrize(("typed", "count"), [("y", 1), ("n", 0), ("", 0)])
 def test_a_question_on_a_terminal_contains_no_control_characters(
-    typed: str, count: int, project: Path, sent: list[str]
+    typed: str, count: int, project: Path, sent: list[str], kiwi: Kiwi
 ) -> None:
+    assert kiwi("sign", "post_note").code == 0
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
     command = [sys.executable, "-m", "kiwi_mcp", "run", "post_note", "text=a\x1b[2J\u202eb"]
@@ -101,7 +102,8 @@ def test_a_question_on_a_terminal_contains_no_control_characters(
 
 
 @pytest.mark.usefixtures("processes")
-def test_input_before_the_question_is_not_an_answer(project: Path, sent: list[str]) -> None:
+def test_input_before_the_question_is_not_an_answer(project: Path, sent: list[str], kiwi: Kiwi) -> None:
+    assert kiwi("sign", "post_note").code == 0
     own, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
     command = [sys.executable, "-m", "kiwi_mcp", "run", "post_note", "text=hi"]
@@ -130,3 +132,32 @@ def _until(terminal: int, wanted: bytes) -> bytes:
             seen += os.read(terminal, 65_536)
     assert wanted in seen, seen
     return seen
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize(("typed", "integrity"), [("y", "hashed"), ("n", "unsigned")])
+def test_a_terminal_asks_whether_a_new_file_is_yours(typed: str, integrity: str, project: Path) -> None:
+    (project / ".ai" / "tools").mkdir(parents=True, exist_ok=True)
+    manifest = "# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: Greet\n"
+    (project / ".ai" / "tools" / "greet.sh").write_text(f"{manifest}echo hello\n")
+    own, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(Path(kiwi_mcp.__file__).parents[1]), "TERM": "dumb"}
+    command = [sys.executable, "-m", "kiwi_mcp", "run", "greet", "--json"]
+    with Popen(command, cwd=project, env=env, stdin=theirs, stderr=theirs, stdout=PIPE) as process:
+        os.close(theirs)
+        assert b"tools/greet.sh is new and unsigned: is it yours?" in _until(own, b"[N]o: ")
+        os.write(own, f"{typed}\n".encode())
+        answer = json.loads(process.communicate(timeout=30)[0])
+    os.close(own)
+    assert (answer["result"], answer["integrity"]) == ("hello", integrity)
+    assert answer["isolation"]["used"] == ("sandboxed" if typed == "y" else "restricted")
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_without_a_terminal_a_new_file_runs_restricted_and_stays_unsigned(kiwi: Kiwi, project: Path) -> None:
+    (project / ".ai" / "tools").mkdir(parents=True, exist_ok=True)
+    manifest = "# tool_type: script\n# executor: bash_runtime\n# version: 1.0.0\n# description: Greet\n"
+    (project / ".ai" / "tools" / "greet.sh").write_text(f"{manifest}echo hello\n")
+    for words in ((), ("--yes",)):
+        answer = json.loads(kiwi("run", "greet", "--json", *words).out)
+        assert (answer["integrity"], answer["isolation"]["used"]) == ("unsigned", "restricted")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
+from time import time_ns
 
 import anyio
 from mcp.shared.exceptions import MCPError
@@ -36,6 +37,7 @@ from kiwi_mcp.domain.calls import NO_CALLER, Caller, unheard
 from kiwi_mcp.domain.errors import KiwiError, LoginRequired
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object
 from kiwi_mcp.domain.mcp import Era
+from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.mcp.errors import UnsupportedVersion, failure_of, lacking
 from kiwi_mcp.drivers.mcp.rpc import (
     GRANT_OF_CAPABILITY,
@@ -49,6 +51,7 @@ from kiwi_mcp.drivers.mcp.rpc import (
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.mcp.server_events import ServerEvents, apart
 from kiwi_mcp.drivers.mcp.transport import ServerStreams, opened
+from kiwi_mcp.drivers.server_log import log_path, restarted_at
 from kiwi_mcp.primitives.http.origin_client import is_login_wanted
 from kiwi_mcp.primitives.process.spawn import completed
 from kiwi_mcp.sandbox.quarantine import Findings
@@ -233,6 +236,7 @@ class ServerConnection:
         """What the server asks and logs, and the calls under way."""
         self._envelope = Envelope()
         self._is_heard = False
+        self._began = time_ns()
         self._parting: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
         self._task = asyncio.create_task(self._own(), name=f"mcp {server.name}", context=apart())
@@ -324,9 +328,22 @@ class ServerConnection:
     def _was_greeted(self) -> bool:
         return self._greeted.done() and not self._greeted.cancelled() and self._greeted.exception() is None
 
-    def lacking(self, said: str) -> str:
+    def lacking(self, said: str, denied: Sequence[str]) -> str:
         """Return what to type if the server fails because its sandbox does not provide something."""
-        return lacking(self.server, said, self._wire.refused() if self._wire is not None else ())
+        return lacking(self.server, said, denied, self._wire.refused() if self._wire is not None else ())
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the owner asked for a restart of the server after this connection began."""
+        return self.server.transport == "stdio" and restarted_at(self.server.space, self.server.identity) > self._began
+
+    def save_log(self) -> None:
+        """Store the last part of what the server's process wrote to standard error, without secrets."""
+        if self._wire is not None and (text := self._wire.complaints()):
+            with suppress(OSError):
+                path = log_path(self.server.space, self.server.identity)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_text(strip_controls(text), encoding="utf-8", errors="replace")
 
     def left(self) -> JsonObject:
         """Return what the server's process sent and received since this was asked last."""
@@ -411,6 +428,7 @@ class ServerConnection:
             self._fault = self._fault or fault
         finally:
             watchdog.cancel()
+            self.save_log()
             self._closing.set()
             if not self._greeted.done():
                 self._greeted.set_exception(self.failure())

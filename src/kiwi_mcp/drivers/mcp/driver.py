@@ -165,6 +165,10 @@ class McpDriver:
         await self._pool().end(server.identity)
         return server.oauth is not None and forget(server.oauth)
 
+    async def restart(self, identity: str) -> None:
+        """End the processes of a server, so that the next call starts it anew."""
+        await self._pool().end(identity)
+
     async def complete(
         self,
         plan: Plan,
@@ -219,15 +223,24 @@ class McpDriver:
                     return _with_findings(late, lease.connection)
                 if lease.worked() and self.on_change is not None:
                     self.on_change(server.identity)  # a server that came back may be another version of itself
-                if outcome.status == "error" and (remedy := lease.connection.lacking(outcome.message)):
-                    outcome = replace(outcome, suggestion=remedy)
+                sent = lease.connection.left()
+                if outcome.status == "error":
+                    lease.connection.save_log()
+                    if remedy := lease.connection.lacking(outcome.message, denied_in(sent)):
+                        outcome = replace(outcome, suggestion=remedy)
                 if outcome.status == "error" and request.not_passed:
                     outcome = replace(outcome, suggestion=request.not_passed[0].suggestion)
-                outcome = _with_findings(replace(outcome, sent=lease.connection.left()), lease.connection)
+                outcome = _with_findings(replace(outcome, sent=sent), lease.connection)
                 notices: list[Json] = [*lease.connection.notices()]
                 notices += [f"{fault.message} {fault.suggestion}" for fault in request.not_passed]
                 return replace(outcome, details={**outcome.details, "notices": notices}) if notices else outcome
         raise AssertionError("the last attempt has an outcome")
+
+
+def denied_in(traffic: JsonObject) -> tuple[str, ...]:
+    """Return the hosts that the proxy denied in a part of the traffic, each with its port."""
+    rows = [row for row in map(as_object, as_list(traffic.get("hosts"))) if row.get("verdict") == "denied"]
+    return tuple(dict.fromkeys(f"{row['host']}:{row['port']}" for row in rows))
 
 
 def _with_findings(outcome: Outcome, connection: ServerConnection) -> Outcome:

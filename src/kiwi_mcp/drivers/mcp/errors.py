@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mcp.shared.exceptions import MCPError
@@ -20,38 +21,49 @@ from kiwi_mcp.drivers.mcp.oauth.account import NoOAuthOffered
 from kiwi_mcp.drivers.mcp.oauth.login import no_login
 from kiwi_mcp.drivers.mcp.server import ServerConfig
 from kiwi_mcp.drivers.mcp.transport import LoginNeeded, ServerStreams
+from kiwi_mcp.manifest.mcp.known_servers import known_package
 from kiwi_mcp.primitives.http.origin_client import is_login_wanted
 from kiwi_mcp.sandbox.command_files import ProgramFolders, is_in_any, is_too_wide, program_at
 from kiwi_mcp.sandbox.levels import HOME, base_profile
 
 _MOST = 4
 _PATH = re.compile(r"(?<![\w:/.])(/[^\s'\":,;()<>|*?\[\]]{2,400})")
-_ABSENT = re.compile(r"(?i)no such file|does not exist|not found|enoent|no module named|cannot find|denied|eacces")
-_FIXED = re.compile(r"(?i)read-?only file ?system|erofs")
+_ABSENT = re.compile(
+    r"(?i)no such file|does not exist|not found|enoent|no module named|cannot find|permission denied|eacces|eperm"
+)
+_FIXED = re.compile(r"(?i)read-?only file ?system|erofs|readonly database")
 _UNREACHED = re.compile(
-    r"(?i)enotfound|eai_again|econnrefused|getaddrinfo|name or service not known|name resolution|unreachable"
-    r"|fetch failed|proxy|not permitted|cannot connect|connection refused|connecterror|failed to resolve"
+    r"(?i)enotfound|eai_again|econnrefused|enetunreach|getaddrinfo|name or service not known|name resolution"
+    r"|unreachable|fetch failed|proxy|not permitted|cannot connect|connection refused|connecterror|failed to resolve"
+    r"|connection (?:issue|error)|could ?n[o']t connect|err_(?:name_not_resolved|internet_disconnected|tunnel\w*)"
+    r"|max retries exceeded|all connection attempts failed|network (?:is )?(?:error|unavailable)"
 )
 _HOST = re.compile(
     r"(?im)(?:https?://|wss?://|getaddrinfo \w+ |resolve '|host[=:] ?'?|^)((?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d{1,5})?)"
 )
-_OURS = (f"{HOME}/", "/proc/", "/dev/", "/sys/")
+_OURS = (f"{HOME}/", "/proc/", "/dev/", "/sys/", "/etc/")
 """Where every sandbox has files of its own."""
+_WEB_PORT = re.compile(r":(?:80|443)$")
 
 
-def lacking(server: ServerConfig, said: str, refused: tuple[str, ...] = ()) -> str:
+def lacking(server: ServerConfig, said: str, denied: Sequence[str] = (), earlier: Sequence[str] = ()) -> str:
     """Return what to type where a server seems to fail for want of a path or a host; nothing where it does not.
 
-    `said` is its last output, `refused` are the hosts that were denied to it.
+    `said` is its last output, `denied` are the hosts that the proxy denied meanwhile, `earlier` those before that.
     """
     if server.transport != "stdio" or server.profile.level in {"trusted", "standard"}:
         return ""
-    words = [*_paths(server, said), *(f"--host {host}" for host in (refused or tuple(_hosts(said))))]
+    is_unreached = _UNREACHED.search(said) is not None
+    hosts = [*denied] or ([*_hosts(server, said, earlier)] if is_unreached else [])
+    words = [*_paths(server, said), *(f"--host {shlex.quote(_WEB_PORT.sub('', host))}" for host in hosts)]
+    more = ""
+    if not words and is_unreached and not server.profile.hosts:
+        words, more = ["--host HOST"], " (HOST as in api.example.com; '*' is any public host)"
     if not words:
         return ""
     listed = " ".join(dict.fromkeys(words[:_MOST]))
     command = f"kiwi mcp allow {server.name} {listed}"
-    return f"Its process sees and reaches only what it was given. If it is to have it: `{command}`."
+    return f"Its sandbox allows only what its owner allowed. To allow this: `{command}`{more}."
 
 
 def _paths(server: ServerConfig, said: str) -> Iterator[str]:
@@ -62,6 +74,8 @@ def _paths(server: ServerConfig, said: str) -> Iterator[str]:
     seen = (*server.profile.readable, *server.profile.writable, *_brought(server))
     for text in dict.fromkeys(_PATH.findall(said)):
         path = Path(os.path.realpath(text.rstrip(".")))
+        if ".git" in path.parts:  # what a git server writes is given with its repository
+            path = Path(*path.parts[: path.parts.index(".git")])
         # What is nowhere is to be made, which takes the folder around it.
         is_made = is_fixed or not path.exists()
         wanted = path.parent if is_made and not path.is_dir() else path
@@ -85,9 +99,12 @@ def _may_be_given(path: Path, server: ServerConfig) -> bool:
     return path.exists() and not is_own and not is_everywhere and not is_too_wide(path)
 
 
-def _hosts(said: str) -> Iterator[str]:
-    if _UNREACHED.search(said):
-        yield from (host.lower() for host in _HOST.findall(said))
+def _hosts(server: ServerConfig, said: str, earlier: Sequence[str]) -> Iterator[str]:
+    """Yield the hosts that a server names in its complaint; else those denied before, or that it is known to need."""
+    named = [host.lower() for host in _HOST.findall(said)]
+    known = known_package(server.package.kind, server.package.wanted[0]) if server.package else None
+    needed = [host for host in (known.hosts if known else ()) if host not in server.profile.hosts]
+    yield from named or earlier or needed
 
 
 QUOTED = 4_000

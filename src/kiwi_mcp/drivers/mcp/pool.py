@@ -184,6 +184,9 @@ class ConnectionPool:
         place.askable += is_askable
         if place.reaper is not None:
             place.reaper.cancel()
+        if place.users == 1 and place.connection is not None and place.connection.is_outdated:
+            self._let_go(place)
+            slot.circuit.worked()
         try:
             yield Lease(await self._connected(slot, place, server, secrets), slot, place, self._end)
         finally:

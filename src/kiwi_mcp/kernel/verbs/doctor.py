@@ -73,7 +73,8 @@ def missing_sandbox(space: Space) -> str:
 def _tell_level(level: Level, known: Sequence[BackendReport]) -> str:
     if (refused := _refusal(level, known)) is not None:
         return f"{level} is refused ({refused.suggestion})"
-    return f"{level} by {choose(level, known).backend.name}"
+    backend = choose(level, known).backend
+    return f"{level} by {backend.name}" + (f" with limits by {backend.limited_by}" if backend.limited_by else "")
 
 
 def _refusal(level: Level, known: Sequence[BackendReport]) -> IsolationUnavailable | None:

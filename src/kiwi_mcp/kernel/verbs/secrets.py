@@ -37,7 +37,7 @@ from kiwi_mcp.kernel.verb import (
 )
 from kiwi_mcp.manifest.trust import FILE_NAME as TRUST_FILE
 from kiwi_mcp.manifest.trust import owner_trust
-from kiwi_mcp.policy.secret_access import holder_of, vault_folder
+from kiwi_mcp.policy.secret_access import holder_of, open_vault, vault_folder
 from kiwi_mcp.primitives.http.addresses import is_address
 from kiwi_mcp.primitives.secrets.encrypted_records import KeyPairs
 from kiwi_mcp.primitives.secrets.grants import ANY_HOST, SecretGrant, StoredSecret
@@ -45,7 +45,7 @@ from kiwi_mcp.primitives.secrets.key_storage import SEALS, is_behind_passphrase,
 from kiwi_mcp.primitives.secrets.redaction import weakness
 from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables
 from kiwi_mcp.primitives.secrets.store import SecretStore
-from kiwi_mcp.primitives.secrets.store_key import move_key, vault_key
+from kiwi_mcp.primitives.secrets.store_key import move_key
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*(:\d{1,5})?", re.ASCII)
@@ -110,7 +110,7 @@ async def list_secrets(request: ProjectRequest, context: VerbContext) -> Secrets
 
 def _listed(space: Space, *, is_owner: bool) -> SecretsListResponse:
     """Return all secrets; callers other than the owner get the names, so that they can ask for them."""
-    way, known = sealed_by(_state(space)), _store(space).all().values()
+    way, known = sealed_by(_state(space)), open_vault(space.user).all().values()
     if not is_owner:
         return SecretsListResponse(secrets=[SecretLine(name=one.name) for one in known])
     return SecretsListResponse(secrets=[_line(one) for one in known], sealed_by=SEALS[way])
@@ -267,7 +267,7 @@ async def seal_secrets(request: SecretsSealRequest, context: VerbContext) -> Sec
     space = context.services.catalogs.space_if_any(request.project_path)
     state, after = _state(space), request.key
     before = None if is_behind_passphrase(state) else sealed_by(state)
-    await _store(space).move_key(partial(move_key, state, after, partial(_check_key, space.user)))
+    await open_vault(space.user).move_key(partial(move_key, state, after, partial(_check_key, space.user)))
     # The key is the same: an earlier copy of it can still open copies of the store.
     is_copied = before == "file" != after
     return SecretsSealResponse(
@@ -291,10 +291,6 @@ def _state(space: Space) -> Path:
     return vault_folder(space.user).parent
 
 
-def _store(space: Space) -> SecretStore:
-    return SecretStore(vault_folder(space.user), vault_key(_state(space)))
-
-
 async def _opened(name: str, project_path: str | None, context: VerbContext) -> tuple[Catalog, SecretStore]:
     """Return the catalog of a request and the store of secrets, unlocked; refuse a name that no variable can have."""
     catalog = context.services.catalogs.at(project_path)
@@ -303,7 +299,7 @@ async def _opened(name: str, project_path: str | None, context: VerbContext) -> 
             f"{name[:200]!r} cannot be the name of a variable.",
             suggestion="Send `name`: letters, digits and `_`, such as CRM_KEY.",
         )
-    store = _store(catalog.space)
+    store = open_vault(catalog.space.user)
     await asyncio.to_thread(store.all)  # a keyring may ask the owner to unlock it
     return catalog, store
 

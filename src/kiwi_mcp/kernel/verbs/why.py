@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -147,13 +148,16 @@ class IsolationNote(Struct, frozen=True):
     level: str = ""
     provenance: str = ""
     decided_by: str = ""
+    limited_by: str = ""
     change: str = ""
 
 
 class ClientNeeds(Struct, frozen=True):
-    """What a server may ask clients for."""
+    """What a process is given: hosts, folders to change, and what a server may ask clients for."""
 
     client: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
 
 
 class ApprovalPreview(Struct, frozen=True):
@@ -204,6 +208,10 @@ def _view(response: WhyResponse) -> Iterator[ViewItem]:
         )
     if response.isolation:
         yield Data(_isolation_text(response.isolation))
+        if response.isolation.level in {"sandboxed", "restricted"}:
+            hosts = ["any public host" if host == "*" else host for host in response.given.hosts]
+            yield Data(f"network: {', '.join(hosts) or 'none'}")
+            yield Data(f"may change: {', '.join(response.given.writable) or 'no files'}")
     for name, place in response.variables.items():
         yield Data(f"${{{name}}}  {place or 'not set'}")
     for row in response.rights:
@@ -232,7 +240,8 @@ def _isolation_text(note: IsolationNote) -> str:
         "deployment": "this machine says so",
     }
     cause = causes.get(note.decided_by, f"{note.decided_by} is {note.provenance}")
-    return f"isolation: {note.level} ({cause})" + (f"\n  {note.change}" if note.change else "")
+    limits = f", limits by {note.limited_by}" if note.limited_by else ""
+    return f"isolation: {note.level} ({cause}){limits}" + (f"\n  {note.change}" if note.change else "")
 
 
 class WhyRequest(CallRequest, frozen=True, kw_only=True):
@@ -283,6 +292,13 @@ class _Question:
         self._changes, self._holding = lock_changes(chain, call), judge(self._process or chain)
         self._lost = lost_links(chain, call.space, judge)
 
+    def _isolation(self, tool: Tool) -> JsonObject:
+        """Return how a process is isolated, and what limits all its processes together on this machine."""
+        with suppress(IsolationUnavailable):
+            limited_by = check_level(self._holding.level, self._call.space)
+            return {**explain_holding(tool, self._holding), **({"limited_by": limited_by} if limited_by else {})}
+        return explain_holding(tool, self._holding)
+
     def answered(self) -> JsonObject:
         """Return everything known about the call."""
         chain, process = self._chain, self._process
@@ -294,7 +310,7 @@ class _Question:
             "tool_id": chain.tool.id,
             "identity": chain.tool.identity,
             "driver": chain.driver,
-            **({"isolation": explain_holding(process.tool, self._holding)} if process else {}),
+            **({"isolation": self._isolation(process.tool)} if process else {}),
             "chain": chain.to_json(),
             "variables": {name: place or None for name, place in self._found.items()},
             "needs": chain.needs.to_json(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from kiwi_mcp.domain.errors import Conflict, Invalid, InvalidRequest, NotFound
-from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.json import JsonObject, as_list, as_text, text_of
 from kiwi_mcp.manifest.document import refuse
+from kiwi_mcp.manifest.mcp.client_format import format_of, masked
 from kiwi_mcp.manifest.mcp.clients import SCOPES, ClientApp, Scope, clients, read_text, unusable
-from kiwi_mcp.manifest.mcp.jsonc import not_an_object, plain, read_object, with_member, without_member
+from kiwi_mcp.manifest.mcp.jsonc import plain, with_member
 from kiwi_mcp.manifest.names import did_you_mean
 from kiwi_mcp.manifest.owner_file import put_file
 
@@ -27,7 +27,6 @@ ENTRY = "kiwi"
 BACKUP, REPLACED = ".kiwi-backup-", ".kiwi-replaced-"
 """What follows on the name of a file in that of its backup; the second where servers were taken out of the file."""
 _MAX_BACKUPS = 20
-_STRING = re.compile(r'("(?:[^"\\]|\\.)*+")(\s*:)?')
 _PRIVATE, _SHARED = 0o600, 0o644
 
 
@@ -62,7 +61,9 @@ class ClientFileChange(Struct, frozen=True):
     @property
     def diff(self) -> str:
         """The change as a person reads it, with every value masked that is not Kiwi's own."""
-        before, after = (_masked(text or "", self.shown) for text in (self.before, self.after))
+        kind = format_of(self.path.name)
+        texts = [plain(text or "") if kind == "json" else text or "" for text in (self.before, self.after)]
+        before, after = (masked(text, kind, self.shown).splitlines(keepends=True) for text in texts)
         return "".join(unified_diff(before, after, str(self.path), str(self.path)))
 
 
@@ -78,14 +79,14 @@ def plan_connect(
 ) -> ClientFileChange:
     """Return the change that lets a client start Kiwi by the command, `without` servers that Kiwi stands for.
 
-    The command is an absolute path; in a file that a project shares, it may be Kiwi's name.
+    The command is an absolute path: programs with windows do not have the PATH of a shell.
     """
-    known, path = _target(client, scope, home, project)
-    if not Path(command).is_absolute() and not (scope == "project" and command == ENTRY):
+    known, path = target_of(client, scope, home, project)
+    if not Path(command).is_absolute():
         raise InvalidRequest(f"{command!r} is not an absolute path.", suggestion="Name the program by its whole path.")
     before = _read(path, known)
-    entry = {**known.entry, "command": command, "args": known.arguments(scope)}
-    gone = tuple(name for name in table_in(before, known, what=str(path)) if name in without)
+    entry = known.entry_of(command, known.arguments(scope))
+    gone = tuple(name for name in known.file.servers(before or "", what=str(path)) if name in without)
     after = _with_entry(_without(before or "", known, gone, what=str(path)), known, entry, what=str(path))
     mode = _PRIVATE if scope == "user" else _SHARED
     shown = frozenset(_texts(entry))
@@ -97,13 +98,13 @@ def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: 
 
     Servers that were taken out for Kiwi's sake stand in it again.
     """
-    known, path = _target(client, scope, home, project)
+    known, path = target_of(client, scope, home, project)
     before = _read(path, known)
-    table = table_in(before, known, what=str(path))
+    table = known.file.servers(before or "", what=str(path))
     if before is None or ENTRY not in table:
         return ClientFileChange(path, before, before)
-    entry = as_object(table[ENTRY])
-    own = {word: entry[word] for word in (*known.entry, "command", "args") if word in entry}
+    entry = table[ENTRY]
+    own = {word: entry[word] for word in known.entry_of("", ()) if word in entry}
     shown = frozenset(_texts(own))
     backups = _backups(path, keep_in)
     for backup in backups:
@@ -113,10 +114,10 @@ def plan_undo(client: str, scope: Scope, *, home: Path, project: Path, keep_in: 
             return ClientFileChange(path, before, text, spent=backup, shown=shown, put_back=missing)
     if _with_entry("", known, own, what=str(path)) == before:
         return ClientFileChange(path, before, None, shown=shown)
-    after = without_member(before, (*known.key, ENTRY), what=str(path))
+    after = known.file.without_server(before, ENTRY, what=str(path))
     lost = _lost(backups, known, table)
     for name, words in lost.items():
-        after = with_member(after, (*known.key, name), words, what=str(path))
+        after = known.file.with_server(after, name, words, what=str(path))
     return ClientFileChange(path, before, after, shown=shown, keep_in=keep_in, put_back=tuple(lost))
 
 
@@ -133,6 +134,15 @@ def apply(change: ClientFileChange, *, now: datetime | None = None) -> Path | No
         return _write(change, now or datetime.now(UTC))
     except OSError as fault:
         raise unusable(change.path, fault.strerror or "it cannot be written") from fault
+
+
+def keep_copy(change: ClientFileChange) -> Path | None:
+    """Keep a copy of a file that its client is about to change itself, and return it; None where there is no file."""
+    if change.before is None:
+        return None
+    backup = _free_name(change, datetime.now(UTC))
+    put_file(backup, change.before.encode(), _PRIVATE)
+    return backup
 
 
 def _write(change: ClientFileChange, now: datetime) -> Path | None:
@@ -188,8 +198,11 @@ def _backups(path: Path, keep_in: Path | None) -> list[Path]:
     return sorted(found, key=lambda one: re.split(f"{BACKUP}|{REPLACED}", one.name)[-1], reverse=True)[:_MAX_BACKUPS]
 
 
-def _target(client: str, scope: Scope, home: Path, project: Path) -> tuple[ClientApp, Path]:
-    """Return a client and its file, every link followed, which must stay below the home folder or the project."""
+def target_of(client: str, scope: Scope, home: Path, project: Path) -> tuple[ClientApp, Path]:
+    """Return a client and its file, every link followed, which must stay below the home folder or the project.
+
+    It is the first of its files that is there, and the first of all where none is.
+    """
     known = clients().get(client)
     if known is None:
         raise NotFound(
@@ -197,68 +210,60 @@ def _target(client: str, scope: Scope, home: Path, project: Path) -> tuple[Clien
             suggestion=f"{did_you_mean(client, clients())}Choose one of {', '.join(clients())}.",
         )
     places = known.places(scope) if scope in SCOPES else ()
-    if not places or scope in known.by_hand:
+    if not places:
         raise InvalidRequest(
-            f"Kiwi is not written into a file of {known.title} for the scope {scope!r}.",
-            suggestion=known.by_hand.get(scope) or f"Choose the other of {' and '.join(SCOPES)}.",
+            f"{known.title} has no file for the scope {scope!r}.",
+            suggestion=f"Choose the other of {' and '.join(SCOPES)}.",
         )
     root = Path(os.path.realpath(home if scope == "user" else project))
-    path = Path(os.path.realpath(root / places[0]))
+    same = [place for place in places if Path(place).stem == Path(places[0]).stem]
+    place = next((one for one in same if os.path.lexists(root / one)), places[0])
+    path = Path(os.path.realpath(root / place))
     if not path.is_relative_to(root):
-        raise unusable(root / places[0], f"it is a link that leads out of {root}")
+        raise unusable(root / place, f"it is a link that leads out of {root}")
     return known, path
 
 
 def _read(path: Path, client: ClientApp) -> str | None:
     text = read_text(path)
-    if text is not None and not client.has_comments and plain(text) != text:
+    if text is not None and client.format == "json" and not client.has_comments and plain(text) != text:
         raise refuse(str(path), f"has comments or trailing commas, which {client.title} does not read", "Remove them.")
     return text
 
 
-def table_in(text: str | None, client: ClientApp, *, what: str) -> JsonObject:
-    """Return the servers of a client's file."""
-    holder: Json = read_object(text or "", what=what)
-    for depth, key in enumerate(client.key):
-        if key not in as_object(holder):
-            return {}
-        holder = as_object(holder)[key]
-        if not isinstance(holder, Mapping):
-            raise not_an_object(what, client.key[: depth + 1])
-    return as_object(holder)
-
-
 def _without(text: str, client: ClientApp, names: Sequence[str], *, what: str) -> str:
     for name in names:
-        text = without_member(text, (*client.key, name), what=what)
+        text = client.file.without_server(text, name, what=what)
     return text
 
 
-def _lost(backups: Sequence[Path], client: ClientApp, table: JsonObject) -> JsonObject:
+def _lost(backups: Sequence[Path], client: ClientApp, table: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
     """Return the servers that were taken out when Kiwi was written into a file last, and are not there again."""
     if not backups or REPLACED not in backups[0].name:
         return {}
     try:
-        before = table_in(read_text(backups[0]), client, what=str(backups[0]))
+        before = client.file.servers(read_text(backups[0]) or "", what=str(backups[0]))
     except Invalid:
         return {}
     return {name: words for name, words in before.items() if name not in table and name != ENTRY}
 
 
 def _with_entry(text: str, client: ClientApp, entry: JsonObject, *, what: str) -> str:
-    path, known = (*client.key, ENTRY), as_object(table_in(text, client, what=what).get(ENTRY))
-    if "command" not in known:
-        return with_member(text, path, entry, what=what)
-    for word, value in entry.items():
-        text = with_member(text, (*path, word), value, what=what)
+    known = client.file.servers(text, what=what).get(ENTRY, {})
+    if client.format != "json" or client.command_word not in known:
+        return client.file.with_server(text, ENTRY, {**known, **entry}, what=what)
+    for word, value in entry.items():  # one by one, so that the order and the comments in it stay
+        text = with_member(text, (*client.key, ENTRY, word), value, what=what)
     return text
 
 
-def _led_to(now: str, backup: str, client: ClientApp, entry: JsonObject, table: JsonObject) -> tuple[str, ...] | None:
+def _led_to(
+    now: str, backup: str, client: ClientApp, entry: JsonObject, table: Mapping[str, JsonObject]
+) -> tuple[str, ...] | None:
     """Return the removed servers, if the present file is the backup without them and with Kiwi's entry."""
     what = "the backup"
     try:
-        missing = tuple(name for name in table_in(backup, client, what=what) if name not in table)
+        missing = tuple(name for name in client.file.servers(backup, what=what) if name not in table)
         made = _with_entry(_without(backup, client, missing, what=what), client, entry, what=what)
     except Invalid:
         return None
@@ -268,12 +273,3 @@ def _led_to(now: str, backup: str, client: ClientApp, entry: JsonObject, table: 
 def _texts(entry: JsonObject) -> Iterator[str]:
     for value in entry.values():
         yield from [as_text(value)] if isinstance(value, str) else map(text_of, as_list(value))
-
-
-def _masked(text: str, shown: frozenset[str]) -> list[str]:
-    own = {json.dumps(word, ensure_ascii=False) for word in shown}
-
-    def mask(found: re.Match[str]) -> str:
-        return found[0] if found[2] or found[1] in own else '"…"'
-
-    return _STRING.sub(mask, plain(text)).splitlines(keepends=True)

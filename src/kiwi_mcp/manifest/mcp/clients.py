@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from errno import ENXIO
 from functools import cache
 from itertools import chain
@@ -19,7 +20,8 @@ import kiwi_mcp.data
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
-from kiwi_mcp.manifest.mcp.jsonc import MAX_BYTES, plain, read_object
+from kiwi_mcp.manifest.mcp.client_format import ClientFile, Format, format_of, read_text_as
+from kiwi_mcp.manifest.mcp.jsonc import MAX_BYTES, plain
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import (
     EntryOrigin,
@@ -33,8 +35,11 @@ from kiwi_mcp.manifest.yaml import read_yaml
 
 Scope: TypeAlias = Literal["project", "user"]
 SCOPES: tuple[Scope, ...] = ("project", "user")
+_Places: TypeAlias = Mapping[str, tuple[str, ...]] | tuple[str, ...]
 _SERVER_WORDS = frozenset({"command", "url", "serverUrl", "httpUrl"})
-_KEYS = ("mcpServers", "servers")
+_KEYS = ("mcpServers", "servers", "mcp_servers", "context_servers", "amp.mcpServers", "extensions")
+_BUILT_IN = frozenset({"builtin", "platform", "frontend", "inline_python"})
+"""What goose calls extensions that are no servers."""
 _MAX_SERVERS = 1_000
 
 
@@ -44,14 +49,38 @@ class ClientApp(Struct, frozen=True):
     id: str
     title: str
     key: tuple[str, ...]
-    has_comments: bool = field(name="comments")
+    format: Format = "json"
+    has_comments: bool = field(name="comments", default=True)
+    is_list: bool = field(name="list", default=False)
+    has_argv: bool = field(name="argv", default=False)
+    command_word: str = field(name="command", default="command")
     entry: JsonObject = {}
-    project: Mapping[str, tuple[str, ...]] = {}
-    """The files below a project that it reads, by platform."""
-    user: Mapping[str, tuple[str, ...]] = {}
-    by_hand: Mapping[str, str] = {}
+    project: _Places = ()
+    """The files below a project that it reads, by platform, or the same on all."""
+    user: _Places = ()
+    own: Mapping[str, Mapping[Literal["add", "remove"], tuple[str, ...]]] = {}
+    """Its own commands for the files that it rewrites while it runs, by scope."""
     here: str = ""
     """What stands for the project's folder in a file of the project."""
+
+    @property
+    def file(self) -> ClientFile:
+        """How its file holds servers."""
+        return ClientFile(self.format, self.key, self.is_list)
+
+    def entry_of(self, command: str, args: Sequence[str]) -> JsonObject:
+        """Return the entry by which it starts a program."""
+        if self.has_argv:
+            return {**self.entry, "command": [command, *args]}
+        return {**self.entry, self.command_word: command, "args": [*args]}
+
+    def own_command(
+        self, verb: Literal["add", "remove"], scope: Scope, name: str, command: str = "", args: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Return its own command that adds or removes a server; empty if Kiwi writes its file."""
+        words = self.own.get(scope, {}).get(verb, ())
+        filled = {"{name}": (name,), "{command}": (command,), "{args}": tuple(args)}
+        return tuple(word for one in words for word in filled.get(one, (one,)))
 
     def arguments(self, scope: Scope) -> list[str]:
         """Return the arguments that it starts Kiwi with: for the project of the configuration file, or for any."""
@@ -59,7 +88,13 @@ class ClientApp(Struct, frozen=True):
 
     def places(self, scope: Scope, platform: str = sys.platform) -> tuple[str, ...]:
         """Return the files it reads on a platform, below the home folder or a project's."""
-        return (self.project if scope == "project" else self.user).get(platform, ())
+        places = self.project if scope == "project" else self.user
+        return places.get(platform, ()) if isinstance(places, Mapping) else places
+
+    def all_places(self, scope: Scope) -> Iterator[str]:
+        """Yield the files that it reads on any platform."""
+        places = self.project if scope == "project" else self.user
+        yield from chain(*places.values()) if isinstance(places, Mapping) else places
 
 
 class Configuration(Struct, frozen=True):
@@ -97,14 +132,14 @@ def find_configurations(home: Path, project: Path, *, platform: str = sys.platfo
 def client_of(path: Path) -> ClientApp | None:
     """Return the client that a path is a configuration of, by the names it ends with."""
     for client in clients().values():
-        if any(_ends_with(path, place) for files in (client.project, client.user) for place in chain(*files.values())):
+        if any(_ends_with(path, place) for scope in SCOPES for place in client.all_places(scope)):
             return client
     return None
 
 
 def project_of(path: Path) -> Path | None:
     """Return the project that a path would be a configuration of, by the names it ends with."""
-    places = (place for client in clients().values() for place in chain(*client.project.values()))
+    places = (place for client in clients().values() for place in client.all_places("project"))
     found = next((place for place in places if _ends_with(path, place)), None)
     return path.parents[len(PurePosixPath(found).parts) - 1] if found else None
 
@@ -166,7 +201,7 @@ def read_configuration(
     found = project or project_of(path.absolute())
     client = client_of(path)
     origin = EntryOrigin(client.title if client else "its configuration", home, None if found == home else found)
-    imported = read_servers(text, what=str(path), origin=origin, taken=taken)
+    imported = read_servers(text, what=str(path), origin=origin, taken=taken, kind=format_of(path.name))
     if client is None or client.has_comments or plain(text) == text:
         return imported
     reason = f"has comments or trailing commas, which {client.title} does not read"
@@ -174,9 +209,11 @@ def read_configuration(
     return replace(imported, issues=(strange, *imported.issues))
 
 
-def read_servers(text: str, *, what: str, origin: EntryOrigin, taken: Collection[str] = ()) -> ImportedServers:
+def read_servers(
+    text: str, *, what: str, origin: EntryOrigin, taken: Collection[str] = (), kind: Format = "json"
+) -> ImportedServers:
     """Return the servers in the text of a configuration, whichever client's shape it has."""
-    root = read_object(text, what=what)
+    root = read_text_as(kind, text, what=what)
     findings = ImportFindings(inputs=_inputs(root))
     used = set(taken)
     servers: list[ServerDraft] = []
@@ -213,15 +250,71 @@ def _entries(root: JsonObject) -> Iterator[_Entry]:
         inner = as_object(words)
         tables.append((project, inner.get("mcpServers"), disabled | _disabled(inner)))
     for project, table, off in tables:
-        for name, words in as_object(table).items():
-            yield _Entry(name, as_object(words), project, name in off)
+        for name, words in _named(table):
+            if as_text(as_object(words).get("type")) not in _BUILT_IN:
+                yield _Entry(name, _usual_words(as_object(words)), project, name in off)
+
+
+def _named(table: Json) -> Iterator[tuple[str, Json]]:
+    """Yield the servers of a table, or of a list in which each has a `name`."""
+    if isinstance(table, list | tuple):
+        yield from ((as_text(as_object(words).get("name")) or "server", words) for words in table)
+    else:
+        yield from as_object(table).items()
+
+
+def _usual_words(words: JsonObject) -> JsonObject:
+    """Return an entry in the words that most clients use."""
+    command, env = words.get("command"), {**as_object(words.get("env")), **as_object(words.get("environment"))}
+    usual: dict[str, Json] = {word: value for word, value in words.items() if word not in _OTHER_WORDS}
+    for word, other in _SAME_WORDS.items():
+        if other in words:
+            usual[word] = words[other]
+    if isinstance(command, list | tuple) and command:  # opencode
+        usual |= {"command": command[0], "args": [*command[1:]]}
+    elif isinstance(command, Mapping):  # Zed, in earlier versions
+        usual |= {"command": command.get("path"), "args": command.get("args") or []}
+        env = {**as_object(command.get("env")), **env}
+    env |= as_object(words.get("envs"))
+    passed = (*as_list(words.get("env_keys")), *as_list(words.get("env_vars")))
+    env |= {text_of(name): f"${{{text_of(name)}}}" for name in passed}
+    headers = {**as_object(words.get("headers")), **as_object(words.get("http_headers"))}
+    headers |= as_object(as_object(words.get("requestOptions")).get("headers"))
+    headers |= {name: f"${{{text_of(value)}}}" for name, value in as_object(words.get("env_http_headers")).items()}
+    if token := as_text(words.get("bearer_token_env_var")):
+        headers["Authorization"] = f"Bearer ${{{token}}}"
+    usual |= {word: _referred(values) for word, values in (("env", env), ("headers", headers)) if values}
+    return usual
+
+
+_SAME_WORDS: Mapping[str, str] = {"command": "cmd", "url": "uri", "cwd": "working_directory"}
+_OTHER_WORDS = frozenset({
+    *_SAME_WORDS.values(), "environment", "envs", "env_keys", "env_vars", "http_headers", "env_http_headers",
+    "bearer_token_env_var", "requestOptions", "source", "settings", "timeout", "bundled", "display_name",
+    "startup_timeout_sec", "tool_timeout_sec", "startup_timeout_ms", "available_tools",
+})  # fmt: skip
+"""Words that are read under another name, or that say how the client itself goes about it."""
+_REFERENCE = re.compile(r"^\$([A-Z][A-Z0-9_]*)$|(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def _referred(values: Mapping[str, Json]) -> JsonObject:
+    """Return values in which the variables of Gemini CLI (`$NAME`) and opencode (`{env:NAME}`) are `${NAME}`."""
+
+    def refer(value: Json) -> Json:
+        if not isinstance(value, str):
+            return value
+        return _REFERENCE.sub(lambda found: f"${{{found[1] or found[2]}}}", value)
+
+    return {name: refer(value) for name, value in values.items()}
 
 
 def _table(root: JsonObject) -> Json:
     for holder in (root, as_object(root.get("mcp"))):
         for key in _KEYS:
-            if key in holder:
+            if isinstance(holder.get(key), Mapping | list | tuple):
                 return holder[key]
+    if (inner := as_object(root.get("mcp"))) and all("type" in as_object(words) for words in inner.values()):
+        return inner  # opencode
     # A part of a configuration, as pages of servers show it: names and servers, and nothing around them.
     looks_bare = root and all(not _SERVER_WORDS.isdisjoint(as_object(words)) for words in root.values())
     return root if looks_bare else None

@@ -117,6 +117,13 @@ def unpinned(launch: ServerCommand) -> Issue | None:
     return Issue("config.args", f"`{package[:100]}` is fetched in whatever version there is that day", fix, "warning")
 
 
+def image_of(launch: ServerCommand) -> str:
+    """Return the container image that a command runs; empty if it starts no container."""
+    lead = _FETCHERS.get(launch.program)
+    is_container = lead is not None and launch.program in _IMAGES and launch.args[: len(lead)] == lead
+    return _package(launch.args[1:]) if is_container else ""
+
+
 def _unwrapped(launch: ServerCommand) -> ServerCommand:
     command, args = launch.command, launch.args
     if not args and re.search(r"\s", command.strip()) and not _ROOTED.match(command.strip()):

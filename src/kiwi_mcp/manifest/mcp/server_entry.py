@@ -16,6 +16,7 @@ from kiwi_mcp.domain.names import is_tool_id, unused_name
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.domain.secret_names import names_secret
 from kiwi_mcp.manifest.formats import is_url, is_variable
+from kiwi_mcp.manifest.mcp.known_servers import known_server
 from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, anchor, unpinned, unwrap
 from kiwi_mcp.manifest.mcp.references import (
     ImportFindings,
@@ -164,6 +165,9 @@ def _config(name: str, words: JsonObject, findings: ImportFindings, origin: Entr
         if launch.is_kiwi:
             findings.warn(name, "is Kiwi itself, and is left out", "Nothing needs to be done.")
             return None
+        if known := known_server(launch.command, launch.args):
+            defaults = {word: _at_home(value, origin.home) for word, value in known.env.items()}
+            launch = replace(launch, env={**defaults, **launch.env})
         return _started(name, launch, as_text(words.get("cwd")).strip(), findings, origin)
     if url:
         transport = _transport(as_text(words.get("type")) or as_text(words.get("transport")), url)

@@ -38,6 +38,7 @@ class ProcessExit(Struct, frozen=True):
     """Its exit code; None where a signal ended it, or nothing yet."""
     stdout: bytes
     stderr: bytes
+    stopped: str = ""
 
 
 @asynccontextmanager

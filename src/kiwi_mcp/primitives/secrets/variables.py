@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from errno import ENXIO
 from pathlib import Path
 
-from msgspec import Struct
-
 from kiwi_mcp.domain.errors import InvalidRequest, TooLarge
 from kiwi_mcp.domain.patterns import lazy_pattern
-from kiwi_mcp.domain.secret import Secret
 
 LIMIT = 1_000_000
 """The most bytes an `.env` file may have."""
@@ -70,35 +67,3 @@ def _unreadable(path: Path, reason: str) -> InvalidRequest:
         suggestion="Make it a UTF-8 text file that you can read, or move it away.",
         path=str(path),
     )
-
-
-class Added(Struct, frozen=True):
-    """A file of variables with secrets added to it, and the names of those that were not."""
-
-    data: bytes
-    differing: tuple[str, ...]
-    """Those that stand in it already, with another value."""
-    unwritable: tuple[str, ...]
-    """Those with a value that cannot be written as one line."""
-    written: tuple[str, ...] = ()
-    """Those that were added."""
-
-
-def with_secrets(data: bytes, secrets: Mapping[str, Secret]) -> Added:
-    """Return the file with a line for each secret that it does not hold; what it holds stays as it is."""
-    present = parse(data.decode("utf-8-sig", errors="replace"))
-    missing = {name: _line(name, secret.reveal()) for name, secret in secrets.items() if name not in present}
-    gap = b"" if not data or data.endswith(b"\n") else b"\n"
-    lines = "".join(missing.values()).encode()
-    return Added(
-        data + gap + lines if lines else data,
-        tuple(name for name, secret in secrets.items() if present.get(name, secret.reveal()) != secret.reveal()),
-        tuple(name for name, line in missing.items() if not line),
-        tuple(name for name, line in missing.items() if line),
-    )
-
-
-def _line(name: str, value: str) -> str:
-    """Return the line that gives a variable its value; empty where no line can."""
-    quote = next((mark for mark in ("'", '"') if mark not in value), "")
-    return f"{name}={quote}{value}{quote}\n" if quote and value.isprintable() else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiwi_mcp import __version__
+from kiwi_mcp.domain.calls import Ask, no_answers
 from kiwi_mcp.domain.errors import Denied, InvalidRequest, NotFound
 from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, compact
 from kiwi_mcp.domain.outcome import Progress, Report
@@ -18,7 +19,15 @@ from kiwi_mcp.kernel.verbs import by_wire
 from kiwi_mcp.surfaces import start
 from kiwi_mcp.surfaces.cli import session
 from kiwi_mcp.surfaces.cli.inputs import from_words, here
-from kiwi_mcp.surfaces.cli.prompts import confirm, open_address, owner_prompt, read_secret, show_address
+from kiwi_mcp.surfaces.cli.prompts import (
+    ask_network,
+    confirm,
+    is_confirmed,
+    open_address,
+    owner_prompt,
+    read_secret,
+    show_address,
+)
 from kiwi_mcp.surfaces.cli.screen import Screen, talk
 from kiwi_mcp.surfaces.cli.session import CliSession, request_of
 
@@ -29,6 +38,7 @@ Options = Mapping[str, Json]
 _ITEM_TYPES = ("tool", "directive", "knowledge")
 _AFTERWARDS, _LONGEST_WAIT = 60.0, 300.0
 """For how many seconds the index is completed after an answer, and before one that is waited for."""
+_OWN = "Yes signs it and runs it. No runs it in the strictest sandbox, without network and without your files."
 _PARTIAL = "`kiwi search … --wait` waits until all is indexed; `kiwi serve` and `kiwi up` do it in the background."
 
 
@@ -44,11 +54,31 @@ def init(row: CommandRow, options: Options) -> int:
 
 
 def run(row: CommandRow, options: Options) -> int:
-    """Run a tool, with its parameters read by its own schema."""
+    """Run a tool, with its parameters read by its own schema; on a terminal, offer to sign a new file first."""
     cli = CliSession(options)
     request = {**request_of(row, options), "parameters": _parameters(cli, options)}
-    questions = owner_prompt(is_yes=bool(options.get("yes")))
-    return cli.tell(row, request, is_raw=bool(options.get("raw")), questions=questions)
+    return session.run(_run(cli, row, request, options))
+
+
+async def _run(cli: CliSession, row: CommandRow, request: JsonObject, options: Options) -> int:
+    questions, is_yes = owner_prompt(is_yes=bool(options.get("yes"))), bool(options.get("yes"))
+    async with cli.opened() as kernel:
+        if questions is not no_answers and not is_yes and not options.get("dry_run"):
+            signed = await _offer_signature(cli, kernel, as_text(options["item_id"]), questions)
+            if signed is not None and signed.is_error:
+                return cli.show(signed, by_wire(("execute", "sign")))
+        answer = await cli.send(kernel, "execute", request, questions)
+    return cli.show(answer, by_wire(row["wire"]), is_raw=bool(options.get("raw")))
+
+
+async def _offer_signature(cli: CliSession, kernel: Kernel, item: str, ask: Ask) -> Answer | None:
+    """Ask whether a new file is the person's own, and sign it if it is; None if it is not signed now."""
+    if not (path := kernel.unsigned_file(item)):
+        return None
+    question = f"{path} is new and unsigned: is it yours?\n{_OWN}"
+    if not await is_confirmed(question, ask):
+        return None
+    return await cli.send(kernel, "execute", {"action": "sign", "item_id": item})
 
 
 def why(row: CommandRow, options: Options) -> int:
@@ -190,6 +220,17 @@ def add_server(row: CommandRow, options: Options) -> int:
     if words := as_list(options.get("command", [])):
         request |= {"command": words[0], "args": [*words[1:]]}
     return CliSession(options).tell(row, request)
+
+
+def import_servers(row: CommandRow, options: Options) -> int:
+    """Import servers; on a terminal, ask once what those without a network may reach."""
+    cli = CliSession(options)
+    answer = cli.call("mcp", request_of(row, options))
+    code = cli.show(answer, by_wire(row["wire"]))
+    for server, hosts in ask_network(map(as_object, as_list(answer.content.get("servers")))).items():
+        granted = cli.call("mcp", {"action": "allow", "server": server, "hosts": [*hosts]})
+        code = cli.show(granted, by_wire(("mcp", "allow"))) or code
+    return code
 
 
 def login(row: CommandRow, options: Options) -> int:

@@ -104,6 +104,9 @@ class AddServerOptions(Request, frozen=True):
     ] = ()
 
 
+LOCAL_PARTS["mcp import"] = LocalPart(run="actions.import_servers")
+
+
 @local("mcp login", run="actions.login")
 class LoginOptions(Request, frozen=True):
     """Options of `kiwi mcp login`."""

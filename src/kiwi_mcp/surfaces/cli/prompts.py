@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import termios
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from getpass import getpass
 
@@ -48,10 +49,11 @@ def confirm(message: str, *, is_yes: bool) -> bool:
     if ask is no_answers:
         question = f"This needs a confirmation, and there is no terminal to ask on: {message}"
         raise PolicyDenied(question, suggestion="Add `--yes` to confirm it.")
-    return asyncio.run(_is_confirmed(message, ask))
+    return asyncio.run(is_confirmed(message, ask))
 
 
-async def _is_confirmed(message: str, ask: Ask) -> bool:
+async def is_confirmed(message: str, ask: Ask) -> bool:
+    """Ask for a confirmation in a way of asking."""
     question = Question("elicitation/create", {"message": message}, is_own=True)
     return (await ask({"confirm": question}))["confirm"] == _YES
 
@@ -111,6 +113,29 @@ async def _typed() -> str:
         return await line
     finally:
         loop.remove_reader(sys.stdin)
+
+
+def ask_network(rows: Iterable[JsonObject]) -> Mapping[str, Sequence[str]]:
+    """Ask on the terminal, in one table, which hosts imported servers without a network may reach.
+
+    Without a terminal nothing is asked, and nothing is allowed.
+    """
+    waiting = {as_text(row.get("server")): as_text(row.get("allow")) for row in rows if row.get("allow")}
+    if not waiting or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return {}
+    talk("\nThese servers start without a network. Type the hosts that each may reach; `any` is any public host.")
+    granted: dict[str, Sequence[str]] = {}
+    for name, line in waiting.items():
+        named = [word for word in line.split()[4:] if word not in {"--host", "HOST"}]
+        _forget_typed()
+        first = f"[y] {' '.join(named)} / " if named else ""
+        sys.stderr.write(escape_controls(f"{name:<24} {first}HOST / any / [Enter] nothing: "))
+        sys.stderr.flush()
+        words = sys.stdin.readline().replace(",", " ").split()
+        hosts = named if words in (["y"], ["yes"]) else ["*"] if words in (["any"], ["*"]) else words
+        if hosts:
+            granted[name] = hosts
+    return granted
 
 
 def read_secret(name: str) -> str:

@@ -1,12 +1,14 @@
-"""mcp add, import, allow: new servers and what they may use; secrets of imported entries go to `.env`."""
+"""mcp add, import, allow: new servers and what they may use; secrets of imported entries are sealed and granted."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
@@ -17,7 +19,7 @@ from kiwi_mcp.domain.calls import Space
 from kiwi_mcp.domain.errors import AlreadyExists, InvalidManifest, InvalidRequest, KiwiError
 from kiwi_mcp.domain.issues import Issue
 from kiwi_mcp.domain.items import CLIENT_REQUESTS, Needs, Tool
-from kiwi_mcp.domain.json import Json, JsonObject, as_object, as_text
+from kiwi_mcp.domain.json import Json, JsonObject, as_list, as_object, as_text, text_of
 from kiwi_mcp.domain.mcp import ServerKey, ServerRecord
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.secret import Secret
@@ -46,6 +48,7 @@ from kiwi_mcp.kernel.verbs.create import Author, CreateRequest, UpdateRequest, c
 from kiwi_mcp.kernel.verbs.init import ignore_derived
 from kiwi_mcp.kernel.verbs.mcp.servers import (
     ASK_OWNER,
+    NO_NETWORK,
     ServerChange,
     ServerItem,
     ServerName,
@@ -54,6 +57,8 @@ from kiwi_mcp.kernel.verbs.mcp.servers import (
     details_view,
     item_rows,
     items_view,
+    may_change,
+    may_reach,
     open_context,
     package_of,
 )
@@ -66,15 +71,18 @@ from kiwi_mcp.manifest.mcp.clients import (
     read_text,
 )
 from kiwi_mcp.manifest.mcp.jsonc import read_object
+from kiwi_mcp.manifest.mcp.known_servers import hosts_named, server_in
+from kiwi_mcp.manifest.mcp.launch_command import ServerCommand, image_of
 from kiwi_mcp.manifest.mcp.references import ImportFindings
 from kiwi_mcp.manifest.mcp.server_entry import EntryOrigin, ImportedServers, ServerDraft, draft_server, id_for
-from kiwi_mcp.manifest.owner_file import changing
-from kiwi_mcp.policy.needs import needs_named, needs_told, with_needs
-from kiwi_mcp.policy.secret_access import held
+from kiwi_mcp.policy.needs import needs_told, with_needs
+from kiwi_mcp.policy.secret_access import held, open_vault
+from kiwi_mcp.policy.server_needs import make_folders, needs_named, write_place
 from kiwi_mcp.primitives.http.addresses import local_network_host
-from kiwi_mcp.primitives.secrets import variables
-from kiwi_mcp.primitives.secrets.reveal import Variables, names_in
-from kiwi_mcp.primitives.secrets.variables import with_secrets
+from kiwi_mcp.primitives.secrets.grants import SecretGrant
+from kiwi_mcp.primitives.secrets.redaction import weakness
+from kiwi_mcp.primitives.secrets.reveal import SecretScope, Variables, names_in
+from kiwi_mcp.sandbox.command_files import is_too_wide
 
 _REGISTRY_KEYS = frozenset({"packages", "remotes"})
 """The keys of a `server.json`, in which MCP registries describe a server."""
@@ -88,7 +96,7 @@ MayReach = Annotated[Hosts, Option("A host that it may reach: NAME or NAME:PORT.
 Roots = Annotated[bool, Option("It may ask clients for their folders.")]
 Sampling = Annotated[bool, Option("It may use the models of clients.")]
 Questions = Annotated[bool, Option("It may ask the users of clients.")]
-WithSecrets = Annotated[bool, Option("Write secrets among the arguments into your .env (mode 0600).")]
+WithSecrets = Annotated[bool, Option("Seal secrets among the arguments, and grant them to the server.")]
 NoAccept = Annotated[bool, Option("Leave each of its items to be accepted later.", "--no-accept", value=False)]
 NoStart = Annotated[bool, Option("Do not ask the server for its tools yet.", "--no-start", value=False)]
 Location = Annotated[Scope | None, Option("project or user.")]
@@ -180,6 +188,14 @@ class ImportedEntry(Response, frozen=True, kw_only=True):
     path: str | UnsetType = UNSET
     location: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
+    items: int | UnsetType = UNSET
+    """How many tools, prompts and resources it offers; unset where it was not asked or did not answer."""
+    fault: str | UnsetType = UNSET
+    may_reach: str | UnsetType = UNSET
+    may_change: str | UnsetType = UNSET
+    allow: str | UnsetType = UNSET
+    """What to type to let it reach a host, where it starts here and reaches none."""
+    note: str | UnsetType = UNSET
 
 
 class ServersImportResponse(Response, frozen=True, kw_only=True):
@@ -210,6 +226,13 @@ def _import_view(response: ServersImportResponse) -> Iterator[ViewItem]:
     yield from warning_rows(response.warnings)
     for server in response.servers:
         yield TableRow(f"{server.status:<9} {_entry_text(server)}")
+        if server.may_reach:
+            yield Notice(f"          may reach: {server.may_reach}; may change: {server.may_change}")
+        for text in filter(None, (server.fault or "", server.note or "")):
+            yield Notice(f"          {text.partition(chr(10))[0]}")
+    for server in response.servers:
+        if server.allow:
+            yield Notice(f"  {server.server} has no network. To allow a host: `{server.allow}`")
     for name, about in response.variables.items():
         yield Notice(f"  ${{{name}}}: {about}")
     yield Notice(response.message)
@@ -229,7 +252,7 @@ class NewServer(Struct, frozen=True):
     location: Scope = "project"
     issues: tuple[Issue, ...] = ()
     secrets: Mapping[str, Secret] = field(default_factory=dict)
-    origin: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, AnyJson] = field(default_factory=dict)
     """The entry, the file and the client that it came from: `name`, `source`, `client`."""
     is_here: bool = False
     """Whether a server that is reached alike is here already, under the name in the manifest."""
@@ -277,26 +300,34 @@ def described_server(request: ServerAddRequest, space: Space) -> NewServer:
     drafted = draft_server(name, entry, findings, origin=origin, tool_id=id_for(name, ()))
     if drafted is None:
         raise InvalidManifest(name, [issue for issue in findings.issues if issue.is_error] or findings.issues)
-    implied = needs_named(as_object(drafted["config"]), findings.issues)
+    values = {name: secret.reveal() for name, secret in findings.secrets.items()}
+    implied = needs_named(as_object(drafted["config"]), findings.issues, values)
     drafted = with_needs(drafted, implied, granted)
     return NewServer(drafted, location, tuple(findings.issues), dict(findings.secrets))
 
 
 def requested_needs(request: NeedsRequest, space: Space) -> Needs:
-    """Return what the owner's request gives a server; a path that does not exist is refused."""
+    """Return what the owner's request gives a server. Of a missing path only a folder to write to can be given."""
     return Needs(
         read=tuple(_granted_path(path, space) for path in request.read),
-        write=tuple(_granted_path(path, space) for path in request.write),
+        write=tuple(_granted_path(path, space, is_writable=True) for path in request.write),
         hosts=tuple(request.hosts),
         client=tuple(name for name in CLIENT_REQUESTS if getattr(request, name)),
     )
 
 
-def _granted_path(text: str, space: Space) -> str:
+def _granted_path(text: str, space: Space, *, is_writable: bool = False) -> str:
     path = Path(os.path.realpath(space.project / Path(text).expanduser()))
+    if is_writable and not path.exists():
+        path = write_place(path)
+        if is_too_wide(path):
+            raise InvalidRequest(
+                f"There is no {text!r}, and the folder around it is more than a server is given.",
+                suggestion="Put the file into a folder of its own, set that path in the manifest, and name the folder.",
+            )
     if any(path.is_relative_to(own.resolve()) for own in (space.cache, space.user)):
         raise InvalidRequest(f"{text!r} is Kiwi's own, and given to nothing.", suggestion="Name a folder of your own.")
-    if not path.exists():
+    if not path.exists() and not is_writable:
         raise InvalidRequest(f"There is no {text!r} to give.", suggestion="Make it first, or name another path.")
     return str(path.relative_to(space.project)) if path.is_relative_to(space.project) else str(path)
 
@@ -382,14 +413,15 @@ class _ImportReader:
                 needed = {name: about for name, about in imported.variables.items() if name in names}
                 self.variables |= {name: _about(about, tool_id) for name, about in needed.items()}
             issues: list[Issue] = []
-            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues))
+            values = {name: secret.reveal() for name, secret in mine.items()}
+            manifest = with_needs({**draft.manifest, "tool_id": tool_id}, needs_named(config, issues, values))
             self._note(path, issues)
             self.servers.append(NewServer(manifest, location, secrets=mine, origin=origin, is_here=bool(same)))
 
     def _note(self, path: Path, issues: Sequence[Issue]) -> None:
         self.issues += [replace(one, place=": ".join(filter(None, (path.name, one.place)))) for one in issues]
 
-    def _origin(self, path: Path, draft: ServerDraft) -> Mapping[str, str]:
+    def _origin(self, path: Path, draft: ServerDraft) -> Mapping[str, AnyJson]:
         client = client_of(path)
         origin = {"name": draft.name, "source": shown_path(path, self._space)}
         return {**origin, "client": client.title} if client else origin
@@ -436,35 +468,36 @@ def _texts(value: Json) -> Sequence[str]:
             return []
 
 
-_HOW = "Set them, or say `with_secrets` (`--with-secrets`) to have them written into the user's .env."
+_HOW = "Set them, or say `with_secrets` (`--with-secrets`) to have them sealed and granted to the server."
 
 
 class SavedSecrets(Struct, frozen=True):
-    """What came of secrets: where they were written, which of them were, and what the owner must know."""
+    """What came of secrets: which of them were sealed, and what the owner must know."""
 
-    path: Path
     written: AbstractSet[str] = frozenset()
     issues: tuple[Issue, ...] = ()
 
 
-def save_secrets(
-    servers: Sequence[NewServer], request: ServerAddRequest | ServersImportRequest, space: Space
+async def save_secrets(
+    servers: Sequence[NewServer], request: ServerAddRequest | ServersImportRequest, catalog: Catalog
 ) -> SavedSecrets:
-    """Write the secrets of servers to the user's file if the request asks for that; otherwise report them.
+    """Seal the secrets of servers and grant them to each if the request asks for that; otherwise report them.
 
     For servers that already exist, only secrets that are not set are reported.
     """
-    path = space.user / ".env"
-    secrets = {name: value for new in servers for name, value in new.secrets.items()}
+    space, issues, written = catalog.space, list[Issue](), set[str]()
     if request.with_secrets and not request.dry_run:
-        return _write(secrets, path) if secrets else SavedSecrets(path)
-    issues = []
+        for new in servers:
+            for name, value in new.secrets.items():
+                if issue := await _seal(name, value, new, catalog, written):
+                    issues.append(issue)
+        return SavedSecrets(written, tuple(issues))
     for new in servers:
         names = _unset(new.secrets, space) if new.is_here else list(new.secrets)
         if names:
             what = f"{', '.join(names)} held {'secrets' if len(names) > 1 else 'a secret'}"
             issues.append(Issue(new.tool_id, f"{what}, which is not in the manifest", _HOW, "warning"))
-    return SavedSecrets(path, issues=tuple(issues))
+    return SavedSecrets(issues=tuple(issues))
 
 
 def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
@@ -473,22 +506,37 @@ def _unset(secrets: Mapping[str, Secret], space: Space) -> list[str]:
     return [name for name in secrets if found.get(name) is None and name not in stored]
 
 
-def _write(secrets: Mapping[str, Secret], path: Path) -> SavedSecrets:
-    with changing(path) as put:
-        variables.read(path)  # refuses what is no text file of the owner's
-        data = path.read_bytes() if path.exists() else b""
-        added = with_secrets(data, secrets)
-        if added.data != data:
-            put(added.data)
-            path.chmod(0o600)
-    differing = (
-        Issue(name, f"is in {path} with another value", "Decide which one holds.", "warning")
-        for name in added.differing
-    )
-    unwritable = (
-        Issue(name, "cannot be written as one line", f"Set {name} yourself.", "warning") for name in added.unwritable
-    )
-    return SavedSecrets(path, frozenset(added.written), (*differing, *unwritable))
+async def _seal(name: str, value: Secret, new: NewServer, catalog: Catalog, written: set[str]) -> Issue | None:
+    """Store a secret and grant it to a server; return why that was not done, if it was not.
+
+    A variable that a file sets stays there: other tools may use it, and a stored one needs a grant for each.
+    """
+    space, store = catalog.space, open_vault(catalog.space.user)
+    place = Variables().locate([name], project=space.project, user=space.user, environ={})[name]
+    if place is not None:
+        here = Variables().resolve([name], project=space.project, user=space.user, environ={}, needed_by=new.tool_id)
+        is_same, place = here[name].value.is_same(value), f"set in {place}"
+    else:
+        stored = (await asyncio.to_thread(store.all)).get(name)
+        is_same, place = stored is None or store.value(stored).is_same(value), "stored"
+        fault = weakness(name, value)
+        if fault and fault.is_unusable:
+            return Issue(name, fault.reason, f"Set {name} yourself.", "warning")
+        if stored is None:
+            await store.put(name, value, _scope(new.manifest), is_weak=fault is not None)
+            written.add(name)
+        if is_same:
+            source = catalog.find(new.tool_id).origin.source if new.is_here else new.location
+            # Nothing of a server runs with a manifest that the owner did not accept, so no digest is needed here.
+            project = str(space.project) if source == "project" else ""
+            await store.grant(name, SecretGrant(f"{source}/local/{new.tool_id}", project))
+    return None if is_same else Issue(name, f"is {place} with another value", "Decide which one holds.", "warning")
+
+
+def _scope(manifest: JsonObject) -> SecretScope:
+    """Return what holds a secret of a server: its process, or the host of its address."""
+    url = as_text(as_object(manifest.get("config")).get("url"))
+    return SecretScope((urlsplit(url).netloc.rpartition("@")[2].lower(),), "any") if url else SecretScope()
 
 
 _CATEGORY = "mcp"
@@ -502,7 +550,7 @@ async def add(request: ServerAddRequest, context: VerbContext) -> ServerAddRespo
     with servers.changing(is_planned=request.dry_run):
         new = described_server(request, catalog.space)
         tool_id, path = await _create(new, opened, is_planned=request.dry_run)
-        saved = save_secrets([replace(new, manifest={**new.manifest, "tool_id": tool_id})], request, catalog.space)
+        saved = await save_secrets([replace(new, manifest={**new.manifest, "tool_id": tool_id})], request, catalog)
         warnings: list[AnyJson] = [*map(Issue.to_json, (*new.issues, *saved.issues))]
         if request.dry_run:
             return ServerAddResponse(
@@ -559,6 +607,8 @@ async def allow(request: ServerAllowRequest, context: VerbContext) -> ServerChan
     was_accepted = catalog.is_meant(server)
     needs = with_needs({"needs": server.manifest.needs.to_json()}, granted)["needs"]
     words: dict[str, object] = {"needs": needs, "location": server.origin.source}
+    if not request.dry_run:
+        make_folders(granted, catalog.space.project)
     change = UpdateRequest(item_id=server.id, parameters=words, dry_run=request.dry_run)
     await update_item(change, Author(opened, authorship=None))
     if request.dry_run:
@@ -590,13 +640,15 @@ async def import_servers(request: ServersImportRequest, context: VerbContext) ->
         added: list[Tool] = []
         rows = [*found.left_out]
         rows += [await _import(new, request, opened, added) for new in found.servers if not new.is_here]
-        saved = save_secrets(found.servers, request, catalog.space)
+        saved = await save_secrets(found.servers, request, catalog)
         here = [new for new in found.servers if new.is_here]
         rows += [_here(new, present[new.tool_id], saved) for new in here]
         warnings: list[AnyJson] = [*map(Issue.to_json, (*found.issues, *saved.issues))]
         wanted = [*added, *(present[new.tool_id] for new in here if saved.written & new.secrets.keys())]
         report = context.caller.report
-        offered = await servers.refresh_all(wanted, catalog, warnings, report, opened.rights) if request.start else []
+        faults: list[AnyJson] = []
+        offered = await servers.refresh_all(wanted, catalog, faults, report, opened.rights) if request.start else []
+    rows = [_with_result(row, offered, faults) for row in rows]
     return ServersImportResponse(
         action="import",
         status="planned" if request.dry_run else "imported",
@@ -613,8 +665,10 @@ async def _import(new: NewServer, request: ServersImportRequest, context: Contex
         _, path = await _create(new, context, is_planned=request.dry_run)
     except KiwiError as fault:
         return ImportedEntry(server=new.tool_id, status="refused", reason=fault.message, **new.origin)
+    access: dict[str, AnyJson] = {}
     if not request.dry_run:
-        added.append(_trust(new.tool_id, new, context, accepts_first=request.accept))
+        added.append(server := _trust(new.tool_id, new, context, accepts_first=request.accept))
+        access = _access(server, {name: secret.reveal() for name, secret in new.secrets.items()})
     is_renamed = new.tool_id != id_for(new.origin["name"], ())
     return ImportedEntry(
         server=new.tool_id,
@@ -622,8 +676,38 @@ async def _import(new: NewServer, request: ServersImportRequest, context: Contex
         path=path,
         location=new.location,
         reason="the name is taken" if is_renamed else UNSET,
+        **access,
         **new.origin,
     )
+
+
+def _access(server: Tool, values: Mapping[str, str]) -> dict[str, AnyJson]:
+    """Return what an imported server may reach and change, and how to let it reach a host if it reaches none."""
+    config, reached = server.manifest.config, may_reach(server)
+    access: dict[str, AnyJson] = {"may_reach": reached, "may_change": may_change(server)}
+    known = server_in(config)
+    command = ServerCommand(as_text(config.get("command")), tuple(map(text_of, as_list(config.get("args")))))
+    if image_of(command):
+        return access | {"note": f"It starts a container, which no sandbox can: `kiwi relax {server.id} --to trusted`."}
+    if known and known.note:
+        access["note"] = known.note
+    if reached == NO_NETWORK and known is None:
+        hosts = " ".join(f"--host {host}" for host in hosts_named(config, values)) or "--host HOST"
+        access["allow"] = f"kiwi mcp allow {server.id} {hosts}"
+    return access
+
+
+def _with_result(row: ImportedEntry, offered: Sequence[RefreshResult], faults: Sequence[AnyJson]) -> ImportedEntry:
+    """Return an entry with what came of asking its server."""
+    if row.status != "added":
+        return row
+    for one in offered:
+        if one.server.key.server == row.server:
+            return replace(row, items=len(one.definitions))
+    for fault in map(as_object, faults):
+        if fault.get("place") == row.server:
+            return replace(row, status="failed", fault=f"{as_text(fault.get('reason'))} {as_text(fault.get('fix'))}")
+    return row
 
 
 async def _create(new: NewServer, context: Context, *, is_planned: bool) -> tuple[str, str]:
@@ -632,6 +716,8 @@ async def _create(new: NewServer, context: Context, *, is_planned: bool) -> tupl
     words: dict[str, object] = {"manifest": new.manifest, "category": _CATEGORY, "location": new.location}
     creation = CreateRequest(parameters=words, dry_run=is_planned)
     is_first = new.location == "project" and not project_ai.is_dir()
+    if not is_planned:
+        make_folders(Needs.from_json(new.manifest.get("needs")), catalog.space.project)
     try:
         created = await create_item(creation, Author(context, authorship=None))
     except AlreadyExists as fault:
@@ -671,20 +757,22 @@ def _here(new: NewServer, server: Tool, saved: SavedSecrets) -> ImportedEntry:
     place = "" if server.origin.source == new.location else f" ({server.origin.source})"
     reason = f"it is here already, as {server.id}{place}"
     if written:
-        reason += f"; {', '.join(written)} written into {saved.path}"
+        reason += f"; {', '.join(written)} sealed and granted to it"
     return ImportedEntry(server=new.origin["name"], status="left out", reason=reason, **new.origin)
 
 
 def _message(
     rows: Sequence[ImportedEntry], offered: Sequence[RefreshResult], empty: Sequence[str], *, is_planned: bool
 ) -> str:
-    number = sum(row.status in {"planned", "added"} for row in rows)
+    number = sum(row.status in {"planned", "added", "failed"} for row in rows)
+    failed = sum(row.status == "failed" for row in rows)
     if not rows and empty:
         return f"{', '.join(empty)} {'holds' if len(empty) == 1 else 'hold'} no MCP server"
     done = "would be imported" if is_planned else "imported"
     count = sum(len(one.definitions) for one in offered)
     items = f", with {count} item{'s' * (count != 1)}" if offered else ""
-    return f"{number} server{'s' * (number != 1)} {done}{items}"
+    not_started = f"; {failed} of them did not start" if failed else ""
+    return f"{number} server{'s' * (number != 1)} {done}{items}{not_started}"
 
 
 def _reached(servers: Sequence[Tool]) -> str:

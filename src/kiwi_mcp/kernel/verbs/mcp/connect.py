@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,12 @@ from msgspec.structs import replace
 
 from kiwi_mcp.catalog.catalog import Catalog
 from kiwi_mcp.domain.calls import Space
-from kiwi_mcp.domain.errors import Invalid, KiwiError, NotFound
+from kiwi_mcp.domain.errors import Invalid, KiwiError, NotFound, Unavailable
 from kiwi_mcp.domain.items import Tool
 from kiwi_mcp.domain.json import as_object
 from kiwi_mcp.domain.mcp import ServerKey
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.domain.secret import Secret
 from kiwi_mcp.kernel.context import VerbContext
 from kiwi_mcp.kernel.mcp_definitions import launch_of
@@ -34,25 +37,34 @@ from kiwi_mcp.kernel.verb import (
     Option,
     ProjectRequest,
     Response,
+    TableRow,
     ViewItem,
     next_hint,
     verb,
 )
 from kiwi_mcp.kernel.verbs.mcp.add import shown_path
-from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, plan_connect, plan_undo
-from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, read_configuration
+from kiwi_mcp.kernel.verbs.mcp.servers import NO_NETWORK, may_reach
+from kiwi_mcp.manifest.mcp.client_entry import ENTRY, ClientFileChange, apply, keep_copy, plan_connect, plan_undo
+from kiwi_mcp.manifest.mcp.clients import SCOPES, Scope, clients, find_configurations, read_configuration, read_text
+from kiwi_mcp.manifest.mcp.known_servers import server_in
 from kiwi_mcp.manifest.mcp.server_entry import ServerDraft
 from kiwi_mcp.manifest.templates import variables
 from kiwi_mcp.policy.isolation import default_isolation
 from kiwi_mcp.policy.secret_access import held
+from kiwi_mcp.primitives.process.run import run
+from kiwi_mcp.primitives.process.spawn import find_program, search_path
 from kiwi_mcp.primitives.secrets.reveal import Variables
 from kiwi_mcp.store.mcp_definitions import McpDefinitions
+
+_PASSED = frozenset({"HOME", "PATH", "USER", "LANG", "TERM", "XDG_CONFIG_HOME", "CLAUDE_CONFIG_DIR"})
+"""The variables that a client's own command gets."""
+_OWN_TIMEOUT = 60.0
 
 
 class ConnectRequest(ProjectRequest, frozen=True, kw_only=True):
     """Which client is to use Kiwi."""
 
-    client: Annotated[NameText, Argument("claude-code, claude-desktop, cursor, vscode, windsurf.", "CLIENT")]
+    client: Annotated[NameText | None, Argument("The client; none: list those found here.", "CLIENT")] = None
     undo: Annotated[bool, Option("Take Kiwi out again.")] = False
     replace: Annotated[bool, Option("Take the servers out of the file that Kiwi has too.")] = False
     location: Annotated[Scope | None, Option("Which file: project or user.")] = None
@@ -72,7 +84,43 @@ class ConnectResponse(Response, frozen=True, kw_only=True):
     put_back: list[str] | UnsetType = UNSET
     backup: str | UnsetType = UNSET
     kept: dict[str, str] | UnsetType = UNSET
+    without_network: list[str] | UnsetType = UNSET
+    """The servers that leave the file and, in Kiwi, reach no host."""
     next: str | UnsetType = UNSET
+
+
+class ClientRow(Response, frozen=True, kw_only=True):
+    """A file of a client that is here."""
+
+    client: str
+    title: str
+    location: str
+    path: str
+    servers: list[str]
+    connected: bool
+    fault: str | UnsetType = UNSET
+
+
+class ClientList(Response, frozen=True, kw_only=True):
+    """The clients that are found here."""
+
+    action: str
+    clients: list[ClientRow]
+    known: list[str]
+    next: str | UnsetType = UNSET
+
+
+def _connect_view(response: ConnectResponse | ClientList) -> Iterator[ViewItem]:
+    if isinstance(response, ConnectResponse):
+        yield from _view(response)
+        return
+    for row in response.clients:
+        state = "connected" if row.connected else "not connected"
+        has = row.fault or f"{len(row.servers)} server{'s' * (len(row.servers) != 1)}: {', '.join(row.servers)}"
+        yield TableRow(f"{row.client:<16} {row.location:<8} {state:<14} {row.path}  {has.removesuffix(': ')}")
+    if not response.clients:
+        yield Notice(f"No client is found here. Known are {', '.join(response.known)}.")
+    yield from next_hint(response.next)
 
 
 def _view(response: ConnectResponse) -> Iterator[ViewItem]:
@@ -82,6 +130,8 @@ def _view(response: ConnectResponse) -> Iterator[ViewItem]:
     yield Notice(f"  path: {response.path}")
     for name in response.replaced or ():
         yield Notice(f"  - {name}")
+    for name in response.without_network or ():
+        yield Notice(f"  ! {name} has no network in Kiwi; if it needs one: `kiwi mcp allow {name} --host HOST`")
     for name in response.put_back or ():
         yield Notice(f"  + {name}")
     for name, reason in (response.kept or {}).items():
@@ -98,33 +148,97 @@ def _view(response: ConnectResponse) -> Iterator[ViewItem]:
     hint="Ask the owner to type `kiwi connect CLIENT`.",
     is_local=True,
     aliases=("connect",),
-    shows=_view,
+    shows=_connect_view,
 )
-async def connect(request: ConnectRequest, context: VerbContext) -> ConnectResponse:
+async def connect(request: ConnectRequest, context: VerbContext) -> ConnectResponse | ClientList:
     """Write Kiwi into a client's configuration, with a backup; --undo takes it out again."""
     catalogs = context.services.catalogs
     catalog, definitions = catalogs.at(request.project_path), catalogs.definitions()
     client, home, space = request.client, Path.home(), catalog.space
+    if client is None:
+        return list_clients(space)
     scope = request.location or _scopes(client)[0]
     # What others share through git is no place for what only this machine needs.
     keep_in = space.user / "state" / "backups" if scope == "project" else None
     if request.undo:
         change = plan_undo(client, scope, home=home, project=space.project, keep_in=keep_in)
-        return _write(request, change)
-    command = _own_command(scope)
+        return await _write(request, change, scope)
+    command = _own_command()
     plan = partial(plan_connect, client, scope, home=home, project=space.project, command=command, keep_in=keep_in)
     change = plan()
     found = find_duplicates(change.path, scope, catalog, definitions) if change.before is not None else Duplicates()
     if request.replace and found.names:
         change = plan(without=found.names)
-    response = _write(request, change)
+    response = await _write(request, change, scope, command)
     hints = _hints(request, scope, command, found, catalog, definitions)
-    return replace(response, kept=dict(found.others) or UNSET, next=" ".join(hints) or UNSET)
+    offline = [found.offline[name] for name in change.taken_out if name in found.offline]
+    return replace(
+        response,
+        kept=dict(found.others) or UNSET,
+        without_network=offline or UNSET,
+        next=" ".join(hints) or UNSET,
+    )
 
 
-def _write(request: ConnectRequest, change: ClientFileChange) -> ConnectResponse:
+def list_clients(space: Space) -> ClientList:
+    """Return the clients whose files are here, with the servers in each."""
+    rows = []
+    for found in find_configurations(Path.home(), space.project):
+        fault, names = "", []
+        try:
+            names = [one.name for one in read_configuration(found.path).servers]
+            table = found.client.file.servers(read_text(found.path) or "", what=str(found.path))
+        except Invalid as error:
+            fault, table = error.message, {}
+        rows.append(
+            ClientRow(
+                client=found.client.id,
+                title=found.client.title,
+                location=found.scope,
+                path=shown_path(found.path, space),
+                servers=names,
+                connected=ENTRY in table,
+                fault=fault or UNSET,
+            )
+        )
+    hint = "`kiwi connect CLIENT` lets a client use Kiwi; `kiwi mcp import` takes over its servers."
+    return ClientList(action="connect", clients=rows, known=[*clients()], next=hint)
+
+
+async def _by_own_command(change: ClientFileChange, client: str, scope: Scope, command: str) -> Path | None:
+    """Let a client change its file itself, if it rewrites that file while it runs; a copy of the file is kept."""
+    known = clients()[client]
+    lines = [known.own_command("remove", scope, name) for name in change.taken_out]
+    if command:
+        lines.append(known.own_command("add", scope, ENTRY, command, known.arguments(scope)))
+    else:
+        lines.append(known.own_command("remove", scope, ENTRY))
+    backup = keep_copy(change)
+    for line in lines:
+        try:
+            program = find_program(line[0], search_path(), needed_by=known.title)
+            env = {name: value for name, value in os.environ.items() if name in _PASSED}
+            result = await run(ProcessSpec((program, *line[1:]), cwd=str(Path.home()), env=env, timeout=_OWN_TIMEOUT))
+        except KiwiError as fault:
+            fault.suggestion = f"Type it yourself: {'; '.join(f'`{shlex.join(one)}`' for one in lines)}."
+            raise
+        if result.exit_code:
+            raise Unavailable(
+                f"`{shlex.join(line)}` failed: {strip_controls(result.stderr.decode(errors='replace'))[-300:].strip()}",
+                suggestion="Look at what it says, then ask for the change again.",
+            )
+    return backup
+
+
+async def _write(request: ConnectRequest, change: ClientFileChange, scope: Scope, command: str = "") -> ConnectResponse:
     """Write a change unless only its plan is wanted."""
-    backup = None if request.dry_run else apply(change)
+    client = request.client or ""
+    if request.dry_run or not change.is_needed:
+        backup = None
+    elif scope in clients()[client].own and not change.put_back:
+        backup = await _by_own_command(change, client, scope, command)
+    else:
+        backup = apply(change)
     verb = "disconnected from" if request.undo else "connected to"
     done = "would be " if request.dry_run else "is " if change.is_needed else "was already "
     moved = change.put_back or change.taken_out
@@ -132,7 +246,7 @@ def _write(request: ConnectRequest, change: ClientFileChange) -> ConnectResponse
     also = f", and {count} {'put back' if change.put_back else 'taken out of its file'}" if moved else ""
     return ConnectResponse(
         action="connect",
-        client=request.client,
+        client=client,
         status="planned" if request.dry_run else "done" if change.is_needed else "same",
         message=f"Kiwi {done}{verb} {request.client}{also}",
         path=str(change.path),
@@ -152,10 +266,8 @@ def _hints(
     definitions: McpDefinitions,
 ) -> list[str]:
     hints = []
-    if scope == "project" and command != ENTRY:
-        hints.append(
-            f"This file starts Kiwi as {command}, which others may not have: put `kiwi` on your PATH and connect again."
-        )
+    if scope == "project":
+        hints.append(f"This file starts Kiwi as {command}, which others that share the project may not have.")
     if not request.replace:
         where = f" --location {request.location}" if request.location else ""
         if found.names:
@@ -167,7 +279,7 @@ def _hints(
 
 def _elsewhere(request: ConnectRequest, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> list[str]:
     """Return what could be replaced in the client's other file."""
-    client = request.client
+    client = request.client or ""
     for other in _scopes(client):
         path = Path.home() / clients()[client].places(other)[0]
         if (
@@ -189,17 +301,16 @@ def _offer(count: int, where: str, words: str, file: str) -> str:
 def _scopes(client: str) -> list[Scope]:
     """Return the scopes of a client's files that Kiwi can be written into: the project first, if there is one."""
     known = clients().get(client)
-    return [scope for scope in SCOPES if known and known.places(scope) and scope not in known.by_hand] or ["project"]
+    return [scope for scope in SCOPES if known and known.places(scope)] or ["project"]
 
 
-def _own_command(scope: Scope) -> str:
-    """Return by which command a client starts Kiwi: in a file that others share its name, where that finds this one."""
+def _own_command() -> str:
+    """Return by which command a client starts Kiwi: absolute, since programs with windows have another PATH."""
     beside, found = Path(sys.executable).parent / ENTRY, shutil.which(ENTRY)
     own = str(beside) if beside.exists() else found
     if own is None:
         raise NotFound("The program `kiwi` is not found.", suggestion="Install Kiwi so that `kiwi` is on the PATH.")
-    is_named = found is not None and os.path.realpath(found) == os.path.realpath(own)
-    return ENTRY if scope == "project" and is_named else str(Path(own).absolute())
+    return str(Path(own).absolute())
 
 
 class Duplicates(Struct, frozen=True):
@@ -207,6 +318,8 @@ class Duplicates(Struct, frozen=True):
 
     names: tuple[str, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
+    offline: Mapping[str, str] = field(default_factory=dict)
+    """The entries of servers that reach no host and are not known to need none, with their names in Kiwi."""
 
 
 def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: McpDefinitions) -> Duplicates:
@@ -218,12 +331,15 @@ def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: Mcp
     space = catalog.space if scope == "project" else no_project_space(catalog.space.user, catalog.space.cache)
     known = known_servers(catalog, definitions)
     judged: dict[str, str] = {}
+    offline: dict[str, str] = {}
     for draft in imported.servers:
         if draft.project or draft.is_disabled:
             continue
         launch = launch_of(as_object(draft.manifest.get("config")))
         for server, key in known:
             if launch_of(server.manifest.config) == launch:
+                if may_reach(server) == NO_NETWORK and server_in(server.manifest.config) is None:
+                    offline[draft.name] = server.id
                 judged[draft.name] = (
                     _out_of_scope(server, scope, space)
                     or _unaccepted(server, key, definitions)
@@ -232,6 +348,7 @@ def find_duplicates(path: Path, scope: Scope, catalog: Catalog, definitions: Mcp
     return Duplicates(
         tuple(name for name, reason in judged.items() if not reason),
         {name: reason for name, reason in judged.items() if reason},
+        offline,
     )
 
 

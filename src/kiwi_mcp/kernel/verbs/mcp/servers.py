@@ -6,7 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, Meta, UnsetType
 from msgspec.structs import replace
@@ -21,6 +23,7 @@ from kiwi_mcp.domain.mcp import Definition, ServerRecord, State
 from kiwi_mcp.domain.outcome import Progress
 from kiwi_mcp.domain.safe_text import strip_controls
 from kiwi_mcp.drivers.environments.server_package import server_package
+from kiwi_mcp.drivers.server_log import RESTART, log_path
 from kiwi_mcp.kernel.context import Context, VerbContext
 from kiwi_mcp.kernel.mcp_servers import McpServers, RefreshResult, find_server, is_owners, key_of, known_servers
 from kiwi_mcp.kernel.permission import ItemVisibility, one_of
@@ -29,6 +32,7 @@ from kiwi_mcp.kernel.verb import (
     OWNER,
     AnyJson,
     Argument,
+    Data,
     DryRun,
     NameText,
     Notice,
@@ -50,6 +54,7 @@ MAX_ITEMS = 1_000
 """How many items of a server are shown at once."""
 MARKS: Mapping[str, str] = {"accepted": "✓", "changed": "!", "new": "+", "gone": "-"}
 _LINE = 200
+NO_NETWORK = "no network"
 ASK_OWNER = "Ask the owner to type `kiwi mcp {}`."
 _ROUNDS = 3
 """How often one login may send the owner to the browser, where a server asks for more each time."""
@@ -76,6 +81,8 @@ class ServerRow(Response, frozen=True, kw_only=True):
     transport: str
     path: str
     needs: AnyJson | UnsetType = UNSET
+    may_reach: str
+    may_change: str
     states: dict[str, int]
     notice: str | UnsetType = UNSET
     status: str
@@ -158,6 +165,8 @@ def _servers_view(response: ServerDetails | ServerList) -> Iterator[ViewItem]:
         if response.notice:
             yield Notice(f"  {response.notice}")
     else:
+        if response.servers:
+            yield Notice(f"{'SERVER':<24} {'STATE':<12} {'MAY REACH':<28} {'MAY CHANGE':<28} ITEMS")
         for server in response.servers:
             yield TableRow(_row_text(server))
             if notice := server.notice or server.fault:
@@ -171,7 +180,8 @@ def _row_text(server: ServerRow) -> str:
     states = ", ".join(f"{count} {state}" for state, count in server.states.items())
     asked = as_list(as_object(server.needs or {}).get("client"))
     asks = f"  may ask clients for: {', '.join(map(text_of, asked))}" if asked else ""
-    return f"{server.server:<24} {server.status:<12} {server.transport:<10} {states or 'nothing'}{asks}"
+    access = f"{server.may_reach:<28} {server.may_change:<28}"
+    return f"{server.server:<24} {server.status:<12} {access} {states or 'nothing'}{asks}"
 
 
 def _login_view(response: LoginResponse) -> Iterator[ViewItem]:
@@ -323,6 +333,63 @@ class NamedServerRequest(ProjectRequest, frozen=True, kw_only=True):
     server: ServerName
 
 
+class ServerLogResponse(Response, frozen=True, kw_only=True):
+    """The last output of a server's process."""
+
+    action: str
+    server: str
+    path: str
+    log: str
+    fault: str | UnsetType = UNSET
+
+
+def _log_view(response: ServerLogResponse) -> Iterator[ViewItem]:
+    if response.log:
+        yield Data(response.log.rstrip("\n"))
+    yield Notice(f"  path: {response.path}")
+    if response.fault:
+        yield Notice(f"last failure: {response.fault}")
+
+
+@verb("logs", group="mcp", access=OWNER, records=False, hint=ASK_OWNER.format("logs SERVER"), shows=_log_view)
+async def logs(request: NamedServerRequest, context: VerbContext) -> ServerLogResponse:
+    """Show what the process of a server last wrote to standard error, without secrets."""
+    opened = open_context(request, context)
+    server = find_server(request.server, opened.catalog)
+    record = context.services.catalogs.definitions().find(key_of(server, opened.space))
+    path = log_path(opened.space, server.identity)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    fault = record.fault if record else ""
+    return ServerLogResponse(action="logs", server=server.id, path=str(path), log=text, fault=fault or UNSET)
+
+
+@verb("restart", group="mcp", access=OWNER, hint=ASK_OWNER.format("restart SERVER"))
+async def restart(request: NamedServerRequest, context: VerbContext) -> ServerChange:
+    """End the processes of a server, also those of other running Kiwis; the next call starts it anew."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    server = find_server(request.server, opened.catalog)
+    await _restart(server, opened, servers)
+    message = f"{server.id} starts anew at its next call"
+    return ServerChange(action="restart", server=server.id, status="restarted", message=message)
+
+
+async def _restart(server: Tool, context: Context, servers: McpServers) -> None:
+    mark = log_path(context.space, server.identity).with_name(RESTART)
+    mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mark.touch()
+    await servers.driver().restart(server.identity)
+
+
+@verb("try", group="mcp", access=OWNER, hint=ASK_OWNER.format("try SERVER"), shows=_servers_view)
+async def try_server(request: NamedServerRequest, context: VerbContext) -> ServerDetails:
+    """Start a server anew and list what it offers."""
+    opened, servers = open_context(request, context), context.services.one(McpServers)
+    with servers.changing():
+        await _restart(find_server(request.server, opened.catalog), opened, servers)
+        details = await _refresh_one(request.server, opened, servers, may_start=False)
+    return replace(details, action="try")
+
+
 class ServerRemoveRequest(NamedServerRequest, frozen=True, kw_only=True):
     """Which server to remove."""
 
@@ -432,6 +499,8 @@ def server_fields(server: Tool, record: ServerRecord | None, counts: Mapping[Sta
         "transport": as_text(server.manifest.config.get("transport")),
         "path": str(server.origin.path),
         "needs": server.manifest.needs.to_json() or UNSET,
+        "may_reach": may_reach(server),
+        "may_change": may_change(server),
         "states": {state: counts[state] for state in states if counts.get(state)},
         "notice": unaccepted_notice(server) if is_changed else UNSET,
     }
@@ -446,6 +515,21 @@ def server_fields(server: Tool, record: ServerRecord | None, counts: Mapping[Sta
         "fault": record.fault or UNSET,
         "fault_at": record.fault_at if record.fault else UNSET,
     }
+
+
+def may_reach(server: Tool) -> str:
+    """Return which hosts a server reaches, in words: for a process those that it may reach, else where it is."""
+    if not _is_process(server):
+        return urlsplit(as_text(server.manifest.config.get("url"))).netloc.rpartition("@")[2] or "?"
+    hosts = server.manifest.needs.hosts
+    return "any public host" if "*" in hosts else ", ".join(hosts) or NO_NETWORK
+
+
+def may_change(server: Tool) -> str:
+    """Return which files of this machine a server may change, in words."""
+    home = str(Path.home())
+    paths = [f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path for path in server.manifest.needs.write]
+    return ", ".join(paths) or "no files"
 
 
 def package_of(server: Tool, space: Space) -> AnyJson | UnsetType:

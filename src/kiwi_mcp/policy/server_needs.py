@@ -1,0 +1,112 @@
+"""The needs that the entry of an MCP server implies: its paths, and what is known of its package."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from kiwi_mcp.domain.errors import InvalidRequest
+from kiwi_mcp.domain.issues import Issue
+from kiwi_mcp.domain.items import Needs
+from kiwi_mcp.domain.json import JsonObject, as_list, as_object, as_text, text_of
+from kiwi_mcp.domain.plan import ProcessSpec
+from kiwi_mcp.manifest.mcp.known_servers import hosts_named, server_in
+from kiwi_mcp.policy.needs import is_private
+from kiwi_mcp.policy.path_rules import placed
+from kiwi_mcp.sandbox.command_files import files_of_command, is_in_any, is_too_wide, script_in
+from kiwi_mcp.sandbox.levels import base_profile
+
+_DATA = frozenset({".db", ".sqlite", ".sqlite3", ".duckdb", ".jsonl", ".log"})
+"""The endings of files that a program changes."""
+
+
+def needs_named(config: JsonObject, issues: list[Issue], values: Mapping[str, str] = MappingProxyType({})) -> Needs:
+    """Return the needs that the entry of a server implies, and those that are known of it.
+
+    An absolute path is a folder to change or a file to read. Of a file that is missing, or that holds data, the folder
+    around it is one to change. The file that it runs is readable without being named, unless it is in a hidden folder
+    of the home. A whole home folder is too wide and is never given. `values` are those of the entry's secrets.
+    """
+    if config.get("transport") != "stdio":
+        return Needs()
+    argv = (as_text(config.get("command")), *map(text_of, as_list(config.get("args"))))
+    spec = ProcessSpec(argv, cwd="/", env={})
+    script = script_in(spec)
+    named = files_of_command(spec, has_folder=False).named
+    read = [folder for path, around in named.items() if is_private(path) for folder in around]
+    write: list[str] = []
+    known = server_in(config)
+    options = zip(("", *argv), argv, range(len(argv)), strict=False)
+    words = [(option, word) for option, word, place in options if place and place != script]
+    words += [(name, text_of(value)) for name, value in as_object(config.get("env")).items()]
+    words += [("", folder) for folder in known.folders] if known else []
+    for name, word in words:
+        for path in _paths(word):
+            is_data = path.suffix.lower() in _DATA or (known is not None and _option(name, word) in known.files)
+            place = write_place(path) if is_data or not path.exists() else path
+            if is_too_wide(place):
+                fix = (
+                    "Name the folders in it that it needs: `kiwi mcp allow NAME --write FOLDER`."
+                    if place == path
+                    else f"Move {path.name} to a folder of its own, and change the entry."
+                )
+                issues.append(Issue("needs", f"{place} is more than a server is given", fix, "warning"))
+            elif not base_profile().covers(str(place)):
+                (write if place.is_dir() or not place.exists() else read).append(str(place))
+    hosts: tuple[str, ...] = ()
+    if known:
+        read += [str(path) for text in known.reads if (path := Path(text).expanduser()).exists()]
+        hosts = (*known.hosts, *(hosts_named(config, values) if known.urls else ()))
+    # What lies in a folder that may be changed may be changed too.
+    only_read = [path for path in read if not is_in_any(Path(path), write)]
+    return Needs(tuple(dict.fromkeys(only_read)), tuple(dict.fromkeys(write)), tuple(dict.fromkeys(hosts)))
+
+
+def write_place(path: Path) -> Path:
+    """Return the path to give for changing one: a folder, or the folder around a file, where its other files go too."""
+    return path if path.is_dir() or (not path.exists() and not path.suffix) else path.parent
+
+
+def make_folders(needs: Needs, project: Path) -> None:
+    """Make the folders that are to be changed and are not there."""
+    for text in needs.write:
+        path = Path(placed(text, str(project)))
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True) if not path.exists() else None
+        except OSError as fault:
+            raise InvalidRequest(
+                f"{text!r} cannot be made: {fault.strerror}.", suggestion="Make it yourself, or name another folder."
+            ) from fault
+
+
+def _option(name: str, word: str) -> str:
+    """Return the variable or the option that a word is the value of."""
+    return word.partition("=")[0] if word.startswith("-") else name
+
+
+def _paths(word: str) -> Iterator[Path]:
+    """Yield the paths that a word is, or a list of them, or that follow on `=` in it; a link is followed to its end.
+
+    A path that is not there counts if it can be made.
+    """
+    text = word.rpartition("=")[2] if word.startswith("-") else word
+    parts = re.split(r"[:,](?=[/~])", text)
+    if "${" in text or not all(part.startswith(("/", "~/")) for part in parts):
+        return
+    for part in parts:
+        try:
+            path = Path(os.path.realpath(Path(part).expanduser()))
+            if path.is_dir() or path.is_file() or (not path.exists() and _may_be_made(path)):
+                yield path
+        except (OSError, ValueError, RuntimeError):  # a word that only looks like a path
+            continue
+
+
+def _may_be_made(path: Path) -> bool:
+    """Whether a missing path lies in a folder of this user: the home, or one that is narrower than a home."""
+    around = next(folder for folder in path.parents if folder.exists())
+    is_owners = around == Path(os.path.realpath(Path.home())) or not is_too_wide(around)
+    return is_owners and around.is_dir() and os.access(around, os.W_OK) and not base_profile().covers(str(around))

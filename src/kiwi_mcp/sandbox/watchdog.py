@@ -1,0 +1,96 @@
+"""Limits of a process tree where Kiwi can make no control groups: a watchdog for memory, one set of processors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil
+from random import sample
+from time import sleep
+
+from kiwi_mcp.domain.isolation import ResourceLimits
+from kiwi_mcp.domain.process import T
+
+DENIED_CALLS = ("memfd_create", "shmget", "sched_setaffinity")
+"""Memory that belongs to no process, and the way out of the chosen processors."""
+_AGAIN = 0.01
+"""A process that is about to start a program shares its memory with the child, which is counted twice for a moment."""
+_EXACT_EVERY = 20
+_KB = 1_024
+
+
+def start_pinned(limits: ResourceLimits, start: Callable[[], T]) -> T:
+    """Start a process that runs, with all that it starts, on as many processors as it may use."""
+    allowed = os.sched_getaffinity(0)
+    count = min(len(allowed), ceil(limits.cpus))
+    os.sched_setaffinity(0, sample(sorted(allowed), count))
+    try:
+        return start()
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+class MemoryWatch:
+    """Sums the memory of all processes of a sandbox.
+
+    Resident memory counts shared pages in every process and is quick to read. Only if it is over the limit, and now and
+    then for what was swapped out, the proportional share is summed, which counts them once.
+    """
+
+    def __init__(self, first: Callable[[], int], limits: ResourceLimits) -> None:
+        self._first = first
+        self._limit = limits.memory_bytes
+        self._looks = 0
+
+    def exceeded(self) -> str:
+        """Return why the process has to be stopped; an empty text while it is within its limit."""
+        try:
+            processes = os.open(f"/proc/{self._first()}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # it has not begun, or it has ended
+            return ""
+        try:
+            with suppress(OSError):
+                os.readlink("self", dir_fd=processes)
+                return ""  # the list of this machine: the launcher has not left it yet
+            self._looks += 1
+            is_over = _used(processes, is_exact=False) > self._limit or self._looks % _EXACT_EVERY == 0
+            if is_over and _used(processes, is_exact=True) > self._limit:
+                sleep(_AGAIN)
+                if _used(processes, is_exact=True) > self._limit:
+                    return f"used more than {self._limit:,} bytes of memory, all its processes together"
+            return ""
+        finally:
+            os.close(processes)
+
+
+def _used(processes: int, *, is_exact: bool) -> int:
+    """Return the memory of all processes in a list, with their page tables."""
+    fields = ("VmPTE:",) if is_exact else ("VmPTE:", "VmRSS:", "VmSwap:")
+    total = 0
+    for pid in os.listdir(processes):
+        if pid.isdigit():
+            total += _sum(processes, f"{pid}/status", fields) or 0
+            if is_exact:
+                share = _sum(processes, f"{pid}/smaps_rollup", ("Pss:", "SwapPss:"))
+                total += _sum(processes, f"{pid}/status", ("VmRSS:", "VmSwap:")) or 0 if share is None else share
+    return total
+
+
+def _sum(processes: int, path: str, fields: tuple[str, ...]) -> int | None:
+    """Return the sum of some lines of a file, in bytes; None if this user may not read it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=processes)
+    except PermissionError:
+        return None
+    except OSError:  # the process has ended
+        return 0
+    try:
+        lines = os.read(file, 8_192).decode(errors="replace").splitlines()
+    except PermissionError:
+        return None
+    except OSError:
+        return 0
+    finally:
+        os.close(file)
+    return sum(int(line.split()[1]) * _KB for line in lines if line.startswith(fields))
